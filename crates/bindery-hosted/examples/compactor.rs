@@ -111,7 +111,7 @@ impl Compactor<'_, '_> {
                     Ok(())
                 };
                 let mode = FillMode::empty();
-                self.space.fill_copy(self.userfault, to, self.range, mode, &mut source)
+                self.space.handler(self.userfault).fill_copy(to, self.range, mode, &mut source)
             }
             Manner::Move => {
                 let buffer = buffer.expect("each old range that is empty is another buffer");
@@ -119,7 +119,7 @@ impl Compactor<'_, '_> {
                 let from = VirtAddr(buffer);
                 self.program.write(from, &gathered).expect("the buffer can be written");
                 let mode = MoveMode::empty();
-                self.space.move_pages(self.userfault, to, from, self.range, mode)
+                self.space.handler(self.userfault).move_pages(to, from, self.range, mode)
             }
         }
         .expect("nobody else fills the new heap");

@@ -9,7 +9,9 @@ use std::hint::black_box;
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery::platform::Platform;
-use bindery::{AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, check};
+use bindery::{
+    AddressSpace, KernelMap, Memory, Object, Pinned, Userfault, UserfaultHandler, check,
+};
 
 use crate::Machine;
 
@@ -43,11 +45,14 @@ pub fn core_for<P: Platform + 'static>() {
             madvise madvise_with_keys discard inspect collapse_range collapse_some resident
             mprotect mprotect_from pkey_mprotect msync set_limits limits usage copy_from copy_to
             split_folio join_leaves mlock munlock mlockall munlockall swap_in_area mseal munmap
-            set_large_folios inherit_settings remap_file_pages reap move_pages
-            register_userfault unregister_userfault close_userfault fill_present write_protect
+            set_large_folios inherit_settings remap_file_pages reap
+            register_userfault unregister_userfault close_userfault
             fork mmap mmap_object new with_reach enter leave counts memory pin fault
-            fault_with_keys fault_for_kernel fill_copy fill_zeroes fill_poison userfault
+            fault_with_keys fault_for_kernel userfault
             wake_userfaults owns_userfault mremap
+        }
+        UserfaultHandler<'static, 'static, P> {
+            fill_copy fill_zeroes fill_poison fill_present move_pages write_protect
         }
         KernelMap<'static, P> {
             vrealloc purge vmalloc vfree physical explain resolve protect vmap vunmap ioremap iounmap

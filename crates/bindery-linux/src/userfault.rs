@@ -199,15 +199,15 @@ pub fn userfault_control<P: Platform>(
         UserfaultRequest::Copy => copy(space, userfault, words, source),
         UserfaultRequest::Continue => {
             let done = match u8::try_from(mode).ok().and_then(FillMode::from_bits) {
-                Some(mode) => space.fill_present(userfault, at, length, mode),
+                Some(mode) => space.handler(userfault).fill_present(at, length, mode),
                 None => Err(Error::Invalid.into()),
             };
             report(done, length, &mut words[3])
         }
         UserfaultRequest::Poison => {
             let done = match mode {
-                0 => space.fill_poison(userfault, at, length, FillMode::empty()),
-                1 => space.fill_poison(userfault, at, length, FillMode::DONT_WAKE),
+                0 => space.handler(userfault).fill_poison(at, length, FillMode::empty()),
+                1 => space.handler(userfault).fill_poison(at, length, FillMode::DONT_WAKE),
                 _ => Err(Error::Invalid.into()),
             };
             report(done, length, &mut words[3])
@@ -216,7 +216,7 @@ pub fn userfault_control<P: Platform>(
             let known = u64::from(abi::UFFDIO_ZEROPAGE_MODE_DONTWAKE);
             let mode = if mode & !known == 0 { FillMode::from_bits(mode as u8) } else { None };
             let done = match mode {
-                Some(mode) => space.fill_zeroes(userfault, at, length, mode),
+                Some(mode) => space.handler(userfault).fill_zeroes(at, length, mode),
                 None => Err(Error::Invalid.into()),
             };
             report(done, length, &mut words[3])
@@ -227,7 +227,7 @@ pub fn userfault_control<P: Platform>(
         UserfaultRequest::WriteProtect => {
             let mode = u8::try_from(mode).ok().and_then(WriteProtectMode::from_bits);
             let mode = mode.ok_or(Errno::EINVAL)?;
-            space.write_protect(userfault, at, length, mode).map(|()| 0).map_err(refused)
+            space.handler(userfault).write_protect(at, length, mode).map(|()| 0).map_err(refused)
         }
     }
 }
@@ -273,7 +273,7 @@ fn copy<P: Platform>(
             // If the ranges overlap, a copied page may be the source of a later page. Both orders
             // share one call, so that the compiler calls the source directly.
             let order = if overlaps { FillOrder::PageByPage } else { FillOrder::Together };
-            space.fill_copy_by(userfault, VirtAddr(to), length, mode, (order, &mut read))
+            space.handler(userfault).fill_copy_by(VirtAddr(to), length, mode, (order, &mut read))
         }
         _ => Err(Error::Invalid.into()),
     };
@@ -288,7 +288,9 @@ fn move_pages<P: Platform>(
     let [to, from, length, mode, _] = *words;
     let mode = u8::try_from(mode).ok().and_then(MoveMode::from_bits);
     let done = match mode {
-        Some(mode) => space.move_pages(userfault, VirtAddr(to), VirtAddr(from), length, mode),
+        Some(mode) => {
+            space.handler(userfault).move_pages(VirtAddr(to), VirtAddr(from), length, mode)
+        }
         None => Err(Error::Invalid.into()),
     };
     report(done, length, &mut words[4])

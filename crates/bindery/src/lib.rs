@@ -171,7 +171,7 @@ pub use space::{
     MoveMode, ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent,
     PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom, Protection, Remap,
     Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags, Usage,
-    WriteProtectMode,
+    UserfaultHandler, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

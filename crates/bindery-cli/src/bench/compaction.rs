@@ -295,7 +295,8 @@ impl<A: Walk> Compactor<'_, '_, A> {
                     Ok(())
                 };
                 let mode = FillMode::empty();
-                let done = self.space.fill_copy(&self.userfault, to, bytes, mode, &mut source);
+                let done =
+                    self.space.handler(&self.userfault).fill_copy(to, bytes, mode, &mut source);
                 self.gathered = gathered;
                 done
             }
@@ -306,7 +307,7 @@ impl<A: Walk> Compactor<'_, '_, A> {
                     // SAFETY: the frame is a page of the buffer, which no thread uses.
                     unsafe { self.gather(range * bytes + page * PAGE_SIZE, into) };
                 }
-                self.space.move_pages(&self.userfault, to, from, bytes, MoveMode::empty())
+                self.space.handler(&self.userfault).move_pages(to, from, bytes, MoveMode::empty())
             }
         };
         done.map_err(|partial| {

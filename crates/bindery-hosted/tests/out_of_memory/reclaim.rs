@@ -148,7 +148,7 @@ const CALLS: &[(&str, Call)] = &[
         ok(world.space.unregister_userfault(world.fd, up(SERVED, 4 * PAGE), 8 * PAGE))
     }),
     ("UFFDIO_WRITEPROTECT", |world| {
-        ok(world.space.write_protect(world.fd, SERVED, 8 * MIB, WriteProtectMode::PROTECT))
+        ok(world.space.handler(world.fd).write_protect(SERVED, 8 * MIB, WriteProtectMode::PROTECT))
     }),
     ("UFFDIO_COPY", |world| {
         let mut source = |_, piece: &mut [u8]| {
@@ -156,19 +156,19 @@ const CALLS: &[(&str, Call)] = &[
             Ok::<(), FaultError>(())
         };
         let to = up(SERVED, 4 * PAGE);
-        ok(world.space.fill_copy(world.fd, to, 8 * PAGE, FillMode::empty(), &mut source))
+        ok(world.space.handler(world.fd).fill_copy(to, 8 * PAGE, FillMode::empty(), &mut source))
     }),
     ("UFFDIO_ZEROPAGE", |world| {
         let to = up(SERVED, 4 * MIB);
-        ok(world.space.fill_zeroes(world.fd, to, 8 * PAGE, FillMode::empty()))
+        ok(world.space.handler(world.fd).fill_zeroes(to, 8 * PAGE, FillMode::empty()))
     }),
     ("UFFDIO_POISON", |world| {
         let to = up(SERVED, 4 * MIB);
-        ok(world.space.fill_poison(world.fd, to, 8 * PAGE, FillMode::empty()))
+        ok(world.space.handler(world.fd).fill_poison(to, 8 * PAGE, FillMode::empty()))
     }),
     ("UFFDIO_MOVE", |world| {
         let to = up(SERVED, 4 * MIB);
-        ok(world.space.move_pages(world.fd, to, AT, 16 * PAGE, MoveMode::empty()))
+        ok(world.space.handler(world.fd).move_pages(to, AT, 16 * PAGE, MoveMode::empty()))
     }),
     ("PAGEMAP_SCAN that protects", |world| {
         let range = VirtRange::from_len(SERVED, 8 * MIB).unwrap();

@@ -38,7 +38,7 @@ fn write_protected_pages_stay_protected<A: Walk>() {
             let protected = [3, 4, 5, 15, 16, 31];
             for page in protected {
                 let at = VirtAddr(AT + page * PAGE);
-                space.write_protect(&fd, at, PAGE, WriteProtectMode::PROTECT).unwrap();
+                space.handler(&fd).write_protect(at, PAGE, WriteProtectMode::PROTECT).unwrap();
             }
             swapping.page_out(AT, PAGES);
             for (page, (exclusive, userfault)) in (0..).zip(flags(swapping)) {

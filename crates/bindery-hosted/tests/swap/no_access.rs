@@ -144,7 +144,10 @@ fn proc_and_a_userfaultfd_know_of_it<A: Walk>() {
             let fd = space.userfault(UserfaultFeatures::SIGBUS, UserfaultScope::All).unwrap();
             space.register_userfault(&fd, start, 32 * PAGE, UserfaultModes::WRITE_PROTECT).unwrap();
             let protected = VirtAddr(AT + 8 * PAGE);
-            space.write_protect(&fd, protected, 8 * PAGE, WriteProtectMode::PROTECT).unwrap();
+            space
+                .handler(&fd)
+                .write_protect(protected, 8 * PAGE, WriteProtectMode::PROTECT)
+                .unwrap();
             space.mprotect(start, 32 * PAGE, Protection::empty()).unwrap();
             assert_eq!(what_proc_says(swapping, 32).0, 0);
             swapping.page_out(AT, 32);

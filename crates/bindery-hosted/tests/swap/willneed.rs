@@ -231,7 +231,10 @@ fn protections_stay<A: Walk>() {
         let fd = space.userfault(UserfaultFeatures::empty(), UserfaultScope::All).unwrap();
         let (start, length) = (VirtAddr(AT), 16 * PAGE);
         space.register_userfault(&fd, start, length, UserfaultModes::WRITE_PROTECT).unwrap();
-        space.write_protect(&fd, VirtAddr(AT + PAGE), PAGE, WriteProtectMode::PROTECT).unwrap();
+        space
+            .handler(&fd)
+            .write_protect(VirtAddr(AT + PAGE), PAGE, WriteProtectMode::PROTECT)
+            .unwrap();
         let closed = VirtAddr(AT + 512 * PAGE);
         space.mprotect(closed, 512 * PAGE, Protection::empty()).unwrap();
         will_need(swapping, AT, PAGES).unwrap();

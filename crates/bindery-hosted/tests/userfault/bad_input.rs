@@ -169,14 +169,14 @@ fn ranges_across_mappings_are_refused() {
         let absent = Err(PartialFill { done: 0, error: Error::NotMapped(last) });
         assert_eq!(fixture.copy(PAGES - 1, 2 * PAGE, 1), absent);
         let (space, fd, none) = (fixture.space, fixture.fd, FillMode::empty());
-        assert_eq!(space.fill_zeroes(fd, last, 2 * PAGE, none), absent);
-        assert_eq!(space.fill_poison(fd, last, 2 * PAGE, none), absent);
-        assert_eq!(space.fill_present(fd, last, 2 * PAGE, none), absent);
+        assert_eq!(space.handler(fd).fill_zeroes(last, 2 * PAGE, none), absent);
+        assert_eq!(space.handler(fd).fill_poison(last, 2 * PAGE, none), absent);
+        assert_eq!(space.handler(fd).fill_present(last, 2 * PAGE, none), absent);
         // Two registered mappings are two all the same.
         space.mprotect(at(100), PAGE, bindery::Protection::READ).unwrap();
         let absent = Err(PartialFill { done: 0, error: Error::NotMapped(at(99)) });
         assert_eq!(fixture.copy(99, 2 * PAGE, 1), absent);
-        space.write_protect(fd, at(99), 2 * PAGE, WriteProtectMode::PROTECT).unwrap();
+        space.handler(fd).write_protect(at(99), 2 * PAGE, WriteProtectMode::PROTECT).unwrap();
     });
 }
 

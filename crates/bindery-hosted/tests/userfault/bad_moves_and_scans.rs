@@ -193,9 +193,9 @@ fn strangers_and_ranges_across_mappings_do_not_move() {
             assert_eq!(control(space, space, fd, words), Err(Errno::EINVAL), "{to}, {from}");
         }
         assert_eq!(state(space), before);
-        let moved = space.move_pages(fd, at(0), VirtAddr(FROM), PAGE, MoveMode::empty());
+        let moved = space.handler(fd).move_pages(at(0), VirtAddr(FROM), PAGE, MoveMode::empty());
         assert_eq!(moved, Ok(()));
-        let gone = space.move_pages(fd, at(1), VirtAddr(FROM), PAGE, MoveMode::empty());
+        let gone = space.handler(fd).move_pages(at(1), VirtAddr(FROM), PAGE, MoveMode::empty());
         assert_eq!(gone.map_err(|gone| gone.error), Err(Error::NotMapped(VirtAddr(FROM))));
         other.close_userfault(theirs);
     });

@@ -35,7 +35,8 @@ fn changed<'m, T: Send>(
         assert!(!change.is_finished());
         let again = Err(PartialFill { done: 0, error: Error::TryAgain });
         assert_eq!(fixture.copy(900, PAGE, 1), again);
-        let zeroes = fixture.space.fill_zeroes(fixture.fd, at(900), PAGE, FillMode::empty());
+        let zeroes =
+            fixture.space.handler(fixture.fd).fill_zeroes(at(900), PAGE, FillMode::empty());
         assert_eq!(zeroes, again);
         read();
         change.join().unwrap()
@@ -99,8 +100,12 @@ fn a_move_is_told_and_stays_registered() {
             Ok(())
         };
         let behind = VirtAddr(to.0 + 2 * PAGE);
-        let fill =
-            fixture.space.fill_copy(fixture.fd, behind, PAGE, FillMode::empty(), &mut source);
+        let fill = fixture.space.handler(fixture.fd).fill_copy(
+            behind,
+            PAGE,
+            FillMode::empty(),
+            &mut source,
+        );
         fill.unwrap();
         let mut bytes = [0; 2];
         fixture.space.read_user(VirtAddr(behind.0 - 1), &mut bytes).unwrap();
@@ -152,10 +157,10 @@ fn a_fork_message_has_the_childs_userfaultfd() {
                 other => panic!("{other:?}"),
             }
             assert!(!fixture.fd.is_readable());
-            child.fill_zeroes(&theirs, at(7), PAGE, FillMode::empty()).unwrap();
+            child.handler(&theirs).fill_zeroes(at(7), PAGE, FillMode::empty()).unwrap();
             fault.join().unwrap().unwrap();
         });
-        let refused = fixture.space.fill_zeroes(&theirs, at(8), PAGE, FillMode::empty());
+        let refused = fixture.space.handler(&theirs).fill_zeroes(at(8), PAGE, FillMode::empty());
         assert_eq!(refused, Err(PartialFill { done: 0, error: Error::Invalid }));
         child.close_userfault(theirs);
         child.fault(at(9), Access::Write).unwrap();

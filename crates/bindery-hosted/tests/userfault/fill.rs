@@ -75,7 +75,11 @@ fn a_copied_page_may_be_the_next_source() {
 fn zeroes_are_the_zero_page_in_runs() {
     with_fixture(|fixture| {
         let before = fixture.space.counts();
-        fixture.space.fill_zeroes(fixture.fd, at(1), 700 * PAGE, FillMode::empty()).unwrap();
+        fixture
+            .space
+            .handler(fixture.fd)
+            .fill_zeroes(at(1), 700 * PAGE, FillMode::empty())
+            .unwrap();
         let after = fixture.space.counts();
         assert_eq!(after.bytes_zeroed, before.bytes_zeroed);
         assert!(after.tables_locked - before.tables_locked < 20);
@@ -90,7 +94,7 @@ fn a_call_stops_at_a_present_page() {
     with_fixture(|fixture| {
         fixture.copy(4, PAGE, 4).unwrap();
         let zeroes = |page, pages| {
-            fixture.space.fill_zeroes(fixture.fd, at(page), pages * PAGE, FillMode::empty())
+            fixture.space.handler(fixture.fd).fill_zeroes(at(page), pages * PAGE, FillMode::empty())
         };
         assert_eq!(fixture.copy(4, PAGE, 1), refused(0, Error::Exists(at(4))));
         assert_eq!(fixture.copy(2, 4 * PAGE, 2), refused(2 * PAGE, Error::Exists(at(4))));
@@ -112,7 +116,8 @@ fn arguments_are_refused_as_on_linux() {
         let over = fixture.copy(PAGES - 1, 2 * PAGE, 1);
         assert_eq!(over, refused(0, Error::NotMapped(last)), "beyond the mapping");
         space.mmap(&fixed(4 * AT, PAGE)).unwrap();
-        let unregistered = space.fill_zeroes(fixture.fd, VirtAddr(4 * AT), PAGE, FillMode::empty());
+        let unregistered =
+            space.handler(fixture.fd).fill_zeroes(VirtAddr(4 * AT), PAGE, FillMode::empty());
         assert_eq!(unregistered, refused(0, Error::NotMapped(VirtAddr(4 * AT))));
         let protected = fixture.copy_as(0, PAGE, 1, FillMode::WRITE_PROTECT);
         assert_eq!(protected, refused(0, Error::Invalid));
@@ -120,7 +125,8 @@ fn arguments_are_refused_as_on_linux() {
             piece.fill(1);
             if offset < 2 * PAGE { Ok(()) } else { Err(FaultError::NotMapped) }
         };
-        let faulted = space.fill_copy(fixture.fd, at(0), 4 * PAGE, FillMode::empty(), &mut bad);
+        let faulted =
+            space.handler(fixture.fd).fill_copy(at(0), 4 * PAGE, FillMode::empty(), &mut bad);
         assert_eq!(faulted, refused(2 * PAGE, Error::Fault(at(2))));
         assert_eq!(space.resident().anonymous, 2);
     });

@@ -121,7 +121,7 @@ impl Fixture<'_, '_> {
             piece.fill(byte);
             Ok::<(), FaultError>(())
         };
-        self.space.fill_copy(self.fd, at(page), length, mode, &mut source)
+        self.space.handler(self.fd).fill_copy(at(page), length, mode, &mut source)
     }
 
     /// The first byte of a page, read by the program.

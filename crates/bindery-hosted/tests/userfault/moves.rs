@@ -34,7 +34,7 @@ fn moves(
     pages: u64,
     mode: MoveMode,
 ) -> Result<(), PartialFill> {
-    fixture.space.move_pages(fixture.fd, at(page), source(page), pages * PAGE, mode)
+    fixture.space.handler(fixture.fd).move_pages(at(page), source(page), pages * PAGE, mode)
 }
 
 #[test]
@@ -85,18 +85,18 @@ fn the_destination_is_one_of_the_same_userfaultfd() {
         // Back, where nothing is registered.
         moves(fixture, 0, 1, MoveMode::empty()).unwrap();
         let mode = MoveMode::empty();
-        assert_eq!(space.move_pages(fixture.fd, source(0), at(0), PAGE, mode), invalid);
+        assert_eq!(space.handler(fixture.fd).move_pages(source(0), at(0), PAGE, mode), invalid);
         let other = space.userfault(UserfaultFeatures::empty(), UserfaultScope::All).unwrap();
-        assert_eq!(space.move_pages(&other, at(1), source(1), PAGE, mode), invalid);
+        assert_eq!(space.handler(&other).move_pages(at(1), source(1), PAGE, mode), invalid);
         let modes = UserfaultModes::MISSING;
         space.register_userfault(&other, VirtAddr(FROM), PAGES * PAGE, modes).unwrap();
-        space.move_pages(&other, source(0), at(0), PAGE, mode).unwrap();
+        space.handler(&other).move_pages(source(0), at(0), PAGE, mode).unwrap();
         // Copies and zeroes may come by any userfaultfd of the address space.
         let none = FillMode::empty();
-        assert_eq!(space.fill_zeroes(&other, at(2), PAGE, none), Ok(()));
+        assert_eq!(space.handler(&other).fill_zeroes(at(2), PAGE, none), Ok(()));
         space.close_userfault(other);
         let stranger = bindery::AddressSpace::new(fixture.memory, Default::default()).unwrap();
-        assert_eq!(stranger.move_pages(fixture.fd, at(1), source(1), PAGE, mode), invalid);
+        assert_eq!(stranger.handler(fixture.fd).move_pages(at(1), source(1), PAGE, mode), invalid);
     });
 }
 
@@ -114,7 +114,7 @@ fn protected_pages_stay_so_where_writes_are_watched() {
                 Ok(())
             };
             let protect = FillMode::WRITE_PROTECT;
-            space.fill_copy(&other, source(0), 4 * PAGE, protect, &mut fill).unwrap();
+            space.handler(&other).fill_copy(source(0), 4 * PAGE, protect, &mut fill).unwrap();
             moves(fixture, 0, 4, MoveMode::empty()).unwrap();
             let Inspection::Page { attributes, .. } = space.inspect(at(2)) else { panic!() };
             let watched = modes.contains(UserfaultModes::WRITE_PROTECT);
@@ -166,7 +166,7 @@ fn programs_use_their_pages_while_these_move() {
                         let (to, from) = (to + first * PAGE, from + first * PAGE);
                         let mode = MoveMode::empty();
                         let (to, from) = (VirtAddr(to), VirtAddr(from));
-                        space.move_pages(fixture.fd, to, from, count * PAGE, mode).unwrap();
+                        space.handler(fixture.fd).move_pages(to, from, count * PAGE, mode).unwrap();
                     }
                 }
                 drop(finished);

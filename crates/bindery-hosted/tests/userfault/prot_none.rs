@@ -125,14 +125,14 @@ impl<'f, 'm, A: Walk> Filled<'f, 'm, A> {
     fn fill(&self, case: Case, bytes: &mut dyn FnMut(u64, &mut [u8])) -> Result<(), PartialFill> {
         let Case { length, mode, .. } = case;
         match case.by {
-            By::Zeroes => self.space.fill_zeroes(self.fd, AT, length, mode),
-            By::Present => self.space.fill_present(self.fd, AT, length, mode),
+            By::Zeroes => self.space.handler(self.fd).fill_zeroes(AT, length, mode),
+            By::Present => self.space.handler(self.fd).fill_present(AT, length, mode),
             By::Copy => {
                 let mut source = |offset, piece: &mut [u8]| {
                     bytes(offset, piece);
                     Ok::<(), FaultError>(())
                 };
-                self.space.fill_copy(self.fd, AT, length, mode, &mut source)
+                self.space.handler(self.fd).fill_copy(AT, length, mode, &mut source)
             }
         }
     }
@@ -290,7 +290,7 @@ fn bytes_like_entries<A: Walk>() {
         bytes.chunks_mut(8).for_each(|bytes| bytes.copy_from_slice(&word.to_le_bytes()));
         Ok::<(), FaultError>(())
     };
-    space.fill_copy(&fd, AT, HUGE, FillMode::empty(), &mut source).unwrap();
+    space.handler(&fd).fill_copy(AT, HUGE, FillMode::empty(), &mut source).unwrap();
     let program = Program::new(&machine, &space);
     assert_eq!(program.load(AT), Err(FaultError::Protection));
     assert_eq!(space.read_user(AT, &mut [0; 8]), Err(FaultError::Protection));

@@ -26,7 +26,7 @@ impl Fixture<'_, '_> {
     }
 
     fn protect(&self, page: u64, pages: u64, mode: WriteProtectMode) -> Result<(), Error> {
-        self.space.write_protect(self.fd, at(page), pages * PAGE, mode)
+        self.space.handler(self.fd).write_protect(at(page), pages * PAGE, mode)
     }
 
     /// Whether a page is present, and protected.
@@ -184,7 +184,7 @@ fn unregistering_and_closing_lift_it() {
     let modes = UserfaultModes::WRITE_PROTECT;
     space.register_userfault(&fd, at(0), 8 * PAGE, modes).unwrap();
     space.write_user(at(0), &[1]).unwrap();
-    space.write_protect(&fd, at(0), 8 * PAGE, PROTECT).unwrap();
+    space.handler(&fd).write_protect(at(0), 8 * PAGE, PROTECT).unwrap();
     // The VMA goes on to name it.
     drop(fd);
     space.write_user(at(0), &[2]).unwrap();

@@ -21,7 +21,8 @@ fn with_protected(scenario: impl FnOnce(&Fixture<'_, '_>)) {
     with_wish(wish, |fixture| {
         fixture
             .space
-            .write_protect(fixture.fd, at(0), PAGES * PAGE, WriteProtectMode::PROTECT)
+            .handler(fixture.fd)
+            .write_protect(at(0), PAGES * PAGE, WriteProtectMode::PROTECT)
             .unwrap();
         scenario(fixture);
     });

@@ -53,7 +53,7 @@ fn copy(fixture: &Fixture<'_, '_>, page: u64, byte: u8) -> Result<(), PartialFil
         piece.fill(byte);
         Ok(())
     };
-    fixture.space.fill_copy(fixture.fd, here(page), PAGE, FillMode::empty(), &mut source)
+    fixture.space.handler(fixture.fd).fill_copy(here(page), PAGE, FillMode::empty(), &mut source)
 }
 
 /// A zero page in a private mapping of shared memory: a device gets a page that stays.
@@ -65,7 +65,7 @@ fn a_pinned_zero_page_becomes_private() {
         map(space, &object, HERE, LENGTH, Sharing::Private).unwrap();
         let missing = UserfaultModes::MISSING;
         space.register_userfault(fixture.fd, VirtAddr(HERE), LENGTH, missing).unwrap();
-        space.fill_zeroes(fixture.fd, here(0), 4 * PAGE, FillMode::empty()).unwrap();
+        space.handler(fixture.fd).fill_zeroes(here(0), 4 * PAGE, FillMode::empty()).unwrap();
         for (page, time) in [(0, PinTime::Short), (1, PinTime::Long)] {
             let pinned = space.pin(here(page), 1, Access::Read, time).unwrap();
             assert_eq!((pinned.pages(), fixture.memory.frame_kind(pinned.first())), OWN_PAGE);
@@ -106,7 +106,11 @@ fn a_supplied_shared_page_serves_all_mappings() {
         assert_eq!(copy(fixture, 4, 1), exists(4));
         object.write(5 * PAGE, &[6]).unwrap();
         assert_eq!(copy(fixture, 5, 1), exists(5));
-        fixture.space.fill_zeroes(fixture.fd, here(6), 4 * PAGE, FillMode::empty()).unwrap();
+        fixture
+            .space
+            .handler(fixture.fd)
+            .fill_zeroes(here(6), 4 * PAGE, FillMode::empty())
+            .unwrap();
         fixture.space.fault(here(9), Access::Write).unwrap();
         assert_eq!(object.resident_pages(), 7);
     });
@@ -133,14 +137,15 @@ fn an_objects_page_is_mapped_on_request() {
             object.write(3 * PAGE, &[9; 8]).unwrap();
             let present = |page, pages| {
                 let mode = FillMode::empty();
-                fixture.space.fill_present(fixture.fd, here(page), pages * PAGE, mode)
+                fixture.space.handler(fixture.fd).fill_present(here(page), pages * PAGE, mode)
             };
             present(3, 1).unwrap();
             assert_eq!(reader.join().unwrap(), Ok(0x0909_0909_0909_0909));
             let partial = |done, error| Err(PartialFill { done: done * PAGE, error });
             assert_eq!(present(0, 5), partial(3, Error::Exists(here(3))));
             assert_eq!(present(4, 20), partial(12, Error::Fault(here(16))));
-            let anonymous = fixture.space.fill_present(fixture.fd, at(0), PAGE, FillMode::empty());
+            let anonymous =
+                fixture.space.handler(fixture.fd).fill_present(at(0), PAGE, FillMode::empty());
             assert_eq!(anonymous, partial(0, Error::Invalid));
         });
         // Pages that it lacks do not concern the handler.
@@ -151,7 +156,7 @@ fn an_objects_page_is_mapped_on_request() {
 
 /// Protects pages, or lifts that.
 fn protect(fixture: &Fixture<'_, '_>, page: u64, pages: u64, mode: WriteProtectMode) {
-    fixture.space.write_protect(fixture.fd, here(page), pages * PAGE, mode).unwrap();
+    fixture.space.handler(fixture.fd).write_protect(here(page), pages * PAGE, mode).unwrap();
 }
 
 /// Reads the page, which has `byte`; then a write to it waits until the protection is lifted.
@@ -238,15 +243,15 @@ fn protection_of_a_huge_leaf_outlives_a_hole() {
         space.fault(at(0), Access::Write).unwrap();
         let modes = UserfaultModes::WRITE_PROTECT;
         space.register_userfault(fixture.fd, at(0), HUGE, modes).unwrap();
-        space.write_protect(fixture.fd, at(0), HUGE, PROTECT).unwrap();
+        space.handler(fixture.fd).write_protect(at(0), HUGE, PROTECT).unwrap();
         object.punch_hole(0, HUGE).unwrap();
         assert_eq!(object.resident_pages(), 0);
-        space.write_protect(fixture.fd, at(0), PAGE, LIFT).unwrap();
+        space.handler(fixture.fd).write_protect(at(0), PAGE, LIFT).unwrap();
         space.write_user(at(0), &[1]).unwrap();
         thread::scope(|scope| {
             let writer = fixture.spawn(scope, 1, move |program| program.store(at(511), 1));
             assert_eq!(fixture.fault().kind, UserfaultKind::WriteProtected);
-            space.write_protect(fixture.fd, at(0), HUGE, LIFT).unwrap();
+            space.handler(fixture.fd).write_protect(at(0), HUGE, LIFT).unwrap();
             writer.join().unwrap().unwrap();
         });
     });
@@ -272,7 +277,7 @@ fn supplied_pages_are_large_where_the_range_allows() {
         let (space, fd) = (fixture.space, fixture.fd);
         let modes = UserfaultModes::MISSING | UserfaultModes::MINOR;
         space.register_userfault(fd, VirtAddr(start), HUGE, modes).unwrap();
-        space.fill_zeroes(fd, VirtAddr(start), HUGE, FillMode::empty()).unwrap();
+        space.handler(fd).fill_zeroes(VirtAddr(start), HUGE, FillMode::empty()).unwrap();
         assert_eq!(object.resident_pages(), 512);
         let is_huge = || {
             let at = VirtAddr(start + 5 * PAGE);
@@ -280,7 +285,7 @@ fn supplied_pages_are_large_where_the_range_allows() {
         };
         assert!(is_huge());
         space.madvise(VirtAddr(start), HUGE, Advice::DontNeed).unwrap();
-        space.fill_present(fd, VirtAddr(start), HUGE, FillMode::empty()).unwrap();
+        space.handler(fd).fill_present(VirtAddr(start), HUGE, FillMode::empty()).unwrap();
         assert!(is_huge());
     });
 }
@@ -363,7 +368,7 @@ fn a_served_child_inherits_shared_memorys_protection() {
                 let Ok(UserfaultMessage::Fault(fault)) = theirs.read() else { panic!("no fault") };
                 let expected = (UserfaultKind::WriteProtected, here(page));
                 assert_eq!((fault.kind, fault.address), expected);
-                child.write_protect(&theirs, here(page), PAGE, LIFT).unwrap();
+                child.handler(&theirs).write_protect(here(page), PAGE, LIFT).unwrap();
                 writer.join().unwrap().unwrap();
             });
         }
@@ -419,9 +424,9 @@ fn private_mappings_of_shared_memory_get_copies() {
         fixture.space.register_userfault(fixture.fd, here(0), LENGTH, modes).unwrap();
         copy(fixture, 0, 5).unwrap();
         copy(fixture, 9, 6).unwrap();
-        fixture.space.fill_zeroes(fixture.fd, here(10), PAGE, FillMode::empty()).unwrap();
+        fixture.space.handler(fixture.fd).fill_zeroes(here(10), PAGE, FillMode::empty()).unwrap();
         assert_eq!(object.resident_pages(), 2);
-        fixture.space.fill_present(fixture.fd, here(1), PAGE, FillMode::empty()).unwrap();
+        fixture.space.handler(fixture.fd).fill_present(here(1), PAGE, FillMode::empty()).unwrap();
         fixture.space.write_user(here(1), &[4]).unwrap();
         let mut bytes = [0; 2];
         object.read(PAGE - 1, &mut bytes).unwrap();
@@ -440,7 +445,7 @@ fn a_poisoned_page_is_sigbus_until_supplied() {
     with_fixture(|fixture| {
         fixture.copy(8, PAGE, 1).unwrap();
         let poison = |page, pages| {
-            fixture.space.fill_poison(fixture.fd, at(page), pages * PAGE, FillMode::empty())
+            fixture.space.handler(fixture.fd).fill_poison(at(page), pages * PAGE, FillMode::empty())
         };
         thread::scope(|scope| {
             let reader = fixture.spawn(scope, 1, |program| program.load(at(3)));

@@ -66,7 +66,7 @@ use crate::table::{PageTable, ReadSection, RunLimit};
 use crate::tlb::{Gather, TlbOnLeave};
 
 pub use self::userfault::{
-    FillMode, FillOrder, FillSource, MoveMode, PartialFill, WriteProtectMode,
+    FillMode, FillOrder, FillSource, MoveMode, PartialFill, UserfaultHandler, WriteProtectMode,
 };
 pub use crate::vma::{MappingFlags, Protection};
 pub use crate::vmas::place::Place;

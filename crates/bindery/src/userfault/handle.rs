@@ -34,7 +34,7 @@ use super::{Built, UserfaultFeatures, UserfaultScope};
 ///         if let UserfaultMessage::Fault(fault) = userfault.read()? {
 ///             let page = fault.address.align_down(4096);
 ///             // Somebody else may have been faster.
-///             let _ = space.fill_zeroes(userfault, page, 4096, FillMode::empty());
+///             let _ = space.handler(userfault).fill_zeroes(page, 4096, FillMode::empty());
 ///         }
 ///     }
 /// }

@@ -165,7 +165,7 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
             let mode = MoveMode::ALLOW_SOURCE_HOLES;
             let moved = [0, 24].map(|page| {
                 let (to, from) = (at(TO, page), at(FROM, page));
-                w.space.move_pages(&w.fd, to, from, 8 * PAGE_SIZE, mode).is_ok()
+                w.space.handler(&w.fd).move_pages(to, from, 8 * PAGE_SIZE, mode).is_ok()
             });
             moved == [true; 2]
         }),
@@ -182,14 +182,20 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
                 Ok(())
             };
             let mode = FillMode::empty();
-            w.space.fill_copy(&w.fd, VirtAddr(NONE), 8 * PAGE_SIZE, mode, &mut source).is_ok()
+            w.space
+                .handler(&w.fd)
+                .fill_copy(VirtAddr(NONE), 8 * PAGE_SIZE, mode, &mut source)
+                .is_ok()
         }),
         verb("ZEROPAGE into PROT_NONE", |w| {
             let mode = FillMode::empty();
-            w.space.fill_zeroes(&w.fd, at(NONE, 8), 8 * PAGE_SIZE, mode).is_ok()
+            w.space.handler(&w.fd).fill_zeroes(at(NONE, 8), 8 * PAGE_SIZE, mode).is_ok()
         }),
         verb("CONTINUE in PROT_NONE", |w| {
-            w.space.fill_present(&w.fd, VirtAddr(NAMED), FEW_LENGTH, FillMode::empty()).is_ok()
+            w.space
+                .handler(&w.fd)
+                .fill_present(VirtAddr(NAMED), FEW_LENGTH, FillMode::empty())
+                .is_ok()
         }),
         verb("pageout of PROT_NONE", |w| w.advise(NONE, FEW_LENGTH, Advice::PageOut)),
         verb("reclaim", |w| w.memory.reclaim(64).scanned > 0),

@@ -98,7 +98,7 @@ impl<'m, A: Walk> World<'m, A> {
         self.with(of, |fd| match fd.try_read() {
             Some(UserfaultMessage::Fault(fault)) => {
                 let filled =
-                    self.space.fill_zeroes(fd, fault.address, PAGE_SIZE, FillMode::empty());
+                    self.space.handler(fd).fill_zeroes(fault.address, PAGE_SIZE, FillMode::empty());
                 filled.is_ok()
             }
             Some(UserfaultMessage::Fork(child)) => {
@@ -112,7 +112,8 @@ impl<'m, A: Walk> World<'m, A> {
     fn move_pages(&self, of: Of, to: u64, from: u64) -> bool {
         self.with(of, |fd| {
             let mode = MoveMode::ALLOW_SOURCE_HOLES;
-            let moved = self.space.move_pages(fd, VirtAddr(to), VirtAddr(from), LENGTH, mode);
+            let moved =
+                self.space.handler(fd).move_pages(VirtAddr(to), VirtAddr(from), LENGTH, mode);
             let Err(partial) = moved else { return true };
             // Another call changes the mappings, has unmapped one, has closed this one, shares
             // pages with a child, or has filled the destination.

@@ -25,6 +25,7 @@ use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, VmaReadGuard};
 
+use super::handler::UserfaultHandler;
 use super::is_served;
 use super::shared::{Supply, memory_of, protected};
 
@@ -44,7 +45,7 @@ bitflags! {
     ///     userfault: &Userfault<'_, P>,
     ///     at: VirtAddr,
     /// ) -> Result<(), PartialFill> {
-    ///     space.fill_zeroes(userfault, at, 2 << 20, FillMode::DONT_WAKE)
+    ///     space.handler(userfault).fill_zeroes(at, 2 << 20, FillMode::DONT_WAKE)
     /// }
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
@@ -110,7 +111,7 @@ pub type FillSource<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), FaultError> + 
 /// The bytes of a page, as lengths of slices are counted.
 const PAGE: usize = PAGE_SIZE as usize;
 
-impl<'m, P: Platform> AddressSpace<'m, P> {
+impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
     /// Fills the pages of `length` bytes at `to`, where nothing is mapped yet, with what `source`
     /// supplies, and wakes the faults that wait for them (`UFFDIO_COPY`). `source` gets the offset
     /// from the beginning, and a buffer that lies in one page. It is called without locks, and
@@ -130,32 +131,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// is mapped; [`Error::Fault`] if `source` failed; [`Error::OutOfMemory`];
     /// [`Error::Interrupted`] for a fatal signal.
     pub fn fill_copy(
-        &self,
-        userfault: &Userfault<'_, P>,
+        self,
         to: VirtAddr,
         length: u64,
         mode: FillMode,
         source: &mut FillSource<'_>,
     ) -> Result<(), PartialFill> {
-        self.fill_copy_by(userfault, to, length, mode, (FillOrder::Together, source))
+        self.fill_copy_by(to, length, mode, (FillOrder::Together, source))
     }
 
-    /// As [`AddressSpace::fill_copy`], with a say in how far copying runs ahead of mapping.
+    /// As [`UserfaultHandler::fill_copy`], with a say in how far copying runs ahead of mapping.
     ///
-    /// Context: may sleep. Complexity: as [`AddressSpace::fill_copy`] with [`FillOrder::Together`];
+    /// Context: may sleep. Complexity: as [`UserfaultHandler::fill_copy`] with [`FillOrder::Together`];
     /// in the pages with [`FillOrder::PageByPage`].
     ///
     /// # Errors
-    /// As [`AddressSpace::fill_copy`].
+    /// As [`UserfaultHandler::fill_copy`].
     pub fn fill_copy_by(
-        &self,
-        userfault: &Userfault<'_, P>,
+        self,
         to: VirtAddr,
         length: u64,
         mode: FillMode,
         (batches, source): (FillOrder, &mut FillSource<'_>),
     ) -> Result<(), PartialFill> {
-        let fill = Fill { space: self, userfault, mode };
+        let Self { space, userfault } = self;
+        let fill = Fill { space, userfault, mode };
         fill.pages(to, length, |at, end| {
             let (order, count) = match fill.in_vma(at, end, |op| op.next_fill(at, end))? {
                 _ if batches == FillOrder::PageByPage => (Order::PAGE, 1),
@@ -166,10 +166,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 let source = |page: VirtAddr, bytes: &mut [u8]| source(page.0 - to.0, bytes);
                 return fill.copy_pages(at, count, source);
             }
-            let folio = self.new_fill_folio(order)?;
-            let filled = self.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
+            let folio = space.new_fill_folio(order)?;
+            let filled = space.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
-                self.page_table.memory.frames.fresh(folio).discard(self.platform());
+                space.page_table.memory.frames.fresh(folio).discard(space.platform());
                 return Err(Error::Fault(at));
             }
             fill.map_folio(at, end, folio)
@@ -183,24 +183,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: may sleep. Complexity: in the runs.
     ///
     /// # Errors
-    /// As [`AddressSpace::fill_copy`], but for the source.
-    pub fn fill_zeroes(
-        &self,
-        userfault: &Userfault<'_, P>,
-        to: VirtAddr,
-        length: u64,
-        mode: FillMode,
-    ) -> Result<(), PartialFill> {
-        let fill = Fill { space: self, userfault, mode };
+    /// As [`UserfaultHandler::fill_copy`], but for the source.
+    pub fn fill_zeroes(self, to: VirtAddr, length: u64, mode: FillMode) -> Result<(), PartialFill> {
+        let Self { space, userfault } = self;
+        let fill = Fill { space, userfault, mode };
         fill.pages(to, length, |at, end| {
             let is_shared = |op: &VmaOp<'_, 'm, P>| Ok::<_, Error>(op.vma.is_shared());
             if fill.in_vma(at, end, is_shared)? {
                 let next = fill.in_vma(at, end, |op| op.next_fill(at, end))?;
-                let folio = self.new_fill_folio(next.order())?;
-                self.platform().zero(folio.head, folio.pages());
+                let folio = space.new_fill_folio(next.order())?;
+                space.platform().zero(folio.head, folio.pages());
                 return fill.map_folio(at, end, folio);
             }
-            self.page_table.memory.retry(|| fill.in_vma(at, end, |op| op.map_zeroes(at, end)))
+            space.page_table.memory.retry(|| fill.in_vma(at, end, |op| op.map_zeroes(at, end)))
         })
     }
 
@@ -211,27 +206,24 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: may sleep. Complexity: in the pages.
     ///
     /// # Errors
-    /// As [`AddressSpace::fill_copy`], but for the source. [`Error::Fault`] beyond the end of
+    /// As [`UserfaultHandler::fill_copy`], but for the source. [`Error::Fault`] beyond the end of
     /// shared memory.
-    pub fn fill_poison(
-        &self,
-        userfault: &Userfault<'_, P>,
-        to: VirtAddr,
-        length: u64,
-        mode: FillMode,
-    ) -> Result<(), PartialFill> {
+    pub fn fill_poison(self, to: VirtAddr, length: u64, mode: FillMode) -> Result<(), PartialFill> {
         let poison = P::Arch::encode_absent(Absent::Marker(Marker::Poison));
-        let fill = Fill { space: self, userfault, mode };
+        let Self { space, userfault } = self;
+        let fill = Fill { space, userfault, mode };
         fill.pages(to, length, |at, end| {
-            self.page_table.memory.retry(|| {
+            space.page_table.memory.retry(|| {
                 fill.in_vma(at, end, |op| {
                     let inside = op.end_of_object(at, end)?;
-                    self.install(VirtRange::raw(at.0, inside.0), poison)
+                    space.install(VirtRange::raw(at.0, inside.0), poison)
                 })
             })
         })
     }
+}
 
+impl<P: Platform> AddressSpace<'_, P> {
     /// A fresh folio of this order, or of the smallest.
     pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
         let memory = self.page_table.memory;
@@ -323,7 +315,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NotMapped`] and [`Error::TryAgain`], as
-    /// [`AddressSpace::fill_copy`].
+    /// [`UserfaultHandler::fill_copy`].
     fn lock(&self, at: VirtAddr, end: VirtAddr) -> Result<VmaReadGuard<'_, P>, Error> {
         let space = self.space;
         if !space.owns_userfault(self.userfault) {
@@ -440,7 +432,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     }
 }
 
-/// How far [`AddressSpace::fill_copy_by`] copies ahead of what it has mapped.
+/// How far [`UserfaultHandler::fill_copy_by`] copies ahead of what it has mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillOrder {
     /// Several pages are copied before the first of them is mapped.

@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `handler` | the handler's side: a userfaultfd and the address space that it serves |
 //! | `register` | ranges are registered and unregistered |
 //! | `wait` | a fault waits for its handler |
 //! | `events` | messages about changes of the address space |
@@ -14,6 +15,7 @@
 mod copies;
 pub(in crate::space) mod events;
 mod fill;
+mod handler;
 mod install;
 mod moves;
 pub(in crate::space) mod protect;
@@ -22,6 +24,7 @@ mod shared;
 mod wait;
 
 pub use fill::{FillMode, FillOrder, FillSource, PartialFill};
+pub use handler::UserfaultHandler;
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};

@@ -5,15 +5,15 @@ use bitflags::bitflags;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::space::AddressSpace;
 use crate::space::move_pages::{MovePermit, MoveRequest};
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma};
 
 use super::PartialFill;
+use super::handler::UserfaultHandler;
 
 bitflags! {
-    /// Modes of [`AddressSpace::move_pages`] (`UFFDIO_MOVE_MODE_*`).
+    /// Modes of [`UserfaultHandler::move_pages`] (`UFFDIO_MOVE_MODE_*`).
     ///
     /// # Context
     /// Context: any.
@@ -28,7 +28,7 @@ bitflags! {
     ///     userfault: &Userfault<'_, P>,
     ///     (to, from): (VirtAddr, VirtAddr),
     /// ) -> Result<(), PartialFill> {
-    ///     space.move_pages(userfault, to, from, 2 << 20, MoveMode::ALLOW_SOURCE_HOLES)
+    ///     space.handler(userfault).move_pages(to, from, 2 << 20, MoveMode::ALLOW_SOURCE_HOLES)
     /// }
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
@@ -57,7 +57,7 @@ impl<P: Platform> MovePermit for Permit<'_, '_, P> {
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<P: Platform> UserfaultHandler<'_, '_, P> {
     /// Moves the pages of `length` bytes at `from` to missing pages at `to`, and wakes the faults
     /// that wait for them (`UFFDIO_MOVE`). Both ranges lie in private anonymous mappings of the
     /// same protection; the destination is registered. Other threads may run and fault during the
@@ -76,24 +76,24 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// the address space changes; [`Error::OutOfMemory`]; [`Error::Interrupted`] for a fatal
     /// signal.
     pub fn move_pages(
-        &self,
-        userfault: &Userfault<'_, P>,
+        self,
         to: VirtAddr,
         from: VirtAddr,
         length: u64,
         mode: MoveMode,
     ) -> Result<(), PartialFill> {
+        let Self { space, userfault } = self;
         if userfault.state().is_changing() {
             return Err(Error::TryAgain.into());
         }
-        if !self.owns_userfault(userfault) {
+        if !space.owns_userfault(userfault) {
             return Err(Error::Invalid.into());
         }
         let allows_holes = mode.contains(MoveMode::ALLOW_SOURCE_HOLES);
         let request = MoveRequest { destination: to, source: from, length, allows_holes };
-        let (done, result) = self.move_in_space(&request, &Permit(userfault));
+        let (done, result) = space.move_in_space(&request, &Permit(userfault));
         if done > 0 && !mode.contains(MoveMode::DONT_WAKE) {
-            userfault.state().wake(self.platform(), VirtRange::raw(to.0, to.0 + done));
+            userfault.state().wake(space.platform(), VirtRange::raw(to.0, to.0 + done));
         }
         result.map_err(|error| PartialFill { done, error: error.at(VirtAddr(from.0 + done)) })
     }

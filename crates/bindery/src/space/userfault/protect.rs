@@ -6,20 +6,20 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Level, Marker};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
-use crate::space::AddressSpace;
 use crate::space::fault::{Fault, Next, Resolved, Stepped, read_attributes, stopped};
 use crate::space::op::Op;
 use crate::table::NoMemory;
 use crate::table::edit::Edit;
 use crate::table::locking::Depth;
 use crate::table::publish::publish;
-use crate::userfault::{Userfault, UserfaultFeatures, UserfaultState};
+use crate::userfault::{UserfaultFeatures, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 
+use super::handler::UserfaultHandler;
 use super::is_served;
 
 bitflags! {
-    /// Modes of [`AddressSpace::write_protect`] (`UFFDIO_WRITEPROTECT_MODE_*`, with the same bits).
+    /// Modes of [`UserfaultHandler::write_protect`] (`UFFDIO_WRITEPROTECT_MODE_*`, the same bits).
     ///
     /// # Context
     /// Context: any.
@@ -34,7 +34,7 @@ bitflags! {
     ///     userfault: &Userfault<'_, P>,
     ///     (start, length): (VirtAddr, u64),
     /// ) -> Result<(), Error> {
-    ///     space.write_protect(userfault, start, length, WriteProtectMode::PROTECT)
+    ///     space.handler(userfault).write_protect(start, length, WriteProtectMode::PROTECT)
     /// }
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
@@ -51,7 +51,7 @@ fn marks_vacant(vma: &Vma, state: &UserfaultState) -> bool {
     !vma.is_anonymous() || state.has(UserfaultFeatures::WP_UNPOPULATED)
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<P: Platform> UserfaultHandler<'_, '_, P> {
     /// Write-protects the pages of `length` bytes at `start`, or lifts their protection
     /// (`UFFDIO_WRITEPROTECT`). A write to a protected page sends a message and waits.
     ///
@@ -64,22 +64,22 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// mapping is not registered for write-protection; [`Error::OutOfMemory`]. The part before an
     /// error is done.
     pub fn write_protect(
-        &self,
-        userfault: &Userfault<'_, P>,
+        self,
         start: VirtAddr,
         length: u64,
         mode: WriteProtectMode,
     ) -> Result<(), Error> {
+        let Self { space, userfault } = self;
         if userfault.state().is_changing() {
             return Err(Error::TryAgain);
         }
-        let range = self.userfault_range(start, length)?;
-        if mode == WriteProtectMode::all() || !self.owns_userfault(userfault) {
+        let range = space.userfault_range(start, length)?;
+        if mode == WriteProtectMode::all() || !space.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
         let protects = mode.contains(WriteProtectMode::PROTECT);
-        self.page_table.memory.outermost(|| {
-            self.operate(|op| {
+        space.page_table.memory.outermost(|| {
+            space.operate(|op| {
                 if userfault.state().is_changing() {
                     return Err(Error::TryAgain.into());
                 }
@@ -87,7 +87,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             })
         })?;
         if mode.is_empty() {
-            userfault.state().wake(self.platform(), range);
+            userfault.state().wake(space.platform(), range);
         }
         Ok(())
     }

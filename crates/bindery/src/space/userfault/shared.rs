@@ -13,10 +13,10 @@ use crate::space::op::VmaOp;
 use crate::stats::Counts;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, ReadSection, run};
-use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma};
 
 use super::fill::{Fill, FillMode, PartialFill};
+use super::handler::UserfaultHandler;
 
 /// A folio that is filled, on its way to an object.
 pub(super) struct Supply {
@@ -30,23 +30,23 @@ pub(super) fn memory_of(vma: &Vma) -> Option<&ObjectState> {
     vma.object().filter(|object| !object.is_file())
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<P: Platform> UserfaultHandler<'_, '_, P> {
     /// Maps what shared memory has behind `length` bytes at `to`, where nothing is mapped yet, and
     /// wakes the faults that wait for it (`UFFDIO_CONTINUE`).
     ///
     /// Context: may sleep. Complexity: in the runs.
     ///
     /// # Errors
-    /// As [`AddressSpace::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared memory,
+    /// As [`UserfaultHandler::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared memory,
     /// or goes beyond its end; [`Error::Fault`] for a page that it does not have.
     pub fn fill_present(
-        &self,
-        userfault: &Userfault<'_, P>,
+        self,
         to: VirtAddr,
         length: u64,
         mode: FillMode,
     ) -> Result<(), PartialFill> {
-        let (memory, fill) = (self.page_table.memory, Fill { space: self, userfault, mode });
+        let Self { space, userfault } = self;
+        let (memory, fill) = (space.page_table.memory, Fill { space, userfault, mode });
         // The folio that a device has read stays until it is mapped.
         let mut _kept = None;
         fill.pages(to, length, |at, end| {
@@ -64,7 +64,9 @@ impl<P: Platform> AddressSpace<'_, P> {
             })
         })
     }
+}
 
+impl<P: Platform> AddressSpace<'_, P> {
     /// Maps the folio that collapsing has made in `range`. As on Linux, without a handler.
     pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Failure> {
         // The folio that a device has read stays until it is mapped.
