@@ -299,7 +299,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
     }
 
     /// The slots, which have the content.
-    pub(super) fn slots(&self) -> SlotRun {
+    pub(crate) fn slots(&self) -> SlotRun {
         self.slots
     }
 

@@ -185,7 +185,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let memory = self.memory();
         let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
         if memory.reads_around(slots.area) {
-            return self.begin_device_read(claimed, slots, wanted);
+            return self.begin_device_read(claimed, wanted);
         }
         let locked = claimed.load(memory).ok_or(Unread::Content)?;
         self.map_loaded(&locked, slots)
@@ -196,10 +196,9 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn begin_device_read(
         &self,
         claimed: ClaimedFolio<'_, P>,
-        slots: SlotRun,
         wanted: u64,
     ) -> Result<Stepped, Unread> {
-        let (memory, folio) = (self.memory(), claimed.folio());
+        let (memory, folio, slots) = (self.memory(), claimed.folio(), claimed.slots());
         // Until it is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
         match memory.begin_device_read(claimed, wanted) {
