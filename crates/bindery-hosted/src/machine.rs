@@ -431,6 +431,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         );
     }
 
+    fn might_sleep(&self) {
+        assert!(!self.shared.seats.inside(), "a thread that might sleep inside a read section");
+    }
+
     fn yield_if_due(&self) {
         self.allocation_may_wait();
     }

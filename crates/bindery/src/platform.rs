@@ -426,6 +426,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// nothing by default.
     fn allocation_may_wait(&self) {}
 
+    /// Called before the core takes a lock on which a thread may sleep, or waits for a device, also if
+    /// it need not wait then (Linux: `might_sleep`). No table lock and no read section is held; VMAs,
+    /// objects and the mutex of an address space may be. A checking platform verifies that: a wait in
+    /// a read section is found without the race in which the thread would sleep. Does nothing by
+    /// default.
+    #[inline(always)]
+    fn might_sleep(&self) {}
+
     /// Called between two bounded pieces of long work: between steps of reclaim, between two pages
     /// that are compressed, between two tables whose pages are freed, after a few tables that a fork
     /// copies, and after each 256 pages that an object loses or gets in advance. The core holds no spin

@@ -178,6 +178,14 @@ fn synchronize_inside_a_section_is_a_mistake() {
 }
 
 #[test]
+#[should_panic(expected = "might sleep inside a read section")]
+fn a_sleeping_lock_inside_a_section_is_a_mistake_even_if_it_is_free() {
+    let machine = machine(1);
+    machine.enter_read();
+    machine.might_sleep();
+}
+
+#[test]
 #[should_panic(expected = "never entered")]
 fn leaving_what_was_not_entered_is_a_mistake() {
     machine(1).leave_read();

@@ -60,6 +60,7 @@ unsafe impl Platform for Interposed {
     pass_on! { machine:
         direct_map zero copy invalidate_local invalidate_kernel publish_entries cpu relax unpark
         enter_read leave_read synchronize grace_period is_over seed fatal_signal frames_released
+        might_sleep
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {

@@ -79,6 +79,7 @@ pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
 /// Takes the lock, and sleeps while another thread holds it. `false` as soon as a device's request
 /// holds it.
 pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) -> bool {
+    parking.might_sleep();
     while !try_lock(state) {
         if state.load(Ordering::Acquire) & WRITEBACK != 0 {
             return false;

@@ -200,6 +200,7 @@ impl<W: Word<u32>> Completions<W> {
 
     /// Waits until `is_over`.
     pub(super) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
+        parking.might_sleep();
         loop {
             // Acquire, and before the check: a change of the state after the check changes the
             // word, too.

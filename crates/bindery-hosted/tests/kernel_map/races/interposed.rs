@@ -100,7 +100,7 @@ unsafe impl<A: Walk> Platform for Interposed<A> {
 
     pass_on! { machine:
         direct_map zero copy invalidate invalidate_local publish_entries cpu unpark enter_read leave_read grace_period is_over seed fatal_signal
-        allocation_may_wait frames_released
+        allocation_may_wait might_sleep frames_released
     }
 
     fn relax(&self) {

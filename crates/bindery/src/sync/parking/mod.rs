@@ -30,6 +30,9 @@ pub(crate) trait Parking<W> {
     }
     /// Like [`Platform::unpark`].
     fn unpark(&self, word: *const W);
+    /// Like [`Platform::might_sleep`].
+    #[inline(always)]
+    fn might_sleep(&self) {}
 }
 
 impl<P: Platform> Parking<AtomicU32> for P {
@@ -46,6 +49,11 @@ impl<P: Platform> Parking<AtomicU32> for P {
     #[inline]
     fn unpark(&self, word: *const AtomicU32) {
         Platform::unpark(self, word);
+    }
+
+    #[inline(always)]
+    fn might_sleep(&self) {
+        Platform::might_sleep(self);
     }
 }
 

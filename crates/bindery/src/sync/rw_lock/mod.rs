@@ -58,6 +58,7 @@ impl<W: Word<u32>> RwLock<W> {
     /// Locks for reading after the writer has left. Only for a lock that is never closed.
     #[inline]
     pub(crate) fn read<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
+        parking.might_sleep();
         while !self.enter_read() {
             park_while(parking, &self.0, PARKED, |state| state & WRITER != 0);
         }
@@ -67,6 +68,7 @@ impl<W: Word<u32>> RwLock<W> {
     /// Locks for writing: blocks others and waits for the readers to leave.
     #[inline]
     pub(crate) fn write<'a, K: Parking<W>>(&'a self, parking: &'a K) -> WriteGuard<'a, K, W> {
+        parking.might_sleep();
         if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.write_after(|blocked| park_while(parking, &self.0, PARKED, blocked));
         }
