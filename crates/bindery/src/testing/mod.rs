@@ -42,7 +42,7 @@ use crate::table::locking::{Depth, Node};
 use crate::table::look::MappedRun;
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
-use crate::vma::{Purpose, Vma};
+use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 
@@ -398,7 +398,9 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         MemoryDamage::LeakMapping => {
             let range = VirtRange::raw(0, PAGE_SIZE);
             // SAFETY: 1. it names nothing.
-            let vma = unsafe { Vma::new(range, Purpose::default(), 0, NonNull::dangling()) };
+            let vma = unsafe {
+                Vma::new(range, Purpose::anonymous(MappingFlags::empty()), 0, NonNull::dangling())
+            };
             memory.slab::<Vma>().allocate(frames, platform, vma).expect("memory for a VMA");
         }
     }

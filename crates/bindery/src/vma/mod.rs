@@ -13,6 +13,7 @@
 
 mod flags;
 
+use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -32,16 +33,52 @@ use crate::collections::range_skip_list::{Indexed, Links};
 
 pub use flags::{MappingFlags, Protection};
 
-/// The purpose of a mapping: two neighbors merge only if all of it is equal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Purpose {
+/// The purpose of a mapping: two neighbors merge only if all of it is equal. The records that it
+/// names live as long as what it is borrowed from: most often a VMA that holds them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Purpose<'h> {
     pub(crate) flags: MappingFlags,
+    holds: Holds,
+    _held: PhantomData<&'h Vma>,
+}
+
+/// The records that a VMA holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Holds {
     /// The object that backs it; `None` for anonymous memory.
     pub(crate) object: Option<NonNull<ObjectState>>,
     /// The owner of its anonymous pages; `None` as long as it never had one.
     pub(crate) group: Option<NonNull<AnonGroup>>,
     /// The userfaultfd that serves its faults ([`MappingFlags::USERFAULT`]).
     pub(crate) userfault: Option<NonNull<UserfaultState>>,
+}
+
+impl<'h> Purpose<'h> {
+    /// The purpose of anonymous memory, which has no page yet.
+    pub(crate) fn anonymous(flags: MappingFlags) -> Self {
+        Self { flags, holds: Holds::default(), _held: PhantomData }
+    }
+
+    /// The purpose of a mapping that is to hold these records.
+    ///
+    /// # Safety
+    /// 1. The records live for `'h`.
+    #[inline]
+    pub(crate) unsafe fn holding(flags: MappingFlags, holds: Holds) -> Self {
+        Self { flags, holds, _held: PhantomData }
+    }
+
+    /// The records that it names.
+    #[inline]
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// The same purpose without the userfaultfd.
+    pub(crate) fn without_userfault(self) -> Self {
+        let holds = Holds { userfault: None, ..self.holds };
+        Self { flags: self.flags - MappingFlags::USERFAULT, holds, _held: PhantomData }
+    }
 }
 
 /// A mapping. All fields but the lock change only while the thread holds the mutex of the address
@@ -110,12 +147,11 @@ impl Vma {
     /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
     ///
     /// # Safety
-    /// 1. The object, anon group and userfaultfd of `purpose` live until the VMA holds them, or
-    ///    until it is dropped.
+    /// 1. What `purpose` is borrowed from lives until the VMA holds its records, or is dropped.
     #[inline(always)]
     pub(crate) unsafe fn new(
         range: VirtRange,
-        purpose: Purpose,
+        purpose: Purpose<'_>,
         page_offset: u64,
         tree: NonNull<TreeState>,
     ) -> Self {
@@ -126,9 +162,9 @@ impl Vma {
             lock: RwLock::new(),
             flags: AtomicU64::new(purpose.flags.bits()),
             page_offset: AtomicU64::new(page_offset),
-            object: AtomicPtr::new(raw(purpose.object)),
-            group: AtomicPtr::new(raw(purpose.group)),
-            userfault: AtomicPtr::new(raw(purpose.userfault)),
+            object: AtomicPtr::new(raw(purpose.holds.object)),
+            group: AtomicPtr::new(raw(purpose.holds.group)),
+            userfault: AtomicPtr::new(raw(purpose.holds.userfault)),
             tree: AtomicPtr::new(tree.as_ptr()),
             object_links: TreeLinks::new(),
             group_links: TreeLinks::new(),
@@ -181,13 +217,13 @@ impl Vma {
         if kept { Protected::Marked } else { Protected::Forgotten }
     }
 
-    pub(crate) fn purpose(&self) -> Purpose {
-        Purpose {
-            flags: self.flags(),
+    pub(crate) fn purpose(&self) -> Purpose<'_> {
+        let holds = Holds {
             object: self.object_pointer(),
             group: self.group_pointer(),
             userfault: self.userfault_pointer(),
-        }
+        };
+        Purpose { flags: self.flags(), holds, _held: PhantomData }
     }
 
     pub(crate) fn object_pointer(&self) -> Option<NonNull<ObjectState>> {

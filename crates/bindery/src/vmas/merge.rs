@@ -33,9 +33,9 @@ fn continues(low: &Vma, high: &Vma) -> bool {
 }
 
 /// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
-fn continues_new(vma: &Vma, purpose: &Purpose) -> bool {
+fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
-        && vma.object_pointer() == purpose.object
+        && vma.object_pointer() == purpose.holds().object
         && vma.group().is_none_or(|group| !group.is_inherited())
 }
 
@@ -81,7 +81,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     pub(crate) fn extend_neighbor(
         &mut self,
         range: VirtRange,
-        purpose: &Purpose,
+        purpose: &Purpose<'_>,
         offset: u64,
     ) -> bool {
         let next = self.first_ending_after(range.start().0);
@@ -104,7 +104,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     pub(crate) fn extend_below(
         &mut self,
         range: VirtRange,
-        purpose: &Purpose,
+        purpose: &Purpose<'_>,
         offset: u64,
     ) -> bool {
         let below = self.last_at_or_before(range.start().0);
@@ -121,7 +121,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
 }
 
 /// Whether `vma` ends where a new mapping begins, which would continue it.
-fn is_below(vma: &Vma, range: VirtRange, offset: u64, purpose: &Purpose) -> bool {
+fn is_below(vma: &Vma, range: VirtRange, offset: u64, purpose: &Purpose<'_>) -> bool {
     vma.end() == range.start().0
         && vma.page_offset_of(range.start()) == offset
         && continues_new(vma, purpose)

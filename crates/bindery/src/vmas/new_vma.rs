@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
 
@@ -30,11 +31,11 @@ impl<'m, P: Platform> ReservedVma<'m, P> {
 
     /// Builds the VMA in the memory.
     #[inline]
-    pub(super) fn fill(self, make: impl FnOnce() -> Vma) -> NewVma<'m, P> {
+    pub(super) fn fill<'h>(self, make: impl FnOnce() -> Vma) -> NewVma<'h, 'm, P> {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used or dropped afterwards, so the memory has one owner.
         let reserved = unsafe { ptr::read(&raw const *this.reserved) };
-        NewVma { memory: this.memory, node: reserved.fill(make) }
+        NewVma { memory: this.memory, node: reserved.fill(make), _held: PhantomData }
     }
 }
 
@@ -49,13 +50,15 @@ impl<P: Platform> Drop for ReservedVma<'_, P> {
     }
 }
 
-/// A VMA in no list: no other thread knows it, and it holds neither object nor anon group.
-pub(crate) struct NewVma<'m, P: Platform> {
+/// A VMA in no list: no other thread knows it, and it holds neither object nor anon group. So it
+/// borrows what they are held by.
+pub(crate) struct NewVma<'h, 'm, P: Platform> {
     memory: &'m Memory<P>,
     node: NonNull<Vma>,
+    _held: PhantomData<&'h Vma>,
 }
 
-impl<P: Platform> NewVma<'_, P> {
+impl<P: Platform> NewVma<'_, '_, P> {
     /// The VMA.
     pub(super) fn vma(&self) -> &Vma {
         // SAFETY: the slab built it (`ReservedVma::fill`), and only the drop frees it.
@@ -74,7 +77,7 @@ impl<P: Platform> NewVma<'_, P> {
     }
 }
 
-impl<P: Platform> Drop for NewVma<'_, P> {
+impl<P: Platform> Drop for NewVma<'_, '_, P> {
     #[cold]
     fn drop(&mut self) {
         let memory = self.memory;

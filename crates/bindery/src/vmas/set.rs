@@ -66,9 +66,9 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     pub(crate) fn new_vma(
         &self,
         range: VirtRange,
-        purpose: Purpose,
+        purpose: Purpose<'op>,
         page_offset: u64,
-    ) -> Result<NewVma<'m, P>, NoMemory> {
+    ) -> Result<NewVma<'op, 'm, P>, NoMemory> {
         Ok(self.new_vma_in(self.reserve()?, range, purpose, page_offset))
     }
 
@@ -78,25 +78,25 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         &self,
         reserved: ReservedVma<'m, P>,
         range: VirtRange,
-        purpose: Purpose,
+        purpose: Purpose<'op>,
         page_offset: u64,
-    ) -> NewVma<'m, P> {
+    ) -> NewVma<'op, 'm, P> {
         let tree = self.page_table.state();
-        // SAFETY: 1. a purpose is that of a VMA of the operation, or names what the call holds.
+        // SAFETY: 1. the result ends with 'op, and so before what the purpose is borrowed from.
         reserved.fill(|| unsafe { Vma::new(range, purpose, page_offset, tree) })
     }
 
     /// Inserts a new VMA into the index, the trees and the accounts. It holds its object, anon
     /// group and userfaultfd until [`Removed::free`].
     #[inline]
-    pub(crate) fn insert(&mut self, new: NewVma<'m, P>) -> &'op Vma {
+    pub(crate) fn insert(&mut self, new: NewVma<'op, 'm, P>) -> &'op Vma {
         let linked = self.link(new);
         self.insert_linked(linked)
     }
 
     /// Inserts a new VMA into the trees only, before [`VmaSet::insert_linked`] does the rest.
     #[inline]
-    pub(crate) fn link(&mut self, new: NewVma<'m, P>) -> LinkedVma<'op> {
+    pub(crate) fn link(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let linked = self.hold_for(new);
         // SAFETY: 1. it was in no list, and `VmaSet::remove` takes it out of the trees.
         unsafe { rmap::link(self.platform(), linked.vma) };
@@ -104,7 +104,11 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     }
 
     /// As [`VmaSet::insert`], with the trees of a VMA of the same purpose locked.
-    pub(crate) fn insert_held(&mut self, new: NewVma<'m, P>, held: &RmapGuard<'_, P>) -> &'op Vma {
+    pub(crate) fn insert_held(
+        &mut self,
+        new: NewVma<'op, 'm, P>,
+        held: &RmapGuard<'_, P>,
+    ) -> &'op Vma {
         let linked = self.hold_for(new);
         // SAFETY: 1. as in `link`.
         unsafe { held.add(linked.vma) };
@@ -124,7 +128,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
 
     /// Lets the VMA hold its object, anon group and userfaultfd.
     #[inline]
-    fn hold_for(&mut self, new: NewVma<'m, P>) -> LinkedVma<'op> {
+    fn hold_for(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let node = new.into_node();
         let vma = self.vma(node);
         if let Some(object) = vma.object() {

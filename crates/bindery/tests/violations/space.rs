@@ -24,7 +24,7 @@ use crate::table::run::Run;
 use crate::table::{PageTable, ReadSection};
 use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
-use crate::vmas::{NewVma, Removed, VmaIndex, VmaSet, VmaView};
+use crate::vmas::{NewVma, Removed, ReservedVma, VmaIndex, VmaSet, VmaView};
 
 use super::fault::Fault;
 use super::{Access, AddressSpace};
@@ -38,10 +38,10 @@ pub(crate) fn look_up<P: Platform>(vmas: &VmaIndex<P>) {
 }
 
 /// A view does not change the set.
-pub(crate) fn insert<'m, P: Platform>(
+pub(crate) fn insert<'op, 'm, P: Platform>(
     view: VmaView<'_, P>,
-    set: &mut VmaSet<'_, 'm, P>,
-    new: NewVma<'m, P>,
+    set: &mut VmaSet<'op, 'm, P>,
+    new: NewVma<'op, 'm, P>,
 ) {
     #[cfg(not(lock_violations = "types"))]
     let _ = (view, set.insert(new));
@@ -69,6 +69,24 @@ pub(crate) fn remove<'op, P: Platform>(set: &mut VmaSet<'op, '_, P>, vma: VmaWri
     set.remove(vma);
     #[cfg(lock_violations = "moves")]
     set.change_flags(&vma, MappingFlags::empty()); //~ E0382
+}
+
+/// A new VMA borrows the records that it is to hold, here from a VMA that it resembles.
+pub(crate) fn outlive_records<'op, 'm, P: Platform>(
+    set: &mut VmaSet<'op, 'm, P>,
+    reserved: ReservedVma<'m, P>,
+    found: &'op Vma,
+    any: &Vma,
+) {
+    let range = found.range();
+    #[cfg(not(lock_violations = "moves"))]
+    let new = (any, set.new_vma_in(reserved, range, found.purpose(), 0)).1;
+    #[cfg(lock_violations = "moves")]
+    let new = (found, set.new_vma_in(reserved, range, any.purpose(), 0)).1;
+    #[cfg(not(lock_violations = "moves"))]
+    set.insert(new);
+    #[cfg(lock_violations = "moves")]
+    set.insert(new); //~ E0621
 }
 
 /// A VMA that was found is used while the mutex is held.

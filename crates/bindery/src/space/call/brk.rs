@@ -134,7 +134,7 @@ fn grow_break<P: Platform>(
     op.vmas.room_for(0)?;
     let _reservation = op.memory().commitment().reserve(range.pages())?;
     let offset = range.start().0 >> PAGE_SHIFT;
-    let purpose = Purpose { flags, ..Purpose::default() };
+    let purpose = Purpose::anonymous(flags);
     // The heap is extended or gets a new mapping; it is never merged with other neighbors, as on
     // Linux.
     let start = op.space.program_break.start.load(Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! The memory part of `fork(2)`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -7,7 +9,7 @@ use crate::rmap::{AnonGroup, Groups};
 use crate::table::copy::{Copied, ForkCopy};
 use crate::table::edit::Edit;
 use crate::userfault::Notices;
-use crate::vma::{MappingFlags, Purpose, Vma};
+use crate::vma::{Holds, MappingFlags, Purpose, Vma};
 use crate::vmas::VmaSet;
 
 use crate::space::AddressSpace;
@@ -108,7 +110,10 @@ fn copy_vma<'m, P: Platform>(
     let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
     let unserved = MappingFlags::USERFAULT;
     let flags = if userfault.is_some() { flags } else { flags - unserved };
-    let purpose = Purpose { flags, object: vma.object_pointer(), group, userfault };
+    let holds = Holds { object: vma.object_pointer(), group, userfault };
+    // SAFETY: 1. the parent's VMA holds the object; the group and the userfaultfd are fresh, and the
+    // child's VMA gets them before another thread knows them.
+    let purpose = unsafe { Purpose::holding(flags, holds) };
     let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
     // Inserted before any entry is copied, and behind the parent's VMA in the trees of the reverse
     // map (`rmap::walk`).

@@ -12,7 +12,7 @@ use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
 use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
 use crate::platform::Platform;
-use crate::vma::{MappingFlags, Protection, Purpose};
+use crate::vma::{Holds, MappingFlags, Protection, Purpose};
 use crate::vmas::VmaView;
 
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
@@ -292,7 +292,9 @@ pub(in crate::space) fn map<P: Platform>(
     let _reservation = commitment.reserve(committed - kept)?;
     let _kept = commitment.keep(kept);
     let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
-    let purpose = Purpose { flags, object: backing.object, ..Purpose::default() };
+    let holds = Holds { object: backing.object, ..Holds::default() };
+    // SAFETY: 1. `backing` keeps the object during the call.
+    let purpose = unsafe { Purpose::holding(flags, holds) };
     if replaced == 0 && op.vmas.extend_neighbor(range, &purpose, offset) {
         return Ok((range, flags));
     }

@@ -32,16 +32,16 @@ pub(super) struct Relocation {
 }
 
 /// The new VMAs of a move.
-struct NewVmas<'m, P: Platform> {
-    moved: NewVma<'m, P>,
+struct NewVmas<'op, 'm, P: Platform> {
+    moved: NewVma<'op, 'm, P>,
     /// The part above the source, if it is cut out of the middle.
-    upper: Option<NewVma<'m, P>>,
+    upper: Option<NewVma<'op, 'm, P>>,
 }
 
 /// The purpose and the page offset that the moved VMA gets.
 #[derive(Clone, Copy)]
-struct Arriving {
-    purpose: Purpose,
+struct Arriving<'op> {
+    purpose: Purpose<'op>,
     page_offset: u64,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn relocate<'op, 'm, P: Platform>(
         vma.page_offset_of(source.start())
     };
     let mut arriving = Arriving { purpose: vma.purpose(), page_offset };
-    let served = arriving.purpose.userfault.is_some();
+    let served = arriving.purpose.holds().userfault.is_some();
     let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     if arriving.purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
         let grown = VirtRange::raw(target.start().0 + source.len(), target.end().0);
@@ -122,7 +122,7 @@ fn relocate_served<'op, 'm, P: Platform>(
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
     what: &Relocation,
-    mut arriving: Arriving,
+    mut arriving: Arriving<'op>,
 ) -> Result<VirtAddr, Failure> {
     let (to, goes) = (what.target.start(), what.fate == SourceFate::Goes);
     let (notices, follows) = match call.supplies.told.take() {
@@ -131,11 +131,10 @@ fn relocate_served<'op, 'm, P: Platform>(
     };
     // A second view of shared memory has no userfaultfd.
     if !follows || what.source.is_empty() {
-        arriving.purpose.flags -= MappingFlags::USERFAULT;
-        arriving.purpose.userfault = None;
+        arriving.purpose = arriving.purpose.without_userfault();
     }
     let done = relocate_apart(op, call, vma, what, arriving);
-    if done.is_ok() && arriving.purpose.userfault.is_none() {
+    if done.is_ok() && arriving.purpose.holds().userfault.is_none() {
         strip_moved(op, VirtRange::from_len(to, what.source.len()));
     }
     match done {
@@ -162,7 +161,7 @@ fn relocate_apart<'op, 'm, P: Platform>(
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
     what: &Relocation,
-    arriving: Arriving,
+    arriving: Arriving<'op>,
 ) -> Result<VirtAddr, Failure> {
     let (source, target) = (what.source, what.target);
     let stays = what.fate == SourceFate::Stays || source.is_empty();
@@ -198,7 +197,7 @@ fn move_apart<'op, 'm, P: Platform>(
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
     what: &Relocation,
-    new: NewVmas<'m, P>,
+    new: NewVmas<'op, 'm, P>,
 ) -> Result<&'op Vma, NoMemory> {
     let (source, target, platform) = (what.source, what.target, op.platform());
     let vma = vma.lock_write(platform);
@@ -266,7 +265,7 @@ fn slide<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     between: &Between<'op>,
-    (target, arriving): (VirtRange, Arriving),
+    (target, arriving): (VirtRange, Arriving<'_>),
 ) -> Option<Result<VirtAddr, NoMemory>> {
     let vma = between.vma;
     let source = vma.range();
@@ -304,7 +303,7 @@ fn cut_away<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     vma: VmaWriteGuard<'op, P>,
     source: VirtRange,
-    upper: Option<NewVma<'m, P>>,
+    upper: Option<NewVma<'op, 'm, P>>,
     held: &RmapGuard<'_, P>,
 ) {
     let outer = vma.range();
