@@ -271,7 +271,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Makes instruction fetches of all CPUs see the current content of `count` frames from `first`
     /// on. The core calls it before a leaf of user mode becomes executable whose folio was written
-    /// since: a page of an object that was filled, a copy on write, a collapsed folio, a copy by
+    /// since: a page of an object that was filled, a copy-on-write, a collapsed folio, a copy by
     /// `fork`, an anonymous page, `mprotect`. Once for each folio, until [`crate::Object::write`]
     /// writes to it again; and after [`crate::AddressSpace::write_foreign`] has written to such a
     /// folio. (Linux: `PG_dcache_clean`, `flush_icache_pte`.)

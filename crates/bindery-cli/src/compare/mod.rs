@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `rows` | the workloads, and the operations in them |
 //! | `baseline` | recorded figures of Linux, and our targets |
-//! | `plugin` | the QEMU plugin that counts, built at use |
+//! | `../plugin.rs` | the QEMU plugin that counts, built at use |
 //! | `programs` | the workloads that are programs, built |
 //! | `script` | the first program of both kernels |
 //! | `guests` | one kernel, one workload, one folio size: a machine is run |

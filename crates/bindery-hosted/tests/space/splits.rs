@@ -379,7 +379,7 @@ fn dirty_prot_none<A: Walk>() {
 fn dirty_forked<A: Walk>() {
     written_blocks::<A>(|fixture| {
         let child = fixture.space.fork().unwrap();
-        // Copies on write take pages out of the parent's blocks.
+        // Copy-on-write takes pages out of the parent's blocks.
         for page in [4, 19, 45, 62] {
             fixture.fill(AT + page * PAGE, 1);
         }

@@ -38,7 +38,7 @@
 //! | a move of several pieces | marks the tables of both ends; one flush for about 64 tables of either end |
 //! | `mprotect`, write-protection, aging, `fork` | marks up to 64 tables; one flush for all of them |
 //! | swap-out by reclaim | marks the tables of a batch; one flush for each address space |
-//! | copy on write, fold, split, collapse | between break and make, under the lock |
+//! | copy-on-write, fold, split, collapse | between break and make, under the lock |
 //!
 //! A move brings pages to a table whose own addresses no TLB knows. The TLBs know the old place. So
 //! during a move of several pieces, the tree names the source, and a thread that finds a mark

@@ -1,4 +1,4 @@
-//! Copy on write: a write to a private page that is not writable claims it, or copies it.
+//! Copy-on-write: a write to a private page that is not writable claims it, or copies it.
 
 use core::sync::atomic::Ordering;
 

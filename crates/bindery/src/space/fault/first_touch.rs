@@ -46,7 +46,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let allowed = memory.folio_policy().orders(flags.huge_advice());
         let mut orders = self.space.used_orders(allowed, flags) | Orders::PAGE;
         if orders.has_large() && !run::load(slots, P::Arch::PTE.index_of(page)).is_empty() {
-            // A copy on write, most often: its neighbors need not be read.
+            // Copy-on-write, most often: its neighbors need not be read.
             return None;
         }
         while let Some(order) = orders.take_largest() {

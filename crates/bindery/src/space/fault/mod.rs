@@ -1,4 +1,4 @@
-//! Page faults: first touches, copies on write, pages of objects and in swap, and spurious faults.
+//! Page faults: first touches, copy-on-write, pages of objects and in swap, and spurious faults.
 //!
 //! | file | contents |
 //! |---|---|
