@@ -4,7 +4,7 @@ use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
-use crate::swap::cell::Cell;
+use crate::swap::slot_state::SlotState;
 
 use super::{Audit, Violation};
 
@@ -18,10 +18,10 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let SlotRun { area, first, count } = slots;
         for slot in first..first + u64::from(count) {
-            let cell = self.memory.swap_cell(area, slot).ok_or(Violation::NoSlot(at))?;
-            let content = cell.0 & Cell::CONTENT != 0 || self.cached(cell, area, slot);
+            let cell = self.memory.slot_state(area, slot).ok_or(Violation::NoSlot(at))?;
+            let content = cell.0 & SlotState::CONTENT != 0 || self.cached(cell, area, slot);
             let named = cell.entries() == 1 || cell.entries() > 1 && !exclusive;
-            if !content || !named || cell.has(Cell::BUSY) {
+            if !content || !named || cell.has(SlotState::BUSY) {
                 return Err(Violation::WrongSlot { at, area, slot });
             }
         }
@@ -30,7 +30,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Whether the folio of the cell's page has the slot in its metadata.
-    fn cached(&self, cell: Cell, area: u8, slot: u64) -> bool {
+    fn cached(&self, cell: SlotState, area: u8, slot: u64) -> bool {
         let frames = &self.memory.frames;
         let Some(frame) = cell.frame() else { return false };
         let Some(folio) = frames.folio_of(frame) else { return false };
@@ -47,10 +47,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (mut named, mut taken) = (0, 0);
         for area in memory.swap_areas() {
             for slot in 0..area.slots {
-                let Some(cell) = memory.swap_cell(area.number, slot) else { continue };
+                let Some(cell) = memory.slot_state(area.number, slot) else { continue };
                 named += u64::from(cell.entries());
-                taken += u64::from(cell != Cell::FREE);
-                if cell.has(Cell::CACHED) && !self.cached(cell, area.number, slot) {
+                taken += u64::from(cell != SlotState::FREE);
+                if cell.has(SlotState::CACHED) && !self.cached(cell, area.number, slot) {
                     let at = VirtAddr(0);
                     return Err(Violation::WrongSlot { at, area: area.number, slot });
                 }

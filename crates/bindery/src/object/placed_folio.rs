@@ -114,6 +114,6 @@ impl<P: Platform> PlacedFolio<'_, P> {
             object.pages.count_swapped(-count);
             (put, count)
         });
-        memory.settle_slots(locked, place, &put);
+        memory.unlock_claimed(locked, place, &put);
     }
 }

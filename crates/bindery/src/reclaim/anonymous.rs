@@ -154,7 +154,7 @@ impl<P: Platform> Memory<P> {
 
     /// Keeps a folio in the swap cache that had been prepared for eviction. Frees nothing.
     fn keep_in_cache(&self, folio: FolioLocked<'_>, place: SwapPlace) -> u64 {
-        self.settle_slots(folio, place, &PageSet::EMPTY);
+        self.unlock_claimed(folio, place, &PageSet::EMPTY);
         0
     }
 

@@ -156,7 +156,7 @@ impl<P: Platform> Memory<P> {
             let folio = leaving.folio();
             let Some(place) = self.frames.folio(folio).swap_place() else { continue };
             if self.frames.folio(folio).mappings() > 0 || self.frames.folio(folio).pins() > 0 {
-                self.settle_slots(leaving.locked(), place, &PageSet::EMPTY);
+                self.unlock_claimed(leaving.locked(), place, &PageSet::EMPTY);
                 continue;
             }
             let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };

@@ -6,12 +6,12 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
-use super::cell::Cell;
 use super::cluster::Cluster;
 use super::device::SwapOperation;
 use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
+use super::slot_state::SlotState;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Frame;
@@ -74,7 +74,7 @@ impl<P: Platform> Memory<P> {
     /// 1. The slots are claimed for the folio, which no entry maps: a [`ClaimedFolio`] has both.
     unsafe fn load_folio(&self, folio: FolioLocked<'_>, run: SlotRun) -> bool {
         let Some((_, cells, values)) = self.cells(run) else { return false };
-        let filled = |cell: &AtomicU64| Cell(cell.load(Relaxed)).has(Cell::FILLED);
+        let filled = |cell: &AtomicU64| SlotState(cell.load(Relaxed)).has(SlotState::FILLED);
         // A base page is the commonest folio: the loops cost it more than the checks.
         let are_zeroes = if let ([cell], [value]) = (cells, values) {
             value.load(Relaxed) == 0 && filled(cell)
@@ -109,25 +109,25 @@ impl<P: Platform> Memory<P> {
         while page < run.count {
             let (cell, value) = self.content(cells, values, page);
             let frame = folio.head.plus(page);
-            if cell.has(Cell::FILLED) && value == 0 {
+            if cell.has(SlotState::FILLED) && value == 0 {
                 let zeroes = (page..run.count)
                     .take_while(|page| {
                         let (cell, value) = self.content(cells, values, *page);
-                        cell.has(Cell::FILLED) && value == 0
+                        cell.has(SlotState::FILLED) && value == 0
                     })
                     .count() as u32;
                 self.platform.zero(frame, zeroes);
                 page += zeroes;
                 continue;
             }
-            if cell.has(Cell::FILLED) {
+            if cell.has(SlotState::FILLED) {
                 // SAFETY: 1. of the folio, which is claimed (obligation 1).
                 unsafe { self.fill_page(frame, value) };
             } else {
                 // SAFETY: 1. the slot is busy, and has stored content. 2. The folio is claimed
                 // (obligation 1).
                 let load = || unsafe { self.swap.load(self, value, frame) };
-                if !cell.has(Cell::STORED) || !load() {
+                if !cell.has(SlotState::STORED) || !load() {
                     return false;
                 }
             }
@@ -153,10 +153,11 @@ impl<P: Platform> Memory<P> {
             return false;
         };
         let has = |page: u32, content| self.content(cells, values, page).0.has(content);
-        if !(0..run.count).all(|page| has(page, Cell::FILLED) || has(page, Cell::STORED)) {
+        if !(0..run.count).all(|page| has(page, SlotState::FILLED) || has(page, SlotState::STORED))
+        {
             return false;
         }
-        for page in (0..run.count).filter(|page| has(*page, Cell::FILLED)) {
+        for page in (0..run.count).filter(|page| has(*page, SlotState::FILLED)) {
             // SAFETY: 1. of the folio, which is claimed (obligation 1).
             unsafe { self.fill_page(folio.head.plus(page), self.content(cells, values, page).1) };
         }
@@ -164,7 +165,7 @@ impl<P: Platform> Memory<P> {
         area.requests.begin(number, folio.head, run.first);
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio: *folio, place };
-        self.submit_pieces(area, device, &what, |page| has(page, Cell::STORED));
+        self.submit_pieces(area, device, &what, |page| has(page, SlotState::STORED));
         let mut result = None;
         self.wait_for_devices(&mut || {
             result = area.requests.result(number);
@@ -199,7 +200,7 @@ impl<P: Platform> Memory<P> {
         // Other threads may change the count of entries under the lock.
         let _state = cluster.state.lock();
         for (_, cell) in (0..).zip(cells).filter(|(page, _)| written.is_filled(*page)) {
-            cell.fetch_or(Cell::FILLED, Relaxed);
+            cell.fetch_or(SlotState::FILLED, Relaxed);
         }
         written
     }
@@ -217,7 +218,7 @@ impl<P: Platform> Memory<P> {
         let mut filled = PageSet::EMPTY;
         if let Some((_, cells, _)) = self.cells(Self::slots_of(folio, place)) {
             for (page, cell) in (0..).zip(cells) {
-                filled.add(page, u32::from(Cell(cell.load(Relaxed)).has(Cell::FILLED)));
+                filled.add(page, u32::from(SlotState(cell.load(Relaxed)).has(SlotState::FILLED)));
             }
         }
         Written { filled }
@@ -226,7 +227,7 @@ impl<P: Platform> Memory<P> {
     /// Frees the store's content of a slot that was freed; `value` is the slot's.
     #[inline(always)]
     pub(super) fn forget_content(&self, freed: FreedCell<'_>, value: &AtomicU64) {
-        if freed.was().has(Cell::STORED) {
+        if freed.was().has(SlotState::STORED) {
             let handle = value.swap(0, Relaxed);
             // SAFETY: 1. only the thread that exchanges it has it, and the cluster's lock is held.
             // 2. No thread loads the content of a freed slot.
@@ -246,7 +247,7 @@ impl<P: Platform> Memory<P> {
     pub(super) fn fill_filled_pages(&self, claimed: &ClaimedFolio<'_, P>) {
         let Some((_, cells, values)) = self.cells(claimed.slots) else { return };
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
-            if Cell(cell.load(Relaxed)).has(Cell::FILLED) {
+            if SlotState(cell.load(Relaxed)).has(SlotState::FILLED) {
                 let frame = claimed.locked.folio().head.plus(page);
                 // SAFETY: 1. the folio is claimed, for one slot a page.
                 unsafe { self.fill_page(frame, value.load(Relaxed)) };
@@ -278,8 +279,8 @@ impl<P: Platform> Memory<P> {
     }
 
     #[inline]
-    fn content(&self, cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (Cell, u64) {
-        (Cell(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
+    fn content(&self, cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (SlotState, u64) {
+        (SlotState(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
     }
 }
 
@@ -366,7 +367,7 @@ impl Written {
 
     /// The content bits for the page's cell.
     pub(super) fn content(&self, page: u32) -> u64 {
-        if self.filled.has(page) { Cell::FILLED } else { Cell::STORED }
+        if self.filled.has(page) { SlotState::FILLED } else { SlotState::STORED }
     }
 
     pub(super) fn is_filled(&self, page: u32) -> bool {

@@ -15,11 +15,11 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::area::SlotRun;
-use super::cell::Cell;
 use super::content::ClaimedFolio;
 use super::device::SwapOperation;
 use super::early_read::Stored;
 use super::page_set::PageSet;
+use super::slot_state::SlotState;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
@@ -86,7 +86,7 @@ impl<P: Platform> Memory<P> {
         claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| {
-            self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
+            self.slot_has(place.area, place.first + u64::from(page), SlotState::STORED)
         });
         let read = DeviceRead { folio, slots, number, wanted };
         if area.requests.result(number).is_none() {
@@ -163,7 +163,7 @@ impl<P: Platform> Memory<P> {
 
     /// Unlocks a folio that is complete and leaves it in the cache, with the caller's reference.
     fn leave_in_cache<'a>(&'a self, locked: LockedFolio<'a, P>, slots: SlotRun) -> FolioRef<'a, P> {
-        self.settle_slots(locked.locked(), slots.place(), &PageSet::EMPTY);
+        self.unlock_claimed(locked.locked(), slots.place(), &PageSet::EMPTY);
         locked.unlock()
     }
 

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! Like a folio that is being written, the folio is locked and *under writeback*: its lock belongs
-//! to the request, and the thread that finds the request done settles the slots
+//! to the request, and the thread that finds the request done unlocks the slots
 //! ([`super::writeback`]).
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::area::{Area, SlotRun};
-use super::cell::Cell;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
+use super::slot_state::SlotState;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
@@ -63,7 +63,7 @@ pub(super) enum Stored {
 
 impl<P: Platform> Memory<P> {
     /// The source of the content of a slot of the area, given a recent copy of its cell.
-    pub(crate) fn source_of(&self, area: u8, cell: Cell) -> Source {
+    pub(crate) fn source_of(&self, area: u8, cell: SlotState) -> Source {
         match (cell.frame(), self.reads_around(area)) {
             (Some(_), _) => Source::Cache,
             (None, true) => Source::Device,
@@ -74,7 +74,7 @@ impl<P: Platform> Memory<P> {
     /// Like [`Memory::source_of`], for a slot that an object referred to a moment ago; `None` if no
     /// area has it.
     pub(crate) fn source_of_slot(&self, area: u8, slot: u64) -> Option<Source> {
-        let cell = self.while_areas_stay(|| self.swap_cell(area, slot));
+        let cell = self.while_areas_stay(|| self.slot_state(area, slot));
         cell.map(|cell| self.source_of(area, cell))
     }
 
@@ -99,7 +99,7 @@ impl<P: Platform> Memory<P> {
         if worth && content == Some(Stored::None) {
             self.fill_filled_pages(&claimed);
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-            self.settle_slots(claimed.into_locked().locked(), place, &PageSet::EMPTY);
+            self.unlock_claimed(claimed.into_locked().locked(), place, &PageSet::EMPTY);
             return Begun::Yes;
         }
         let device = self.area(run.area).and_then(|area| Some((area, area.device()?)));
@@ -120,7 +120,7 @@ impl<P: Platform> Memory<P> {
         claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         self.submit_pieces(area, device, &what, |page| {
-            self.slot_has(place.area, place.first + u64::from(page), Cell::STORED)
+            self.slot_has(place.area, place.first + u64::from(page), SlotState::STORED)
         });
         Begun::Yes
     }
@@ -130,14 +130,14 @@ impl<P: Platform> Memory<P> {
     pub(super) fn content_of(&self, run: SlotRun) -> Option<Stored> {
         let has =
             |page: u32, content| self.slot_has(run.area, run.first + u64::from(page), content);
-        let stored = (0..run.count).filter(|page| has(*page, Cell::STORED)).count();
-        let filled = (0..run.count).filter(|page| has(*page, Cell::FILLED)).count();
+        let stored = (0..run.count).filter(|page| has(*page, SlotState::STORED)).count();
+        let filled = (0..run.count).filter(|page| has(*page, SlotState::FILLED)).count();
         let some = if stored == 0 { Stored::None } else { Stored::Some };
         (stored + filled == run.count as usize).then_some(some)
     }
 
     pub(super) fn slot_has(&self, area: u8, slot: u64, content: u64) -> bool {
-        self.swap_cell(area, slot).is_some_and(|cell| cell.has(content))
+        self.slot_state(area, slot).is_some_and(|cell| cell.has(content))
     }
 
     /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
@@ -152,7 +152,7 @@ impl<P: Platform> Memory<P> {
                 match self.frames.folio(folio).swap_place() {
                     Some(place) if read => {
                         self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
-                        self.settle_slots(locked.locked(), place, &PageSet::EMPTY);
+                        self.unlock_claimed(locked.locked(), place, &PageSet::EMPTY);
                     }
                     Some(place) => self.give_up(locked.locked(), place),
                     None => {}

@@ -7,8 +7,8 @@ use core::sync::atomic::{
 };
 
 use super::area::Area;
-use super::cell::Cell;
 use super::cluster::{Cluster, ClusterState};
+use super::slot_state::SlotState;
 use crate::folio::FolioLocked;
 use crate::platform::Platform;
 
@@ -59,7 +59,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
 /// The last value of a cell that the caller has freed under the lock of its cluster: no thread reads
 /// the slot's content, and none begins to.
 pub(super) struct FreedCell<'s> {
-    was: Cell,
+    was: SlotState,
     _state: PhantomData<&'s ClusterState>,
 }
 
@@ -67,7 +67,7 @@ impl<'s> FreedCell<'s> {
     /// Drops a reference of an entry, and frees the cell if that was the last holder but the cache.
     #[inline(always)]
     pub(super) fn drop_entry(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
-        let now = Cell(cell.load(Relaxed)).let_go();
+        let now = SlotState(cell.load(Relaxed)).let_go();
         debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that no entry named");
         Self::if_let_go(state, cell, now)
     }
@@ -75,16 +75,16 @@ impl<'s> FreedCell<'s> {
     /// Ends a device's write to the slot, and frees the cell if that was the last holder but the
     /// cache.
     pub(super) fn end_writing(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
-        let now = Cell(cell.load(Relaxed) & !Cell::WRITING);
+        let now = SlotState(cell.load(Relaxed) & !SlotState::WRITING);
         Self::if_let_go(state, cell, now)
     }
 
     /// Frees the cell if `now` has no holder but the cache; otherwise stores `now`, which differs
     /// from the cell's value in no bit of the lock's holder.
     #[inline(always)]
-    fn if_let_go(_: &'s ClusterState, cell: &AtomicU64, now: Cell) -> Option<Self> {
+    fn if_let_go(_: &'s ClusterState, cell: &AtomicU64, now: SlotState) -> Option<Self> {
         let is_free = now.is_let_go();
-        cell.store(if is_free { Cell::FREE } else { now }.0, Relaxed);
+        cell.store(if is_free { SlotState::FREE } else { now }.0, Relaxed);
         is_free.then_some(Self { was: now, _state: PhantomData })
     }
 
@@ -95,20 +95,20 @@ impl<'s> FreedCell<'s> {
         _: &'s ClusterState,
         folio: FolioLocked<'_>,
         (page, cell): (u32, &AtomicU64),
-        now: Cell,
+        now: SlotState,
     ) -> Self {
         debug_assert_eq!(
-            Cell(cell.load(Relaxed)).frame(),
+            SlotState(cell.load(Relaxed)).frame(),
             Some(folio.head.plus(page)),
             "the slot is not one of the folio's"
         );
-        cell.store(Cell::FREE.0, Relaxed);
+        cell.store(SlotState::FREE.0, Relaxed);
         Self { was: now, _state: PhantomData }
     }
 
     /// The value of the cell before it was freed.
     #[inline(always)]
-    pub(super) fn was(&self) -> Cell {
+    pub(super) fn was(&self) -> SlotState {
         self.was
     }
 }

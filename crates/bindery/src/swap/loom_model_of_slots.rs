@@ -1,5 +1,5 @@
 //! Slots under loom: their counts, and a page that leaves the swap cache while a fault looks it up.
-//! The steps are those of [`super::cell`] and of the folio's count.
+//! The steps are those of [`super::slot_state`] and of the folio's count.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
@@ -17,7 +17,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
 
-use super::cell::{Cell, MAX_ENTRIES, hold_cached, name_all};
+use super::slot_state::{MAX_ENTRIES, SlotState, hold_cached, name_all};
 use crate::addr::{Frame, Order};
 use crate::folio::{REFERENCE, publish, refer, take_all};
 
@@ -68,7 +68,7 @@ unsafe impl Sync for World {}
 unsafe impl Send for World {}
 
 impl World {
-    fn new(omit: Omit, cells: [Cell; 2], references: u64) -> Self {
+    fn new(omit: Omit, cells: [SlotState; 2], references: u64) -> Self {
         Self {
             omit,
             cluster: Mutex::new(()),
@@ -80,9 +80,9 @@ impl World {
         }
     }
 
-    fn cell(&self) -> Cell {
-        // Acquire: like `Memory::swap_cell`.
-        Cell(self.cells[0].load(Acquire))
+    fn cell(&self) -> SlotState {
+        // Acquire: like `Memory::slot_state`.
+        SlotState(self.cells[0].load(Acquire))
     }
 
     /// `Memory::evict` by a thread that has the folio's lock and a reference. Afterwards the frame
@@ -91,7 +91,7 @@ impl World {
         let cluster = self.cluster.lock().unwrap();
         let frozen = take_all(&self.count, 2 * REFERENCE);
         let now = if frozen { self.cell().uncached(3) } else { self.cell() };
-        self.cells[0].store(now.0 & !Cell::BUSY, Relaxed);
+        self.cells[0].store(now.0 & !SlotState::BUSY, Relaxed);
         drop(cluster);
         if frozen {
             // SAFETY: as for `Sync`.
@@ -136,21 +136,21 @@ impl World {
             Omit::Busy => now.entries() == 0,
             _ => now.is_let_go(),
         };
-        self.cells[0].store(if free { Cell::FREE.0 } else { now.0 }, Relaxed);
+        self.cells[0].store(if free { SlotState::FREE.0 } else { now.0 }, Relaxed);
         drop(cluster);
         if free {
             self.reuse();
         }
     }
 
-    /// The holder of the folio's lock stores the content, and settles the slot.
+    /// The holder of the folio's lock stores the content, and unlocks the slot.
     fn write_out(&self) {
         // SAFETY: as for `Sync`.
         self.store.with_mut(|store| unsafe { store.write(PAGE) });
         let cluster = self.cluster.lock().unwrap();
-        let now = Cell(self.cell().0 & !Cell::BUSY | Cell::STORED);
+        let now = SlotState(self.cell().0 & !SlotState::BUSY | SlotState::STORED);
         let free = now.is_let_go();
-        self.cells[0].store(if free { Cell::FREE.0 } else { now.0 }, Relaxed);
+        self.cells[0].store(if free { SlotState::FREE.0 } else { now.0 }, Relaxed);
         drop(cluster);
         if free {
             self.reuse();
@@ -184,9 +184,9 @@ fn spawn<R: 'static>(
 fn eviction(omit: Omit) {
     static FOUND: Flag = Flag::new(false);
     static GONE: Flag = Flag::new(false);
-    let cached = Cell(Cell::going_out(FRAME, Order(4), 1).0 | Cell::STORED);
+    let cached = SlotState(SlotState::going_out(FRAME, Order(4), 1).0 | SlotState::STORED);
     check(
-        move || World::new(omit, [cached, Cell::FREE], 2),
+        move || World::new(omit, [cached, SlotState::FREE], 2),
         |world| {
             let fault = spawn(world, World::find);
             let reclaim = spawn(world, World::evict);
@@ -204,26 +204,26 @@ fn eviction(omit: Omit) {
 /// The last entry is removed while the page is written out.
 fn last_entry(omit: Omit) {
     check(
-        move || World::new(omit, [Cell::going_out(FRAME, Order(4), 1), Cell::FREE], 2),
+        move || World::new(omit, [SlotState::going_out(FRAME, Order(4), 1), SlotState::FREE], 2),
         |world| {
             let writer = spawn(world, World::write_out);
             world.release();
             writer.join().unwrap();
-            assert_eq!((world.cell(), world.freed.load(Acquire)), (Cell::FREE, 1));
+            assert_eq!((world.cell(), world.freed.load(Acquire)), (SlotState::FREE, 1));
         },
     );
 }
 
 /// Two forks add references to a run, in which one slot allows only one more.
 fn two_names(omit: Omit) {
-    let nearly_full = Cell(Cell::STORED | (MAX_ENTRIES - 1));
+    let nearly_full = SlotState(SlotState::STORED | (MAX_ENTRIES - 1));
     check(
-        move || World::new(omit, [Cell(Cell::STORED | 5), nearly_full], 0),
+        move || World::new(omit, [SlotState(SlotState::STORED | 5), nearly_full], 0),
         |world| {
             let fork = spawn(world, World::name);
             let named = world.name();
             assert!(named ^ fork.join().unwrap(), "both name the slots, or none does");
-            let entries = |cell: usize| Cell(world.cells[cell].load(Acquire)).entries();
+            let entries = |cell: usize| SlotState(world.cells[cell].load(Acquire)).entries();
             assert_eq!([entries(0), entries(1)], [6, MAX_ENTRIES as u32]);
         },
     );

@@ -19,9 +19,9 @@ use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
 
-use super::cell::Cell;
 use super::device::SwapOperation;
 use super::requests::{Completions, Requests};
+use super::slot_state::SlotState;
 use crate::addr::{Frame, Order};
 use crate::folio::{
     REFERENCE, begin_writeback, lock_unless_writeback, take_all, take_from_request, unlock,
@@ -76,7 +76,7 @@ impl World {
             completions: Completions::of_word(AtomicU32::new(0)),
             sleepers: Sleepers::new(SecondLook::Taken),
             cluster: Mutex::new(()),
-            cell: AtomicU64::new(Cell::going_out(FRAME, Order::PAGE, SPACES).0),
+            cell: AtomicU64::new(SlotState::going_out(FRAME, Order::PAGE, SPACES).0),
             content: UnsafeCell::new(0),
             stored: UnsafeCell::new(0),
             freed: AtomicU32::new(0),
@@ -114,11 +114,11 @@ impl World {
     /// `Memory::lock_written`. Returns whether the lock is the caller's.
     fn lock_written(&self) -> bool {
         let _cluster = self.cluster.lock().unwrap();
-        let now = Cell(self.cell.load(Relaxed));
-        if !now.has(Cell::WRITING) {
+        let now = SlotState(self.cell.load(Relaxed));
+        if !now.has(SlotState::WRITING) {
             return take_from_request(&self.state, || ());
         }
-        let now = Cell(now.0 & !Cell::WRITING);
+        let now = SlotState(now.0 & !SlotState::WRITING);
         self.let_go_if_free(now);
         false
     }
@@ -127,25 +127,25 @@ impl World {
     fn evict(&self) {
         let _cluster = self.cluster.lock().unwrap();
         assert!(!take_all(&self.count, 2 * REFERENCE), "a fault has lost its reference");
-        let now = Cell(self.cell.load(Relaxed) & !Cell::BUSY | Cell::STORED);
+        let now = SlotState(self.cell.load(Relaxed) & !SlotState::BUSY | SlotState::STORED);
         self.let_go_if_free(now);
     }
 
     /// Frees the slot if nothing holds it any more. The lock of the cluster is held.
-    fn let_go_if_free(&self, now: Cell) {
+    fn let_go_if_free(&self, now: SlotState) {
         if !now.is_let_go() {
             self.cell.store(now.0, Relaxed);
             return;
         }
-        self.cell.store(Cell::FREE.0, Relaxed);
+        self.cell.store(SlotState::FREE.0, Relaxed);
         self.leave_cache_of(now);
         self.freed.fetch_add(1, Relaxed);
         // SAFETY: as for `Sync`.
         self.stored.with_mut(|stored| unsafe { stored.write(2) });
     }
 
-    fn leave_cache_of(&self, cell: Cell) {
-        if cell.has(Cell::CACHED) {
+    fn leave_cache_of(&self, cell: SlotState) {
+        if cell.has(SlotState::CACHED) {
             self.count.fetch_sub(REFERENCE, AcqRel);
         }
     }
@@ -153,8 +153,8 @@ impl World {
     /// `Memory::take_back`. Returns whether the lock is the caller's.
     fn take_back(&self) -> bool {
         let cluster = self.cluster.lock().unwrap();
-        let now = Cell(self.cell.load(Relaxed));
-        let written = now.has(Cell::BUSY | Cell::CACHED) && !now.has(Cell::STORED);
+        let now = SlotState(self.cell.load(Relaxed));
+        let written = now.has(SlotState::BUSY | SlotState::CACHED) && !now.has(SlotState::STORED);
         if !written || !take_from_request(&self.state, || ()) {
             return false;
         }
@@ -165,8 +165,8 @@ impl World {
             }
             _ => cluster,
         };
-        let mark = if self.omit == Omit::Mark { 0 } else { Cell::WRITING };
-        let now = self.cell.load(Relaxed) & !(Cell::BUSY | Cell::CONTENT) | mark;
+        let mark = if self.omit == Omit::Mark { 0 } else { SlotState::WRITING };
+        let now = self.cell.load(Relaxed) & !(SlotState::BUSY | SlotState::CONTENT) | mark;
         self.cell.store(now, Relaxed);
         drop(cluster);
         self.taken_back.store(true, Plain);
@@ -188,12 +188,12 @@ impl World {
         // The mapping keeps the reference.
     }
 
-    /// `Memory::settle_slots`, for a page that has lost an entry.
+    /// `Memory::unlock_claimed`, for a page that has lost an entry.
     fn settle(&self) {
         let _cluster = self.cluster.lock().unwrap();
-        let now = Cell((self.cell.load(Relaxed) & !Cell::BUSY) - 1);
-        if now.entries() == 0 && now.has(Cell::WRITING) {
-            self.cell.store(Cell::WRITING, Relaxed);
+        let now = SlotState((self.cell.load(Relaxed) & !SlotState::BUSY) - 1);
+        if now.entries() == 0 && now.has(SlotState::WRITING) {
+            self.cell.store(SlotState::WRITING, Relaxed);
             self.leave_cache_of(now);
         } else {
             self.let_go_if_free(now);
@@ -220,8 +220,12 @@ fn two_faults(omit: Omit) -> [bool; 2] {
         other.join().unwrap();
         world.finish();
         assert!(world.requests.is_idle(), "a request was not given back");
-        let (state, cell) = (world.state.load(Acquire), Cell(world.cell.load(Acquire)));
-        assert_eq!((state, cell), (0, Cell::FREE), "the folio stays locked, or its slot taken");
+        let (state, cell) = (world.state.load(Acquire), SlotState(world.cell.load(Acquire)));
+        assert_eq!(
+            (state, cell),
+            (0, SlotState::FREE),
+            "the folio stays locked, or its slot taken"
+        );
         assert_eq!(world.freed.load(Acquire), 1, "the slot was freed more than once");
         let references = u64::from(SPACES) * REFERENCE;
         assert_eq!(world.count.load(Acquire), references, "the count of the folio is wrong");

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and the bitmap of taken ones |
-//! | `cell` | references to a slot, and the location of its content |
-//! | `slots`, `settle`, `freed` | taking, releasing and caching slots: by runs, under one lock |
+//! | `slot_state` | references to a slot, and the location of its content |
+//! | `slots`, `finish_swap_in`, `freed` | taking, releasing and caching slots: by runs, under one lock |
 //! | `content`, `page_set` | writing and reading |
 //! | `device_read` | reads that a thread waits for after it has released its locks |
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
@@ -25,16 +25,16 @@
 //!
 //! # The protocol
 //! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
-//! them. The cache is not a separate structure: the slot's cell refers to the page's frame, and the
+//! them. The cache is not a separate structure: the slot's state refers to the page's frame, and the
 //! folio's metadata refers to the slot. The cache has one reference to the folio.
 //!
 //! ```text
 //! mapped  --send_out-->  cached, busy  --write_out, evict-->  only in swap
 //!    ^                    |         ^                             |
-//!    |<---map, settle-----'         '------claim, load------------'
+//!    |<---map, unlock-----'         '------claim, load------------'
 //! ```
 //!
-//! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are settled or
+//! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are unlocked or
 //!    the folio is evicted. A fault that finds the page by its slot waits for the lock.
 //! 2. *A busy slot* is released by the holder of that lock, last. Entries removed before that only
 //!    lower the count. So neither the slot nor its content is reused while I/O is in flight.
@@ -42,7 +42,7 @@
 //!    is exclusive. Then nothing else refers to its slot, and the page leaves the cache before the
 //!    folio's lock is released. So the content of a slot is never stale, and a clean folio may be
 //!    evicted.
-//! 4. *A slot is reused* when entries, cache and I/O have all released it ([`cell`]).
+//! 4. *A slot is reused* when entries, cache and I/O have all released it ([`slot_state`]).
 //! 5. *A page in the cache that cannot be stored stays there*: entries refer to its slot, and
 //!    faults find it.
 //! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
@@ -57,7 +57,6 @@
 
 pub(crate) mod area;
 mod bitmap;
-pub(crate) mod cell;
 mod clock;
 mod cluster;
 #[cfg(feature = "compression")]
@@ -70,6 +69,7 @@ pub(crate) mod device_read;
 mod discard;
 pub(crate) mod early_read;
 pub(crate) mod exhausted;
+mod finish_swap_in;
 mod freed;
 #[cfg(all(test, loom))]
 mod loom_model;
@@ -86,7 +86,7 @@ mod passing;
 mod read_around;
 mod requests;
 mod same_filled;
-mod settle;
+pub(crate) mod slot_state;
 pub(crate) mod slots;
 pub(crate) mod streak;
 mod take_back;

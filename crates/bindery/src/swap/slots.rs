@@ -10,11 +10,11 @@ use core::sync::atomic::{
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
-use super::cell::{self, Cell, ClaimError};
 use super::cluster::{Cluster, ClusterState, LiveCluster};
 use super::content::Written;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
+use super::slot_state::{self, ClaimError, SlotState};
 use crate::Memory;
 use crate::addr::Order;
 use crate::folio::{Folio, FolioLocked, FolioRef, SwapPlace};
@@ -53,11 +53,11 @@ impl<P: Platform> Memory<P> {
     }
 
     /// A recent copy of a slot's cell.
-    pub(crate) fn swap_cell(&self, area: u8, slot: u64) -> Option<Cell> {
+    pub(crate) fn slot_state(&self, area: u8, slot: u64) -> Option<SlotState> {
         let (_, cells, _) = self.cells(SlotRun { area, first: slot, count: 1 })?;
         // Acquire, by the fence: sees earlier work on the cached folio.
         let cell = cells.first()?.load(Acquire);
-        Some(Cell(cell))
+        Some(SlotState(cell))
     }
 
     /// Makes slots with lost content, each referred to by one entry; the area is turned on for
@@ -78,8 +78,8 @@ impl<P: Platform> Memory<P> {
             state.plant(index(part.first), part.count);
             area.taken.fetch_add(u64::from(part.count), Relaxed);
             for cell in cells {
-                assert_eq!(cell.load(Relaxed), Cell::FREE.0, "the slot is taken");
-                cell.store(Cell::LOST | 1, Relaxed);
+                assert_eq!(cell.load(Relaxed), SlotState::FREE.0, "the slot is taken");
+                cell.store(SlotState::LOST | 1, Relaxed);
             }
         }
     }
@@ -139,7 +139,7 @@ impl<P: Platform> Memory<P> {
         for (page, cell) in (0..).zip(cells) {
             let entries = u32::from(page >= first && page < first + named);
             // The slots are ours: no entry refers to them, and the cache does not have them.
-            let cell_now = Cell::going_out(folio.head.plus(page), folio.order, entries);
+            let cell_now = SlotState::going_out(folio.head.plus(page), folio.order, entries);
             cell.store(cell_now.0, Relaxed);
         }
         self.frames.folio(*folio).set_swap_place(place);
@@ -153,7 +153,7 @@ impl<P: Platform> Memory<P> {
         if let Some((_, cells, _)) = self.cells(slots) {
             for cell in cells {
                 // Busy, and without references: no other thread changes it.
-                cell.store(Cell::FREE.0, Relaxed);
+                cell.store(SlotState::FREE.0, Relaxed);
             }
         }
         self.frames.folio(*folio).set_cached_pages(place, 0);
@@ -184,7 +184,7 @@ impl<P: Platform> Memory<P> {
     fn count_in_cache(&self, folio: Folio, place: SwapPlace, first: u32, count: u32) -> u32 {
         let slot = |page: u32| place.first + u64::from(page);
         let stays = |page: &u32| {
-            let cell = self.swap_cell(place.area, slot(*page));
+            let cell = self.slot_state(place.area, slot(*page));
             cell.is_some_and(|cell| cell.frame() == Some(folio.head.plus(*page)))
         };
         (first..first + count).take_while(stays).count() as u32
@@ -200,7 +200,7 @@ impl<P: Platform> Memory<P> {
         let Some((cluster, cells, _)) = self.cells(part) else { return Err(TooManyEntries) };
         {
             let _state = cluster.state.lock();
-            if !cell::name_all(cells) {
+            if !slot_state::name_all(cells) {
                 return Err(TooManyEntries);
             }
         }
@@ -228,7 +228,7 @@ impl<P: Platform> Memory<P> {
         let mut freed = FreedSlots::new(area, cluster);
         for (at, (cell, value)) in (index(run.first)..).zip(cells.iter().zip(values)) {
             let Some(last) = FreedCell::drop_entry(&state, cell) else { continue };
-            if last.was().0 & (Cell::STORED | Cell::CACHED) != 0 {
+            if last.was().0 & (SlotState::STORED | SlotState::CACHED) != 0 {
                 self.empty_slot(last, value);
             }
             freed.add(&mut state, at);
@@ -244,8 +244,8 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     pub(crate) fn find_cached(&self, area: u8, slot: u64) -> Option<FolioRef<'_, P>> {
         self.while_areas_stay(|| {
-            cell::hold_cached(
-                || self.swap_cell(area, slot)?.frame(),
+            slot_state::hold_cached(
+                || self.slot_state(area, slot)?.frame(),
                 |frame| self.frames.try_hold(&self.platform, frame),
             )
         })
@@ -283,10 +283,10 @@ impl<P: Platform> Memory<P> {
         let _state = cluster.state.lock();
         // Until memory has been reclaimed, the age of a page is not needed.
         let shadow = match cells.first() {
-            Some(cell) if self.clock.has_reclaimed() => Cell(cell.load(Relaxed)).shadow(),
+            Some(cell) if self.clock.has_reclaimed() => SlotState(cell.load(Relaxed)).shadow(),
             _ => None,
         };
-        cell::claim_all(cells, folio.head, folio.order)?;
+        slot_state::claim_all(cells, folio.head, folio.order)?;
         let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
         self.frames.folio(*folio).set_swap_place(place);
         if let Some(shadow) = shadow {
@@ -302,13 +302,15 @@ impl<P: Platform> Memory<P> {
     /// that referred to their slots. Pages without references to their slots leave the cache; the
     /// others stay, no longer busy. Returns the number that stay. The caller has a reference
     /// besides the cache's.
-    pub(crate) fn settle_slots(
+    pub(crate) fn unlock_claimed(
         &self,
         folio: FolioLocked<'_>,
         place: SwapPlace,
         put: &PageSet,
     ) -> u32 {
-        let done = |page: u32, old: Cell| Cell((old.0 & !Cell::BUSY) - u64::from(put.has(page)));
+        let done = |page: u32, old: SlotState| {
+            SlotState((old.0 & !SlotState::BUSY) - u64::from(put.has(page)))
+        };
         let cached = self.change_slots(folio, place, || false, done).cached;
         if cached < folio.pages() {
             // No other copy of the content is left.
@@ -317,10 +319,11 @@ impl<P: Platform> Memory<P> {
         cached
     }
 
-    /// Like [`Memory::settle_slots`], after a failed write: the slots have no content, and are no
+    /// Like [`Memory::unlock_claimed`], after a failed write: the slots have no content, and are no
     /// longer busy.
-    pub(super) fn settle_unwritten(&self, folio: FolioLocked<'_>, place: SwapPlace) {
-        let done = |_: u32, old: Cell| Cell(old.0 & !(Cell::BUSY | Cell::CONTENT));
+    pub(super) fn unlock_unwritten(&self, folio: FolioLocked<'_>, place: SwapPlace) {
+        let done =
+            |_: u32, old: SlotState| SlotState(old.0 & !(SlotState::BUSY | SlotState::CONTENT));
         if self.change_slots(folio, place, || false, done).cached < folio.pages() {
             // As there.
             self.frames.folio(*folio).mark_dirty();
@@ -337,9 +340,9 @@ impl<P: Platform> Memory<P> {
         place: SwapPlace,
         written: Option<&Written>,
     ) -> bool {
-        let done = |page: u32, old: Cell| {
+        let done = |page: u32, old: SlotState| {
             let content = written.map_or(0, |written| written.content(page));
-            Cell(old.0 & !Cell::BUSY | content)
+            SlotState(old.0 & !SlotState::BUSY | content)
         };
         // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
         // and reads the slot again.
@@ -349,7 +352,7 @@ impl<P: Platform> Memory<P> {
     /// Removes a folio whose content could not be read from the cache; entries keep their
     /// references to its slots. The caller has a reference.
     pub(crate) fn give_up(&self, folio: FolioLocked<'_>, place: SwapPlace) {
-        let uncached = |_: u32, old: Cell| old.uncached(0);
+        let uncached = |_: u32, old: SlotState| old.uncached(0);
         let changed = self.change_slots(folio, place, || false, uncached);
         if changed.cached > 0 {
             self.frames.folio(*folio).set_cached_pages(place, 0);
@@ -388,7 +391,7 @@ impl<P: Platform> Memory<P> {
         folio: FolioLocked<'_>,
         place: SwapPlace,
         freeze: impl FnOnce() -> bool,
-        change: impl Fn(u32, Cell) -> Cell,
+        change: impl Fn(u32, SlotState) -> SlotState,
     ) -> Changed {
         let run = SlotRun { area: place.area, first: place.first, count: folio.pages() };
         let mut changed = Changed { cached: 0, evicted: false };
@@ -406,7 +409,7 @@ impl<P: Platform> Memory<P> {
         let shadow = self.clock.shadow();
         let mut freed = FreedSlots::new(area, cluster);
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
-            let old = Cell(cell.load(Relaxed));
+            let old = SlotState(cell.load(Relaxed));
             if old.frame() != Some(folio.head.plus(page)) {
                 // This page left the cache before.
                 continue;
@@ -415,7 +418,7 @@ impl<P: Platform> Memory<P> {
             if now.is_named_or_written() {
                 if now.entries() == 0 {
                     // The page leaves the cache; the device will release the slot.
-                    cell.store(Cell::WRITING, Relaxed);
+                    cell.store(SlotState::WRITING, Relaxed);
                     continue;
                 }
                 let now = if changed.evicted { now.uncached(shadow) } else { now };
@@ -445,12 +448,12 @@ impl<P: Platform> Memory<P> {
 /// Whether all content of a cached folio is in swap. `None` if its slots, with these cells, may not
 /// be made busy ([`Memory::prepare_out`]).
 fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stored> {
-    let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
+    let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
     let ours = |(page, cell): (u32, &AtomicU64)| {
         let cell = load(cell);
-        cell.frame() == Some(folio.head.plus(page)) && !cell.has(Cell::WRITING)
+        cell.frame() == Some(folio.head.plus(page)) && !cell.has(SlotState::WRITING)
     };
-    let stored = cells.iter().filter(|cell| load(cell).0 & Cell::CONTENT != 0).count();
+    let stored = cells.iter().filter(|cell| load(cell).0 & SlotState::CONTENT != 0).count();
     if !(0..).zip(cells).all(ours) || stored != 0 && stored != cells.len() {
         return None;
     }
@@ -460,7 +463,7 @@ fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stor
 /// Marks cells busy for the thread that has the folio's lock. The cluster's lock is held.
 pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
     for cell in cells {
-        cell.store(cell.load(Relaxed) | Cell::BUSY, Relaxed);
+        cell.store(cell.load(Relaxed) | SlotState::BUSY, Relaxed);
     }
 }
 

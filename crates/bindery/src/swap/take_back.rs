@@ -8,7 +8,7 @@
 //! both.
 //!
 //! ```text
-//! fault      cluster's lock: WRITEBACK goes, WRITING comes; map, settle, unlock
+//! fault      cluster's lock: WRITEBACK goes, WRITING comes; map, unlock the slots, unlock
 //! device     ............. still writes ...................... done
 //! finisher                                                     cluster's lock: WRITING goes
 //! ```
@@ -20,9 +20,9 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
-use super::cell::Cell;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
+use super::slot_state::SlotState;
 use super::slots::index;
 use crate::Memory;
 use crate::folio::{Folio, FolioLock, SwapPlace};
@@ -34,7 +34,7 @@ impl<P: Platform> Memory<P> {
     #[cold]
     pub(super) fn take_back(&self, folio: Folio) -> Option<FolioLock<'_, P>> {
         let (lock, place) = self.while_areas_stay(|| self.take_lock_over(folio))?;
-        self.settle_slots(lock.locked(), place, &PageSet::EMPTY);
+        self.unlock_claimed(lock.locked(), place, &PageSet::EMPTY);
         Some(lock)
     }
 
@@ -46,19 +46,19 @@ impl<P: Platform> Memory<P> {
         }
         let (cluster, cells, _) = self.cells(Self::slots_of(folio, place))?;
         let _state = cluster.state.lock();
-        let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
+        let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
         // Not a read of read-around, whose slot has the content.
         let is_written = |(page, cell): (u32, &AtomicU64)| {
             load(cell).frame() == Some(folio.head.plus(page))
-                && load(cell).has(Cell::BUSY)
-                && !load(cell).has(Cell::STORED)
+                && load(cell).has(SlotState::BUSY)
+                && !load(cell).has(SlotState::STORED)
         };
         if !(0..).zip(cells).all(is_written) {
             return None;
         }
         let lock = self.frames.folio(folio).lock_of_request(&self.platform)?;
         for cell in cells {
-            cell.store(load(cell).0 & !Cell::CONTENT | Cell::WRITING, Relaxed);
+            cell.store(load(cell).0 & !SlotState::CONTENT | SlotState::WRITING, Relaxed);
         }
         Some((lock, place))
     }
@@ -76,8 +76,8 @@ impl<P: Platform> Memory<P> {
             return lock();
         }
         let mut state = cluster.state.lock();
-        let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
-        if !cells.iter().any(|cell| load(cell).has(Cell::WRITING)) {
+        let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
+        if !cells.iter().any(|cell| load(cell).has(SlotState::WRITING)) {
             return lock();
         }
         let mut freed = FreedSlots::new(area, cluster);

@@ -4,8 +4,8 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
-use super::cell::Cell;
 use super::page_set::PageSet;
+use super::slot_state::SlotState;
 use super::slots::{Stored, make_busy};
 use crate::Memory;
 use crate::folio::{Folio, FolioLocked, Freed, LockedFolio, SwapPlace};
@@ -53,12 +53,13 @@ impl<P: Platform> Memory<P> {
             return false;
         };
         let _state = cluster.state.lock();
-        let load = |cell: &AtomicU64| Cell(cell.load(Relaxed));
+        let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
         let is_ours =
             |(page, cell): &(u32, &AtomicU64)| load(cell).frame() == Some(folio.head.plus(*page));
         let ours = || (0..).zip(cells).filter(is_ours).map(|(_, cell)| cell);
-        let is_stored =
-            |cell: &AtomicU64| load(cell).0 & Cell::CONTENT != 0 && !load(cell).has(Cell::WRITING);
+        let is_stored = |cell: &AtomicU64| {
+            load(cell).0 & SlotState::CONTENT != 0 && !load(cell).has(SlotState::WRITING)
+        };
         let stored = self.frames.folio(*folio).is_swap_cached() && ours().all(is_stored);
         if stored {
             make_busy(ours());
@@ -83,7 +84,7 @@ impl<P: Platform> Memory<P> {
         if self.may_write_out(stored, place) && self.dup_slots(run).is_ok() {
             return Some(slots);
         }
-        self.settle_slots(folio, place, &PageSet::EMPTY);
+        self.unlock_claimed(folio, place, &PageSet::EMPTY);
         None
     }
 
@@ -109,8 +110,8 @@ impl<P: Platform> Memory<P> {
 
     /// Whether the content of a folio is in swap; its slots, which are busy, begin there.
     pub(crate) fn stored_at(&self, slots: SlotRun) -> Stored {
-        let cell = self.swap_cell(slots.area, slots.first);
-        let stored = cell.is_some_and(|cell| cell.0 & Cell::CONTENT != 0);
+        let cell = self.slot_state(slots.area, slots.first);
+        let stored = cell.is_some_and(|cell| cell.0 & SlotState::CONTENT != 0);
         if stored { Stored::Yes } else { Stored::No }
     }
 }

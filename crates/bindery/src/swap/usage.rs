@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
-use super::cell::Cell;
+use super::slot_state::SlotState;
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::platform::Platform;
@@ -107,20 +107,20 @@ impl<P: Platform> Memory<P> {
         let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
         let Some((_, cells, _)) = self.cells(run) else { return };
         for cell in cells {
-            let cell = Cell(cell.load(Relaxed));
-            usage.cached += u64::from(cell.has(Cell::CACHED));
-            usage.filled += u64::from(cell.has(Cell::FILLED));
+            let cell = SlotState(cell.load(Relaxed));
+            usage.cached += u64::from(cell.has(SlotState::CACHED));
+            usage.filled += u64::from(cell.has(SlotState::FILLED));
         }
     }
 
     /// The number of entries that refer to the slot.
     pub(crate) fn slot_entries(&self, area: u8, slot: u64) -> u32 {
-        self.swap_cell(area, slot).map_or(0, Cell::entries)
+        self.slot_state(area, slot).map_or(0, SlotState::entries)
     }
 
     /// Whether the slot's page is in memory, and complete.
     pub(crate) fn is_slot_resident(&self, area: u8, slot: u64) -> bool {
-        let cell = self.swap_cell(area, slot);
-        cell.is_some_and(|cell| cell.has(Cell::CACHED) && !cell.has(Cell::BUSY))
+        let cell = self.slot_state(area, slot);
+        cell.is_some_and(|cell| cell.has(SlotState::CACHED) && !cell.has(SlotState::BUSY))
     }
 }

@@ -53,7 +53,7 @@ impl<P: Platform> Memory<P> {
         }
         let mut written = Written::NOTHING;
         if !self.write_out(leaving.locked(), place, &mut written) {
-            self.settle_unwritten(leaving.locked(), place);
+            self.unlock_unwritten(leaving.locked(), place);
             return false;
         }
         self.finish_write_out(leaving, place, Some(&written))
@@ -215,7 +215,7 @@ impl<P: Platform> Memory<P> {
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
-                    self.settle_unwritten(lock.locked(), place);
+                    self.unlock_unwritten(lock.locked(), place);
                 }
                 drop(lock.with_reference());
             }

@@ -223,7 +223,7 @@ impl<P: Platform> Memory<P> {
     /// The folio that the cache has for a slot that is its first, and that was allocated by the
     /// caller: the caller has the folio's lock, or has restored its entries.
     pub(super) fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
-        let frame = self.swap_cell(area, slot)?.frame()?;
+        let frame = self.slot_state(area, slot)?.frame()?;
         self.frames.folio_of(frame).filter(|folio| folio.head == frame)
     }
 
@@ -234,7 +234,7 @@ impl<P: Platform> Memory<P> {
             return false;
         }
         if let Some(place) = self.frames.folio(*folio).swap_place() {
-            self.settle_slots(folio, place, &PageSet::EMPTY);
+            self.unlock_claimed(folio, place, &PageSet::EMPTY);
         }
         true
     }

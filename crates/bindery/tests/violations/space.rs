@@ -226,9 +226,9 @@ pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
 /// Work on the slots of a folio ends with the folio locked: its number is no proof of that.
 pub(crate) fn settle<P: Platform>(memory: &Memory<P>, lock: &FolioLock<'_, P>, place: SwapPlace) {
     #[cfg(not(lock_violations = "types"))]
-    memory.settle_slots(lock.locked(), place, &PageSet::EMPTY);
+    memory.unlock_claimed(lock.locked(), place, &PageSet::EMPTY);
     #[cfg(lock_violations = "types")]
-    memory.settle_slots(lock.folio(), place, &PageSet::EMPTY); //~ E0308
+    memory.unlock_claimed(lock.folio(), place, &PageSet::EMPTY); //~ E0308
 }
 
 /// Content is read into a folio for which the slots are claimed.
@@ -251,9 +251,9 @@ pub(crate) fn settle_unlocked<P: Platform>(
 ) {
     let locked = lock.locked();
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (memory.settle_slots(locked, place, &PageSet::EMPTY), drop(lock));
+    let _ = (memory.unlock_claimed(locked, place, &PageSet::EMPTY), drop(lock));
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(lock), memory.settle_slots(locked, place, &PageSet::EMPTY)); //~ E0505
+    let _ = (drop(lock), memory.unlock_claimed(locked, place, &PageSet::EMPTY)); //~ E0505
 }
 
 /// A device's request gets the only guard of a folio's lock.

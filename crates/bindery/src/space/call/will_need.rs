@@ -128,8 +128,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return None;
         }
         let Some(slot) = slot_at(&self.page_table, page) else { return Some(next) };
-        let Some(cell) = slot.cell else { return Some(next) };
-        match memory.source_of(slot.area, cell) {
+        let Some(state) = slot.state else { return Some(next) };
+        match memory.source_of(slot.area, state) {
             Source::Cache => Some(next),
             Source::Memory => map_announced(&fault, slot),
             Source::Device if !memory.has_free_request(slot.area) => Some(next),

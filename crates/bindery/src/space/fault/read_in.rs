@@ -7,9 +7,9 @@ use crate::folio::{Folio, FreshFolio, LockedFolio};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
-use crate::swap::cell;
 use crate::swap::content::ClaimedFolio;
 use crate::swap::device_read::Load;
+use crate::swap::slot_state::SlotState;
 use crate::swap::streak::ReadByFault;
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection};
@@ -143,11 +143,11 @@ impl<P: Platform> Fault<'_, '_, P> {
             if at == page || at < range.start() || at >= range.end() {
                 continue;
             }
-            let comes_back_as_page = |cell: cell::Cell| {
-                let order = cell.order();
-                cell.frame().is_none() && (order == Order::PAGE || !allowed.contains(order))
+            let comes_back_as_page = |state: SlotState| {
+                let order = state.order();
+                state.frame().is_none() && (order == Order::PAGE || !allowed.contains(order))
             };
-            let is_to_be_read = |slot: &Slot| slot.cell.is_some_and(comes_back_as_page);
+            let is_to_be_read = |slot: &Slot| slot.state.is_some_and(comes_back_as_page);
             if let Some(slot) = slot_at(self.page_table(), at).filter(is_to_be_read)
                 && !memory.begin_read_around(slot.area, slot.number)
             {

@@ -11,7 +11,7 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::swap::SlotRun;
-use crate::swap::cell;
+use crate::swap::slot_state::SlotState;
 use crate::table::publish::publish;
 use crate::table::swap_in::SwapIn;
 use crate::table::{EntryAt, PageTable, ReadSection};
@@ -56,14 +56,14 @@ pub(in crate::space) struct Slot {
     pub(in crate::space) area: u8,
     pub(super) number: u64,
     /// A copy, read in the same read section as the entry; `None` if no area has such a slot.
-    pub(in crate::space) cell: Option<cell::Cell>,
+    pub(in crate::space) state: Option<SlotState>,
 }
 
 impl Slot {
     /// The order of the folio in which the page went out.
     #[inline]
     pub(super) fn went_out(self) -> Order {
-        self.cell.map_or(Order::PAGE, cell::Cell::order)
+        self.state.map_or(Order::PAGE, SlotState::order)
     }
 }
 
@@ -91,8 +91,8 @@ pub(super) fn slot_of<P: Platform>(
     match P::Arch::decode_absent(entry)? {
         Absent::Swap { device, slot, .. } if !entry.is_empty() => {
             let number = slot + inside;
-            let cell = page_table.memory.swap_cell(device, number);
-            Some(Slot { area: device, number, cell })
+            let state = page_table.memory.slot_state(device, number);
+            Some(Slot { area: device, number, state })
         }
         Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
     }
@@ -105,8 +105,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(in crate::space) fn swap_in(&self, slot: Slot, reading: Reading) -> Stepped {
         let memory = self.memory();
         // If no area has such a slot, the entry is corrupted.
-        let cell = slot.cell.ok_or(FaultError::Bus)?;
-        if cell.frame().is_some()
+        let state = slot.state.ok_or(FaultError::Bus)?;
+        if state.frame().is_some()
             && let Some(cached) = memory.find_cached(slot.area, slot.number)
         {
             // A thread or a device that writes the folio out, or reads it, has the lock: waiting
@@ -226,7 +226,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         // Whether the page is mapped now, and whether all pages that are mapped are exclusive.
         let (mapped, exclusive) = match self.page_table().swap_in_whole(&what, own) {
             Some(exclusive) => {
-                memory.settle_all_slots(folio, place);
+                memory.finish_swap_in(folio, place);
                 (true, exclusive)
             }
             None => self.map_in_runs(&what, number, &own)?,
@@ -250,7 +250,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         own: &dyn Fn(bool),
     ) -> Result<(bool, bool), Failure<FaultError>> {
         let done = self.page_table().swap_in(what, own);
-        self.memory().settle_slots(what.folio, what.place, &done.pages);
+        self.memory().unlock_claimed(what.folio, what.place, &done.pages);
         let mapped = done.pages.has(number);
         if done.refused && !mapped {
             return Err(Failure::NoMemory);

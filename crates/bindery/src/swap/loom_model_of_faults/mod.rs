@@ -1,5 +1,5 @@
 //! Faults on pages in swap under loom: two that want one run of slots at once, and one concurrent
-//! with a fork. The steps are those of [`super::cell`], of the folio's count and of its lock.
+//! with a fork. The steps are those of [`super::slot_state`], of the folio's count and of its lock.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!

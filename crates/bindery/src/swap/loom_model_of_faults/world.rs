@@ -9,7 +9,7 @@ use loom::thread;
 use crate::addr::{Frame, Order};
 use crate::folio::{REFERENCE, lock_unless_writeback, publish, refer, unlock};
 use crate::frame::meta::FOLIO_LOCK;
-use crate::swap::cell::{Cell, ClaimError, claim_all, hold_cached, name_all};
+use crate::swap::slot_state::{ClaimError, SlotState, claim_all, hold_cached, name_all};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 /// The pages of the run, and its slots.
@@ -120,7 +120,7 @@ impl World {
                 AtomicU32::new(if number < sharers { SWAPPED | exclusive } else { 0 })
             }),
         };
-        let cell = Cell::STORED | sharers as u64;
+        let cell = SlotState::STORED | sharers as u64;
         Self {
             omit,
             sleepers: Sleepers::new(SecondLook::Taken),
@@ -133,9 +133,9 @@ impl World {
         }
     }
 
-    fn cell(&self, page: usize) -> Cell {
-        // Acquire: like `Memory::swap_cell`.
-        Cell(self.cells[page].load(Acquire))
+    fn cell(&self, page: usize) -> SlotState {
+        // Acquire: like `Memory::slot_state`.
+        SlotState(self.cells[page].load(Acquire))
     }
 
     fn lock_cluster_unless(&self, omit: Omit) -> Option<MutexGuard<'_, ()>> {
@@ -263,7 +263,7 @@ impl World {
                 claim_all(&cells[..1], head, Order(1))?;
                 for (page, cell) in (1..).zip(&cells[1..]) {
                     cell.store(
-                        Cell(cell.load(Relaxed)).coming_in(head.plus(page), Order(1)).0,
+                        SlotState(cell.load(Relaxed)).coming_in(head.plus(page), Order(1)).0,
                         Relaxed,
                     );
                 }
@@ -296,7 +296,7 @@ impl World {
         self.settle(folio, put);
     }
 
-    /// `Memory::settle_slots`.
+    /// `Memory::unlock_claimed`.
     fn settle(&self, folio: usize, put: [bool; PAGES]) {
         let cluster = self.cluster.lock().unwrap();
         let before = self.folios[folio].cached.load(Relaxed);
@@ -306,9 +306,9 @@ impl World {
             if old.frame() != Some(Frame((folio * PAGES + page) as u32)) {
                 continue;
             }
-            let mut now = Cell((old.0 & !Cell::BUSY) - u64::from(put[page]));
+            let mut now = SlotState((old.0 & !SlotState::BUSY) - u64::from(put[page]));
             if now.entries() == 0 {
-                now = Cell::FREE;
+                now = SlotState::FREE;
                 cached -= 1;
                 self.reuse(page);
             }
@@ -369,7 +369,11 @@ impl World {
     /// reference for each entry that maps it.
     pub(super) fn assert_all_is_back(&self, pages: usize) {
         for slot in 0..pages {
-            assert_eq!(self.cell(slot), Cell::FREE, "a slot is named by nothing, and not free");
+            assert_eq!(
+                self.cell(slot),
+                SlotState::FREE,
+                "a slot is named by nothing, and not free"
+            );
             assert_eq!(self.freed[slot].load(Acquire), 1, "a slot was freed more than once");
         }
         let entries = self.spaces.iter().flat_map(|space| &space.entries[..pages]);
@@ -395,7 +399,7 @@ impl World {
 
     /// For the models of one page.
     pub(super) fn take_second_page_away(&self) {
-        self.cells[1].store(Cell::FREE.0, Relaxed);
+        self.cells[1].store(SlotState::FREE.0, Relaxed);
         self.spaces.iter().for_each(|space| space.entries[1].store(0, Relaxed));
     }
 }

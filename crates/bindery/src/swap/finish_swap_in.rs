@@ -4,22 +4,22 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
-use super::cell::Cell;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
+use super::slot_state::SlotState;
 use super::slots::index;
 use crate::Memory;
 use crate::folio::{FolioLocked, SwapPlace};
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// Like [`Memory::settle_slots`], for a folio whose pages have each lost an entry. The slots
+    /// Like [`Memory::unlock_claimed`], for a folio whose pages have each lost an entry. The slots
     /// are busy.
-    pub(crate) fn settle_all_slots(&self, folio: FolioLocked<'_>, place: SwapPlace) {
+    pub(crate) fn finish_swap_in(&self, folio: FolioLocked<'_>, place: SwapPlace) {
         if !self.free_all_slots(folio, place) {
             let mut all = PageSet::EMPTY;
             all.add(0, folio.pages());
-            self.settle_slots(folio, place, &all);
+            self.unlock_claimed(folio, place, &all);
         }
     }
 
@@ -33,14 +33,14 @@ impl<P: Platform> Memory<P> {
         };
         let mut state = cluster.state.lock();
         let is_last = |cell: &AtomicU64| {
-            let cell = Cell(cell.load(Relaxed));
-            cell.entries() == 1 && cell.has(Cell::CACHED | Cell::BUSY)
+            let cell = SlotState(cell.load(Relaxed));
+            cell.entries() == 1 && cell.has(SlotState::CACHED | SlotState::BUSY)
         };
         if !cells.iter().all(is_last) {
             return false;
         }
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
-            let now = Cell(cell.load(Relaxed));
+            let now = SlotState(cell.load(Relaxed));
             let last = FreedCell::end_work(&state, folio, (page, cell), now);
             self.forget_content(last, value);
         }

@@ -1,4 +1,5 @@
-//! The cell of a swap slot: the references to the slot, and the place of its content.
+//! The state of a swap slot: the references to the slot, and the place of its content. The slot's
+//! *cell*, a word of the cluster, has it.
 //!
 //! ```text
 //! 63 ........... 32   31 ... 26   25 .. 22   21        20     19       18       17       16       15 ... 0
@@ -8,7 +9,7 @@
 //! The *order* is that of the last folio that had the page in memory. A fault reads no larger one
 //! ([`super::streak`]).
 //!
-//! | state | cell |
+//! | the slot is | the word |
 //! |---|---|
 //! | free | 0 |
 //! | reserved: allocated, no reference yet | 0, with its bit set in the cluster's bitmap |
@@ -35,11 +36,11 @@ const ORDER_MASK: u64 = 0xf << ORDER_SHIFT;
 const FRAME_SHIFT: u32 = 32;
 const _: () = assert!(MAX_FOLIO_ORDER.0 as u64 <= ORDER_MASK >> ORDER_SHIFT);
 
-/// The value of a cell.
+/// The value of a slot's cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Cell(pub(crate) u64);
+pub(crate) struct SlotState(pub(crate) u64);
 
-impl Cell {
+impl SlotState {
     /// The slot is free or reserved.
     pub(crate) const FREE: Self = Self(0);
     /// The swap cache has the page: the upper half is its frame.
@@ -128,7 +129,7 @@ impl Cell {
         Self(rest | u64::from(shadow) << FRAME_SHIFT)
     }
 
-    /// The time that [`Cell::uncached`] has stored.
+    /// The time that [`SlotState::uncached`] has stored.
     #[inline]
     pub(crate) fn shadow(self) -> Option<u32> {
         (!self.has(Self::CACHED)).then_some((self.0 >> FRAME_SHIFT) as u32)
@@ -139,7 +140,7 @@ impl Cell {
 /// possible. The lock of their cluster is held.
 #[inline]
 pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
-    if cells.iter().any(|cell| u64::from(Cell(cell.load(Relaxed)).entries()) >= MAX_ENTRIES) {
+    if cells.iter().any(|cell| u64::from(SlotState(cell.load(Relaxed)).entries()) >= MAX_ENTRIES) {
         return false;
     }
     for cell in cells {
@@ -167,17 +168,17 @@ pub(super) fn claim_all(
     order: Order,
 ) -> Result<(), ClaimError> {
     let (least, any) = cells.iter().fold((u32::MAX, 0), |(least, any), cell| {
-        let cell = Cell(cell.load(Relaxed));
+        let cell = SlotState(cell.load(Relaxed));
         (least.min(cell.entries()), any | cell.0)
     });
     if least == 0 {
         return Err(ClaimError::Gone);
     }
-    if any & (Cell::CACHED | Cell::BUSY) != 0 {
+    if any & (SlotState::CACHED | SlotState::BUSY) != 0 {
         return Err(ClaimError::Cached);
     }
     for (page, cell) in (0..).zip(cells) {
-        let now = Cell(cell.load(Relaxed)).coming_in(head.plus(page), order);
+        let now = SlotState(cell.load(Relaxed)).coming_in(head.plus(page), order);
         // Release, by the lock: a thread that finds the folio finds it locked.
         cell.store(now.0, Relaxed);
     }
