@@ -12,6 +12,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::ptr::{self, NonNull};
+use core::slice;
 use core::sync::atomic::{
     AtomicBool, AtomicI16, AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -27,7 +28,7 @@ use crate::folio::{MAX_FOLIO_ORDER, SwapPlace};
 use crate::frame::meta::{self, NONE, link};
 use crate::frame::{AllocateFor, MAX_ORDER};
 use crate::platform::Platform;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Consecutive slots of one cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +86,21 @@ impl Lists {
             List::Holes => Some(&mut self.holes),
             List::Room(order) => self.room.get_mut(usize::from(order.0)),
         }
+    }
+}
+
+/// The lists of an area, locked, and its clusters.
+struct LockedLists<'a, P: Platform> {
+    lists: MutexGuard<'a, P::SpinLock, Lists>,
+    /// They may be freed once the lists are unlocked.
+    clusters: &'a [Cluster<P>],
+}
+
+impl<P: Platform> LockedLists<'_, P> {
+    /// The lists and the clusters, while the lists are locked.
+    #[inline]
+    fn parts(&mut self) -> (&mut Lists, &[Cluster<P>]) {
+        (&mut self.lists, self.clusters)
     }
 }
 
@@ -186,8 +202,9 @@ impl<P: Platform> Area<P> {
         self.allocates.store(false, Release);
         for number in 0..self.count.load(Relaxed) {
             // The area may be turned off concurrently, but not while its lists are locked.
-            let _lists = self.lists.lock();
-            let Some(cluster) = self.cluster_at(number) else { return };
+            let mut locked = self.lock_lists();
+            let (_, clusters) = locked.parts();
+            let Some(cluster) = clusters.get(number as usize) else { return };
             drop(cluster.state.lock());
         }
     }
@@ -226,24 +243,35 @@ impl<P: Platform> Area<P> {
         !self.clusters.load(Acquire).is_null()
     }
 
-    /// The cluster with this number.
+    /// The clusters; none while the area is off.
+    ///
+    /// # Safety
+    /// 1. The area is not turned off while the result is used.
     #[inline]
-    fn cluster_at(&self, number: u32) -> Option<&Cluster<P>> {
-        // Acquire: the clusters were written before the pointer.
-        let base = NonNull::new(self.clusters.load(Acquire))?;
-        if number >= self.count.load(Relaxed) {
-            return None;
-        }
+    unsafe fn clusters(&self) -> &[Cluster<P>] {
+        // Acquire: the clusters and their number were written before the pointer.
+        let Some(base) = NonNull::new(self.clusters.load(Acquire)) else { return &[] };
         // SAFETY: `turn_on` stored a pointer to `count` clusters, which stay until `turn_off` frees
-        // them. A holder of a slot keeps the area on: by an entry or a cached folio, which
-        // `turn_off` finds, or by a read section, which it waits for.
-        Some(unsafe { base.add(number as usize).as_ref() })
+        // them (obligation 1).
+        unsafe { slice::from_raw_parts(base.as_ptr(), self.count.load(Relaxed) as usize) }
     }
 
-    /// The cluster of a slot.
+    /// Locks the lists.
+    #[inline]
+    fn lock_lists(&self) -> LockedLists<'_, P> {
+        let lists = self.lists.lock();
+        // SAFETY: 1. `turn_off` takes the clusters away with the lists locked, and `LockedLists`
+        // lends them only for as long as it has the lock.
+        LockedLists { lists, clusters: unsafe { self.clusters() } }
+    }
+
+    /// The cluster of a slot. The caller keeps the area on: by an entry or a cached folio that has a
+    /// slot of the area, or by a read section.
     #[inline]
     pub(super) fn cluster(&self, slot: u64) -> Option<&Cluster<P>> {
-        self.cluster_at(u32::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
+        // SAFETY: 1. `turn_off` finds the entry and the folio, and waits for the read section.
+        let clusters = unsafe { self.clusters() };
+        clusters.get(usize::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
     }
 
     /// Allocates the clusters for `slots` slots. Fails if memory is short or the slots are too
@@ -285,12 +313,13 @@ impl<P: Platform> Area<P> {
         self.set_device(device);
         // Release: a thread that finds the pointer finds the clusters.
         self.clusters.store(clusters.as_ptr(), Release);
-        let mut lists = self.lists.lock();
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
         *lists = Lists::EMPTY;
         for number in (0..count).rev() {
-            self.put_on(&mut lists, number, List::Free);
+            self.put_on(lists, clusters, number, List::Free);
         }
-        drop(lists);
+        drop(locked);
         self.allocates.store(true, Release);
         Some(())
     }
@@ -347,7 +376,8 @@ impl<P: Platform> Area<P> {
     /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`
     /// consecutive slots.
     pub(super) fn allocate(&self, number: u8, order: Order, most: u32) -> Option<SlotRun> {
-        let mut lists = self.lists.lock();
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
         let own = [List::Room(order), List::Free, List::Freed, List::Holes];
         let all = own.into_iter().chain(rooms);
@@ -356,7 +386,7 @@ impl<P: Platform> Area<P> {
         for list in choices {
             let mut next = lists.head(list).map_or(NONE, |head| *head);
             while let Some(found) = link(next) {
-                let cluster = self.cluster_at(found.0)?;
+                let cluster = clusters.get(found.0 as usize)?;
                 next = cluster.next.load(Relaxed);
                 let mut live = LiveCluster::lock(self, cluster)?;
                 let state = live.state();
@@ -372,7 +402,7 @@ impl<P: Platform> Area<P> {
                     _ if list == List::Holes && state.free > 0 => List::Holes,
                     _ => Cluster::<P>::list_of(state),
                 };
-                self.move_to(&mut lists, found.0, belongs);
+                self.move_to(lists, clusters, found.0, belongs);
                 if let Some((first, count)) = taken {
                     self.taken.fetch_add(u64::from(count), Relaxed);
                     let base = u64::from(found.0) * u64::from(CLUSTER_SLOTS);
@@ -387,11 +417,12 @@ impl<P: Platform> Area<P> {
     /// lock of a cluster is held.
     pub(super) fn relist(&self, slot: u64) {
         let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
-        let mut lists = self.lists.lock();
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
         // Looked up under the lock: after the slots are freed, the area may be turned off.
-        let Some(cluster) = self.cluster_at(number) else { return };
+        let Some(cluster) = clusters.get(number as usize) else { return };
         let state = cluster.state.lock();
-        self.move_to(&mut lists, number, Cluster::<P>::list_of(&state));
+        self.move_to(lists, clusters, number, Cluster::<P>::list_of(&state));
     }
 
     /// Whether there may be free slots to discard on the device.
@@ -403,7 +434,8 @@ impl<P: Platform> Area<P> {
     /// Removes from the lists a cluster whose free slots the device must discard. `None` if no
     /// cluster needs it, or the area is stopped.
     pub(super) fn take_freed(&self) -> Option<FreedCluster> {
-        let mut lists = self.lists.lock();
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
         if !self.allocates.load(Acquire) {
             return None;
         }
@@ -411,30 +443,31 @@ impl<P: Platform> Area<P> {
             self.has_freed.store(false, Relaxed);
             return None;
         };
-        self.take_off(&mut lists, number.0);
-        let slots = self.cluster_at(number.0)?.state.lock().size;
+        take_off(lists, clusters, number.0);
+        let slots = clusters.get(number.0 as usize)?.state.lock().size;
         Some(FreedCluster { number: number.0, slots })
     }
 
     /// Makes a cluster usable again after the device has discarded its slots.
     pub(super) fn put_back(&self, freed: &FreedCluster) {
-        let mut lists = self.lists.lock();
-        let Some(cluster) = self.cluster_at(freed.number) else { return };
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
+        let Some(cluster) = clusters.get(freed.number as usize) else { return };
         let mut state = cluster.state.lock();
         state.stale = false;
-        self.move_to(&mut lists, freed.number, Cluster::<P>::list_of(&state));
+        self.move_to(lists, clusters, freed.number, Cluster::<P>::list_of(&state));
     }
 
     /// Moves a cluster to the list where it belongs. Its lock is held, too.
-    fn move_to(&self, lists: &mut Lists, number: u32, list: List) {
-        if self.cluster_at(number).is_some_and(|cluster| !cluster.is_on(list)) {
-            self.take_off(lists, number);
-            self.put_on(lists, number, list);
+    fn move_to(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32, list: List) {
+        if clusters.get(number as usize).is_some_and(|cluster| !cluster.is_on(list)) {
+            take_off(lists, clusters, number);
+            self.put_on(lists, clusters, number, list);
         }
     }
 
-    fn put_on(&self, lists: &mut Lists, number: u32, list: List) {
-        let (Some(head), Some(cluster)) = (lists.head(list), self.cluster_at(number)) else {
+    fn put_on(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32, list: List) {
+        let (Some(head), Some(cluster)) = (lists.head(list), clusters.get(number as usize)) else {
             return;
         };
         let next = core::mem::replace(head, number);
@@ -444,28 +477,34 @@ impl<P: Platform> Area<P> {
         cluster.next.store(next, Relaxed);
         cluster.previous.store(NONE, Relaxed);
         cluster.list.store(list.number(), Relaxed);
-        if let Some(next) = link(next).and_then(|next| self.cluster_at(next.0)) {
+        if let Some(next) = linked(clusters, next) {
             next.previous.store(number, Relaxed);
         }
     }
+}
 
-    fn take_off(&self, lists: &mut Lists, number: u32) {
-        let Some(cluster) = self.cluster_at(number) else { return };
-        let Some(list) = List::of_number(cluster.list.load(Relaxed)) else { return };
-        let (next, previous) = (cluster.next.load(Relaxed), cluster.previous.load(Relaxed));
-        match link(previous).and_then(|previous| self.cluster_at(previous.0)) {
-            Some(previous) => previous.next.store(next, Relaxed),
-            None => {
-                if let Some(head) = lists.head(list) {
-                    *head = next;
-                }
+/// The cluster to which a link leads.
+fn linked<P: Platform>(clusters: &[Cluster<P>], next: u32) -> Option<&Cluster<P>> {
+    clusters.get(link(next)?.0 as usize)
+}
+
+/// Takes a cluster off its list.
+fn take_off<P: Platform>(lists: &mut Lists, clusters: &[Cluster<P>], number: u32) {
+    let Some(cluster) = clusters.get(number as usize) else { return };
+    let Some(list) = List::of_number(cluster.list.load(Relaxed)) else { return };
+    let (next, previous) = (cluster.next.load(Relaxed), cluster.previous.load(Relaxed));
+    match linked(clusters, previous) {
+        Some(previous) => previous.next.store(next, Relaxed),
+        None => {
+            if let Some(head) = lists.head(list) {
+                *head = next;
             }
         }
-        if let Some(next) = link(next).and_then(|next| self.cluster_at(next.0)) {
-            next.previous.store(previous, Relaxed);
-        }
-        cluster.list.store(List::NONE, Relaxed);
     }
+    if let Some(next) = linked(clusters, next) {
+        next.previous.store(previous, Relaxed);
+    }
+    cluster.list.store(List::NONE, Relaxed);
 }
 
 /// The order of a block with room for `count` clusters.
