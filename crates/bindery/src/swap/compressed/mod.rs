@@ -120,7 +120,7 @@ impl<P: Platform> CompressedStore<P> {
         let stored = self.workspaces.with(frames, platform, |workspace| {
             // SAFETY: 1. and 2. the caller's.
             let object = unsafe { workspace.compress(platform, page) };
-            let extents = self.pool.lock().reserve(frames, object.len())?;
+            let extents = self.pool.lock().in_frames(frames).reserve(object.len())?;
             // SAFETY: 1. reserved here, and the handle is made after this.
             unsafe { object::write(platform, &extents, object) };
             extents.first().and_then(|first| first.handle()).ok_or(StoreError::NoMemory)
@@ -193,7 +193,7 @@ impl<P: Platform> CompressedStore<P> {
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, handle: Handle) {
         let released = handle.extent().ok_or(Corrupt).and_then(|object| {
             // SAFETY: 1. and 2. the caller's.
-            unsafe { self.pool.lock().release(frames, platform, object) }
+            unsafe { self.pool.lock().in_frames(frames).release(platform, object) }
         });
         // The lock is free again.
         let Ok(emptied) = released else { return frames.refuse() };
@@ -220,7 +220,7 @@ impl<P: Platform> CompressedStore<P> {
 
     /// Whether a page may find room: none was refused since the last free. Spins.
     pub(crate) fn may_take(&self, frames: &Frames<P>) -> bool {
-        self.pool.lock().may_take(frames)
+        self.pool.lock().in_frames(frames).may_take()
     }
 
     /// The current usage.
@@ -239,6 +239,6 @@ impl<P: Platform> CompressedStore<P> {
     /// # Errors
     /// A frame that is missing from its list.
     pub(crate) fn check(&self, frames: &Frames<P>) -> Result<(), Frame> {
-        self.pool.lock().check(frames)
+        self.pool.lock().in_frames(frames).check()
     }
 }

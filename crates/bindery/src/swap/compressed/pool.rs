@@ -64,14 +64,6 @@ impl Pool {
         Self { lists: [NONE; CHUNKS as usize], listed: 0, limit, usage, refusal: None }
     }
 
-    /// Whether a page may find room: none was refused since the last free.
-    pub(super) fn may_take<P: Platform>(&self, frames: &Frames<P>) -> bool {
-        self.refusal.as_ref().is_none_or(|refusal| {
-            self.usage.pages_stored < refusal.pages_stored
-                || (refusal.error == StoreError::NoMemory && frames.free_frame_count() > 0)
-        })
-    }
-
     /// The number of frames that may be taken.
     pub(super) fn limit(&self) -> u64 {
         self.limit
@@ -81,64 +73,6 @@ impl Pool {
     pub(super) fn set_limit(&mut self, frames: u64) {
         self.limit = frames;
         self.refusal = None;
-    }
-
-    /// Takes chunks for an object of `length` bytes, at most a page.
-    ///
-    /// # Errors
-    /// As [`super::CompressedStore::store`], with nothing taken.
-    pub(super) fn reserve<P: Platform>(
-        &mut self,
-        frames: &Frames<P>,
-        length: usize,
-    ) -> Result<Extents, StoreError> {
-        let mut extents = Extents::new();
-        let mut left = length;
-        while left > 0 {
-            let may_split = length < PAGE_SIZE as usize && extents.remaining_capacity() > 1;
-            match self.reserve_piece(frames, left, may_split) {
-                Ok(extent) => {
-                    left -= extent.bytes();
-                    extents.push(extent);
-                }
-                Err(error) => {
-                    // Pieces before the last lie in shared frames, which do not become empty.
-                    extents.iter().for_each(|extent| _ = self.clear(frames, *extent));
-                    let pages_stored = self.usage.pages_stored;
-                    self.refusal = Some(Refusal { pages_stored, error });
-                    return Err(error);
-                }
-            }
-        }
-        self.usage.pages_stored += 1;
-        if let Some(refusal) = &mut self.refusal {
-            refusal.pages_stored += 1;
-        }
-        self.usage.pages_raw += u64::from(length == PAGE_SIZE as usize);
-        self.usage.bytes_compressed += length as u64;
-        Ok(extents)
-    }
-
-    /// Takes chunks for `length` bytes, or for the first part of them.
-    fn reserve_piece<P: Platform>(
-        &mut self,
-        frames: &Frames<P>,
-        length: usize,
-        may_split: bool,
-    ) -> Result<Extent, StoreError> {
-        let chunks = length.div_ceil(CHUNK) as u32;
-        if let Some(frame) = self.first_of(self.narrowest(chunks)) {
-            return Ok(self.carve(frames, frame, chunks, length));
-        }
-        let widest = self.listed.checked_ilog2().unwrap_or(0);
-        if may_split
-            && widest >= MIN_PIECE
-            && let Some(frame) = self.first_of(widest)
-        {
-            return Ok(self.carve(frames, frame, widest, length));
-        }
-        let frame = self.grow(frames)?;
-        Ok(self.carve(frames, frame, chunks, length))
     }
 
     /// The list of the narrowest holes that are at least `chunks` wide; 0 if there is none.
@@ -151,31 +85,99 @@ impl Pool {
         link(self.lists[list as usize])
     }
 
+    /// The pool with the frames that it divides.
+    pub(super) fn in_frames<'a, P: Platform>(
+        &'a mut self,
+        frames: &'a Frames<P>,
+    ) -> PoolInFrames<'a, P> {
+        PoolInFrames { pool: self, frames }
+    }
+}
+
+/// A pool, locked, and the frames that it divides.
+pub(super) struct PoolInFrames<'a, P: Platform> {
+    pool: &'a mut Pool,
+    frames: &'a Frames<P>,
+}
+
+impl<P: Platform> PoolInFrames<'_, P> {
+    /// Whether a page may find room: none was refused since the last free.
+    pub(super) fn may_take(&self) -> bool {
+        self.pool.refusal.as_ref().is_none_or(|refusal| {
+            self.pool.usage.pages_stored < refusal.pages_stored
+                || (refusal.error == StoreError::NoMemory && self.frames.free_frame_count() > 0)
+        })
+    }
+
+    /// Takes chunks for an object of `length` bytes, at most a page.
+    ///
+    /// # Errors
+    /// As [`super::CompressedStore::store`], with nothing taken.
+    pub(super) fn reserve(&mut self, length: usize) -> Result<Extents, StoreError> {
+        let mut extents = Extents::new();
+        let mut left = length;
+        while left > 0 {
+            let may_split = length < PAGE_SIZE as usize && extents.remaining_capacity() > 1;
+            match self.reserve_piece(left, may_split) {
+                Ok(extent) => {
+                    left -= extent.bytes();
+                    extents.push(extent);
+                }
+                Err(error) => {
+                    // Pieces before the last lie in shared frames, which do not become empty.
+                    extents.iter().for_each(|extent| _ = self.clear(*extent));
+                    let pages_stored = self.pool.usage.pages_stored;
+                    self.pool.refusal = Some(Refusal { pages_stored, error });
+                    return Err(error);
+                }
+            }
+        }
+        self.pool.usage.pages_stored += 1;
+        if let Some(refusal) = &mut self.pool.refusal {
+            refusal.pages_stored += 1;
+        }
+        self.pool.usage.pages_raw += u64::from(length == PAGE_SIZE as usize);
+        self.pool.usage.bytes_compressed += length as u64;
+        Ok(extents)
+    }
+
+    /// Takes chunks for `length` bytes, or for the first part of them.
+    fn reserve_piece(&mut self, length: usize, may_split: bool) -> Result<Extent, StoreError> {
+        let chunks = length.div_ceil(CHUNK) as u32;
+        if let Some(frame) = self.pool.first_of(self.pool.narrowest(chunks)) {
+            return Ok(self.carve(frame, chunks, length));
+        }
+        let widest = self.pool.listed.checked_ilog2().unwrap_or(0);
+        if may_split
+            && widest >= MIN_PIECE
+            && let Some(frame) = self.pool.first_of(widest)
+        {
+            return Ok(self.carve(frame, widest, length));
+        }
+        let frame = self.grow()?;
+        Ok(self.carve(frame, chunks, length))
+    }
+
     /// Takes a new frame, which is on no list yet.
-    fn grow<P: Platform>(&mut self, frames: &Frames<P>) -> Result<Frame, StoreError> {
-        if self.usage.frames_used >= self.limit {
+    fn grow(&mut self) -> Result<Frame, StoreError> {
+        if self.pool.usage.frames_used >= self.pool.limit {
             return Err(StoreError::Limit);
         }
         let frame =
-            frames.allocate(Order::PAGE, AllocateFor::Reclaim).ok_or(StoreError::NoMemory)?;
-        frames.meta(frame).reset(Kind::Compressed, Order::PAGE);
-        self.usage.frames_used += 1;
-        self.usage.frames_used_max = self.usage.frames_used_max.max(self.usage.frames_used);
+            self.frames.allocate(Order::PAGE, AllocateFor::Reclaim).ok_or(StoreError::NoMemory)?;
+        self.frames.meta(frame).reset(Kind::Compressed, Order::PAGE);
+        self.pool.usage.frames_used += 1;
+        self.pool.usage.frames_used_max =
+            self.pool.usage.frames_used_max.max(self.pool.usage.frames_used);
         Ok(frame)
     }
 
     /// Takes `chunks` of a frame that has a hole of that width.
-    fn carve<P: Platform>(
-        &mut self,
-        frames: &Frames<P>,
-        frame: Frame,
-        chunks: u32,
-        length: usize,
-    ) -> Extent {
-        let used = frames.meta(frame).word.load(Relaxed);
+    fn carve(&mut self, frame: Frame, chunks: u32, length: usize) -> Extent {
+        let used = self.frames.meta(frame).word.load(Relaxed);
         let first = holes_at(!used, chunks).trailing_zeros().min(CHUNKS - chunks);
         let extent = Extent { frame, first, chunks, length };
-        self.change(frames, frame, used | extent.mask());
+        self.change(frame, used | extent.mask());
         extent
     }
 
@@ -189,9 +191,8 @@ impl Pool {
     /// If its chunks are in use:
     /// 1. The object is the caller's, and no other call frees it.
     /// 2. No thread reads it any more.
-    pub(super) unsafe fn release<P: Platform>(
+    pub(super) unsafe fn release(
         &mut self,
-        frames: &Frames<P>,
         platform: &P,
         object: Extent,
     ) -> Result<Emptied, Corrupt> {
@@ -200,31 +201,31 @@ impl Pool {
         while let Some(extent) = next
             && !emptied.is_full()
         {
-            object::check(frames, extent)?;
+            object::check(self.frames, extent)?;
             // SAFETY: 1. checked. 2. the caller's obligation 1.
             next = unsafe { object::rest(platform, extent) }?;
-            if self.clear(frames, extent) {
-                self.usage.frames_used -= 1;
+            if self.clear(extent) {
+                self.pool.usage.frames_used -= 1;
                 emptied.push(extent.frame);
             }
         }
-        self.usage.pages_stored -= 1;
-        self.usage.pages_raw -= u64::from(object.is_raw());
-        self.usage.bytes_compressed -= object.length as u64;
+        self.pool.usage.pages_stored -= 1;
+        self.pool.usage.pages_raw -= u64::from(object.is_raw());
+        self.pool.usage.bytes_compressed -= object.length as u64;
         Ok(emptied)
     }
 
     /// Releases the chunks of one extent; returns whether the frame is empty now. Then it is on no
     /// list.
-    fn clear<P: Platform>(&mut self, frames: &Frames<P>, extent: Extent) -> bool {
-        let used = frames.meta(extent.frame).word.load(Relaxed) & !extent.mask();
-        self.change(frames, extent.frame, used);
+    fn clear(&mut self, extent: Extent) -> bool {
+        let used = self.frames.meta(extent.frame).word.load(Relaxed) & !extent.mask();
+        self.change(extent.frame, used);
         used == 0
     }
 
     /// Stores the bitmap of used chunks, and moves the frame to its list.
-    fn change<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, used: u64) {
-        let meta = frames.meta(frame);
+    fn change(&mut self, frame: Frame, used: u64) {
+        let meta = self.frames.meta(frame);
         let before = list_of(meta.word.load(Relaxed));
         let after = list_of(used);
         meta.word.store(used, Relaxed);
@@ -232,38 +233,38 @@ impl Pool {
             return;
         }
         if before != 0 {
-            self.unlink(frames, frame, before);
+            self.unlink(frame, before);
         }
         if after != 0 {
-            self.link(frames, frame, after);
+            self.link(frame, after);
         }
     }
 
-    fn link<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, list: u32) {
-        let meta = frames.meta(frame);
-        let head = &mut self.lists[list as usize];
+    fn link(&mut self, frame: Frame, list: u32) {
+        let meta = self.frames.meta(frame);
+        let head = &mut self.pool.lists[list as usize];
         meta.next.store(*head, Relaxed);
         meta.previous.store(NONE, Relaxed);
         if *head != NONE {
-            frames.meta(Frame(*head)).previous.store(frame.0, Relaxed);
+            self.frames.meta(Frame(*head)).previous.store(frame.0, Relaxed);
         }
         *head = frame.0;
-        self.listed |= 1 << list;
+        self.pool.listed |= 1 << list;
     }
 
-    fn unlink<P: Platform>(&mut self, frames: &Frames<P>, frame: Frame, list: u32) {
-        let meta = frames.meta(frame);
+    fn unlink(&mut self, frame: Frame, list: u32) {
+        let meta = self.frames.meta(frame);
         let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
         if next != NONE {
-            frames.meta(Frame(next)).previous.store(previous, Relaxed);
+            self.frames.meta(Frame(next)).previous.store(previous, Relaxed);
         }
         if previous != NONE {
-            frames.meta(Frame(previous)).next.store(next, Relaxed);
+            self.frames.meta(Frame(previous)).next.store(next, Relaxed);
             return;
         }
-        self.lists[list as usize] = next;
+        self.pool.lists[list as usize] = next;
         if next == NONE {
-            self.listed &= !(1 << list);
+            self.pool.listed &= !(1 << list);
         }
     }
 
@@ -272,20 +273,20 @@ impl Pool {
     ///
     /// # Errors
     /// A frame that is on a wrong list, or [`NONE`] if a list is marked wrongly.
-    pub(super) fn check<P: Platform>(&self, frames: &Frames<P>) -> Result<(), Frame> {
+    pub(super) fn check(&self) -> Result<(), Frame> {
         let mut seen = 0;
         for list in 0..CHUNKS {
-            let first = self.lists[list as usize];
-            if (first != NONE) != (self.listed & 1 << list != 0) {
+            let first = self.pool.lists[list as usize];
+            if (first != NONE) != (self.pool.listed & 1 << list != 0) {
                 return Err(Frame(first));
             }
             let (mut next, mut previous) = (first, NONE);
             while next != NONE {
                 let frame = Frame(next);
-                let meta = frames.meta(frame);
+                let meta = self.frames.meta(frame);
                 let right = list != 0
-                    && seen < self.usage.frames_used
-                    && is_pool_frame(frames, frame)
+                    && seen < self.pool.usage.frames_used
+                    && is_pool_frame(self.frames, frame)
                     && list_of(meta.word.load(Relaxed)) == list
                     && meta.previous.load(Relaxed) == previous;
                 if !right {
