@@ -64,6 +64,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// - [`Error::OutOfMemory`]: no folio of that size is free.
     /// - [`Error::Interrupted`]: a fatal signal was pending before a span. (Linux does not check.)
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
+        let collapser = Collapser { space: self, limits: None };
         let mut parts = Parts::of(range);
         loop {
             let part = {
@@ -75,55 +76,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 check_collapsible::<P>(vma)?;
                 part
             };
-            self.collapse_part(part)?;
+            collapser.collapse_part(part)?;
         }
         parts.end()
-    }
-
-    /// Collapses the whole table spans of a part of one mapping.
-    fn collapse_part(&self, part: VirtRange) -> Result<(), Error> {
-        let span = P::Arch::PMD.span();
-        let first = part.start().0.next_multiple_of(span);
-        let end = part.end().0 & !(span - 1);
-        if first > end {
-            // A range inside of one span is an error, but a range that ends at the edge of a span
-            // is not. Linux makes the same difference.
-            return Err(Error::Invalid);
-        }
-        let mut result = Ok(());
-        let mut base = first;
-        while base < end {
-            interrupt::check(self.platform())?;
-            let filled = self.first_collapsible(VirtRange::raw(base, end));
-            if filled > base {
-                result = Err(Error::Invalid);
-                base = filled;
-                continue;
-            }
-            let collapsed = self.collapse_span(VirtAddr(base), None);
-            base += span;
-            match collapsed {
-                Err(Refusal::Ends(error)) => return Err(error),
-                Err(Refusal::Here(error)) => result = Err(error),
-                // The pages were swapped out again in the meantime.
-                Err(Refusal::InSwap) => result = Err(Error::TryAgain),
-                Ok(()) => {}
-            }
-        }
-        result
-    }
-
-    /// The start of the first table span in `range` that may have pages. An empty span of anonymous
-    /// memory cannot be collapsed. Pages of an object may exist without a table here.
-    fn first_collapsible(&self, range: VirtRange) -> u64 {
-        let vmas = self.vmas.lock();
-        let vma = vmas.view().at(range.start());
-        if !vma.is_some_and(|vma| vma.is_anonymous() && vma.range().covers(range)) {
-            return range.start().0;
-        }
-        let span = P::Arch::PMD.span();
-        let part = self.page_table.first_part(range, span, None);
-        part.map_or(range.end().0, |part| part.start().align_down(span).0)
     }
 
     /// Examines up to `spans` table spans from `from` on, and collapses those that the policy and
@@ -140,18 +95,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         limits: &CollapseLimits,
     ) -> CollapseProgress {
         let span = P::Arch::PMD.span();
+        let collapser = Collapser { space: self, limits: Some(limits) };
         let mut progress =
             CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
         while progress.looked_at < spans {
             let next = {
                 let vmas = self.vmas.lock();
-                self.next_candidate(vmas.view(), progress.next.0)
+                collapser.next_candidate(vmas.view(), progress.next.0)
             };
             let Some(base) = next else {
                 progress.next = VirtAddr(0);
                 break;
             };
-            let result = self.collapse_in_background(VirtAddr(base), limits);
+            let result = collapser.collapse_in_background(VirtAddr(base));
             progress.looked_at += 1;
             progress.collapsed += u32::from(result.is_ok());
             progress.next = VirtAddr(base + span);
@@ -162,19 +118,78 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         progress
     }
+}
 
-    fn collapse_in_background(
-        &self,
-        base: VirtAddr,
-        limits: &CollapseLimits,
-    ) -> Result<(), Failure<Refusal>> {
-        let memory = self.page_table.memory;
-        let result = self.collapse_once(base, Some(limits));
+/// The progress of [`Collapser::collapse`].
+enum Collapsed<'m, P: Platform> {
+    Done,
+    /// The span maps shared memory, from this page of the object on. The caller collapses it
+    /// without the mutex.
+    OfObject(Object<'m, P>, u64),
+}
+
+/// Collapses table spans, on demand or in the background.
+struct Collapser<'a, 'm, P: Platform> {
+    space: &'a AddressSpace<'m, P>,
+    /// Those of the background; `None` on demand.
+    limits: Option<&'a CollapseLimits>,
+}
+
+impl<'m, P: Platform> Collapser<'_, 'm, P> {
+    /// Collapses the whole table spans of a part of one mapping.
+    fn collapse_part(&self, part: VirtRange) -> Result<(), Error> {
+        let span = P::Arch::PMD.span();
+        let first = part.start().0.next_multiple_of(span);
+        let end = part.end().0 & !(span - 1);
+        if first > end {
+            // A range inside of one span is an error, but a range that ends at the edge of a span
+            // is not. Linux makes the same difference.
+            return Err(Error::Invalid);
+        }
+        let mut result = Ok(());
+        let mut base = first;
+        while base < end {
+            interrupt::check(self.space.platform())?;
+            let filled = self.first_collapsible(VirtRange::raw(base, end));
+            if filled > base {
+                result = Err(Error::Invalid);
+                base = filled;
+                continue;
+            }
+            let collapsed = self.collapse_span(VirtAddr(base));
+            base += span;
+            match collapsed {
+                Err(Refusal::Ends(error)) => return Err(error),
+                Err(Refusal::Here(error)) => result = Err(error),
+                // The pages were swapped out again in the meantime.
+                Err(Refusal::InSwap) => result = Err(Error::TryAgain),
+                Ok(()) => {}
+            }
+        }
+        result
+    }
+
+    /// The start of the first table span in `range` that may have pages. An empty span of anonymous
+    /// memory cannot be collapsed. Pages of an object may exist without a table here.
+    fn first_collapsible(&self, range: VirtRange) -> u64 {
+        let vmas = self.space.vmas.lock();
+        let vma = vmas.view().at(range.start());
+        if !vma.is_some_and(|vma| vma.is_anonymous() && vma.range().covers(range)) {
+            return range.start().0;
+        }
+        let span = P::Arch::PMD.span();
+        let part = self.space.page_table.first_part(range, span, None);
+        part.map_or(range.end().0, |part| part.start().align_down(span).0)
+    }
+
+    fn collapse_in_background(&self, base: VirtAddr) -> Result<(), Failure<Refusal>> {
+        let memory = self.space.page_table.memory;
+        let result = self.collapse_once(base);
         memory.free_some();
         match result {
-            Err(Failure::NoMemory) if limits.collects => {
+            Err(Failure::NoMemory) if self.limits.is_some_and(|limits| limits.collects) => {
                 memory.collect();
-                Ok(self.collapse_span(base, Some(limits))?)
+                Ok(self.collapse_span(base)?)
             }
             result => result,
         }
@@ -185,7 +200,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn next_candidate(&self, vmas: VmaView<'_, P>, at: u64) -> Option<u64> {
         let span = P::Arch::PMD.span();
         let order = P::Arch::PMD.order();
-        let memory = self.page_table.memory;
+        let memory = self.space.page_table.memory;
         let mut at = at;
         loop {
             let vma = vmas.first_ending_after(at)?;
@@ -195,7 +210,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Some(object) if object.is_file() => Orders::default(),
                 Some(object) => object.orders(memory, vma.flags()),
             };
-            let wanted = self.used_orders(orders, vma.flags()).contains(order);
+            let wanted = self.space.used_orders(orders, vma.flags()).contains(order);
             let served = vma.has(MappingFlags::USERFAULT_MINOR);
             let possible = !served && check_collapsible::<P>(vma).is_ok();
             if wanted && possible && base + span <= vma.end() {
@@ -205,38 +220,24 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
     }
 
-    fn collapse_span(
-        &self,
-        base: VirtAddr,
-        limits: Option<&CollapseLimits>,
-    ) -> Result<(), Refusal> {
-        self.page_table.memory.outermost(|| self.collapse_once(base, limits))
+    fn collapse_span(&self, base: VirtAddr) -> Result<(), Refusal> {
+        self.space.page_table.memory.outermost(|| self.collapse_once(base))
     }
 
-    fn collapse_once(
-        &self,
-        base: VirtAddr,
-        limits: Option<&CollapseLimits>,
-    ) -> Result<(), Failure<Refusal>> {
+    fn collapse_once(&self, base: VirtAddr) -> Result<(), Failure<Refusal>> {
         let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
-        let result = self.try_collapse(range, limits);
+        let result = self.try_collapse(range);
         if let Err(Failure::Refused(Refusal::InSwap)) = result {
-            self.swap_in_range(range)?;
-            return self.try_collapse(range, limits);
+            self.space.swap_in_range(range)?;
+            return self.try_collapse(range);
         }
         result
     }
 
-    fn try_collapse(
-        &self,
-        range: VirtRange,
-        limits: Option<&CollapseLimits>,
-    ) -> Result<(), Failure<Refusal>> {
-        match self.operate(|op| collapse(op, range, limits))? {
+    fn try_collapse(&self, range: VirtRange) -> Result<(), Failure<Refusal>> {
+        match self.space.operate(|op| self.collapse(op, range))? {
             Collapsed::Done => Ok(()),
-            Collapsed::OfObject(object, first) => {
-                self.collapse_object(range, (&object, first), limits)
-            }
+            Collapsed::OfObject(object, first) => self.collapse_object(range, &object, first),
         }
     }
 
@@ -244,13 +245,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     fn collapse_object(
         &self,
         range: VirtRange,
-        (object, first): (&Object<'m, P>, u64),
-        limits: Option<&CollapseLimits>,
+        object: &Object<'m, P>,
+        first: u64,
     ) -> Result<(), Failure<Refusal>> {
-        let missing = limits.map(|limits| limits.missing);
+        let missing = self.limits.map(|limits| limits.missing);
         let collapsed = object::collapse(object, first, missing);
         let is_retracted = matches!(collapsed, Ok(()) | Err(Failure::Refused(Error::Busy)))
-            && self.operate(|op| retract(op, range));
+            && self.space.operate(|op| retract(op, range));
         match collapsed {
             Err(Failure::Refused(Error::Busy)) if is_retracted => {}
             Err(failure) => {
@@ -261,7 +262,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
             Ok(()) => {}
         }
-        if limits.is_some() {
+        if self.limits.is_some() {
             return Ok(());
         }
         if self.has_guards(range) {
@@ -271,86 +272,78 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         }
         // Maps the huge leaf before the call returns, as Linux does. The collapse has succeeded
         // even if this fails.
-        let _ = self.populate_collapsed(range);
+        let _ = self.space.populate_collapsed(range);
         Ok(())
     }
 
     /// Whether `range`, a part of one mapping, has a guard.
     fn has_guards(&self, range: VirtRange) -> bool {
-        let vmas = self.vmas.lock();
+        let vmas = self.space.vmas.lock();
         let mut found = false;
         let vma = vmas.view().at(range.start());
         if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
-            self.page_table.survey(range, |stretch| {
+            self.space.page_table.survey(range, |stretch| {
                 found |= stretch.what == MappedRun::Absent(Absent::Marker(Marker::Guard));
             });
         }
         found
     }
-}
 
-/// The progress of [`collapse`].
-enum Collapsed<'m, P: Platform> {
-    Done,
-    /// The span maps shared memory, from this page of the object on. The caller collapses it
-    /// without the mutex.
-    OfObject(Object<'m, P>, u64),
-}
+    fn collapse(
+        &self,
+        op: &mut Op<'_, 'm, P>,
+        range: VirtRange,
+    ) -> Result<Collapsed<'m, P>, Failure<Refusal>> {
+        let base = range.start();
+        let vma = op.vmas.at(base).filter(|vma| vma.range().covers(range));
+        // The mutex was released since the last check, so the mapping may have changed.
+        let vma = vma.ok_or(Error::NotMapped(base))?;
+        let demanded = self.limits.is_none();
+        check_collapsible::<P>(vma)?;
+        if vma.has(MappingFlags::USERFAULT_MINOR) && !demanded {
+            return Err(Error::Invalid.into());
+        }
+        if let Some(object) = op.space.object_of(vma).filter(|_| vma.is_shared()) {
+            return Ok(Collapsed::OfObject(object, vma.page_offset_of(base)));
+        }
+        let locked = vma.lock_write(op.platform());
+        op.edit.uncharge_before_unlock();
+        let result = self.collapse_anonymous(op, &locked, range);
+        op.edit.flush();
+        drop(locked);
+        result.map(|()| Collapsed::Done)
+    }
 
-fn collapse<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    range: VirtRange,
-    limits: Option<&CollapseLimits>,
-) -> Result<Collapsed<'m, P>, Failure<Refusal>> {
-    let base = range.start();
-    let vma = op.vmas.at(base).filter(|vma| vma.range().covers(range));
-    // The mutex was released since the last check, so the mapping may have changed.
-    let vma = vma.ok_or(Error::NotMapped(base))?;
-    let demanded = limits.is_none();
-    check_collapsible::<P>(vma)?;
-    if vma.has(MappingFlags::USERFAULT_MINOR) && !demanded {
-        return Err(Error::Invalid.into());
+    fn collapse_anonymous(
+        &self,
+        op: &mut Op<'_, 'm, P>,
+        vma: &Vma,
+        range: VirtRange,
+    ) -> Result<(), Failure<Refusal>> {
+        let scan = scan_pmd(op.edit.table(), range);
+        if scan.huge {
+            // The background collapser must not count this span as collapsed.
+            return if self.limits.is_some() { Err(Error::Busy.into()) } else { Ok(()) };
+        }
+        if scan.present + scan.swapped == 0 || scan.absent {
+            return Err(Error::Invalid.into());
+        }
+        if self.limits.is_some_and(|limits| scan.exceeds(limits, range.pages() as u32)) {
+            return Err(Error::Busy.into());
+        }
+        if scan.swapped > 0 {
+            return Err(Refusal::InSwap.into());
+        }
+        match op.edit.join_leaves(range.start()) {
+            Ok(()) => return Ok(()),
+            Err(JoinError::NoMemory) => return Err(Failure::NoMemory),
+            Err(JoinError::NotUniform) => {}
+        }
+        if scan.pinned {
+            return Err(Error::TryAgain.into());
+        }
+        collapse_by_copy(op, vma, range)
     }
-    if let Some(object) = op.space.object_of(vma).filter(|_| vma.is_shared()) {
-        return Ok(Collapsed::OfObject(object, vma.page_offset_of(base)));
-    }
-    let locked = vma.lock_write(op.platform());
-    op.edit.uncharge_before_unlock();
-    let result = collapse_anonymous(op, &locked, range, limits);
-    op.edit.flush();
-    drop(locked);
-    result.map(|()| Collapsed::Done)
-}
-
-fn collapse_anonymous<P: Platform>(
-    op: &mut Op<'_, '_, P>,
-    vma: &Vma,
-    range: VirtRange,
-    limits: Option<&CollapseLimits>,
-) -> Result<(), Failure<Refusal>> {
-    let scan = scan_pmd(op.edit.table(), range);
-    if scan.huge {
-        // The background collapser must not count this span as collapsed.
-        return if limits.is_some() { Err(Error::Busy.into()) } else { Ok(()) };
-    }
-    if scan.present + scan.swapped == 0 || scan.absent {
-        return Err(Error::Invalid.into());
-    }
-    if limits.is_some_and(|limits| scan.exceeds(limits, range.pages() as u32)) {
-        return Err(Error::Busy.into());
-    }
-    if scan.swapped > 0 {
-        return Err(Refusal::InSwap.into());
-    }
-    match op.edit.join_leaves(range.start()) {
-        Ok(()) => return Ok(()),
-        Err(JoinError::NoMemory) => return Err(Failure::NoMemory),
-        Err(JoinError::NotUniform) => {}
-    }
-    if scan.pinned {
-        return Err(Error::TryAgain.into());
-    }
-    collapse_by_copy(op, vma, range)
 }
 
 fn collapse_by_copy<P: Platform>(
