@@ -78,10 +78,10 @@ impl<P: Platform> KernelMap<'_, P> {
             self.release(claim);
             return Ok(start);
         }
-        let result =
-            if misaligned { Ok(None) } else { self.grow_in_place(&claim, pages, &leaves, options) };
+        let resize = Resize { map: self, pages, leaves: &leaves, options };
+        let result = if misaligned { Ok(None) } else { resize.grow_in_place(&claim) };
         let moved = match result {
-            Ok(None) => self.move_area(&claim, pages, &leaves, options).map(Some),
+            Ok(None) => resize.move_area(&claim).map(Some),
             Ok(Some(())) => Ok(None),
             Err(problem) => Err(problem),
         };
@@ -118,38 +118,6 @@ impl<P: Platform> KernelMap<'_, P> {
         self.stats.add(&counts);
     }
 
-    /// Grows a claimed area in place. `None` if the addresses after it are taken.
-    fn grow_in_place(
-        &self,
-        area: &Claim<'_>,
-        pages: u64,
-        leaves: &Leaves<P::Arch>,
-        options: &VmallocOptions,
-    ) -> Result<Option<()>, Failure<KernelMapError>> {
-        let memory = self.memory;
-        // A spare area, which returns the addresses if memory runs out.
-        let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
-        let areas = &memory.slab::<Area>();
-        let allocate = || areas.allocate_with(&memory.frames, &memory.platform, make);
-        let spare = allocate().or_else(|| {
-            self.purge_freed();
-            allocate()
-        });
-        let spare = spare.ok_or(NoMemory)?;
-        let end = area.end();
-        let grown = self.extend(area, pages).then(|| self.grow(area, pages, leaves, options));
-        if matches!(grown, Some(Err(_))) && area.end() > end {
-            // SAFETY: 1. allocated above, and not used again.
-            unsafe { self.put_off_rest(area, end, spare) };
-            // Memory is short, and tables may wait for a purge.
-            self.purge_freed();
-        } else {
-            // SAFETY: it came from this slab, and no other reference exists.
-            unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, spare) };
-        }
-        grown.transpose()
-    }
-
     /// Extends a claimed area to `pages` pages and a guard page, if the addresses after it are
     /// free.
     fn extend(&self, area: &Claim<'_>, pages: u64) -> bool {
@@ -167,51 +135,78 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         true
     }
+}
 
-    fn grow(
-        &self,
-        area: &Claim<'_>,
-        pages: u64,
-        leaves: &Leaves<P::Arch>,
-        options: &VmallocOptions,
-    ) -> Result<(), Failure<KernelMapError>> {
-        let mut walk = Walk::new(self);
+/// A new size for an area.
+struct Resize<'k, 'm, P: Platform> {
+    map: &'k KernelMap<'m, P>,
+    pages: u64,
+    /// The leaves of new pages.
+    leaves: &'k Leaves<P::Arch>,
+    options: &'k VmallocOptions,
+}
+
+impl<'k, P: Platform> Resize<'k, '_, P> {
+    /// Grows a claimed area in place. `None` if the addresses after it are taken.
+    fn grow_in_place(&self, area: &Claim<'_>) -> Result<Option<()>, Failure<KernelMapError>> {
+        let (map, memory) = (self.map, self.map.memory);
+        // A spare area, which returns the addresses if memory runs out.
+        let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
+        let areas = &memory.slab::<Area>();
+        let allocate = || areas.allocate_with(&memory.frames, &memory.platform, make);
+        let spare = allocate().or_else(|| {
+            map.purge_freed();
+            allocate()
+        });
+        let spare = spare.ok_or(NoMemory)?;
+        let end = area.end();
+        let grown = map.extend(area, self.pages).then(|| self.grow(area));
+        if matches!(grown, Some(Err(_))) && area.end() > end {
+            // SAFETY: 1. allocated above, and not used again.
+            unsafe { map.put_off_rest(area, end, spare) };
+            // Memory is short, and tables may wait for a purge.
+            map.purge_freed();
+        } else {
+            // SAFETY: it came from this slab, and no other reference exists.
+            unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, spare) };
+        }
+        grown.transpose()
+    }
+
+    fn grow(&self, area: &Claim<'_>) -> Result<(), Failure<KernelMapError>> {
+        let Self { map, pages, leaves, options } = *self;
+        let mut walk = Walk::new(map);
         let old = area.pages();
         area.set_pages(pages);
         let result = walk.populate(area, old..pages, leaves, options.content);
         if let Err(stop) = result {
-            self.stats.add(&walk.counts);
-            self.drop_tail(area, old, Holes::Perhaps);
+            map.stats.add(&walk.counts);
+            map.drop_tail(area, old, Holes::Perhaps);
             return Err(stop.into());
         }
         let start = area.start();
         let new = VirtRange::raw(start + (old << PAGE_SHIFT), start + (pages << PAGE_SHIFT));
-        self.publish(new, &mut walk.counts);
-        self.stats.add(&walk.counts);
+        map.publish(new, &mut walk.counts);
+        map.stats.add(&walk.counts);
         Ok(())
     }
 
     /// Moves the frames of a claimed area to other addresses, with more or fewer pages. The caller
     /// unmaps the old area, and then releases the new one.
-    fn move_area(
-        &self,
-        old: &Claim<'_>,
-        pages: u64,
-        leaves: &Leaves<P::Arch>,
-        options: &VmallocOptions,
-    ) -> Result<Claim<'_>, Failure<KernelMapError>> {
+    fn move_area(&self, old: &Claim<'_>) -> Result<Claim<'k>, Failure<KernelMapError>> {
+        let Self { map, pages, leaves, options } = *self;
         // A shrinking area moves if its alignment needs another place.
         let kept = pages.min(old.pages());
-        let piece = self.largest_piece(pages, leaves) << PAGE_SHIFT;
+        let piece = map.largest_piece(pages, leaves) << PAGE_SHIFT;
         let make = || Area::new(old.kind, old.pieces, old.pauses, old.memory);
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
-        let new = self.reserve_at_best(best, options.align, make)?;
+        let new = map.reserve_at_best(best, options.align, make)?;
         let range = new.range();
-        let mut walk = Walk::new(self);
+        let mut walk = Walk::new(map);
         let from = old.range().start().0;
         let kept_range = VirtRange::raw(from, from + (kept << PAGE_SHIFT));
         let mut result = Ok(());
-        self.for_each_piece(kept_range, |piece| {
+        map.for_each_piece(kept_range, |piece| {
             let leaves = Leaves::like(leaves, piece.permissions);
             let at = range.start().0 + (piece.range.start().0 - from);
             let first = Frame((piece.to.0 >> PAGE_SHIFT) as u32);
@@ -223,15 +218,15 @@ impl<P: Platform> KernelMap<'_, P> {
         if let Err(stop) = result {
             // The new area's own frames come after the old pages, which still belong to the old
             // area.
-            self.stats.add(&walk.counts);
-            self.abandon(new);
+            map.stats.add(&walk.counts);
+            map.abandon(new);
             return Err(stop.into());
         }
-        self.publish(range, &mut walk.counts);
-        self.stats.add(&walk.counts);
-        let left = old.blocks.cut(self.memory, kept);
-        new.blocks.prepend(self.memory, &old.blocks);
-        old.blocks.prepend(self.memory, &left);
+        map.publish(range, &mut walk.counts);
+        map.stats.add(&walk.counts);
+        let left = old.blocks.cut(map.memory, kept);
+        new.blocks.prepend(map.memory, &old.blocks);
+        old.blocks.prepend(map.memory, &left);
         Ok(new)
     }
 }
