@@ -64,7 +64,7 @@ impl<P: Platform> PageTable<'_, P> {
         if level > Level::PTE {
             // Nobody changes the entries of a table that is marked.
             for index in EntryIndex::all::<P::Arch>() {
-                if let Some(table) = self.child(node.table, node.level, index) {
+                if let Some(table) = self.child(node, index) {
                     self.gather_below(Node { table, level }, gather, counts);
                 }
             }

@@ -91,31 +91,28 @@ impl<P: Platform> PageTable<'_, P> {
             let first = P::Arch::page_entry(P::Arch::frame(old), level, P::Arch::attributes(old));
             if level == Level::PTE {
                 self.write_leaves(table, EntryIndex::FIRST, first, entries);
-                counts.entries_written += u64::from(entries);
             } else {
                 let step = P::Arch::STEP << level.order().0;
-                self.write_steps(table, first, step, counts);
+                self.write_steps(table, first, step);
             }
         } else {
             self.inherit_guards(node.table, table);
             let step = P::Arch::absent_step(old);
             let shift = level.order();
-            self.write_steps(table, old, step.wrapping_shl(u32::from(shift.0)), counts);
+            self.write_steps(table, old, step.wrapping_shl(u32::from(shift.0)));
         }
         slot.store(P::Arch::table(table).0, Ordering::Release);
-        counts.entries_written += 1;
+        counts.entries_written += u64::from(entries) + 1;
         Ok(table)
     }
 
-    fn write_steps(&self, table: Frame, first: Entry, step: u64, counts: &mut Counts) {
+    fn write_steps(&self, table: Frame, first: Entry, step: u64) {
         let mut entry = first;
         for slot in self.slots(table) {
             slot.store(entry.0, Ordering::Relaxed);
             entry = Entry(entry.0.wrapping_add(step));
         }
-        let entries = P::Arch::ENTRIES;
-        counts.entries_written += u64::from(entries);
-        self.change_entry_count(table, entries, 0);
+        self.change_entry_count(table, P::Arch::ENTRIES, 0);
     }
 }
 

@@ -93,7 +93,7 @@ use crate::platform::Platform;
 use crate::stats::{Counts, Stats};
 use crate::tlb::ActiveCpus;
 
-use locking::LockTree;
+use locking::{LockTree, Node};
 use move_range::Moving;
 use run::Run;
 
@@ -273,7 +273,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     ) -> Option<LeafTable> {
         let parent =
             self.table_below(self.root_node(), addr, Level::PMD, Ordering::Acquire).ok()?.table;
-        let table = self.child(parent, Level::PMD, P::Arch::PMD.index_of(addr))?;
+        let node = Node { table: parent, level: Level::PMD };
+        let table = self.child(node, P::Arch::PMD.index_of(addr))?;
         Some(LeafTable { parent, table })
     }
 
@@ -283,7 +284,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline]
     pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
         let index = P::Arch::PMD.index_of(addr);
-        let is_at = || self.child(found.parent, Level::PMD, index) == Some(found.table);
+        let parent = Node { table: found.parent, level: Level::PMD };
+        let is_at = || self.child(parent, index) == Some(found.table);
         if !locking::lock_found(self, found.table, is_at) {
             return false;
         }
@@ -431,9 +433,9 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     }
 
     #[inline]
-    fn child(&self, table: Frame, level: Level<P::Arch>, index: EntryIndex) -> Option<Frame> {
-        let entry = Entry(self.slots(table)[index.slot()].load(Ordering::Acquire));
-        (level.kind(entry) == Kind::Table).then(|| P::Arch::frame(entry))
+    fn child(&self, node: Node<P::Arch>, index: EntryIndex) -> Option<Frame> {
+        let entry = Entry(self.slots(node.table)[index.slot()].load(Ordering::Acquire));
+        (node.level.kind(entry) == Kind::Table).then(|| P::Arch::frame(entry))
     }
 }
 

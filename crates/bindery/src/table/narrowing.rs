@@ -20,7 +20,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, Entry, EntryIndex, Equal, Level, Permissions};
+use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal, Level, Permissions};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -224,11 +224,11 @@ impl<A: Arch> Narrowing<'_, A> {
         A::replace_entry(&self.entries[number], old, change)
     }
 
-    /// Stores `first` and what follows it by `step` into `count` entries from that number on. Bits
-    /// that the MMU sets at that moment are lost.
+    /// Stores the absent entry `first` and those that follow it into `count` entries from that
+    /// number on. Bits that the MMU sets at that moment are lost.
     #[inline]
-    pub(super) fn overwrite(&self, number: u32, count: u32, first: Entry, step: u64) {
-        let mut entry = first;
+    pub(super) fn overwrite(&self, number: u32, count: u32, first: Entry) {
+        let (mut entry, step) = (first, A::absent_step(first));
         for slot in &self.entries[EntryIndex::new(number).slots(count)] {
             slot.store(entry.0, Ordering::Relaxed);
             entry = Entry(entry.0.wrapping_add(step));

@@ -43,12 +43,12 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node<T::Arch>, keep: K
         if children == entry_count {
             break;
         }
-        let Some(table) = tree.child(node.table, node.level, index) else { continue };
+        let Some(table) = tree.child(node, index) else { continue };
         children += 1;
         let child = node.child(table);
         if !try_mark_stray(tree, child, keep) {
             for index in EntryIndex::FIRST.up_to(index) {
-                if let Some(table) = tree.child(node.table, node.level, index) {
+                if let Some(table) = tree.child(node, index) {
                     unmark_subtree(tree, node.child(table));
                 }
             }
@@ -69,7 +69,7 @@ fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch>) {
     unmark(tree, node.table);
     if node.level > Level::PTE {
         for index in EntryIndex::all::<T::Arch>() {
-            if let Some(table) = tree.child(node.table, node.level, index) {
+            if let Some(table) = tree.child(node, index) {
                 unmark_subtree(tree, node.child(table));
             }
         }
@@ -88,7 +88,7 @@ pub(crate) fn mark_children<T: LockTree>(
         if children == entry_count {
             break;
         }
-        let Some(table) = tree.child(node.table, node.level, index) else { continue };
+        let Some(table) = tree.child(node, index) else { continue };
         children += 1;
         tree.lock(table);
         tree.mark_stray(table);
@@ -121,7 +121,7 @@ pub(crate) fn mark_subtree_stray<T: LockTree>(
             if children == entry_count {
                 break;
             }
-            if let Some(table) = tree.child(node.table, node.level, index) {
+            if let Some(table) = tree.child(node, index) {
                 children += 1;
                 mark_subtree_stray(tree, node.child(table), held, met);
             }

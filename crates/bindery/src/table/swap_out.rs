@@ -458,7 +458,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             } else {
                 equal_software_bits::<P::Arch>(slots, index, most, attributes)
             };
-            narrowing.overwrite(done, count, entry, P::Arch::absent_step(entry));
+            narrowing.overwrite(done, count, entry);
             done += count;
         }
         self.cursor.counts.entries_written += u64::from(run.count);

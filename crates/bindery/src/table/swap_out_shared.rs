@@ -288,7 +288,7 @@ fn write_swap_entries<P: Platform>(
             userfault: attributes.userfault,
         });
         let count = (same >> scale).max(1).min(run.count - done);
-        narrowing.overwrite(done, count, entry, P::Arch::absent_step(entry));
+        narrowing.overwrite(done, count, entry);
         done += count;
     }
 }

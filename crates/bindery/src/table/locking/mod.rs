@@ -113,7 +113,7 @@ pub(crate) trait LockTree {
         u32::MAX
     }
     /// The table that the entry names, if it names one. Called inside a read section.
-    fn child(&self, table: Frame, level: Level<Self::Arch>, index: EntryIndex) -> Option<Frame>;
+    fn child(&self, node: Node<Self::Arch>, index: EntryIndex) -> Option<Frame>;
     /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
     fn is_at(&self, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
@@ -130,7 +130,7 @@ pub(crate) trait LockTree {
         let mut node = Node { table: self.root(), level: Self::Arch::ROOT };
         while goes_on(node) {
             let index = node.level.index_of(addr);
-            match self.child(node.table, node.level, index) {
+            match self.child(node, index) {
                 Some(table) => node = node.child(table),
                 None => break,
             }
@@ -283,7 +283,7 @@ impl<T: LockTree> LockPass<'_, T> {
                     continue;
                 }
                 let part = range.intersection(slot);
-                let child = tree.child(node.table, node.level, index);
+                let child = tree.child(node, index);
                 let entries = match child {
                     Some(_) if node.level.below() > floor => 0,
                     None if part == slot => 1,

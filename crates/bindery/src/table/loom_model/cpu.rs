@@ -80,7 +80,8 @@ impl LockTree for Cpu {
         }
         let mut found = Some(self.root());
         for level in node.level.above().up_to(Tiny::ROOT).rev() {
-            found = found.and_then(|table| self.child(table, level, level.index_of(addr)));
+            let index = level.index_of(addr);
+            found = found.and_then(|table| self.child(Node { table, level }, index));
         }
         if found != Some(node.table) {
             count(&self.world.seen.restarts);
@@ -92,9 +93,9 @@ impl LockTree for Cpu {
         self.table(table).inside(|inside| inside.entry_count)
     }
 
-    fn child(&self, table: Frame, level: Level<Tiny>, index: EntryIndex) -> Option<Frame> {
-        let entry = Entry(self.table(table).entries[index.slot()].load(Ordering::Acquire));
-        (level.kind(entry) == Kind::Table).then(|| Tiny::frame(entry))
+    fn child(&self, node: Node<Tiny>, index: EntryIndex) -> Option<Frame> {
+        let entry = Entry(self.table(node.table).entries[index.slot()].load(Ordering::Acquire));
+        (node.level.kind(entry) == Kind::Table).then(|| Tiny::frame(entry))
     }
 }
 
@@ -146,7 +147,7 @@ impl Cpu {
     fn visit(&self, mut node: Node<Tiny>, at: VirtAddr, locks: &mut LockSet) {
         while node.level > Level::PTE {
             let index = node.level.index_of(at);
-            let child = self.child(node.table, node.level, index);
+            let child = self.child(node, index);
             let table = child.unwrap_or_else(|| self.create(node, at, locks));
             node = node.child(table);
         }
@@ -187,7 +188,7 @@ impl Cpu {
     /// Clears the entry of `node` for `at`, and returns the table that it named.
     pub(super) fn detach(&self, node: Node<Tiny>, at: VirtAddr) -> Option<Frame> {
         let index = node.level.index_of(at);
-        let table = self.child(node.table, node.level, index)?;
+        let table = self.child(node, index)?;
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::ReleaseClear;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
@@ -219,7 +220,7 @@ impl Cpu {
         let mut tables = Vec::new();
         if self.world.omit == Omit::WaitBelow {
             let entries = EntryIndex::all::<Tiny>();
-            tables.extend(entries.filter_map(|index| self.child(node.table, node.level, index)));
+            tables.extend(entries.filter_map(|index| self.child(node, index)));
         } else {
             self.in_section(|_| {
                 stray::mark_children(self, node, &mut |table| tables.push(table));
@@ -290,7 +291,7 @@ impl Cpu {
         let find = || {
             let (mut table, mut level) = (ROOT, Tiny::ROOT);
             while level > Level::PTE
-                && let Some(child) = self.child(table, level, level.index_of(page(number)))
+                && let Some(child) = self.child(Node { table, level }, level.index_of(page(number)))
             {
                 (table, level) = (child, level.below());
             }
@@ -333,7 +334,7 @@ impl Cpu {
                 let slot = VirtRange::raw(start.0, start.0 + span);
                 let index = cover.level.index_of(at);
                 if !range.covers(slot) {
-                    if self.child(cover.table, cover.level, index).is_some() {
+                    if self.child(cover, index).is_some() {
                         self.visit(cover, at, locks);
                     }
                 } else if let Some(table) = self.detach(cover, at) {
@@ -362,7 +363,7 @@ impl Cpu {
                 // No test prunes where a table above is missing.
                 assert_eq!(cover.level, level);
                 let index = level.index_of(start);
-                let Some(table) = self.child(cover.table, level, index) else { return true };
+                let Some(table) = self.child(cover, index) else { return true };
                 let empty =
                     |inside: &mut Inside| inside.entry_count == 0 && inside.visits == [0; 4];
                 if !self.table(table).inside(empty) {
@@ -424,7 +425,7 @@ impl Cpu {
         let table = self.table(frame);
         table.set_place(place);
         for index in EntryIndex::FIRST.stretch(table.entries.len() as u32) {
-            if let Some(child) = self.child(frame, table.level, index) {
+            if let Some(child) = self.child(Node { table: frame, level: table.level }, index) {
                 let offset = u64::from(index) * table.level.span();
                 self.tell_place(child, place.offset(offset));
             }

@@ -85,8 +85,7 @@ impl Cpu {
         let passed = self.in_section(|locks| {
             let mut node = Node { table: ROOT, level: Tiny::ROOT };
             while node.level > Level::PTE
-                && let Some(table) =
-                    self.child(node.table, node.level, node.level.index_of(page(number)))
+                && let Some(table) = self.child(node, node.level.index_of(page(number)))
             {
                 node = node.child(table);
             }
@@ -186,7 +185,7 @@ impl Cpu {
             let [source, target] =
                 locking::lock_both_ranges(self, [from.into(), to.into()], floor, locks);
             let index = target.level.index_of(to.start());
-            if self.child(target.table, target.level, index).is_some() {
+            if self.child(target, index).is_some() {
                 return;
             }
             let Some(table) = self.detach(source, from.start()) else { return };

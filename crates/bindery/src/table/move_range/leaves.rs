@@ -258,7 +258,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             if page_table.entry_count(node.table) == 0 {
                 break;
             }
-            let Some(table) = LockTree::child(page_table, node.table, node.level, index) else {
+            let Some(table) = LockTree::child(page_table, node, index) else {
                 continue;
             };
             let start = base.offset(u64::from(index) * span);
