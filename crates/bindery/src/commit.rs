@@ -2,6 +2,8 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
+use crossbeam_utils::CachePadded;
+
 use crate::error::Error;
 
 /// The mode of commit accounting.
@@ -41,7 +43,8 @@ pub enum Overcommit {
 /// Context: any.
 #[derive(Debug)]
 pub struct Commitment {
-    committed: AtomicI64,
+    /// Each call that commits writes it.
+    committed: CachePadded<AtomicI64>,
     limit: AtomicU64,
     /// Memory and swap.
     total: AtomicU64,
@@ -51,7 +54,7 @@ pub struct Commitment {
 impl Commitment {
     pub(crate) const fn new(total: u64) -> Self {
         Self {
-            committed: AtomicI64::new(0),
+            committed: CachePadded::new(AtomicI64::new(0)),
             // Like Linux's vm.overcommit_ratio: half of memory, until the embedder sets it.
             limit: AtomicU64::new(total / 2),
             total: AtomicU64::new(total),

@@ -33,8 +33,10 @@ macro_rules! counts {
             }
         }
 
-        /// The counters themselves, shared by all CPUs.
+        /// The counters themselves, shared by all CPUs, in the order of [`Counts`] on lines of their
+        /// own.
         #[derive(Default)]
+        #[repr(C, align(128))]
         pub(crate) struct Stats {
             $($name: AtomicU64,)*
         }
@@ -65,6 +67,7 @@ macro_rules! counts {
     };
 }
 
+// The first eight are those of a first touch, in one cache line.
 counts! {
     /// Entries examined at the level where the operation works: leaves, empty and absent entries,
     /// and entries of tables that are moved or removed whole.
@@ -73,27 +76,14 @@ counts! {
     entries_written,
     /// Entries read only on the way down from the root.
     entries_descended,
-    /// Tables taken from the frame allocator.
-    tables_allocated,
-    /// Tables freed.
-    tables_freed,
-    /// Tables moved by moving the one entry that points to them.
-    tables_moved,
     /// Table locks taken.
     tables_locked,
-    /// Invalidations requested from the platform.
-    invalidations,
-    /// Base pages that these invalidations covered.
-    pages_invalidated,
-    /// Invalidations that were not needed: no CPU has loaded the address space, or an entry only
-    /// allows more than before.
-    invalidations_saved,
+    /// Tables taken from the frame allocator.
+    tables_allocated,
     /// Folios whose mappings were counted up or down.
     folios_touched,
     /// Bytes zeroed for new folios.
     bytes_zeroed,
-    /// Bytes copied.
-    bytes_copied,
     /// Mapped base pages of anonymous memory. This is a level, which unmapping lowers, so the
     /// difference of two readings wraps if it has fallen. So are the next two.
     anonymous_pages,
@@ -103,6 +93,19 @@ counts! {
     shared_pages,
     /// Entries that refer to swap slots, in base pages. A level, too.
     swap_pages,
+    /// Bytes copied.
+    bytes_copied,
+    /// Tables freed.
+    tables_freed,
+    /// Tables moved by moving the one entry that points to them.
+    tables_moved,
+    /// Invalidations requested from the platform.
+    invalidations,
+    /// Base pages that these invalidations covered.
+    pages_invalidated,
+    /// Invalidations that were not needed: no CPU has loaded the address space, or an entry only
+    /// allows more than before.
+    invalidations_saved,
 }
 
 /// Adds to a counter that measurements read. Avoids an atomic addition, which would dominate the
@@ -112,4 +115,26 @@ counts! {
 pub(crate) fn count_roughly(counter: &core::sync::atomic::AtomicU64, by: u64) {
     use core::sync::atomic::Ordering::Relaxed;
     counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn a_first_touch_counts_in_one_line() {
+        let offsets = [
+            offset_of!(Stats, entries_read),
+            offset_of!(Stats, entries_written),
+            offset_of!(Stats, entries_descended),
+            offset_of!(Stats, tables_locked),
+            offset_of!(Stats, tables_allocated),
+            offset_of!(Stats, folios_touched),
+            offset_of!(Stats, bytes_zeroed),
+            offset_of!(Stats, anonymous_pages),
+        ];
+        assert!(offsets.iter().all(|offset| offset / 64 == 0), "{offsets:?}");
+    }
 }

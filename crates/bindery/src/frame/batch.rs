@@ -61,8 +61,8 @@ impl<P: Platform> Frames<P> {
     /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
     fn free_run(&self, platform: &P, first: Frame, count: u32) {
         platform.frames_released(first, count);
-        let mut buddy = self.buddy.lock();
+        let mut buddy = self.lists.buddy.lock();
         buddy.free_run(self.metas, first, count);
-        self.free.store(buddy.free_frame_count(), Relaxed);
+        self.lists.free.store(buddy.free_frame_count(), Relaxed);
     }
 }

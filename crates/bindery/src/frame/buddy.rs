@@ -39,16 +39,17 @@ const READY_ORDER: Order = Order(6);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotAllocated;
 
-/// The free lists.
+/// The free lists. An allocation of a ready frame uses only the first fields.
+#[repr(C)]
 pub(super) struct Buddy {
-    heads: [u32; ORDERS],
-    /// Bit n is set where the list of order n has a block.
-    occupied: u32,
+    ready: Ready,
     /// Frames in the lists and those that are ready.
     free_frames: u64,
     /// How many of them are kept for [`AllocateFor::Reclaim`].
     reserve: u64,
-    ready: Ready,
+    /// Bit n is set where the list of order n has a block.
+    occupied: u32,
+    heads: [u32; ORDERS],
 }
 
 /// The rest of a block that single frames are counted off, by frame number.
@@ -59,6 +60,10 @@ struct Ready {
 }
 
 impl Buddy {
+    /// The bytes that an allocation of a ready frame uses.
+    #[cfg(test)]
+    pub(super) const USED_BY_SINGLE_FRAMES: usize = core::mem::offset_of!(Self, occupied);
+
     pub(super) const fn new() -> Self {
         let ready = Ready { first: 0, end: 0 };
         Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0, reserve: 0, ready }

@@ -33,6 +33,8 @@ pub(crate) mod tests;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crossbeam_utils::CachePadded;
+
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -94,18 +96,26 @@ impl core::error::Error for FramesError {}
 /// The machine's memory: which frames there are, which are free, and what each is used for.
 pub(crate) struct Frames<P: Platform> {
     metas: MetaArray,
-    buddy: Mutex<P::SpinLock, Buddy>,
-    /// As in `buddy`, to be read without the lock.
-    free: AtomicU64,
     total: u64,
-    /// As in `buddy`: frames that are kept for [`AllocateFor::Reclaim`].
+    /// As in the free lists: frames that are kept for [`AllocateFor::Reclaim`].
     reserve: AtomicU64,
-    /// Frames that were taken so far; changes with the lock of `buddy` held.
-    taken: AtomicU64,
     /// Calls that would have corrupted the counts or lists, and changed nothing.
     refused: AtomicU64,
+    /// Each allocation writes it, so no line that is only read has a part of it.
+    lists: CachePadded<Lists<P>>,
     #[cfg(any(test, feature = "testing"))]
     inject: inject::Inject,
+}
+
+/// The free lists, and the counts that change with them: an allocation of a single frame writes one
+/// cache line.
+#[repr(C)]
+struct Lists<P: Platform> {
+    /// As in `buddy`, to be read without the lock.
+    free: AtomicU64,
+    /// Frames that were taken so far; changes with the lock of `buddy` held.
+    taken: AtomicU64,
+    buddy: Mutex<P::SpinLock, Buddy>,
 }
 
 /// The purpose of an allocation. Each names its own, and none is the default: an allocation that
@@ -166,12 +176,14 @@ impl<P: Platform> Frames<P> {
         let total = buddy.free_frame_count();
         Ok(Self {
             metas,
-            buddy: Mutex::new(buddy),
-            free: AtomicU64::new(total),
             total,
             reserve: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            lists: CachePadded::new(Lists {
+                free: AtomicU64::new(total),
+                taken: AtomicU64::new(0),
+                buddy: Mutex::new(buddy),
+            }),
             #[cfg(any(test, feature = "testing"))]
             inject: inject::Inject::new(),
         })
@@ -198,7 +210,7 @@ impl<P: Platform> Frames<P> {
 
     /// The frames that are kept ready for single allocations: free, whatever their metadata says.
     pub(crate) fn ready(&self) -> FrameRange {
-        let (first, count) = self.buddy.lock().ready();
+        let (first, count) = self.lists.buddy.lock().ready();
         FrameRange { first, count }
     }
 
@@ -230,7 +242,7 @@ impl<P: Platform> Frames<P> {
 
     /// Keeps `frames` frames for [`AllocateFor::Reclaim`].
     pub(crate) fn set_reserve(&self, frames: u64) {
-        let mut buddy = self.buddy.lock();
+        let mut buddy = self.lists.buddy.lock();
         buddy.set_reserve(frames);
         self.reserve.store(frames, Relaxed);
     }
@@ -250,18 +262,18 @@ impl<P: Platform> Frames<P> {
         if self.fails_on_purpose() {
             return None;
         }
-        let mut buddy = self.buddy.lock();
+        let mut buddy = self.lists.buddy.lock();
         let block = buddy.allocate_up_to(self.metas, order, purpose);
-        self.free.store(buddy.free_frame_count(), Relaxed);
+        self.lists.free.store(buddy.free_frame_count(), Relaxed);
         self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
     }
 
     /// [`Frames::allocate`], for callers that have asked [`Frames::fails_on_purpose`] themselves.
     fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
-        let mut buddy = self.buddy.lock();
+        let mut buddy = self.lists.buddy.lock();
         let frame = buddy.allocate(self.metas, order, purpose);
-        self.free.store(buddy.free_frame_count(), Relaxed);
+        self.lists.free.store(buddy.free_frame_count(), Relaxed);
         self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame
     }
@@ -269,12 +281,12 @@ impl<P: Platform> Frames<P> {
     /// The lock of `buddy` is held, so a plain addition is enough.
     #[inline]
     fn note_taken(&self, frames: u64) {
-        self.taken.store(self.taken.load(Relaxed).wrapping_add(frames), Relaxed);
+        self.lists.taken.store(self.lists.taken.load(Relaxed).wrapping_add(frames), Relaxed);
     }
 
     /// The numbers of frames that were allocated and freed so far.
     pub(crate) fn traffic(&self) -> FrameTraffic {
-        let taken = self.taken.load(Relaxed);
+        let taken = self.lists.taken.load(Relaxed);
         // Frames in use are `total - free`; all others that were taken have been returned.
         let returned = taken.saturating_sub(self.total.saturating_sub(self.free_frame_count()));
         FrameTraffic { taken, returned }
@@ -334,9 +346,9 @@ impl<P: Platform> Frames<P> {
         if order <= MAX_ORDER {
             platform.frames_released(first, order.pages());
         }
-        let mut buddy = self.buddy.lock();
+        let mut buddy = self.lists.buddy.lock();
         let freed = buddy.free(self.metas, first, order);
-        self.free.store(buddy.free_frame_count(), Relaxed);
+        self.lists.free.store(buddy.free_frame_count(), Relaxed);
         drop(buddy);
         if freed.is_err() {
             self.refuse();
@@ -346,14 +358,14 @@ impl<P: Platform> Frames<P> {
     /// Lets free frames that are kept ready for single allocations join the large blocks. O(log
     /// frames).
     pub(crate) fn trim(&self) {
-        self.buddy.lock().join_ready(self.metas);
+        self.lists.buddy.lock().join_ready(self.metas);
     }
 
     /// Frames that are free now, of any order. Does not wait for the lock.
     ///
     /// Context: any.
     pub fn free_frame_count(&self) -> u64 {
-        self.free.load(Relaxed)
+        self.lists.free.load(Relaxed)
     }
 
     /// Frames that can be allocated when all are free: the ranges without the metadata.
@@ -381,7 +393,7 @@ impl<P: Platform> Frames<P> {
     /// quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
         let FrameRange { first, count } = self.metas.span();
-        let (ready, kept) = self.buddy.lock().ready();
+        let (ready, kept) = self.lists.buddy.lock().ready();
         let mut at = 0;
         while at < count {
             let frame = first.plus(at);
@@ -414,8 +426,8 @@ impl<P: Platform> Frames<P> {
     ///
     /// A frame at which something is wrong; the first of the span where only a total is.
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
-        let buddy = self.buddy.lock();
-        if self.free.load(Relaxed) != buddy.free_frame_count() {
+        let buddy = self.lists.buddy.lock();
+        if self.lists.free.load(Relaxed) != buddy.free_frame_count() {
             return Err(self.metas.span().first);
         }
         buddy.check(self.metas)
@@ -460,4 +472,20 @@ fn check_ranges<P: Platform>(
         }
     }
     Ok((first, (end - u64::from(first.0)) as u32))
+}
+
+#[cfg(test)]
+mod layout {
+    use core::mem::offset_of;
+
+    use super::tests::Machine;
+    use super::{Buddy, Frames, Lists};
+
+    #[test]
+    fn an_allocation_of_a_ready_frame_writes_one_line() {
+        assert_eq!(offset_of!(Frames<Machine>, lists) % 64, 0);
+        // The lock is a word in front of the lists.
+        let lists = offset_of!(Lists<Machine>, buddy) + size_of::<u64>();
+        assert!(lists + Buddy::USED_BY_SINGLE_FRAMES <= 64);
+    }
 }

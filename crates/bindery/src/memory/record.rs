@@ -9,6 +9,8 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 
+use crossbeam_utils::CachePadded;
+
 use crate::frame::slab::Slab;
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -45,12 +47,12 @@ pub(crate) unsafe trait Record: Sized {
 /// A record whose type only a layer above knows.
 pub(crate) struct Opaque;
 
-/// One slab for each kind.
-pub(super) struct Slabs<P: Platform>([Slab<Opaque, P>; KINDS]);
+/// One slab for each kind, on lines of its own.
+pub(super) struct Slabs<P: Platform>([CachePadded<Slab<Opaque, P>>; KINDS]);
 
 impl<P: Platform> Slabs<P> {
     pub(super) const fn new() -> Self {
-        Self([const { Slab::new() }; KINDS])
+        Self([const { CachePadded::new(Slab::new()) }; KINDS])
     }
 }
 
@@ -58,7 +60,7 @@ impl<P: Platform> Memory<P> {
     /// The slab of a type.
     #[inline(always)]
     pub(crate) fn slab<T: Record>(&self) -> &Slab<T, P> {
-        let slab = ptr::from_ref(&self.slabs.0[T::KIND as usize]);
+        let slab = ptr::from_ref(&*self.slabs.0[T::KIND as usize]);
         // SAFETY: a slab is its lists, whatever it holds (`repr(transparent)`). All records in this
         // one came through this method, and by obligation 1 of `Record` they have this very type.
         unsafe { &*slab.cast::<Slab<T, P>>() }
@@ -66,7 +68,7 @@ impl<P: Platform> Memory<P> {
 
     /// All slabs, for uses that need no type.
     pub(crate) fn slabs(&self) -> impl Iterator<Item = &Slab<Opaque, P>> {
-        self.slabs.0.iter()
+        self.slabs.0.iter().map(|slab| &**slab)
     }
 }
 

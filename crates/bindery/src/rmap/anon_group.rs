@@ -26,7 +26,7 @@ use crate::collections::interval_tree::Asked;
 ///
 /// Having a reference tells you that the anon group has a holder, unless it was just found by a
 /// folio ([`AnonGroup::try_hold`]): it is in the family's tree, and so are those above it.
-#[repr(align(16))]
+#[repr(align(64))]
 pub(crate) struct AnonGroup {
     /// The root of the family, whose lock guards all trees of the family; null in itself.
     root: AtomicPtr<Self>,

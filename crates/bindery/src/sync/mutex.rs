@@ -48,6 +48,8 @@ use super::RawLock;
 ///
 /// # Context
 /// Context: any, except [`Mutex::lock`], which has that of `L`.
+// The lock comes first: it shares a cache line with the first fields of the value.
+#[repr(C)]
 pub struct Mutex<L, T> {
     lock: L,
     value: UnsafeCell<T>,
