@@ -294,7 +294,6 @@ fn unsafe_code_is_in_its_rooms() {
     assert_eq!(allowed, used, "files that allow it, and those that have any");
 }
 
-/// Two lists of the order of locks would differ sooner or later.
 /// The types that implement a trait, by any path, in the sources of a crate.
 fn implementations(of: &str, folder: &Path) -> Vec<String> {
     let mut files = BTreeSet::new();
@@ -325,6 +324,7 @@ fn one_type_is_the_files_of_a_thread() {
     assert_eq!(implementations("ThreadFiles", &kernel), ["Files"]);
 }
 
+/// Two lists of the order of locks would differ sooner or later.
 #[test]
 fn only_one_page_orders_the_locks() {
     let mut orders = Vec::new();

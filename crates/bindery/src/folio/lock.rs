@@ -331,14 +331,26 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     }
 }
 
-impl<P: Platform> Drop for LockedFolio<'_, P> {
-    // Always: each fault that reads a page from swap drops one.
+impl<P: Platform> LockedFolio<'_, P> {
+    /// Unlocks and releases the folio, as dropping it does: the compiler shares one function among
+    /// all that drop one, and each fault that reads a page from swap would call it.
     #[inline(always)]
-    fn drop(&mut self) {
+    pub(crate) fn end(self) {
+        ManuallyDrop::new(self).unlock_and_release();
+    }
+
+    #[inline(always)]
+    fn unlock_and_release(&self) {
         let FolioLock { handle, platform } = *self.lock();
         unlock(handle.state(), platform, || handle.disown());
         // After that: the reference keeps the folio while it is unlocked.
         handle.release(platform);
+    }
+}
+
+impl<P: Platform> Drop for LockedFolio<'_, P> {
+    fn drop(&mut self) {
+        self.unlock_and_release();
     }
 }
 

@@ -166,7 +166,8 @@ impl<P: Platform> Memory<P> {
     /// 2. the first process drops a page of its part, and the slot is free if the other has dropped
     ///    it too;
     /// 3. it writes to a new page at that address, which is swapped out to the same slot.
-    #[inline]
+    // Always: each fault on a page in swap asks it.
+    #[inline(always)]
     pub(crate) fn pages_in_cache(
         &self,
         folio: FolioLocked<'_>,

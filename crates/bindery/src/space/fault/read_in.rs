@@ -188,7 +188,9 @@ impl<P: Platform> Fault<'_, '_, P> {
             return self.begin_device_read(claimed, wanted);
         }
         let locked = claimed.load(memory).ok_or(Unread::Content)?;
-        self.map_loaded(&locked, slots)
+        let mapped = self.map_loaded(&locked, slots);
+        locked.end();
+        mapped
     }
 
     /// Begins to read the folio from a device. It waits for the device with the VMA unlocked.
