@@ -64,7 +64,7 @@
 //! # Layers
 //!
 //! A layer names itself and those before it, in every `use` and every path; a test reads this
-//! table (`tests/layers.rs`). `docs/design.md` tells why some modules share a layer.
+//! table (`tests/layers/main.rs`). `docs/design.md` tells why some modules share a layer.
 //!
 //! | modules | idea |
 //! |---|---|
