@@ -65,8 +65,9 @@ pub fn device(slots: u64, service: SwapService) -> &'static SwapFile {
     Box::leak(Box::new(SwapFile::new(slots, service).expect("a temporary file")))
 }
 
+/// As [`with_little_memory`], with the area that `turn_on` adds.
 #[track_caller]
-fn with_area<A: Walk>(
+pub fn with_area<A: Walk>(
     bytes: u64,
     order: u8,
     turn_on: impl FnOnce(&Memory<Machine<A>>) -> SwapArea,

@@ -19,6 +19,7 @@ mod interposed;
 mod long_work;
 mod no_access;
 mod no_block;
+mod no_vma_lock;
 mod owners;
 mod page_out;
 mod parts;

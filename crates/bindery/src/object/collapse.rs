@@ -17,7 +17,7 @@ use super::mappings::{self, Copies};
 use super::pages;
 use super::placed_folio::PlacedFolio;
 use super::state::Accounting;
-use super::swap_in::swap_in_here;
+use super::swap_in::swap_in;
 use super::wait::Stop;
 use super::{Object, ObjectState};
 
@@ -73,7 +73,7 @@ fn bring_in<P: Platform>(
     object: &ObjectState,
     pages: PageRange,
     most_missing: Option<u32>,
-) -> Result<(), Failure> {
+) -> Result<(), Stop> {
     let next =
         || object.pages.look(&memory.platform, |index| index.next_swapped(pages.first, pages.end));
     while object.pages.swapped() > 0
@@ -82,7 +82,7 @@ fn bring_in<P: Platform>(
         if most_missing.is_some() {
             return Err(Error::Busy.into());
         }
-        swap_in_here(memory, object, run.page, FOLIO_ORDERS)?;
+        swap_in(memory, object, run.page, FOLIO_ORDERS)?;
     }
     Ok(())
 }

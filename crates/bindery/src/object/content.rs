@@ -25,7 +25,7 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::fetch::{FillSource, Moved, Wanted, Writing, demand, obtain};
+use super::fetch::{FillSource, Moved, Purpose, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
 use super::seals::Seals;
 use super::state::pages_of;
@@ -138,6 +138,8 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         interrupt::check(&memory.platform)?;
         let mut _kept = None;
+        // The read of a page in swap after the bytes that were read.
+        let mut begun = None;
         loop {
             let read = object.invalidate_lock.with_read(&memory.platform, |_| {
                 let all = object.size().saturating_sub(offset).min(part.end as u64) as usize;
@@ -155,14 +157,22 @@ impl<P: Platform> Object<'_, P> {
                             }
                         }
                         // The next call, for the rest, meets the error first.
-                        Err(_) if done > part.start => break,
+                        Err(stop) if done > part.start => {
+                            begun = stop.begun_read();
+                            break;
+                        }
                         Err(stop) => return Err(stop),
                     }
                 }
                 Ok(Moved { count: done - part.start, stopped: false })
             });
             match read {
-                Ok(moved) => return Ok(moved),
+                Ok(moved) => {
+                    if let Some(read) = begun {
+                        drop(self.memory.finish_device_read(read));
+                    }
+                    return Ok(moved);
+                }
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Wait(wait)) => _kept = wait.wait(self.memory, Some(self))?,
             }
@@ -361,7 +371,8 @@ impl<P: Platform> Object<'_, P> {
         let orders = object.orders(self.memory, MappingFlags::empty());
         let end = object.size_in_pages().max(pages_of(writing.end));
         let reserve = self.memory.fault_reserve();
-        Wanted { writing: Some(writing), reserve, ..Wanted::one(orders, end) }
+        let purpose = Purpose::Change;
+        Wanted { writing: Some(writing), reserve, purpose, ..Wanted::one(orders, end) }
     }
 
     /// Writes to consecutive frames, at most `most` bytes, or to a new folio. The caller holds the

@@ -53,8 +53,20 @@ pub(super) struct Wanted<'a> {
     /// Frames that must stay free. The call fails as if none were free
     /// ([`Memory::set_fault_reserve`]) and reclaims rather than use them.
     pub(super) reserve: u64,
-    /// A program accessed it: reading it from swap counts as a major fault.
-    pub(super) for_fault: bool,
+    /// The call that needs it.
+    pub(super) purpose: Purpose,
+}
+
+/// The call that needs a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// A fault: reading the page from swap counts as a major fault.
+    Fault,
+    /// A call that begins again after a wait.
+    Read,
+    /// A write or a preallocation, with the changes held. It keeps them while a swap device works:
+    /// other calls see all of it or nothing.
+    Change,
 }
 
 /// Called with an offset, an address and a length: copies up to `length` bytes of the write's data,
@@ -84,7 +96,7 @@ pub(super) struct Moved {
 impl<'a> Wanted<'a> {
     /// One folio of these orders that ends at or before page `end`.
     pub(super) const fn one(orders: Orders, end: u64) -> Self {
-        Self { orders, end, ahead: 1, writing: None, reserve: 0, for_fault: false }
+        Self { orders, end, ahead: 1, writing: None, reserve: 0, purpose: Purpose::Read }
     }
 
     /// The write, if all of `count` pages from `first` on will be written.
@@ -115,7 +127,7 @@ pub(crate) struct Fetch {
 /// # Errors
 /// [`Error::OutOfMemory`], also if the reserve would be used; [`Error::NoSpace`] if no more may be
 /// committed; [`Error::InputOutput`] if the content is in swap and lost. [`Stop::Wait`] if the
-/// pager has the page.
+/// pager has the page, or a swap device unless the call is a [`Purpose::Change`].
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -128,12 +140,11 @@ pub(super) fn obtain<P: Platform>(
             return Ok(slot.frame);
         }
         if object.pages.swapped() > 0 {
-            let found = if wanted.for_fault {
-                swap_in(memory, object, page, wanted.orders)?
-            } else {
-                swap_in_here(memory, object, page, wanted.orders)?
+            let found = match wanted.purpose {
+                Purpose::Fault | Purpose::Read => swap_in(memory, object, page, wanted.orders)?,
+                Purpose::Change => swap_in_here(memory, object, page, wanted.orders)?,
             };
-            if found == Swapped::Read && wanted.for_fault {
+            if found == Swapped::Read && wanted.purpose == Purpose::Fault {
                 memory.note_major_fault();
                 swap_in_ahead(memory, object, page, wanted.ahead, wanted.orders);
             }

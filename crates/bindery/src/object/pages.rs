@@ -15,7 +15,7 @@ use crate::folio::Folio;
 use crate::platform::Platform;
 
 use super::dropping::{Piece, drop_pages};
-use super::fetch::{Wanted, obtain};
+use super::fetch::{Purpose, Wanted, obtain};
 use super::invalidate::{PagesMayGo, PagesStay};
 use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
@@ -209,7 +209,7 @@ pub(crate) fn get_ahead<P: Platform>(
 ) -> Result<Frame, Stop> {
     let ahead = if object.is_file() { 1 } else { ahead };
     let one = Wanted::one(orders, object.size_in_pages());
-    let wanted = Wanted { for_fault: true, ahead, ..one };
+    let wanted = Wanted { purpose: Purpose::Fault, ahead, ..one };
     obtain(memory, object, page, &wanted)
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn mark_dirty<P: Platform>(
     object: &ObjectState,
     page: u64,
     count: u64,
-) -> Result<(), Wait> {
+) -> Result<(), Wait<'static>> {
     if object.notices_writes() {
         if let Some(ticket) = object.pages.being_stored(&memory.platform, page, count) {
             return Err(Wait::Pager(ticket));
@@ -263,7 +263,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     run: PageRun,
-) -> Result<(), Wait> {
+) -> Result<(), Wait<'static>> {
     if object.notices_writes() {
         return mark_dirty(memory, object, run.page, u64::from(run.count));
     }

@@ -7,13 +7,13 @@ use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
 use super::dropping::{Piece, drop_pages};
-use super::fetch::{Wanted, demand, obtain};
+use super::fetch::{Purpose, Wanted, demand, obtain};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
 use super::state::pages_of;
-use super::swap_in::{Swapped, swap_in_here};
+use super::swap_in::{Swapped, swap_in};
 use super::wait::Stop;
 use super::{MAX_SIZE, Object, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
@@ -137,12 +137,15 @@ impl<P: Platform> Object<'_, P> {
 
     /// Swaps in pages that are cut in two and will be zeroed in part. The changes are held, so the
     /// pages stay.
-    fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// As [`swap_in`]. Nothing has changed.
+    fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
             let page = cut >> PAGE_SHIFT;
             while object.pages.swapped() > 0
-                && swap_in_here(memory, object, page, Orders::PAGE)? != Swapped::No
+                && swap_in(memory, object, page, Orders::PAGE)? != Swapped::No
             {}
         }
         Ok(())
@@ -241,7 +244,8 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         let orders = object.orders(memory, MappingFlags::empty());
         let limit = end.max(object.size_in_pages());
-        let wanted = Wanted { reserve: memory.fault_reserve(), ..Wanted::one(orders, limit) };
+        let (reserve, purpose) = (memory.fault_reserve(), Purpose::Change);
+        let wanted = Wanted { reserve, purpose, ..Wanted::one(orders, limit) };
         if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
             // Fails early for a range that can never fit.
             return Err(Error::NoSpace.into());

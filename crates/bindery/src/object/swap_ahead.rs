@@ -62,7 +62,7 @@ pub(super) fn swap_in_ahead<P: Platform>(
     let end = page + object.swap_ahead.allowed(page, most);
     let mut at = page + 1;
     while at < end
-        && let Some(next) = bring_in(memory, object, at, orders, Sources::Fast)
+        && let Some(next) = bring_in(memory, object, at, orders, Sources::Memory)
     {
         at = next;
     }

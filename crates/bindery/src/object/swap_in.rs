@@ -3,7 +3,8 @@
 //! The caller keeps pages from leaving the index: it holds the invalidate lock for reading, or the
 //! changes. So no page in swap is dropped, and none is swapped out. Two calls that want the same
 //! page meet at its slot: one claims it, the other finds the folio in the swap cache and waits for
-//! its lock. A fault waits for a lock or a device only after it has released its own locks.
+//! its lock. A fault or a call waits for a lock or a device after it has released its own locks;
+//! only a call whose effect others see whole keeps them ([`swap_in_here`]).
 //!
 //! A page that is swapped in frees its slot at once, and counts as dirty, as on Linux. So writes to
 //! shared memory need no tracking: no slot ever has content that is older than that of a page in
@@ -71,8 +72,8 @@ pub(super) fn swap_in<P: Platform>(
     Ok(Swapped::Cached)
 }
 
-/// Like [`swap_in`], but waits for the device under the caller's locks. The caller holds no VMA's
-/// lock.
+/// Like [`swap_in`], but waits for the device under the caller's locks, for a call whose effect other
+/// calls see whole ([`super::fetch::Purpose::Change`]). The caller holds no VMA's lock.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`].
@@ -174,7 +175,7 @@ enum Unread {
     /// The content is lost.
     Content,
     /// The caller has to wait, without locks.
-    Wait(Wait),
+    Wait(Wait<'static>),
 }
 
 fn read_folio<P: Platform>(
@@ -187,7 +188,7 @@ fn read_folio<P: Platform>(
     let slots = slots_of(run);
     let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
     let folio = claimed.folio();
-    let locked = if memory.reads_around(slots.area) {
+    let locked = if memory.is_on_device(slots.area) {
         match memory.begin_device_read(claimed, wanted) {
             Load::Done(locked) => locked,
             Load::Lost => return Err(Unread::Content),

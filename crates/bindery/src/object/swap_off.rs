@@ -12,7 +12,8 @@ use crate::platform::Platform;
 use crate::swap::SwapArea;
 use crate::vma::MappingFlags;
 
-use super::swap_in::swap_in_here;
+use super::swap_in::swap_in;
+use super::wait::Stop;
 use super::{Object, ObjectState, Registry};
 
 impl<P: Platform> Memory<P> {
@@ -58,11 +59,20 @@ impl<'m, P: Platform> Object<'m, P> {
         let (memory, object) = (self.memory, self.state());
         let orders = object.orders(memory, MappingFlags::empty());
         let mut from = 0;
+        // The folio that a device has read stays until the index has it.
+        let mut _kept = None;
         while let Some(run) = self.next_in_area(from, area) {
             interrupt::check_any(&memory.platform)?;
             memory.retry(|| {
-                let bring = |_: &_| swap_in_here(memory, object, run.page, orders);
-                object.invalidate_lock.with_read(&memory.platform, bring)
+                let bring = |_: &_| swap_in(memory, object, run.page, orders);
+                match object.invalidate_lock.with_read(&memory.platform, bring) {
+                    Ok(_) => Ok(()),
+                    Err(Stop::Failed(failure)) => Err(failure),
+                    Err(Stop::Wait(wait)) => {
+                        _kept = wait.wait(memory, None)?;
+                        Ok(())
+                    }
+                }
             })?;
             from = run.page;
         }

@@ -3,9 +3,10 @@
 use crate::Memory;
 use crate::addr::PageRange;
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::FolioRef;
+use crate::folio::{Folio, FolioRef};
 use crate::platform::Platform;
 use crate::swap::device_read::DeviceRead;
+use crate::userfault::{Ending, Interrupts, QueuedFault};
 
 use super::Object;
 use super::fetch::Fetch;
@@ -13,10 +14,10 @@ use super::in_flight::{Reads, Ticket};
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
 /// for this, and tries again. A value, so that a caller that must not wait could pass it on
-/// instead.
+/// instead. Only a wait for a handler has a lifetime: that of the message in its queue.
 #[derive(Debug)]
 #[must_use = "the call would try again at once"]
-pub(crate) enum Wait {
+pub(crate) enum Wait<'w> {
     /// Pages that must be fetched from the pager.
     Pages(Fetch),
     /// Work that the pager does already.
@@ -35,11 +36,16 @@ pub(crate) enum Wait {
         /// The area.
         area: u8,
     },
+    /// A folio whose lock another thread or a device has. The wait releases a reference to it, which
+    /// the caller has taken.
+    Folio(Folio),
+    /// The handler of a userfaultfd, for a fault whose message is in the queue.
+    Handler(QueuedFault<'w>, Interrupts),
     /// Memory that is kept though unused, collected for a large folio.
     Memory,
 }
 
-impl Wait {
+impl Wait<'_> {
     /// Waits, without any lock. Returns a reference to the folio that the caller needs, which keeps
     /// the folio in memory until the caller has tried again. `None` if there is no folio to keep:
     /// another thread fetches it, or it was dropped already. `object` is the one whose pages the
@@ -47,7 +53,7 @@ impl Wait {
     ///
     /// # Errors
     /// The pager's or the device's error; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may
-    /// be committed.
+    /// be committed; [`Error::Interrupted`], only for a handler.
     pub(crate) fn wait<'m, P: Platform>(
         self,
         memory: &'m Memory<P>,
@@ -73,6 +79,15 @@ impl Wait {
                 memory.wait_for_request(area);
                 Ok(None)
             }
+            Self::Folio(folio) => {
+                drop(memory.lock_folio(folio));
+                memory.frames.folio(folio).release(&memory.platform);
+                Ok(None)
+            }
+            Self::Handler(queued, interrupts) => match queued.wait(&memory.platform, interrupts) {
+                Ending::Woken | Ending::Closed => Ok(None),
+                Ending::Interrupted => Err(Error::Interrupted.into()),
+            },
             Self::Memory => {
                 memory.collect();
                 Ok(None)
@@ -84,9 +99,12 @@ impl Wait {
     pub(crate) fn is_major(&self) -> bool {
         match self {
             Self::Pages(_) | Self::SwapRead(_) => true,
-            Self::Pager(_) | Self::SwapCache { .. } | Self::SwapRequest { .. } | Self::Memory => {
-                false
-            }
+            Self::Pager(_)
+            | Self::SwapCache { .. }
+            | Self::SwapRequest { .. }
+            | Self::Folio(_)
+            | Self::Handler(..)
+            | Self::Memory => false,
         }
     }
 }
@@ -97,7 +115,15 @@ pub(crate) enum Stop {
     /// The attempt has failed.
     Failed(Failure),
     /// It must wait and try again.
-    Wait(Wait),
+    Wait(Wait<'static>),
+}
+
+impl Stop {
+    /// The read that must be finished though the caller does not wait, if one was begun.
+    #[cold]
+    pub(super) fn begun_read(self) -> Option<DeviceRead> {
+        if let Self::Wait(Wait::SwapRead(read)) = self { Some(read) } else { None }
+    }
 }
 
 impl From<Failure> for Stop {
@@ -118,8 +144,8 @@ impl From<NoMemory> for Stop {
     }
 }
 
-impl From<Wait> for Stop {
-    fn from(wait: Wait) -> Self {
+impl From<Wait<'static>> for Stop {
+    fn from(wait: Wait<'static>) -> Self {
         Self::Wait(wait)
     }
 }

@@ -9,7 +9,7 @@ use crate::folio::FOLIO_ORDERS;
 use crate::platform::Platform;
 use crate::swap::early_read::{Begun, Cause, Source};
 
-use super::swap_in::{next_run, read_in, slots_of};
+use super::swap_in::{next_run, read_in, slots_of, swap_in_here};
 use super::wait::Stop;
 use super::{Object, ObjectState};
 
@@ -38,8 +38,8 @@ impl<P: Platform> Object<'_, P> {
 pub(super) enum Sources {
     /// Any; for slow ones, the reads are only begun.
     All,
-    /// Compressed memory, or a device of the same speed.
-    Fast,
+    /// Compressed memory.
+    Memory,
 }
 
 /// Swaps in the run around `page` if that is in swap, or begins to. Returns the page to continue
@@ -59,17 +59,21 @@ pub(super) fn bring_in<P: Platform>(
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(&memory.platform, look) else { return Some(page + 1) };
     match memory.source_of_slot(slot.area, slot.slot) {
-        Some(Source::Memory) => match read_in(memory, object, page, slot, orders) {
-            Err(Stop::Failed(Failure::NoMemory)) => None,
-            // Lost content is an error only for an access that needs it.
-            Ok(_) | Err(Stop::Failed(Failure::Refused(_))) => Some(page + 1),
-            // By now, the content needs a slower device.
-            Err(Stop::Wait(wait)) => {
-                drop(wait.wait(memory, None));
-                Some(page + 1)
+        Some(Source::Device | Source::SynchronousDevice) if sources == Sources::Memory => None,
+        Some(Source::Memory | Source::SynchronousDevice) => {
+            match read_in(memory, object, page, slot, orders) {
+                Err(Stop::Failed(Failure::NoMemory)) => None,
+                // Lost content is an error only for an access that needs it.
+                Ok(_) | Err(Stop::Failed(Failure::Refused(_))) => Some(page + 1),
+                Err(Stop::Wait(wait)) => {
+                    if let Ok(_kept) = wait.wait(memory, None) {
+                        // From the swap cache.
+                        let _ = swap_in_here(memory, object, page, orders);
+                    }
+                    Some(page + 1)
+                }
             }
-        },
-        Some(Source::Device) if sources == Sources::Fast => None,
+        }
         Some(Source::Device) if memory.has_free_request(slot.area) => {
             Some(begin(memory, object, page, slot, &mut orders))
         }

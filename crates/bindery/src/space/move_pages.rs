@@ -9,7 +9,6 @@
 //! is.
 
 use super::folio::split_locked;
-use crate::Memory;
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
 use crate::arch::Level;
@@ -17,6 +16,7 @@ use crate::error::Error;
 use crate::error::{CallError, Failure};
 use crate::folio::{Folio, OwnerMark};
 use crate::interrupt;
+use crate::object::Wait;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::table::PageTable;
@@ -134,6 +134,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         permit: &impl MovePermit,
         moved: &mut u64,
     ) -> Result<(), Failure<MoveError>> {
+        let mut tries = 0;
         loop {
             let locked = self.lock_both_vmas(request.destination, request.source)?;
             let (destination, source) = locked.vmas();
@@ -159,14 +160,27 @@ impl<P: Platform> AddressSpace<'_, P> {
             };
             let (result, done) = {
                 let mut mover = PageMover::new(&self.page_table, &what);
-                (move_between(&self.page_table, &mut mover, source), mover.done())
+                (move_between(&self.page_table, &mut mover, source, &mut tries), mover.done())
             };
             *moved += done;
             if done > 0 {
                 publish(&self.page_table, VirtRange::raw(at.0, at.0 + done));
             }
-            return result;
+            let Some(folio) = result? else { return Ok(()) };
+            drop(locked);
+            self.wait_to_move(Wait::Folio(folio))?;
         }
+    }
+
+    /// Waits without locks for a folio that could not move.
+    #[cold]
+    fn wait_to_move(&self, wait: Wait<'_>) -> Result<(), Failure<MoveError>> {
+        let memory = self.page_table.memory;
+        // A folio's lock comes without an error.
+        drop(wait.wait(memory, None).map_err(|failure| failure.map(|_| MoveError::Busy))?);
+        // The thread that has the folio may do so without its lock.
+        memory.platform.relax();
+        Ok(interrupt::check(&memory.platform).map_err(|_| MoveError::Interrupted)?)
     }
 
     /// The VMAs of both addresses, locked for reading.
@@ -205,13 +219,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Moves as far as it goes. The source's VMA and the destination's are locked for reading.
+/// Moves pages until all have moved, or returns the folio to wait for before the rest. The source's
+/// VMA and the destination's are locked for reading. `tries` counts the splits that were begun.
 fn move_between<P: Platform>(
     page_table: &PageTable<'_, P>,
     mover: &mut PageMover<'_, '_, P>,
     source: &Vma,
-) -> Result<(), Failure<MoveError>> {
-    let mut tries = 0;
+    tries: &mut u32,
+) -> Result<Option<Folio>, Failure<MoveError>> {
     while !mover.is_done() {
         match mover.step() {
             None => {}
@@ -222,10 +237,12 @@ fn move_between<P: Platform>(
             Some(MoveStop::NoMemory) => {
                 mover.refill()?;
             }
-            Some(MoveStop::Locked(folio)) => wait_for_folio(page_table.memory, folio),
+            Some(MoveStop::Locked(folio)) => return Ok(Some(folio)),
             Some(MoveStop::Split(at, order)) => {
-                tries += 1;
-                split_to_move(page_table, source, at, order, tries)?;
+                *tries += 1;
+                if let busy @ Some(_) = split_to_move(page_table, source, at, order, *tries)? {
+                    return Ok(busy);
+                }
             }
             Some(MoveStop::Longer(_) | MoveStop::Piecemeal) => {
                 debug_assert!(false, "the mover sees to that");
@@ -233,11 +250,11 @@ fn move_between<P: Platform>(
         }
         interrupt::check(&page_table.memory.platform).map_err(|_| MoveError::Interrupted)?;
     }
-    Ok(())
+    Ok(None)
 }
 
-/// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move.
-/// Nothing to do where it has changed meanwhile.
+/// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move. Does
+/// nothing if the folio has changed meanwhile. Returns the folio if another thread uses it.
 #[cold]
 fn split_to_move<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -245,26 +262,16 @@ fn split_to_move<P: Platform>(
     at: VirtAddr,
     order: Order,
     tries: u32,
-) -> Result<(), Failure<MoveError>> {
+) -> Result<Option<Folio>, Failure<MoveError>> {
     match split_locked(page_table, source, at, order) {
-        Ok(()) => Ok(()),
         Err(Failure::NoMemory) => Err(Failure::NoMemory),
         Err(Failure::Refused(FolioError::Busy)) => {
             // A thread that only reads the folio will release its reference.
             let looked_at = folio_to_wait_for(page_table, at).filter(|_| tries < TRIES);
-            wait_for_folio(page_table.memory, looked_at.ok_or(MoveError::Busy)?);
-            page_table.memory.platform.relax();
-            Ok(())
+            Ok(Some(looked_at.ok_or(MoveError::Busy)?))
         }
-        Err(Failure::Refused(_)) => Ok(()),
+        Ok(()) | Err(Failure::Refused(_)) => Ok(None),
     }
-}
-
-/// Waits until nobody has the lock of a folio, to which the caller has a reference that goes.
-#[cold]
-fn wait_for_folio<P: Platform>(memory: &Memory<P>, folio: Folio) {
-    drop(memory.lock_folio(folio));
-    memory.frames.folio(folio).release(&memory.platform);
 }
 
 /// The folio at `at`, with a reference, unless it is pinned.

@@ -7,12 +7,10 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::Cluster;
-use super::device::SwapOperation;
 use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
 use super::slot_state::SlotState;
-use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Folio, FolioLocked, FreshFolio, LockedFolio, SwapPlace};
@@ -68,7 +66,8 @@ impl<P: Platform> Memory<P> {
         true
     }
 
-    /// Reads the content of the folio's slots into its frames. Returns whether it could be read.
+    /// Reads the content of the folio's slots in compressed memory into its frames. Returns whether it
+    /// could be read. A device's content is read by [`Memory::begin_device_read`].
     ///
     /// # Safety
     /// 1. The slots are claimed for the folio, which no entry maps: a [`ClaimedFolio`] has both.
@@ -87,11 +86,9 @@ impl<P: Platform> Memory<P> {
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
             return true;
         }
-        if let Some(area) = self.area(run.area)
-            && area.has_device()
-        {
-            // SAFETY: 1. passed on.
-            return unsafe { self.read_from_device(area, folio, run) };
+        // The values of a device's slots are no handles of the store.
+        if self.area(run.area).is_some_and(Area::has_device) {
+            return false;
         }
         // SAFETY: 1. passed on.
         unsafe { self.load_pages(folio, run) }
@@ -132,48 +129,6 @@ impl<P: Platform> Memory<P> {
                 }
             }
             page += 1;
-        }
-        self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-        true
-    }
-
-    /// Like [`Memory::load_folio`], from a device: submits all runs, then waits for them.
-    ///
-    /// # Safety
-    /// 1. As there.
-    #[cold]
-    #[inline(never)]
-    unsafe fn read_from_device(
-        &self,
-        area: &Area<P>,
-        folio: FolioLocked<'_>,
-        run: SlotRun,
-    ) -> bool {
-        let (Some((_, cells, values)), Some(device)) = (self.cells(run), area.device()) else {
-            return false;
-        };
-        let has = |page: u32, content| self.content(cells, values, page).0.has(content);
-        if !(0..run.count).all(|page| has(page, SlotState::FILLED) || has(page, SlotState::STORED))
-        {
-            return false;
-        }
-        for page in (0..run.count).filter(|page| has(*page, SlotState::FILLED)) {
-            // SAFETY: 1. of the folio, which is claimed (obligation 1).
-            unsafe { self.fill_page(folio.head.plus(page), self.content(cells, values, page).1) };
-        }
-        let number = self.take_request(area);
-        area.requests.begin(number, folio.head, run.first);
-        let place = SwapPlace { area: run.area, first: run.first, cached: run.count };
-        let what = FolioTransfer { operation: SwapOperation::Read, number, folio: *folio, place };
-        self.submit_pieces(area, device, &what, |page| has(page, SlotState::STORED));
-        let mut result = None;
-        self.wait_for_devices(&mut || {
-            result = area.requests.result(number);
-            result.is_some()
-        });
-        self.free_request(area, number);
-        if result != Some(true) {
-            return false;
         }
         self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
         true

@@ -62,9 +62,9 @@ use crate::platform::Platform;
 /// frames reports that ([`SwapDevice::needs_stable_pages`]); then no access waits.
 ///
 /// # Context
-/// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios and perhaps a VMA
-/// or the mutex of an address space held, so it allocates nothing from the [`Memory`] and touches
-/// no memory of a program.
+/// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios held, perhaps also
+/// the mutex of an address space, an object's, or a VMA for a read that no thread waits for. So it
+/// allocates nothing from the [`Memory`] and touches no memory of a program.
 pub trait SwapDevice<P: Platform>: Send + Sync {
     /// The number of its slots, of one page each. Called once, by [`Memory::swap_on_device`].
     fn slots(&self) -> u64;

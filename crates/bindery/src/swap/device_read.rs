@@ -6,11 +6,11 @@
 //!    '-> no request is free: leaves the cache
 //! ```
 //!
-//! A fault must not hold a VMA's lock while a device works. So it begins the read, unlocks the VMA,
-//! waits, and tries again: then it finds the folio in the swap cache, where its reference has kept
-//! the folio. Meanwhile the folio is locked and *under writeback*, like one that is being written:
-//! the lock and the reference belong to the request, until the thread that has begun the read takes
-//! them back.
+//! A fault must not hold a VMA's lock while a device works. So it claims the slots and takes a
+//! request, unlocks the VMA, submits the request, waits, and tries again: then it finds the folio in
+//! the swap cache, where its reference has kept the folio. Meanwhile the folio is locked and *under
+//! writeback*, like one that is being written: the lock and the reference belong to the request,
+//! until the thread that has begun the read takes them back.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -27,8 +27,8 @@ use crate::error::{Error, Failure};
 use crate::folio::{Folio, FolioRef, LockedFolio};
 use crate::platform::Platform;
 
-/// A read that a device does for this thread. Its folio stays locked until
-/// [`Memory::finish_device_read`].
+/// A read for this thread, which [`Memory::finish_device_read`] submits to the device. Its folio
+/// stays locked until then.
 #[derive(Debug)]
 #[must_use = "the folio stays locked until the read is finished"]
 pub(crate) struct DeviceRead {
@@ -42,19 +42,19 @@ pub(crate) struct DeviceRead {
 
 /// The result of an attempt to begin a read.
 pub(crate) enum Load<'a, P: Platform> {
-    /// The folio has the content already: words fill it, or the device was done at once.
+    /// The folio has the content already: words fill it.
     Done(LockedFolio<'a, P>),
     /// The content is lost. The folio is released.
     Lost,
     /// All requests of the area are under way. The folio is released.
     Full,
-    /// The device reads it.
+    /// The device is to read it.
     Begun(DeviceRead),
 }
 
 impl<P: Platform> Memory<P> {
-    /// Begins to read the content of a claimed folio; `wanted` is the slot that the caller needs.
-    /// Does not wait.
+    /// Takes a request to read the content of a claimed folio; `wanted` is the slot that the caller
+    /// needs. The device does not work yet, and the call does not wait.
     #[cold]
     pub(crate) fn begin_device_read<'a>(
         &'a self,
@@ -62,9 +62,7 @@ impl<P: Platform> Memory<P> {
         wanted: u64,
     ) -> Load<'a, P> {
         let (folio, slots) = (claimed.folio(), claimed.slots());
-        let place = slots.place();
-        // A device that is done at once leaves nothing to wait for, so no wait would finish the
-        // reads around the page. That also frees their requests.
+        // Frees the requests of reads that are done.
         self.finish_swap_writes();
         // The slots are busy: that keeps the area and their content.
         let content = self.content_of(slots);
@@ -75,8 +73,8 @@ impl<P: Platform> Memory<P> {
         }
         let device = self.area(slots.area).and_then(|area| Some((area, area.device()?)));
         let device = device.filter(|_| content.is_some());
-        let request = device.map(|(area, device)| (area, device, area.requests.take()));
-        let Some((area, device, Some(number))) = request else {
+        let request = device.map(|(area, _)| (area, area.requests.take()));
+        let Some((area, Some(number))) = request else {
             claimed.give_up(self);
             return if device.is_some() { Load::Full } else { Load::Lost };
         };
@@ -84,22 +82,11 @@ impl<P: Platform> Memory<P> {
         area.requests.begin(number, folio.head, slots.first);
         // From here on, the folio is the request's.
         claimed.into_locked().into_request();
-        let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
-        self.submit_pieces(area, device, &what, |page| {
-            self.slot_has(place.area, place.first + u64::from(page), SlotState::STORED)
-        });
-        let read = DeviceRead { folio, slots, number, wanted };
-        if area.requests.result(number).is_none() {
-            return Load::Begun(read);
-        }
-        match self.end_device_read(&read) {
-            Some(locked) => Load::Done(locked),
-            None => Load::Lost,
-        }
+        Load::Begun(DeviceRead { folio, slots, number, wanted })
     }
 
-    /// Waits for a read, and returns a reference to its folio, which is in the swap cache. If the
-    /// device has failed to read several pages, reads the wanted one. `None` if that one is in the
+    /// Has the device read, waits, and returns a reference to the folio, which is in the swap cache. If
+    /// the device has failed to read several pages, reads the wanted one. `None` if that one is in the
     /// cache already, or needed no more. Called without locks. May sleep.
     ///
     /// # Errors
@@ -136,9 +123,17 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Waits until the device is done, and leaves the folio in the cache. `None` if it has failed.
+    /// Submits a read, waits until the device is done, and leaves the folio in the cache. `None` if
+    /// the device has failed.
     fn await_device_read(&self, read: &DeviceRead) -> Option<FolioRef<'_, P>> {
-        let area = self.area(read.slots.area)?;
+        let &DeviceRead { folio, slots, number, .. } = read;
+        // The busy slots keep the area and its device.
+        let area = self.area(slots.area)?;
+        let (place, operation) = (slots.place(), SwapOperation::Read);
+        let what = FolioTransfer { operation, number, folio, place };
+        self.submit_pieces(area, area.device()?, &what, |page| {
+            self.slot_has(place.area, place.first + u64::from(page), SlotState::STORED)
+        });
         self.wait_for_devices(&mut || area.requests.result(read.number).is_some());
         let locked = self.end_device_read(read)?;
         Some(self.leave_in_cache(locked, read.slots))

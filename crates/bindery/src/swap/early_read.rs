@@ -37,9 +37,11 @@ pub(crate) enum Cause {
 pub(crate) enum Source {
     /// The cache: it has the content already, or another thread reads it in or writes it out.
     Cache,
-    /// Memory: compressed memory, or a device that is as fast.
+    /// Compressed memory.
     Memory,
-    /// A device, which would have to be waited for.
+    /// A device that is about as fast.
+    SynchronousDevice,
+    /// A device that a thread would have to wait for.
     Device,
 }
 
@@ -64,10 +66,11 @@ pub(super) enum Stored {
 impl<P: Platform> Memory<P> {
     /// The source of the content of a slot of the area, given a recent copy of its cell.
     pub(crate) fn source_of(&self, area: u8, cell: SlotState) -> Source {
-        match (cell.frame(), self.reads_around(area)) {
-            (Some(_), _) => Source::Cache,
-            (None, true) => Source::Device,
-            (None, false) => Source::Memory,
+        match cell.frame() {
+            Some(_) => Source::Cache,
+            None if self.reads_around(area) => Source::Device,
+            None if self.is_on_device(area) => Source::SynchronousDevice,
+            None => Source::Memory,
         }
     }
 

@@ -108,7 +108,7 @@ use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 #[cfg(not(feature = "compression"))]
 use no_compression::{CompressedStore, Handle};
-use read_around::ReadAround;
+use read_around::{AreaKind, ReadAround};
 use requests::Completions;
 use streak::Streak;
 pub use usage::{CompressedUsage, SwapUsage};
@@ -298,14 +298,20 @@ impl<P: Platform> Memory<P> {
             Some(_) => Ok(()),
             None => self.swap.store.prepare(&self.frames, &self.platform),
         };
+        let kind = match device {
+            None => AreaKind::Memory,
+            Some(device) if device.is_synchronous() => AreaKind::SynchronousDevice,
+            Some(_) => AreaKind::Device,
+        };
+        // Before a slot of the area is allocated: a thread that reads one finds the kind.
+        self.swap.around.set_area(number, kind);
         let on = prepared.ok().and_then(|()| area.turn_on(self, slots, priority, device));
         if on.is_none() {
+            self.swap.around.set_area(number, AreaKind::Memory);
             self.release_unused_store(&turned_on);
             return Err(Failure::NoMemory);
         }
         turned_on.insert(number);
-        let reads_around = device.is_some_and(|device| !device.is_synchronous());
-        self.swap.around.set_area(number, reads_around);
         // The store needs frames to free frames.
         self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
         self.commitment().swap_changed(slots as i64);
@@ -388,7 +394,7 @@ impl<P: Platform> Memory<P> {
             return Err(SwapError::InUse);
         }
         turned_on.remove(number);
-        self.swap.around.set_area(number, false);
+        self.swap.around.set_area(number, AreaKind::Memory);
         self.commitment().swap_changed(-(slots as i64));
         self.release_unused_store(&turned_on);
         Ok(())

@@ -38,6 +38,8 @@ pub(super) struct ReadAround {
     /// The areas whose devices use read-around, one bit each. A fault looks here first: on
     /// compressed memory this one load is all that reading around costs it.
     areas: AtomicU32,
+    /// The areas on devices, one bit each.
+    devices: AtomicU32,
     /// The binary logarithm of the largest window.
     cluster: AtomicU32,
     /// The page number of the last window's center, or of its page that was wanted last.
@@ -46,6 +48,17 @@ pub(super) struct ReadAround {
     window: AtomicU32,
     /// Pages of windows that were wanted since.
     hits: AtomicU32,
+}
+
+/// The place of an area's content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AreaKind {
+    /// Compressed memory; or the area is off.
+    Memory,
+    /// A device that reads about as fast as memory.
+    SynchronousDevice,
+    /// Another device.
+    Device,
 }
 
 /// Pages to be read, with consecutive numbers.
@@ -59,14 +72,20 @@ impl ReadAround {
     pub(super) const fn new() -> Self {
         let cluster = AtomicU32::new(CLUSTER as u32);
         let (window, hits) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { areas: AtomicU32::new(0), cluster, last: AtomicU64::new(0), window, hits }
+        let (areas, devices) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { areas, devices, cluster, last: AtomicU64::new(0), window, hits }
     }
 
-    /// Records that an area is on or off. The caller has the lock of the areas.
-    pub(super) fn set_area(&self, number: usize, reads_around: bool) {
-        let bit = 1 << number;
-        let old = self.areas.load(Relaxed) & !bit;
-        self.areas.store(if reads_around { old | bit } else { old }, Relaxed);
+    /// Records the content of an area that is on, or that it is off. The caller has the lock of the
+    /// areas.
+    pub(super) fn set_area(&self, number: usize, kind: AreaKind) {
+        let set = |areas: &AtomicU32, is_one: bool| {
+            let bit = 1 << number;
+            let old = areas.load(Relaxed) & !bit;
+            areas.store(if is_one { old | bit } else { old }, Relaxed);
+        };
+        set(&self.areas, kind == AreaKind::Device);
+        set(&self.devices, matches!(kind, AreaKind::Device | AreaKind::SynchronousDevice));
     }
 
     /// The window around a page that has to be read.
@@ -116,6 +135,12 @@ impl<P: Platform> Memory<P> {
     #[inline]
     pub(crate) fn reads_around(&self, area: u8) -> bool {
         self.swap.around.areas.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
+    }
+
+    /// Whether the area is on a device: a page is read from it with the VMA unlocked.
+    #[inline]
+    pub(crate) fn is_on_device(&self, area: u8) -> bool {
+        self.swap.around.devices.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
 
     /// The page numbers to read around one whose slot is in an area with read-around

@@ -15,6 +15,7 @@
 //! | [`damage_slot`], [`with_pin`] | counts of swap slots; a folio pinned by a driver |
 //! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | walks of the reverse map |
 //! | [`reclaim_page`], [`reclaim_frame`] | reclaim of a given folio of an object |
+//! | [`is_vma_locked`] | the lock of a VMA |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the failure of one allocation, and the number of failures |
 //!
 //! No other call may run on the address space at the same time. The hooks exist only with the
@@ -141,6 +142,12 @@ fn table_or_panic<P: Platform>(
     level: Level<P::Arch>,
 ) -> Frame {
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
+}
+
+/// Whether a thread has the VMA at `at` locked. Waits for no lock. True if no VMA is there, as if a
+/// writer had it.
+pub fn is_vma_locked<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
+    space.vmas.try_read(space.platform(), at).is_none_or(|guard| guard.is_shared())
 }
 
 /// The entry of `level` for `at` as in memory (with the bits of a contiguous run), if its table

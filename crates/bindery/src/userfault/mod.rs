@@ -39,5 +39,5 @@ pub use handle::{Userfault, WaitingFaults};
 pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
 pub(crate) use notice::Notices;
 pub use queue::ForkIsNext;
-pub(crate) use queue::{Content, Ending, Waiter};
-pub(crate) use state::{UserfaultState, release};
+pub(crate) use queue::{Content, Ending};
+pub(crate) use state::{Interrupts, QueuedFault, UserfaultState, release};

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::cell::UnsafeCell;
+use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -16,7 +17,7 @@ use crate::sync::word::Word;
 
 use super::WaitingFaults;
 use super::queue::{Content, Ending, ForkIsNext, Forks, Queues, Waiter};
-use super::{UserfaultFeatures, UserfaultScope};
+use super::{UserfaultFault, UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd. Its words are those of the core library or of a model checker (`loom_model`).
 pub(crate) struct UserfaultState<W = AtomicU32> {
@@ -74,11 +75,32 @@ impl UserfaultState {
         Self::of_words(space, features, scope, || AtomicU32::new(0))
     }
 
+    /// Queues the message of a fault, and lends it to `work`, which may wait for the handler
+    /// ([`QueuedFault::wait`]). Afterwards the message is in no queue. `None` if no reader can come
+    /// any more.
+    #[inline(always)]
+    pub(crate) fn with_queued<P: Platform, R>(
+        &self,
+        platform: &P,
+        message: UserfaultFault,
+        work: impl FnOnce(QueuedFault<'_>) -> R,
+    ) -> Option<R> {
+        let waiter = Waiter::new(Content::Fault(message));
+        // SAFETY: 1. the waiter stays in this frame, and `_queued`, which is dropped before it, takes
+        // it out of its queue.
+        if !unsafe { self.queue(platform, &waiter) } {
+            return None;
+        }
+        let _queued = Queued { platform, state: self, waiter: &waiter };
+        Some(work(QueuedFault { state: self, waiter: &waiter }))
+    }
+
     /// Queues a message. Returns whether a reader may still come.
     ///
     /// # Safety
-    /// 1. The waiter lives, and does not move, until [`UserfaultState::wait`] has returned.
-    pub(crate) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
+    /// 1. The waiter lives, and does not move, until [`UserfaultState::wait`] or
+    ///    [`UserfaultState::withdraw`] has returned.
+    pub(super) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
         // SAFETY: 1. the caller's obligation.
         let queued = unsafe { self.add(platform, waiter) };
         if queued {
@@ -232,7 +254,7 @@ impl<W: Word<u32>> UserfaultState<W> {
 
     /// Waits, without locks, until a queued message is done, or `interrupted` returns true. Then
     /// the message is in no queue.
-    pub(crate) fn wait(
+    pub(super) fn wait(
         &self,
         parking: &impl Parking<W>,
         waiter: &Waiter<W>,
@@ -256,7 +278,7 @@ impl<W: Word<u32>> UserfaultState<W> {
     }
 
     /// Withdraws a message, unless it has just been done.
-    pub(crate) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
+    pub(super) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
         self.alone(parking, |queues| queues.take(waiter));
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
@@ -312,6 +334,57 @@ impl<W: Word<u32>> UserfaultState<W> {
         // Release: a thread that sees the change sees the readable message.
         self.arrived.add(1, Ordering::Release);
         parking.unpark(&self.arrived);
+    }
+}
+
+/// The queued message of a fault. It lies in the frame of [`UserfaultState::with_queued`], which it
+/// does not outlive.
+#[derive(Clone, Copy)]
+pub(crate) struct QueuedFault<'w> {
+    state: &'w UserfaultState,
+    waiter: &'w Waiter,
+}
+
+impl QueuedFault<'_> {
+    /// Waits, without locks, until the handler has served the fault, the userfaultfd is closed, or a
+    /// signal comes that `interrupts`.
+    pub(crate) fn wait<P: Platform>(self, platform: &P, interrupts: Interrupts) -> Ending {
+        self.state.wait(platform, self.waiter, || match interrupts {
+            Interrupts::Signal => platform.signal(),
+            Interrupts::FatalSignal => platform.fatal_signal(),
+        })
+    }
+}
+
+impl fmt::Debug for QueuedFault<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuedFault").field("waiter", self.waiter).finish_non_exhaustive()
+    }
+}
+
+/// The signals that end a wait for a handler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Interrupts {
+    /// Any: the program repeats its access.
+    Signal,
+    /// Fatal ones: a call of the kernel accesses the page.
+    FatalSignal,
+}
+
+/// Takes a message out of its queue when it is dropped.
+struct Queued<'w, P: Platform> {
+    platform: &'w P,
+    state: &'w UserfaultState,
+    waiter: &'w Waiter,
+}
+
+impl<P: Platform> Drop for Queued<'_, P> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // A message that is done is in no queue.
+        if self.waiter.ending().is_none() {
+            self.state.withdraw(self.platform, self.waiter);
+        }
     }
 }
 

@@ -399,6 +399,12 @@ impl<P: Platform> VmaReadGuard<'_, P> {
         self.vma
     }
 
+    /// Whether another thread has the VMA locked, or waits for it.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.vma.lock.is_shared()
+    }
+
     /// Leaves the VMA locked; the returned value unlocks it.
     pub(crate) fn leave_locked(self) -> ReadLockedVma {
         self._guard.leave_locked();

@@ -12,7 +12,7 @@ use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{FolioIndex, FolioLock, LiveOwner, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
-use crate::object::PagesStay;
+use crate::object::{PagesStay, Wait};
 use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
 use crate::stats::Counts;
@@ -23,10 +23,11 @@ use crate::table::cursor::Cursor;
 use crate::table::run::Run;
 use crate::table::{PageTable, ReadSection};
 use crate::tlb::Gather;
+use crate::userfault::{Interrupts, UserfaultFault, UserfaultState};
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 use crate::vmas::{NewVma, Removed, ReservedVma, VmaIndex, VmaSet, VmaView};
 
-use super::fault::Fault;
+use super::fault::{Fault, wait_unlocked};
 use super::{Access, AddressSpace};
 
 /// The set of VMAs is read with the mutex.
@@ -108,6 +109,33 @@ pub(crate) fn fault_unlocked<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaR
     let _ = (fault.vma.start(), drop(vma));
     #[cfg(lock_violations = "moves")]
     let _ = (drop(vma), fault.vma.start()); //~ E0505
+}
+
+/// A wait consumes the VMA's lock.
+pub(crate) fn wait_locked<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: VmaReadGuard<'_, P>,
+    wait: Wait<'_>,
+) {
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (vma.vma().start(), wait_unlocked(space, vma, wait));
+    #[cfg(lock_violations = "moves")]
+    let _ = (wait_unlocked(space, vma, wait), vma.vma().start()); //~ E0382
+}
+
+/// The wait for a handler does not outlive the message, which lies in the frame of the call.
+pub(crate) fn handler_outlived<P: Platform>(
+    platform: &P,
+    state: &UserfaultState,
+    message: UserfaultFault,
+) {
+    let mut _kept = None;
+    #[cfg(not(lock_violations = "moves"))]
+    state.with_queued(platform, message, |queued| {
+        _kept = Some(queued.wait(platform, Interrupts::Signal));
+    });
+    #[cfg(lock_violations = "moves")]
+    state.with_queued(platform, message, |queued| _kept = Some(queued)); //~ E0521
 }
 
 /// An operation in a VMA does not outlive the closure to which it is lent with the VMA locked.

@@ -25,8 +25,8 @@ use crate::vma::Vma;
 use crate::space::op::Op;
 
 /// Swaps out the anonymous folios that only `part` maps, table by table, with one flush for each
-/// set of table locks. Holds the VMA's lock only for reading: a concurrent fault waits at most for
-/// the folio that it needs. Ends early if no slots are free.
+/// set of table locks. Locks the VMA only for reading, and while entries change: a concurrent fault
+/// waits at most for the folio that it needs. Ends early if no slots are free.
 // Long and rare: inlined, it would slow common advice down.
 #[inline(never)]
 pub(in crate::space) fn page_out<P: Platform>(
@@ -39,10 +39,10 @@ pub(in crate::space) fn page_out<P: Platform>(
     let mut chunks = Chunks::of(without_shared_huge_edges(op.edit.table(), part));
     let mut batch = OutBatch::new();
     let mut scan = SwapOutScan::ALL;
-    // The mutex keeps writers out.
-    let Some(locked) = vma.try_read(op.platform()) else { return Ok(()) };
     loop {
         let stop = {
+            // The mutex keeps writers out.
+            let Some(_locked) = vma.try_read(op.platform()) else { return Ok(()) };
             let (table, gather) = (op.edit.table(), op.edit.gather());
             let Some(mut cursor) = chunks.next(table, Depth::Floor(Level::PTE), Some(&*gather))
             else {
@@ -50,6 +50,7 @@ pub(in crate::space) fn page_out<P: Platform>(
             };
             PageTable::swap_out(&mut cursor, attributes, &mut scan, &mut batch, gather)
         };
+        // With the VMA unlocked: a device may work, or be waited for.
         batch.write_out(memory);
         match stop? {
             SwapOutStop::End => {}
@@ -64,7 +65,6 @@ pub(in crate::space) fn page_out<P: Platform>(
         }
         interrupt::check(op.platform())?;
     }
-    drop(locked);
     Ok(())
 }
 

@@ -72,7 +72,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Swaps in a page, or returns the event to wait for before the next attempt.
-    fn bring_back_page(&self, page: VirtAddr) -> Result<Option<Wait>, Failure<FaultError>> {
+    fn bring_back_page(
+        &self,
+        page: VirtAddr,
+    ) -> Result<Option<Wait<'static>>, Failure<FaultError>> {
         let Some(locked) = self.lock_vma(page) else { return Ok(None) };
         let Some(slot) = slot_at(&self.page_table, page) else { return Ok(None) };
         let fault = Fault::new(self, locked.vma(), page, Access::Read);

@@ -18,7 +18,7 @@ use crate::addr::{Orders, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::{Error, Failure};
 use crate::interrupt;
-use crate::object::Object;
+use crate::object::{Object, Wait};
 use crate::platform::Platform;
 use crate::swap::early_read::{Begun, Cause, Source};
 use crate::table::PageTable;
@@ -50,6 +50,16 @@ struct SharedPart<'m, P: Platform> {
     pages: PageRange,
     /// The orders that their folios may have.
     orders: Orders,
+}
+
+/// The result of an attempt to swap in one run.
+enum Announced {
+    /// Continue at this address.
+    Next(VirtAddr),
+    /// Memory is short.
+    Short,
+    /// A device must read the run first, with the VMA unlocked.
+    Wait(Wait<'static>),
 }
 
 /// The result of a search for a page in swap.
@@ -101,46 +111,67 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Swaps in the pages that the entries of a part of one VMA refer to.
     fn bring_in_private(&self, part: VirtRange) -> Result<Ended, Error> {
         let mut at = part.start();
+        // The page that a device has read last, and its folio, which stays until it is mapped.
+        let (mut read, mut _kept) = (None, None);
         while at < part.end() {
             interrupt::check(self.platform())?;
             // Another thread has unmapped the rest.
             let Some(locked) = self.lock_vma(at) else { break };
             let rest = VirtRange::raw(at.0, part.end().0).intersection(locked.vma().range());
-            at = match next_in_swap(&self.page_table, rest) {
-                Found::NoneBefore(end) => end,
-                Found::Page(page) => match self.bring_in(locked.vma(), page) {
-                    Some(next) => next,
-                    None => return Ok(Ended::Short),
-                },
+            let page = match next_in_swap(&self.page_table, rest) {
+                Found::Page(page) => page,
+                Found::NoneBefore(end) => {
+                    at = end;
+                    continue;
+                }
+            };
+            let was_read = read == Some(page);
+            at = match self.bring_in(locked.vma(), page, was_read) {
+                Announced::Next(next) => next,
+                Announced::Short => return Ok(Ended::Short),
+                Announced::Wait(wait) => {
+                    drop(locked);
+                    read = Some(page);
+                    match wait.wait(self.page_table.memory, None) {
+                        Ok(kept) if !was_read => {
+                            _kept = kept;
+                            page
+                        }
+                        // Lost content is an error only for an access that needs it.
+                        Ok(_) | Err(_) => page.offset(PAGE_SIZE),
+                    }
+                }
             };
         }
         Ok(Ended::Whole)
     }
 
-    /// Swaps in the run around `page`, or begins to read it. Returns the address to continue at;
-    /// `None` if memory is short. The caller holds the VMA's lock for reading.
-    fn bring_in(&self, vma: &Vma, page: VirtAddr) -> Option<VirtAddr> {
+    /// Swaps in the run around `page`, or begins to read it. `was_read`: a device has read it for
+    /// this call. The caller holds the VMA's lock for reading.
+    fn bring_in(&self, vma: &Vma, page: VirtAddr, was_read: bool) -> Announced {
         let memory = self.page_table.memory;
-        let next = page.offset(PAGE_SIZE);
+        let next = Announced::Next(page.offset(PAGE_SIZE));
         let fault = Fault::new(self, vma, page, Access::Read);
         let mut orders = fault.swap_in_orders();
         if !memory.has_room_for(u64::from(orders.largest().pages())) {
-            return None;
+            return Announced::Short;
         }
-        let Some(slot) = slot_at(&self.page_table, page) else { return Some(next) };
-        let Some(state) = slot.state else { return Some(next) };
+        let Some(slot) = slot_at(&self.page_table, page) else { return next };
+        let Some(state) = slot.state else { return next };
         match memory.source_of(slot.area, state) {
-            Source::Cache => Some(next),
-            Source::Memory => map_announced(&fault, slot),
-            Source::Device if !memory.has_free_request(slot.area) => Some(next),
+            Source::Cache if !was_read => next,
+            Source::Cache | Source::Memory | Source::SynchronousDevice => {
+                map_announced(&fault, slot)
+            }
+            Source::Device if !memory.has_free_request(slot.area) => next,
             Source::Device => {
                 while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
                     if memory.begin_read(slots, order, Cause::Advice) == Begun::Yes {
                         let size = PAGE_SIZE << order.0;
-                        return Some(page.align_down(size).offset(size));
+                        return Announced::Next(page.align_down(size).offset(size));
                     }
                 }
-                Some(next)
+                next
             }
         }
     }
@@ -160,20 +191,15 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// Maps a page that needs no device, with the run around it. Returns the address to continue at;
-/// `None` if memory is short.
-fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Option<VirtAddr> {
+/// Maps a page, with the run around it, unless a device must read it first.
+fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Announced {
     let next = fault.page.offset(PAGE_SIZE);
     match fault.swap_in(slot, Reading::Advice) {
-        Ok(Next::Done(Resolved::FromSwap(range))) => Some(range.end().max(next)),
-        // By now, the content needs a slower device.
-        Ok(Next::Wait(wait)) => {
-            drop(wait.wait(fault.space.memory(), None));
-            Some(next)
-        }
+        Ok(Next::Done(Resolved::FromSwap(range))) => Announced::Next(range.end().max(next)),
+        Ok(Next::Wait(wait)) => Announced::Wait(wait),
         // Another thread was faster, or the content is lost.
-        Ok(Next::Done(_) | Next::Again) | Err(Failure::Refused(_)) => Some(next),
-        Err(Failure::NoMemory) => None,
+        Ok(Next::Done(_) | Next::Again) | Err(Failure::Refused(_)) => Announced::Next(next),
+        Err(Failure::NoMemory) => Announced::Short,
     }
 }
 

@@ -184,7 +184,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     ) -> Result<Stepped, Unread> {
         let memory = self.memory();
         let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
-        if memory.reads_around(slots.area) {
+        if memory.is_on_device(slots.area) {
             return self.begin_device_read(claimed, wanted);
         }
         let locked = claimed.load(memory).ok_or(Unread::Content)?;
@@ -193,7 +193,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         mapped
     }
 
-    /// Begins to read the folio from a device. It waits for the device with the VMA unlocked.
+    /// Prepares a read of the folio from a device, which works with the VMA unlocked.
     #[cold]
     fn begin_device_read(
         &self,

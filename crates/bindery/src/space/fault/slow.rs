@@ -42,7 +42,7 @@ pub(in crate::space) enum Next {
     /// The entry has changed since it was read: look at it again.
     Again,
     /// Unlock the VMA, wait, and begin again.
-    Wait(Wait),
+    Wait(Wait<'static>),
 }
 
 /// The result of one step of a fault, or the reason why the fault fails.

@@ -14,20 +14,27 @@ use super::refused;
 /// mapped it.
 ///
 /// # Errors
-/// The fault for the error of the pager or the device.
+/// The fault for the error of the pager or the device; [`FaultError::Interrupted`] for a handler.
 #[cold]
-pub(super) fn wait_unlocked<'m, P: Platform>(
+pub(in crate::space) fn wait_unlocked<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     locked: VmaReadGuard<'_, P>,
-    wait: Wait,
+    wait: Wait<'_>,
 ) -> Result<Option<FolioRef<'m, P>>, Failure<FaultError>> {
-    let object = space.object_of(locked.vma());
+    let for_handler = matches!(wait, Wait::Handler(..));
+    let object = if for_handler { None } else { space.object_of(locked.vma()) };
     drop(locked);
     let is_major = wait.is_major();
     let memory = space.page_table.memory;
-    let kept = wait.wait(memory, object.as_ref()).map_err(refused)?;
+    let failed = if for_handler { interrupted } else { refused };
+    let kept = wait.wait(memory, object.as_ref()).map_err(failed)?;
     if is_major && kept.is_some() {
         memory.note_major_fault();
     }
     Ok(kept)
+}
+
+/// The fault for a wait that a signal has ended.
+fn interrupted(failure: Failure) -> Failure<FaultError> {
+    failure.map(|_| FaultError::Interrupted)
 }

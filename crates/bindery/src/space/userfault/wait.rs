@@ -5,15 +5,16 @@
 use core::ptr::NonNull;
 
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError};
+use crate::object::Wait;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Fault, FaultRequest, Origin};
+use crate::space::fault::{Access, Fault, FaultRequest, Origin, wait_unlocked};
 use crate::stats::Counts;
 use crate::table::{EntryAt, ReadSection};
 use crate::userfault::{
-    self, Content, Ending, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
-    UserfaultState, Waiter,
+    self, Interrupts, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
+    UserfaultState,
 };
 use crate::vma::{MappingFlags, VmaReadGuard};
 
@@ -29,9 +30,9 @@ pub(in crate::space) enum Served<'a, P: Platform> {
 
 /// Lets a fault in a registered VMA wait for its handler, if the userfaultfd serves it.
 ///
-/// The message is queued with the VMA locked, so that no change of the registration comes between;
-/// then the VMA is unlocked. The message lies in this frame, so this wait is no value that the
-/// caller could wait for ([`crate::object::Wait`]).
+/// The message is queued with the VMA locked, so that no change of the registration comes between.
+/// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message lies in the frame of
+/// this call, and so does the wait: its caller would get a value that has expired.
 ///
 /// # Errors
 /// [`FaultError::Bus`] if the userfaultfd asks for signals or does not serve the kernel;
@@ -42,7 +43,7 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     space: &AddressSpace<'_, P>,
     locked: VmaReadGuard<'a, P>,
     request: &FaultRequest,
-) -> Result<Served<'a, P>, FaultError> {
+) -> Result<Served<'a, P>, Failure<FaultError>> {
     let vma = locked.vma();
     let fault = Fault::new(space, vma, request.page, request.access);
     let Some(kind) = userfault_kind(&fault) else { return Ok(Served::Unserved(locked)) };
@@ -54,33 +55,27 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     }
     let unserved = request.origin == Origin::Kernel && state.scope() == UserfaultScope::UserMode;
     if unserved || state.has(UserfaultFeatures::SIGBUS) {
-        return Err(FaultError::Bus);
+        return Err(FaultError::Bus.into());
     }
     let platform = space.platform();
-    let waiter = Waiter::new(Content::Fault(message(platform, state, request, kind)));
+    let message = message(platform, state, request, kind);
+    let interrupts = match request.origin {
+        Origin::Program => Interrupts::Signal,
+        Origin::Kernel => Interrupts::FatalSignal,
+    };
     state.hold();
     let held = Held { space, state: pointer };
-    // SAFETY: 1. the waiter stays in this frame until `wait` or `withdraw` has returned.
-    if !unsafe { state.queue(platform, &waiter) } {
-        return Ok(Served::Again);
-    }
-    // Checked again with the message queued: a thread that fills the page from here on finds it.
-    if userfault_kind(&fault) != Some(kind) {
-        state.withdraw(platform, &waiter);
-        return Ok(Served::Again);
-    }
-    drop(locked);
-    let interrupted = || match request.origin {
-        Origin::Program => platform.signal(),
-        Origin::Kernel => platform.fatal_signal(),
-    };
-    match held.state().wait(platform, &waiter, interrupted) {
-        Ending::Interrupted => Err(FaultError::Interrupted),
-        Ending::Woken if kind == UserfaultKind::Missing && is_mapped(space, request) => {
-            Ok(Served::Mapped)
+    let waited = held.state().with_queued(platform, message, |queued| {
+        // Checked again with the message queued: a thread that fills the page from here on finds it.
+        let fault = Fault::new(space, locked.vma(), request.page, request.access);
+        if userfault_kind(&fault) != Some(kind) {
+            return Ok(Served::Again);
         }
-        Ending::Woken | Ending::Closed => Ok(Served::Again),
-    }
+        wait_unlocked(space, locked, Wait::Handler(queued, interrupts))?;
+        let mapped = kind == UserfaultKind::Missing && is_mapped(space, request);
+        Ok(if mapped { Served::Mapped } else { Served::Again })
+    });
+    waited.unwrap_or(Ok(Served::Again))
 }
 
 fn message<P: Platform>(

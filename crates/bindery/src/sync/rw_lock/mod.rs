@@ -159,6 +159,12 @@ impl<W: Word<u32>> RwLock<W> {
         self.0.load(Ordering::Acquire) & READERS != 0
     }
 
+    /// Whether any thread but one reader, the caller, holds the lock.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 1
+    }
+
     /// Whether the lock was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.load(Ordering::Relaxed) & CLOSED != 0
