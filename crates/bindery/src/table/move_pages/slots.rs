@@ -36,31 +36,6 @@ struct TargetSlot {
     vacant: Option<Frame>,
 }
 
-/// The claimed entries of a table.
-struct Claims {
-    /// Entries before the first that may not move.
-    entries: u32,
-    sort: Sort,
-}
-
-/// The mapped pages of claimed entries.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sort {
-    /// Folios of this order, each in the table as a whole, by leaves that move without a change.
-    Alike(Order),
-    /// Others too.
-    Mixed,
-}
-
-/// The end of a claim.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Claimed {
-    /// They have moved.
-    Moved,
-    /// They stay where they are.
-    Back,
-}
-
 impl<P: Platform> LockSpan<'_, '_, P> {
     /// Moves the slots of the span, each as one entry. Returns the number of bytes that are done.
     pub(super) fn move_slots(&mut self) -> (u64, Option<MoveStop>) {
@@ -234,42 +209,44 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         self.mark(table);
         let slot = &page_table.slots(from.table)[index.slot()];
         slot.swap(0, Ordering::SeqCst);
-        let Claims { entries: claimed, sort } = self.claim(table);
+        let (claimed, alike) = self.claim(table);
         page_table.memory.worked(u64::from(claimed), 0);
         self.counts.entries_read += u64::from(claimed);
         if claimed < entries {
-            self.settle(table, claimed, Claimed::Back);
+            self.settle(table, claimed);
             slot.store(named.0, Ordering::Release);
             return Err(MoveStop::Piecemeal);
         }
         self.gather.stale_tables(self.ranges()[0]);
         self.arrive(from, index, &to, named.0);
-        match sort {
-            Sort::Alike(Order::PAGE) => self.settle_singles(table),
-            Sort::Alike(order) => self.settle_large(table, order),
-            Sort::Mixed => self.settle(table, claimed, Claimed::Moved),
+        match alike {
+            Some(Order::PAGE) => self.settle_singles(table),
+            Some(order) => self.settle_large(table, order),
+            None => self.settle(table, claimed),
         }
         self.counts.tables_moved += 1;
         Ok(())
     }
 
     /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked,
-    /// up to the first entry that may not move.
+    /// up to the first entry that may not move. Returns the number of entries before that, and the
+    /// order of their folios if all are of one order, each in the table as a whole, by leaves that
+    /// move without a change.
     // In a function of its own, where all that a page needs is in registers.
     #[inline(never)]
-    fn claim(&self, table: Frame) -> Claims {
+    fn claim(&self, table: Frame) -> (u32, Option<Order>) {
         let slots = self.page_table.slots(table);
         let numbered = self.policy.numbered;
         let Some(owner) = self.policy.what.owner.run_from(self.policy.index, slots.len() as u64)
         else {
-            return Claims { entries: 0, sort: Sort::Mixed };
+            return (0, None);
         };
         let first = P::Arch::clear_contig(run::load(slots, EntryIndex::FIRST), EntryIndex::FIRST);
         let large = numbered.large_order(self.number_of(first));
-        let (mut at, mut sort) = (0, Sort::Alike(Order::PAGE));
+        let (mut at, mut alike) = (0, Some(Order::PAGE));
         if let Some(order) = large {
             at = self.claim_large(slots, order, owner);
-            sort = if at == slots.len() { Sort::Alike(order) } else { Sort::Mixed };
+            alike = (at == slots.len()).then_some(order);
         }
         while let Some(slot) = slots.get(at) {
             let entry = Entry(slot.load(Ordering::Relaxed));
@@ -283,13 +260,13 @@ impl<P: Platform> LockSpan<'_, '_, P> {
                 at += 1;
                 continue;
             }
-            sort = Sort::Mixed;
+            alike = None;
             match self.claim_other(slots, EntryIndex::new(at as u32), entry) {
                 Some(claimed) => at += claimed as usize,
                 None => break,
             }
         }
-        Claims { entries: at as u32, sort }
+        (at as u32, alike)
     }
 
     /// As [`LockSpan::claim`], for large folios of one order. Each is in the table as a whole, at
@@ -443,8 +420,10 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         true
     }
 
-    /// Unlocks the folios of the first `claimed` entries.
-    fn settle(&mut self, table: Frame, claimed: u32, what: Claimed) {
+    /// Unlocks the folios of the first `claimed` entries. If these are not all of the table, none
+    /// moves, and the folios get their owner and index at the source back.
+    fn settle(&mut self, table: Frame, claimed: u32) {
+        let moves = claimed == P::Arch::ENTRIES;
         let memory = self.page_table.memory;
         let frames = &memory.frames;
         let slots = self.page_table.slots(table);
@@ -452,7 +431,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         while at.number() < claimed {
             let entry = run::load(slots, at);
             if entry.0 & P::Arch::PRESENT == 0 {
-                if what == Claimed::Moved && !entry.is_empty() {
+                if moves && !entry.is_empty() {
                     let moved = P::Arch::mark_absent_soft_dirty(entry);
                     slots[at.slot()].store(moved.0, Ordering::Relaxed);
                 }
@@ -468,7 +447,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             let count = if folio.order == Order::PAGE { 1 } else { frames.folio(folio).mappings() };
             // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
             let lock = unsafe { frames.folio(folio).lock_of_batch(&memory.platform) };
-            if what == Claimed::Back {
+            if !moves {
                 let index = self.policy.source_index + u64::from(at);
                 let index = FolioIndex::for_folio(index, frame.0 - folio.head.0);
                 debug_assert!(index.is_some(), "the folio was at its index before");
