@@ -74,7 +74,9 @@ counts! {
     entries_read,
     /// Entries written, at any level.
     entries_written,
-    /// Entries read only on the way down from the root.
+    /// Entries read only on the way down from the root: those that refer to tables. An empty or
+    /// huge entry that ends the way early is counted by most look-ups, but not by the moves of
+    /// `mremap` and `UFFDIO_MOVE`.
     entries_descended,
     /// Table locks taken.
     tables_locked,
