@@ -86,20 +86,14 @@ impl<A: Arch> Piece<A> {
 const LEAF_TABLES: u64 = 2;
 const SLOTS: u64 = 512;
 
-/// A move of `source` to `to`; the two do not overlap.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Move {
-    pub(crate) source: VirtRange,
-    pub(crate) to: VirtAddr,
-    /// `source`, and the unmapped addresses around it: tables inside it are empty afterwards.
-    pub(crate) freeable: VirtRange,
-}
-
 /// A move under way. The caller holds the VMAs of both ranges for writing; nothing is mapped in the
 /// target.
 pub(crate) struct Mover<'a, 'm, P: Platform> {
     page_table: &'a PageTable<'m, P>,
-    what: &'a Move,
+    /// The source. Tables inside its freeable span are empty after the move.
+    source: End,
+    /// The beginning of the target, which does not overlap the source.
+    to: VirtAddr,
     /// Tables come from here first.
     pool: &'a mut TablePool<'m, P>,
     gather: &'a mut Gather,
@@ -111,17 +105,20 @@ pub(crate) struct Mover<'a, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Begins a move: finds its first piece, and changes nothing.
+    /// Begins a move of `source` to the range of its length at `to`: finds its first piece, and
+    /// changes nothing.
     #[inline]
     pub(crate) fn mover<'a>(
         &'a mut self,
-        what: &'a Move,
+        source: End,
+        to: VirtAddr,
         pool: &'a mut TablePool<'m, P>,
         counts: &'a mut Counts,
     ) -> Mover<'a, 'm, P> {
         let (page_table, gather) = (self.table(), self.gather());
-        let mut mover = Mover { page_table, what, pool, gather, counts, first: None, marks: false };
-        mover.first = mover.next_piece(what.source.start().0);
+        let first = None;
+        let mut mover = Mover { page_table, source, to, pool, gather, counts, first, marks: false };
+        mover.first = mover.next_piece(source.range.start().0);
         mover
     }
 }
@@ -130,7 +127,7 @@ impl<P: Platform> Mover<'_, '_, P> {
     /// Whether all that is mapped moves under one set of locks.
     #[inline]
     pub(crate) fn is_one_piece(&self) -> bool {
-        let source = self.what.source;
+        let source = self.source.range;
         self.first.is_none_or(|first| first.source() == source)
     }
 
@@ -139,7 +136,7 @@ impl<P: Platform> Mover<'_, '_, P> {
     #[inline]
     fn next_piece(&mut self, mut at: u64) -> Option<Piece<P::Arch>> {
         // Inline, because most moves are one piece: the end of the range needs no call.
-        while at < self.what.source.end().0 {
+        while at < self.source.range.end().0 {
             let section = ReadSection::enter(&self.page_table.memory.platform);
             let found = self.find_piece(&section, &mut at);
             if found.is_some() {
@@ -157,9 +154,9 @@ impl<P: Platform> Mover<'_, '_, P> {
         section: &ReadSection<'_, P>,
         next: &mut u64,
     ) -> Option<Piece<P::Arch>> {
-        let (page_table, source) = (self.page_table, self.what.source);
+        let (page_table, source) = (self.page_table, self.source.range);
         let (start, end) = (source.start().0, source.end().0);
-        let (distance, delta) = (self.what.to.0.wrapping_sub(start), self.what.to.0 ^ start);
+        let (distance, delta) = (self.to.0.wrapping_sub(start), self.to.0 ^ start);
         for _ in 0..locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS) {
             let at = *next;
             if at >= end {
@@ -234,14 +231,14 @@ impl<P: Platform> Mover<'_, '_, P> {
     fn detach_source(&mut self) {
         // The tables at the edges also serve addresses beyond the range, so they stay.
         let span = P::Arch::PMD.span();
-        let start = self.what.freeable.start().0.next_multiple_of(span);
-        let end = self.what.freeable.end().0 & !(span - 1);
+        let start = self.source.freeable.start().0.next_multiple_of(span);
+        let end = self.source.freeable.end().0 & !(span - 1);
         if start >= end {
             return;
         }
         let freeable = VirtRange::raw(start, end);
         let flush = Flush::BeforeUnlock;
-        let emptied = self.page_table.zap(self.what.source, freeable, flush, self.gather);
+        let emptied = self.page_table.zap(self.source.range, freeable, flush, self.gather);
         debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
     }
 
@@ -250,7 +247,7 @@ impl<P: Platform> Mover<'_, '_, P> {
     fn free_preallocated_tables(&self) {
         let mut gather = Gather::new();
         let span = P::Arch::PMD.span();
-        let (start, end) = (self.what.to.0, self.what.to.0 + self.what.source.len());
+        let (start, end) = (self.to.0, self.to.0 + self.source.range.len());
         let slots = (start & !(span - 1)..end).step_by(span as usize);
         slots.for_each(|at| self.page_table.prune(VirtAddr(at), &mut gather));
         self.page_table.finish(&mut gather);
@@ -260,7 +257,7 @@ impl<P: Platform> Mover<'_, '_, P> {
     fn move_piece(&mut self, piece: Piece<P::Arch>) -> Result<(), NoMemory> {
         let page_table = self.page_table;
         // One piece takes the tables that it empties along.
-        let cleared = if self.marks { piece.source() } else { self.what.freeable };
+        let cleared = if self.marks { piece.source() } else { self.source.freeable };
         let mut locks = LockSet::new();
         let root = page_table.root_node();
         let mut locked = LockedPiece {

@@ -84,7 +84,7 @@ impl<P: Platform> Mover<'_, '_, P> {
         let done = self.preallocate_all();
         self.pool.settle(self.counts);
         if done.is_ok() {
-            self.page_table.moving.begin(self.what.source);
+            self.page_table.moving.begin(self.source.range);
         } else {
             self.free_preallocated_tables();
         }
@@ -97,7 +97,7 @@ impl<P: Platform> Mover<'_, '_, P> {
             let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
                 // Not congruent, so all that follows is of level 1 too.
-                let left = self.what.source.end().0 - piece.source;
+                let left = self.source.range.end().0 - piece.source;
                 piece.len = piece.len.max((PREALLOCATED_TABLES * span).min(left));
             }
             let mut covered = 0;

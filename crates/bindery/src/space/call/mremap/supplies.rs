@@ -3,6 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::Memory;
+use crate::addr::VirtRange;
 use crate::error::NoMemory;
 use crate::platform::Platform;
 use crate::space::call::munmap::{UnmapSupplies, supply_unmapping};
@@ -10,13 +11,11 @@ use crate::space::op::Op;
 use crate::space::userfault::events;
 use crate::stats::Counts;
 use crate::table::TablePool;
-use crate::table::move_range::Move;
 use crate::userfault::Notices;
 use crate::vma::Vma;
 use crate::vmas::ReservedVma;
 
-use super::Replacing;
-use super::relocation::SourceFate;
+use super::plan::RemapPlan;
 
 /// Memory for one mapping's move. A step uses these supplies first, and allocates the rest.
 pub(super) struct RemapSupplies<'m, P: Platform> {
@@ -43,26 +42,25 @@ impl<'m, P: Platform> RemapSupplies<'m, P> {
         &mut self,
         op: &mut Op<'_, 'm, P>,
         vma: &Vma,
-        what: &Replacing,
+        plan: &RemapPlan,
     ) -> Result<(), NoMemory> {
-        let &Replacing { source, tail, target, remap } = what;
-        for range in [target, tail] {
+        let &RemapPlan { source, tail, length, remap, .. } = plan;
+        let to = remap.target().unwrap_or_default();
+        for range in [VirtRange::raw(to.0, to.0 + length), tail] {
             if !range.is_empty()
                 && let Some(first) = op.vmas.first_in(range)
             {
                 self.unmappings.push(supply_unmapping(op, range, first)?);
             }
         }
-        let to = target.start();
         if vma.userfault_pointer().is_some() {
-            let goes = remap.fate() == SourceFate::Goes;
-            self.told = Some(events::prepare_move(op, vma, (source, to), goes)?);
+            let unmaps = !remap.keeps_source();
+            self.told = Some(events::prepare_move(op, vma, (source, to), unmaps)?);
         }
         self.moved = Some(op.vmas.reserve()?);
         self.upper = Some(op.vmas.reserve()?);
-        let what = Move { source, to, freeable: source };
         let mut counts = Counts::default();
-        let done = op.edit.mover(&what, &mut self.tables, &mut counts).supply_tables();
+        let done = op.edit.mover(source.into(), to, &mut self.tables, &mut counts).supply_tables();
         op.edit.stats.add(&counts);
         done
     }

@@ -8,39 +8,17 @@ use crate::rmap::RmapGuard;
 use crate::space::op::Op;
 use crate::space::userfault::events;
 use crate::stats::Counts;
-use crate::table::move_range::Move;
+use crate::table::locking::End;
 use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 use crate::vmas::{Between, NewVma, VmaView, freeable_between};
 
 use super::RemapCall;
+use super::plan::RemapPlan;
 
-/// The fate of the source of a move.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum SourceFate {
-    /// It is unmapped.
-    Goes,
-    /// It stays mapped, empty (`MREMAP_DONTUNMAP`).
-    Stays,
-}
-
-/// A move of `source`, a part of one VMA, to the beginning of `target`, which becomes one VMA. An
-/// empty source makes a duplicate: a second view of a shared mapping's memory.
-pub(super) struct Relocation {
-    pub(super) source: VirtRange,
-    pub(super) target: VirtRange,
-    pub(super) fate: SourceFate,
-}
-
-/// The new VMAs of a move.
-struct NewVmas<'op, 'm, P: Platform> {
-    moved: NewVma<'op, 'm, P>,
-    /// The part above the source, if it is cut out of the middle.
-    upper: Option<NewVma<'op, 'm, P>>,
-}
-
-/// The purpose and the page offset that the moved VMA gets.
+/// The VMA of a move's target.
 #[derive(Clone, Copy)]
-struct Arriving<'op> {
+struct Destination<'op> {
+    range: VirtRange,
     purpose: Purpose<'op>,
     page_offset: u64,
 }
@@ -64,20 +42,22 @@ pub(super) fn congruent_place<P: Platform>(
         .find_map(|align| vmas.find_free(length, align, start & (align - 1)))
 }
 
-/// Moves the pages of the source, a part of `vma`. Nothing is mapped in the target. Everything that
+/// Moves the plan's source, a part of `vma`, to `target`, in which nothing is mapped. Everything that
 /// can fail is done before anything is moved.
-pub(super) fn relocate<'op, 'm, P: Platform>(
+pub(super) fn move_vma<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
-    what: &Relocation,
+    plan: &RemapPlan,
+    target: VirtRange,
 ) -> Result<VirtAddr, Failure> {
-    let (source, target) = (what.source, what.target);
-    let stays = what.fate == SourceFate::Stays || source.is_empty();
-    let committed = match what.fate {
-        SourceFate::Stays | SourceFate::Goes if !vma.has(MappingFlags::ACCOUNT) => 0,
-        SourceFate::Stays => target.pages(),
-        SourceFate::Goes => target.pages() - source.pages(),
+    let source = plan.source;
+    let committed = if !vma.has(MappingFlags::ACCOUNT) {
+        0
+    } else if plan.keeps_source() {
+        target.pages()
+    } else {
+        target.pages() - source.pages()
     };
     let _reservation = op.memory().commitment().reserve(committed)?;
     // A VMA that never had a page may take a new page offset, and merge at its new place (as on
@@ -88,54 +68,55 @@ pub(super) fn relocate<'op, 'm, P: Platform>(
     } else {
         vma.page_offset_of(source.start())
     };
-    let mut arriving = Arriving { purpose: vma.purpose(), page_offset };
-    let served = arriving.purpose.holds().userfault.is_some();
+    let mut destination = Destination { range: target, purpose: vma.purpose(), page_offset };
+    let purpose = &mut destination.purpose;
+    let served = purpose.holds().userfault.is_some();
     let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
-    if arriving.purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
-        let grown = VirtRange::raw(target.start().0 + source.len(), target.end().0);
-        call.progress.grown = Some(grown);
+    if purpose.flags & locked == MappingFlags::LOCKED && target.len() > source.len() {
+        call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
     }
     if source.len() >= P::Arch::PMD.span() {
         // Tables that move whole carry entries along unread, and each moved page counts as
         // written.
-        arriving.purpose.flags |= MappingFlags::SOFT_DIRTY;
-    }
-    if !stays && !served && source.covers(vma.range()) {
-        let between = op.vmas.between(vma);
-        if between.free.start <= target.start().0 && target.end().0 <= between.free.end {
-            let place = (target, arriving);
-            if let Some(slid) = slide(op, call, &between, place) {
-                return Ok(slid?);
-            }
-        }
+        purpose.flags |= MappingFlags::SOFT_DIRTY;
     }
     if served {
-        return relocate_served(op, call, vma, what, arriving);
+        return move_served(op, call, vma, plan, destination);
     }
-    relocate_apart(op, call, vma, what, arriving)
+    if !plan.keeps_source() && source.covers(vma.range()) {
+        let between = op.vmas.between(vma);
+        if between.free.start <= target.start().0
+            && target.end().0 <= between.free.end
+            && let Some(slid) = slide(op, call, &between, &destination)
+        {
+            return Ok(slid?);
+        }
+    }
+    move_apart(op, call, vma, plan, &destination)
 }
 
-/// As [`relocate`], of a VMA with a userfaultfd: it follows, if it subscribed to moves.
+/// As [`move_vma`], of a VMA with a userfaultfd: it follows, if it subscribed to moves.
 #[cold]
-fn relocate_served<'op, 'm, P: Platform>(
+fn move_served<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
-    what: &Relocation,
-    mut arriving: Arriving<'op>,
+    plan: &RemapPlan,
+    mut destination: Destination<'op>,
 ) -> Result<VirtAddr, Failure> {
-    let (to, goes) = (what.target.start(), what.fate == SourceFate::Goes);
+    let (source, to) = (plan.source, destination.range.start());
     let (notices, follows) = match call.supplies.told.take() {
         Some(told) => told,
-        None => events::prepare_move(op, vma, (what.source, to), goes)?,
+        None => events::prepare_move(op, vma, (source, to), !plan.remap.keeps_source())?,
     };
     // A second view of shared memory has no userfaultfd.
-    if !follows || what.source.is_empty() {
-        arriving.purpose = arriving.purpose.without_userfault();
+    let follows = follows && !source.is_empty();
+    if !follows {
+        destination.purpose = destination.purpose.without_userfault();
     }
-    let done = relocate_apart(op, call, vma, what, arriving);
-    if done.is_ok() && arriving.purpose.holds().userfault.is_none() {
-        strip_moved(op, VirtRange::from_len(to, what.source.len()));
+    let done = move_apart(op, call, vma, plan, &destination);
+    if done.is_ok() && !follows {
+        strip_moved(op, VirtRange::from_len(to, source.len()));
     }
     match done {
         Ok(_) => op.notices.append(notices),
@@ -155,18 +136,26 @@ fn strip_moved<P: Platform>(op: &mut Op<'_, '_, P>, moved: Option<VirtRange>) {
     }
 }
 
-/// Moves the source into a VMA of its own.
-fn relocate_apart<'op, 'm, P: Platform>(
+/// Moves the source into a VMA of its own; if that fails, nothing has changed. The trees of the
+/// reverse map are locked for each piece, and contain both places during the move, so that a walker
+/// finds each page at its old or at its new one.
+fn move_apart<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
-    what: &Relocation,
-    arriving: Arriving<'op>,
+    plan: &RemapPlan,
+    destination: &Destination<'op>,
 ) -> Result<VirtAddr, Failure> {
-    let (source, target) = (what.source, what.target);
-    let stays = what.fate == SourceFate::Stays || source.is_empty();
+    let (source, platform) = (plan.source, op.platform());
+    let &Destination { range: target, purpose, page_offset } = destination;
     let reserved = call.supplies.moved.take().map_or_else(|| op.vmas.reserve(), Ok)?;
-    let moved = op.vmas.new_vma_in(reserved, target, arriving.purpose, arriving.page_offset);
+    let moved = op.vmas.new_vma_in(reserved, target, purpose, page_offset);
+    if source.is_empty() {
+        let moved = op.vmas.insert(moved);
+        op.vmas.merge_around(moved);
+        return Ok(target.start());
+    }
+    let stays = plan.keeps_source();
     // Cut out of the middle, the VMA leaves two parts.
     let upper = if !stays && vma.start() < source.start().0 && source.end().0 < vma.end() {
         let range = VirtRange::raw(source.end().0, vma.end());
@@ -176,71 +165,54 @@ fn relocate_apart<'op, 'm, P: Platform>(
     } else {
         None
     };
-    if source.is_empty() {
-        let moved = op.vmas.insert(moved);
-        op.vmas.merge_around(moved);
-        return Ok(target.start());
-    }
-    let moved = move_apart(op, call, vma, what, NewVmas { moved, upper })?;
-    // A source that stays is not merged with its neighbors, though it may fit them now (as on
-    // Linux).
-    op.vmas.merge_around(moved);
-    Ok(target.start())
-}
-
-/// The move itself; if it fails, nothing has changed. The trees of the reverse map are locked for
-/// each piece, and contain both places during the move, so that a walker finds each page at its old
-/// or at its new one. From here on faults in the source wait, and look up their VMA again
-/// afterwards. Returns the VMA of the target.
-fn move_apart<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &'op Vma,
-    what: &Relocation,
-    new: NewVmas<'op, 'm, P>,
-) -> Result<&'op Vma, NoMemory> {
-    let (source, target, platform) = (what.source, what.target, op.platform());
+    // From here on faults in the source wait, and look up their VMA again afterwards.
     let vma = vma.lock_write(platform);
-    let stays = what.fate == SourceFate::Stays;
     let freeable = if stays { source } else { op.vmas.freeable(source, target) };
+    let end = End { range: source, freeable };
     let mut counts = Counts::default();
-    let span = Move { source, to: target.start(), freeable };
-    let mut mover = op.edit.mover(&span, &mut call.supplies.tables, &mut counts);
-    if mover.is_one_piece() {
+    let mut mover = op.edit.mover(end, target.start(), &mut call.supplies.tables, &mut counts);
+    let moved = if mover.is_one_piece() {
         let held = RmapGuard::new(platform, &vma);
         let done = mover.move_one_piece();
         op.edit.stats.add(&counts);
         done?;
         if stays {
-            let moved = op.vmas.insert_held(new.moved, &held);
+            let moved = op.vmas.insert_held(moved, &held);
             drop(held);
             leave_source(op, vma, source, moved);
-            return Ok(moved);
+            moved
+        } else {
+            cut_away(op, vma, source, upper, &held);
+            op.vmas.insert_held(moved, &held)
         }
-        cut_away(op, vma, source, new.upper, &held);
-        return Ok(op.vmas.insert_held(new.moved, &held));
-    }
-    if let Err(error) = mover.preallocate_tables() {
+    } else {
+        if let Err(error) = mover.preallocate_tables() {
+            op.edit.stats.add(&counts);
+            return Err(error.into());
+        }
+        // Before the first page arrives: a walker that misses it at the source looks here.
+        let linked = op.vmas.link(moved);
+        mover.move_in_pieces(|work| {
+            let held = RmapGuard::new(platform, &vma);
+            work();
+            linked.received(&held);
+        });
         op.edit.stats.add(&counts);
-        return Err(error);
-    }
-    // Before the first page arrives: a walker that misses it at the source looks here.
-    let linked = op.vmas.link(new.moved);
-    mover.move_in_pieces(|work| {
-        let held = RmapGuard::new(platform, &vma);
-        work();
-        linked.received(&held);
-    });
-    op.edit.stats.add(&counts);
-    if stays {
-        let moved = op.vmas.insert_linked(linked);
-        leave_source(op, vma, source, moved);
-        return Ok(moved);
-    }
-    let held = RmapGuard::new(platform, &vma);
-    cut_away(op, vma, source, new.upper, &held);
-    drop(held);
-    Ok(op.vmas.insert_linked(linked))
+        if stays {
+            let moved = op.vmas.insert_linked(linked);
+            leave_source(op, vma, source, moved);
+            moved
+        } else {
+            let held = RmapGuard::new(platform, &vma);
+            cut_away(op, vma, source, upper, &held);
+            drop(held);
+            op.vmas.insert_linked(linked)
+        }
+    };
+    // A source that stays is not merged with its neighbors, though it may fit them now (as on
+    // Linux).
+    op.vmas.merge_around(moved);
+    Ok(target.start())
 }
 
 /// The source stays mapped, empty and not locked into memory.
@@ -265,16 +237,16 @@ fn slide<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     between: &Between<'op>,
-    (target, arriving): (VirtRange, Arriving<'_>),
+    destination: &Destination<'_>,
 ) -> Option<Result<VirtAddr, NoMemory>> {
-    let vma = between.vma;
+    let (vma, target) = (between.vma, destination.range);
     let source = vma.range();
     let locked = vma.lock_write(op.platform());
     let freeable = freeable_between::<P::Arch>(source, between.free.clone(), target);
-    let what = Move { source, to: target.start(), freeable };
+    let end = End { range: source, freeable };
     let mut counts = Counts::default();
     let platform = op.platform();
-    let mut mover = op.edit.mover(&what, &mut call.supplies.tables, &mut counts);
+    let mut mover = op.edit.mover(end, target.start(), &mut call.supplies.tables, &mut counts);
     if !mover.is_one_piece() {
         return None;
     }
@@ -287,7 +259,7 @@ fn slide<'op, 'm, P: Platform>(
     op.vmas.slide_held(
         (between, &locked),
         target,
-        (arriving.purpose.flags, arriving.page_offset),
+        (destination.purpose.flags, destination.page_offset),
         &held,
     );
     drop(held);
