@@ -53,7 +53,7 @@ impl<P: Platform> Fill<'_, '_, P> {
     /// them as far as the entries are empty. Returns the end of that.
     ///
     /// # Errors
-    /// As [`UserfaultHandler::fill_copy`], of the first page.
+    /// As [`super::handler::UserfaultHandler::fill_copy`], of the first page.
     pub(super) fn copy_pages(
         &self,
         at: VirtAddr,

@@ -15,8 +15,8 @@ use crate::platform::Platform;
 /// Writes an object to the chunks that were reserved for it.
 ///
 /// # Safety
-/// 1. The chunks of `extents` are reserved ([`super::pool::Pool::reserve`]), and only the caller
-///    knows them.
+/// 1. The chunks of `extents` are reserved ([`super::pool::PoolInFrames::reserve`]), and only the
+///    caller knows them.
 pub(super) unsafe fn write<P: Platform>(platform: &P, extents: &[Extent], mut object: &[u8]) {
     for (index, extent) in extents.iter().enumerate() {
         // SAFETY: 1. reserved (obligation 1).
