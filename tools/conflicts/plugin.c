@@ -5,7 +5,7 @@
  *      qemu-x86_64 -plugin conflicts.so,out=FILE PROGRAM
  *
  * The program marks a first operation on one thread, then a second one on another, never both at
- * once (marks: programs/include/mark.h). Loads and stores of the thread between its marks are
+ * once. programs/include/mark.h has the form of a mark, and `enum mark` below the numbers. Loads and stores of the thread between its marks are
  * recorded by virtual address. At the end of the second operation, `out` gets:
  *
  *      pair LINES LINES ATOMICS ATOMICS

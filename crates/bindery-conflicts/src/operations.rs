@@ -215,8 +215,10 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         start: |side, _| side.space.set_break_start(VirtAddr(0x2000_0000_0000)),
         before: |side, _| side.result.set(side.space.set_break(VirtAddr(0)).0),
+        // Each side makes the heap longer than the other has left it.
         run: |side, _| {
-            side.space.set_break(VirtAddr(side.result.get() + 64 * KIB));
+            let pieces = if side.has_own_space { 1 } else { side.number + 1 };
+            side.space.set_break(VirtAddr(side.result.get() + pieces * 64 * KIB));
         },
         after: |side, _| {
             side.space.set_break(VirtAddr(side.result.get()));

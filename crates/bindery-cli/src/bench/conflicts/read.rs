@@ -59,6 +59,8 @@ pub struct Accesses {
 /// One repetition of a pair.
 #[derive(Default, Debug)]
 pub struct Pair {
+    /// The lines that each operation touched.
+    pub touched: [u64; 2],
     /// Atomic instructions of each operation.
     pub atomics: [u64; 2],
     /// Lines of conflict, each with its touched words.
@@ -136,9 +138,10 @@ fn add_line(pairs: &mut Vec<Pair>, line: &str) -> Option<()> {
     let mut words = line.split_whitespace();
     match words.next()? {
         "pair" => {
-            let mut atomics = words.skip(2).map(str::parse);
-            let atomics = [atomics.next()?.ok()?, atomics.next()?.ok()?];
-            pairs.push(Pair { atomics, lines: Vec::new() });
+            let mut count = || words.next()?.parse().ok();
+            let touched = [count()?, count()?];
+            let atomics = [count()?, count()?];
+            pairs.push(Pair { touched, atomics, lines: Vec::new() });
         }
         "word" => {
             let address = hexadecimal(&mut words)?;
@@ -191,7 +194,7 @@ mod tests {
             "pair 9 8 3 4\nword 1000 0 4 5 0\nword 1038 0 6 0 0\nword 1040 1 0 0 2\npair 1 1 0 0\n";
         let pairs = pairs(text).unwrap();
         assert_eq!(pairs.len(), 2);
-        assert_eq!(pairs[0].atomics, [3, 4]);
+        assert_eq!((pairs[0].touched, pairs[0].atomics), ([9, 8], [3, 4]));
         assert_eq!(pairs[0].lines.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
         assert!(pairs[1].lines.is_empty());
         let [first, second] = pairs[0].lines[0][..] else { panic!("two words") };

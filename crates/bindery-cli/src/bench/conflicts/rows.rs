@@ -28,7 +28,7 @@ pub type Data = BTreeMap<String, Vec<(String, f64)>>;
 /// The rows in the order in which the program ran the operations, and the data of one setting.
 ///
 /// # Errors
-/// If the plugin has not seen all repetitions.
+/// If the plugin has not seen all repetitions, or none of the accesses of one.
 pub fn rows(program: &Program, pairs: &[Pair]) -> Result<Vec<Row>, String> {
     let each = program.warm + program.counted;
     if pairs.len() != program.operations.len() * each {
@@ -41,6 +41,10 @@ pub fn rows(program: &Program, pairs: &[Pair]) -> Result<Vec<Row>, String> {
     let mut rows: Vec<Row> = Vec::new();
     for ((name, sharing, grace), pairs) in program.operations.iter().zip(pairs.chunks(each)) {
         let pairs = &pairs[program.warm..];
+        // Between the marks of an operation that does nothing are calls of functions.
+        if pairs.iter().any(|pair| pair.touched.contains(&0)) {
+            return Err(format!("no access to memory was recorded for {name:?}"));
+        }
         let column = SETTINGS.iter().position(|setting| *setting == (*sharing, *grace));
         let column = column.ok_or("a setting has no column")?;
         let at = rows.iter().position(|row| row.operation == *name).unwrap_or_else(|| {
@@ -110,7 +114,7 @@ mod tests {
     }
 
     fn pair(lines: usize) -> Pair {
-        Pair { atomics: [2, 4], lines: (0..lines).map(|_| Vec::new()).collect() }
+        Pair { touched: [1, 1], atomics: [2, 4], lines: (0..lines).map(|_| Vec::new()).collect() }
     }
 
     #[test]
@@ -129,5 +133,7 @@ mod tests {
     fn a_run_that_ended_early_is_reported() {
         let program = program(&[("a", Sharing::Threads)]);
         assert!(rows(&program, &[pair(1), pair(1)]).is_err());
+        let unseen = Pair { touched: [1, 0], ..pair(0) };
+        assert!(rows(&program, &[pair(0), pair(0), unseen]).is_err());
     }
 }
