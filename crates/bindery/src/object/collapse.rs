@@ -6,6 +6,7 @@ use crate::arch::Arch;
 use crate::error::{Error, Failure, NoMemory};
 use crate::events::RareEvents;
 use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
+use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::{Locking, Seen, for_each_sight};
 use crate::vma::MappingFlags;
@@ -66,8 +67,9 @@ pub(crate) fn collapse<P: Platform>(
     })
 }
 
-/// Swaps the pages in; background work leaves them in swap and fails. The changes are held, so the
-/// pages stay.
+/// Swaps the pages in; background work leaves them in swap and fails. The changes are held, so that
+/// pages stay, but not over a wait: reclaim may take those that came before, so a program that is
+/// killed is not kept here.
 fn bring_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -82,6 +84,7 @@ fn bring_in<P: Platform>(
         if most_missing.is_some() {
             return Err(Error::Busy.into());
         }
+        interrupt::check(&memory.platform)?;
         swap_in(memory, object, run.page, FOLIO_ORDERS)?;
     }
     Ok(())

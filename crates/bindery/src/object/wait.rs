@@ -59,6 +59,16 @@ impl Wait<'_> {
         memory: &'m Memory<P>,
         object: Option<&Object<'m, P>>,
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
+        self.wait_for_known(memory, object)
+    }
+
+    /// As [`Wait::wait`], for a caller that knows the variant: the compiler leaves the others out.
+    #[inline(always)]
+    pub(crate) fn wait_for_known<'m, P: Platform>(
+        self,
+        memory: &'m Memory<P>,
+        object: Option<&Object<'m, P>>,
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         match self {
             Self::Pages(fetch) => object.map_or(Ok(None), |object| fetch.serve(object)),
             Self::Pager(ticket) => {

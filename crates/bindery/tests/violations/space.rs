@@ -27,7 +27,7 @@ use crate::userfault::{Interrupts, UserfaultFault, UserfaultState};
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 use crate::vmas::{NewVma, Removed, ReservedVma, VmaIndex, VmaSet, VmaView};
 
-use super::fault::{Fault, wait_unlocked};
+use super::fault::{Fault, wait_for_known};
 use super::{Access, AddressSpace};
 
 /// The set of VMAs is read with the mutex.
@@ -118,9 +118,9 @@ pub(crate) fn wait_locked<P: Platform>(
     wait: Wait<'_>,
 ) {
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (vma.vma().start(), wait_unlocked(space, vma, wait));
+    let _ = (vma.vma().start(), wait_for_known(space, vma, wait));
     #[cfg(lock_violations = "moves")]
-    let _ = (wait_unlocked(space, vma, wait), vma.vma().start()); //~ E0382
+    let _ = (wait_for_known(space, vma, wait), vma.vma().start()); //~ E0382
 }
 
 /// The wait for a handler does not outlive the message, which lies in the frame of the call.

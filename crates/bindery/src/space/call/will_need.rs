@@ -131,7 +131,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                 Announced::Short => return Ok(Ended::Short),
                 Announced::Wait(wait) => {
                     drop(locked);
-                    read = Some(page);
+                    // Nothing was read by a wait for a request.
+                    if !matches!(wait, Wait::SwapRequest { .. }) {
+                        read = Some(page);
+                    }
                     match wait.wait(self.page_table.memory, None) {
                         Ok(kept) if !was_read => {
                             _kept = kept;

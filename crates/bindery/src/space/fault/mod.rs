@@ -39,7 +39,7 @@ pub(super) use present::record_access;
 pub(super) use slow::{Fault, Next, Stepped};
 pub(super) use swap_in::{Reading, Slot, slot_at};
 pub(super) use unshare::unshare;
-pub(super) use wait::wait_unlocked;
+pub(super) use wait::wait_for_known;
 pub(super) use zero_page::read_attributes;
 
 /// The access that faulted.

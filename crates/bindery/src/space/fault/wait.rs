@@ -16,7 +16,18 @@ use super::refused;
 /// # Errors
 /// The fault for the error of the pager or the device; [`FaultError::Interrupted`] for a handler.
 #[cold]
-pub(in crate::space) fn wait_unlocked<'m, P: Platform>(
+pub(super) fn wait_unlocked<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    locked: VmaReadGuard<'_, P>,
+    wait: Wait<'static>,
+) -> Result<Option<FolioRef<'m, P>>, Failure<FaultError>> {
+    wait_for_known(space, locked, wait)
+}
+
+/// As [`wait_unlocked`], for a caller that knows the kind of its wait.
+// Always: each fault that a handler serves leaves out the other kinds.
+#[inline(always)]
+pub(in crate::space) fn wait_for_known<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     locked: VmaReadGuard<'_, P>,
     wait: Wait<'_>,
@@ -27,7 +38,7 @@ pub(in crate::space) fn wait_unlocked<'m, P: Platform>(
     let is_major = wait.is_major();
     let memory = space.page_table.memory;
     let failed = if for_handler { interrupted } else { refused };
-    let kept = wait.wait(memory, object.as_ref()).map_err(failed)?;
+    let kept = wait.wait_for_known(memory, object.as_ref()).map_err(failed)?;
     if is_major && kept.is_some() {
         memory.note_major_fault();
     }

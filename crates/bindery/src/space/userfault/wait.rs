@@ -9,7 +9,7 @@ use crate::error::{Failure, FaultError};
 use crate::object::Wait;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Fault, FaultRequest, Origin, wait_unlocked};
+use crate::space::fault::{Access, Fault, FaultRequest, Origin, wait_for_known};
 use crate::stats::Counts;
 use crate::table::{EntryAt, ReadSection};
 use crate::userfault::{
@@ -71,7 +71,7 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
         if userfault_kind(&fault) != Some(kind) {
             return Ok(Served::Again);
         }
-        wait_unlocked(space, locked, Wait::Handler(queued, interrupts))?;
+        wait_for_known(space, locked, Wait::Handler(queued, interrupts))?;
         let mapped = kind == UserfaultKind::Missing && is_mapped(space, request);
         Ok(if mapped { Served::Mapped } else { Served::Again })
     });
