@@ -120,7 +120,7 @@ unsafe impl<A: Walk> Platform for Measured<A> {
 
     pass_on! { machine:
         direct_map invalidate invalidate_local invalidate_kernel publish_entries cpu relax park unpark
-        grace_period seed fatal_signal allocation_may_wait frames_released
+        grace_period seed fatal_signal allocation_may_wait might_sleep frames_released
     }
 
     fn zero(&self, first: Frame, count: u32) {

@@ -426,8 +426,9 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// nothing by default.
     fn allocation_may_wait(&self) {}
 
-    /// Called before the core takes a lock on which a thread may sleep, or waits for a device, also if
-    /// it need not wait then (Linux: `might_sleep`). No table lock and no read section is held; VMAs,
+    /// Called before the core takes the lock of a VMA, a folio, an object or a tree of the reverse map,
+    /// or waits for a swap device, also if it need not wait then (Linux: `might_sleep`); a
+    /// [`Platform::Mutex`] can check for itself. No table lock and no read section is held; VMAs,
     /// objects and the mutex of an address space may be. A checking platform verifies that: a wait in
     /// a read section is found without the race in which the thread would sleep. Does nothing by
     /// default.

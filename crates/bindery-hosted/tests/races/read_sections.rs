@@ -68,7 +68,7 @@ unsafe impl Platform for Watching {
 
     pass_on! { machine:
         direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu unpark
-        grace_period is_over seed fatal_signal allocation_may_wait frames_released
+        grace_period is_over seed fatal_signal allocation_may_wait might_sleep frames_released
     }
 
     fn relax(&self) {

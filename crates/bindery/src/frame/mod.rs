@@ -108,7 +108,7 @@ pub(crate) struct Frames<P: Platform> {
 }
 
 /// The free lists, and the counts that change with them: an allocation of a single frame writes one
-/// cache line.
+/// cache line, if the platform's spin lock has at most 24 bytes.
 #[repr(C)]
 struct Lists<P: Platform> {
     /// As in `buddy`, to be read without the lock.

@@ -117,8 +117,7 @@ fn wait_for_flush<T: KernelTree>(tree: &T) {
 }
 
 /// The entry for `at` in the lowest table that exists for it. A second read of the entry may return
-/// another. Called by the owner of the address, or in a
-/// read section.
+/// another. Called by the owner of the address, or in a read section.
 #[inline]
 pub(super) fn descend<T: KernelTree>(
     tree: &T,

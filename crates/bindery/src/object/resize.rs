@@ -136,7 +136,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Swaps in pages that are cut in two and will be zeroed in part. The changes are held, so the
-    /// pages stay.
+    /// pages stay; over a wait, the waiting thread keeps both of them.
     ///
     /// # Errors
     /// As [`swap_in`]. Nothing has changed.

@@ -246,7 +246,8 @@ impl<P: Platform> Area<P> {
     /// The clusters; none while the area is off.
     ///
     /// # Safety
-    /// 1. The area is not turned off while the result is used.
+    /// 1. The clusters are not freed while the result is used: the area is not turned off, or the
+    ///    caller is in a read section.
     #[inline]
     unsafe fn clusters(&self) -> &[Cluster<P>] {
         // Acquire: the clusters and their number were written before the pointer.

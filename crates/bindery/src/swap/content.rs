@@ -34,8 +34,9 @@ impl<P: Platform> Memory<P> {
         }
         for (page, value) in (0..).zip(values) {
             let frame = folio.head.plus(page);
-            // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked: no
-            // thread writes to it.
+            // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked. A pin
+            // for writing makes its page exclusive, and the slot of an exclusive page is free, so
+            // that its folio is not written out: no thread writes to it.
             match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
                 Some(word) => {
                     value.store(word, Relaxed);

@@ -59,7 +59,8 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// The table of `level` for `addr`, from `node` down, a locked table that spans it. `put` makes
-    /// a table, locked, in each entry on the way that names none.
+    /// a table, locked, in each entry on the way that names none. If it fails, the tables that it has
+    /// made stay.
     #[inline(always)]
     pub(super) fn table_under(
         &self,

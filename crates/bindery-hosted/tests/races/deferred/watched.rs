@@ -101,7 +101,7 @@ unsafe impl<A: Walk> Platform for Watched<A> {
     pass_on! { machine:
         direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
         park unpark enter_read leave_read grace_period seed fatal_signal allocation_may_wait
-        frames_released
+        might_sleep frames_released
     }
 
     fn synchronize(&self) {

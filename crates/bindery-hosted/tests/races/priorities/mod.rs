@@ -39,7 +39,7 @@ unsafe impl<const SLEEP: bool> Platform for Prioritized<SLEEP> {
 
     pass_on! { 0:
         direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu
-        grace_period is_over seed fatal_signal allocation_may_wait frames_released
+        grace_period is_over seed fatal_signal allocation_may_wait might_sleep frames_released
     }
 
     fn relax(&self) {

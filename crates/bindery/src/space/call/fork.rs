@@ -111,8 +111,8 @@ fn copy_vma<'m, P: Platform>(
     let unserved = MappingFlags::USERFAULT;
     let flags = if userfault.is_some() { flags } else { flags - unserved };
     let holds = Holds { object: vma.object_pointer(), group, userfault };
-    // SAFETY: 1. the parent's VMA holds the object; the group and the userfaultfd are fresh, and the
-    // child's VMA gets them before another thread knows them.
+    // SAFETY: 1. the parent's VMA holds the object; the group is fresh, and no other thread knows it
+    // yet; the message of the userfaultfd, which is sent after the insertion, holds its state.
     let purpose = unsafe { Purpose::holding(flags, holds) };
     let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
     // Inserted before any entry is copied, and behind the parent's VMA in the trees of the reverse

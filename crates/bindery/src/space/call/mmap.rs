@@ -293,7 +293,8 @@ pub(in crate::space) fn map<P: Platform>(
     let _kept = commitment.keep(kept);
     let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
     let holds = Holds { object: backing.object, ..Holds::default() };
-    // SAFETY: 1. `backing` keeps the object during the call.
+    // SAFETY: 1. `backing` keeps the object during the call: a new VMA holds it when it is inserted,
+    // and one that is not inserted ends in the call.
     let purpose = unsafe { Purpose::holding(flags, holds) };
     if replaced == 0 && op.vmas.extend_neighbor(range, &purpose, offset) {
         return Ok((range, flags));

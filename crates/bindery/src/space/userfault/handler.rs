@@ -8,7 +8,8 @@ use crate::userfault::Userfault;
 
 /// The calls by which a handler answers faults: a userfaultfd, and the address space whose pages the
 /// handler supplies, moves or protects ([`AddressSpace::handler`]). If the userfaultfd belongs to
-/// another address space, each of them is refused ([`crate::Error::Invalid`]).
+/// another address space, each of them fails, with [`crate::Error::Invalid`] unless an earlier check
+/// has another error.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;

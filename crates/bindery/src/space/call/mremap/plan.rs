@@ -65,8 +65,8 @@ impl RemapRequest {
     }
 }
 
-/// The steps of a call for one mapping, decided before the first of them. First the tail is
-/// unmapped. Then the source gets the new length, in its place or at another.
+/// The steps of a call for one mapping, decided before the first of them. First a
+/// destination that the caller chose is unmapped, then the tail. Then the source gets the new length, in its place or at another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RemapPlan {
     /// The kept part of the old range. An empty one makes a second view of a shared mapping's
