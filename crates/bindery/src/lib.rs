@@ -68,7 +68,7 @@
 //!
 //! | modules | idea |
 //! |---|---|
-//! | `addr`, `arch`, `platform`, `error`, `stats`, `sync`, `bytes`, `events`, `interrupt`, `commit` | addresses, entry formats, locks, and what the embedder supplies |
+//! | `addr`, `arch`, `platform`, `error`, `stats`, `sync`, `bytes`, `events`, `interrupt`, `commit`, `cpu` | addresses, entry formats, locks, and what the embedder supplies |
 //! | `frame` | frames and their metadata, the allocator, slabs |
 //! | `folio` | user memory: references, mappings, locks, owners |
 //! | `collections` | trees and lists whose nodes come from slabs |
@@ -120,6 +120,7 @@ mod bytes;
 pub mod check;
 mod collections;
 mod commit;
+mod cpu;
 mod deferred;
 mod effort;
 mod error;

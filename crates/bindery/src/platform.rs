@@ -186,7 +186,8 @@ pub struct Work {
 /// 3. **Read sections.** [`Platform::synchronize`] returns only after every read section that was
 ///    entered before the call has ended. [`Platform::is_over`] returns true only after every read
 ///    section that was entered before the matching [`Platform::grace_period`] has ended.
-/// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`].
+/// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`]. From the first
+///    [`crate::Memory::cpu_online`] on, every CPU is online for as long as it is in a read section.
 /// 5. **Kernel root.** [`Platform::kernel_root`] returns a table of the highest level, or none.
 ///    [`Platform::direct_map`] shows it for as long as the platform lives, and its entries are
 ///    accessed only as aligned 64-bit atomics.
@@ -294,7 +295,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
     fn publish_entries(&self);
 
-    /// The caller's CPU. Called only while it cannot change: inside a read section.
+    /// The caller's CPU. Inside a read section it cannot change. Outside the answer is only a hint:
+    /// the thread may run on another CPU when it uses it.
     fn cpu(&self) -> Cpu;
 
     /// Called repeatedly by a CPU that spins: for a lock that is held for a bounded number of

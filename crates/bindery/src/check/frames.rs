@@ -38,7 +38,8 @@ impl<P: Platform> Audit<'_, '_, P> {
                     | Kind::Zero
                     | Kind::Embedder
                     | Kind::Compressed
-                    | Kind::Swap => Ok(()),
+                    | Kind::Swap
+                    | Kind::Cpu => Ok(()),
                 };
             }
             match kind {
@@ -53,7 +54,8 @@ impl<P: Platform> Audit<'_, '_, P> {
                 | Kind::Kernel
                 | Kind::Embedder
                 | Kind::Compressed
-                | Kind::Swap => {}
+                | Kind::Swap
+                | Kind::Cpu => {}
             }
         });
         result?;

@@ -74,7 +74,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             | Kind::Slab
             | Kind::Zero
             | Kind::Kernel
-            | Kind::Embedder => {}
+            | Kind::Embedder
+            | Kind::Cpu => {}
         });
         let store = &memory.swap.store;
         store.check(&memory.frames).map_err(Violation::Leaked)?;

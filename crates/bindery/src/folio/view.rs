@@ -43,7 +43,8 @@ pub enum FrameUse {
     Zero,
     /// A page table of an address space or a kernel map.
     Table,
-    /// Small records of the core's: mappings, objects, anon groups.
+    /// Small records of the core's: mappings, objects, anon groups; also those of CPUs
+    /// ([`crate::Memory::cpu_online`]).
     Slab,
     /// An area of the kernel ([`crate::KernelMap`]).
     Kernel,
@@ -233,7 +234,7 @@ fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
         Kind::Free => FrameUse::Free,
         Kind::Raw | Kind::Tail => FrameUse::Allocated,
         Kind::Table => FrameUse::Table,
-        Kind::Slab => FrameUse::Slab,
+        Kind::Slab | Kind::Cpu => FrameUse::Slab,
         Kind::Zero => FrameUse::Zero,
         Kind::Kernel => FrameUse::Kernel,
         Kind::Embedder => FrameUse::Embedder,
@@ -271,7 +272,8 @@ fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
         | Kind::Kernel
         | Kind::Embedder
         | Kind::Compressed
-        | Kind::Swap => order_in(state).min(MAX_ORDER),
+        | Kind::Swap
+        | Kind::Cpu => order_in(state).min(MAX_ORDER),
     };
     Block { head: frame, order, state, kind }
 }

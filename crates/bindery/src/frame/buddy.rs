@@ -226,7 +226,7 @@ impl Buddy {
             | Kind::Swap => order_in(state) == order,
             // A table has its level where others have the order, and is always one frame.
             Kind::Table => order == Order::PAGE,
-            Kind::Reserved | Kind::Free | Kind::Tail => false,
+            Kind::Reserved | Kind::Free | Kind::Tail | Kind::Cpu => false,
         };
         if !allocated || order > MAX_ORDER || !first.is_aligned(order) {
             return Err(NotAllocated);

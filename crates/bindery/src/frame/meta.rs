@@ -18,6 +18,7 @@
 //! | Zero: the shared zero page, or the huge one | order | | | 0: never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
 //! | Swap: clusters of swap slots, or their cells and values | order | | | | |
+//! | Cpu: records of CPUs, see [`crate::cpu`] | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | | 0 | chunks in use, see `swap::compressed` |
 //!
@@ -140,6 +141,8 @@ pub(crate) enum Kind {
     Compressed,
     /// Head of a block with the account of swap slots.
     Swap,
+    /// Head of a block with records of CPUs.
+    Cpu,
 }
 
 /// The value of `state` for a `kind`, not a table, of an order, with no flag set.
@@ -170,6 +173,7 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
         9 => Kind::Embedder,
         10 => Kind::Compressed,
         11 => Kind::Swap,
+        12 => Kind::Cpu,
         _ => Kind::Reserved,
     }
 }

@@ -411,7 +411,8 @@ impl<P: Platform> Frames<P> {
                 | Kind::Kernel
                 | Kind::Embedder
                 | Kind::Compressed
-                | Kind::Swap => meta.order(),
+                | Kind::Swap
+                | Kind::Cpu => meta.order(),
             };
             f(frame, order, kind);
             at = at.saturating_add(order.pages());

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod cpus;
 mod folio_policy;
 mod instructions;
 mod record;
@@ -27,6 +28,7 @@ use crate::stats::Counts;
 use crate::swap::{Clock, Swap};
 
 use crate::error::NoMemory;
+use cpus::Cpus;
 pub(crate) use folio_policy::HugeAdvice;
 pub use folio_policy::{FolioPolicy, SizeMode};
 use record::Slabs;
@@ -70,6 +72,7 @@ pub struct Memory<P: Platform> {
     /// The last number that an address space received for its userfaultfds.
     last_identity: AtomicU64,
     pub(crate) rare: RareEvents,
+    pub(crate) cpus: Cpus<P>,
 }
 
 impl<P: Platform> fmt::Debug for Memory<P> {
@@ -138,6 +141,7 @@ impl<P: Platform> Memory<P> {
             indexes: AtomicU64::new(0),
             last_identity: AtomicU64::new(0),
             rare: RareEvents::default(),
+            cpus: Cpus::new(),
         })
     }
 

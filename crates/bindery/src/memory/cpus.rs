@@ -1,0 +1,171 @@
+//! CPUs that come and go: [`Memory::cpu_online`] makes the records of a CPU, and
+//! [`Memory::cpu_offline`] gives back what it keeps.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+
+use crossbeam_utils::CachePadded;
+
+use super::Memory;
+use crate::addr::{Frame, Order, PAGE_SIZE};
+use crate::cpu::{CpuTable, SLOTS_SIZE};
+use crate::error::Error;
+use crate::frame::AllocateFor;
+use crate::frame::meta::{Kind, state_of};
+use crate::platform::{Cpu, MAX_CPUS, Platform};
+use crate::sync::Mutex;
+
+/// The records of the CPUs, of the layers above the allocator.
+pub(crate) struct Cpus<P: Platform> {
+    /// Held while a CPU comes or goes.
+    change: Mutex<P::SpinLock, ()>,
+    records: CpuTable<CpuRecord>,
+    /// The number of CPUs that are online.
+    online: AtomicU32,
+}
+
+/// What one CPU keeps for itself.
+#[derive(Default)]
+pub(crate) struct CpuRecord {
+    is_online: AtomicBool,
+}
+
+/// All records of one CPU, in one block of frames.
+#[repr(C)]
+struct Block {
+    record: CachePadded<CpuRecord>,
+}
+
+impl Block {
+    /// The block is not larger than 2^this frames.
+    const ORDER: Order = {
+        assert!(size_of::<Self>() <= 32 << 10, "the records of a CPU are too large");
+        Order(size_of::<Self>().div_ceil(PAGE_SIZE as usize).next_power_of_two().ilog2() as u8)
+    };
+
+    fn new() -> Self {
+        Self { record: CachePadded::default() }
+    }
+}
+
+impl<P: Platform> Cpus<P> {
+    pub(super) const fn new() -> Self {
+        Self { change: Mutex::new(()), records: CpuTable::new(), online: AtomicU32::new(0) }
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// Announces a CPU: from now on it keeps free frames and other things that it uses often for
+    /// itself, so that calls on different CPUs share fewer cache lines. A machine with one CPU need
+    /// not call it. If one CPU is online, every CPU must be that enters a read section (obligation 4
+    /// of [`Platform`]).
+    ///
+    /// The records take at most 32 KiB for each CPU, and 4 KiB for all. They stay when the CPU goes
+    /// offline, for the next time.
+    ///
+    /// Called on any CPU before the first read section of `cpu`.
+    ///
+    /// Context: spins. Complexity: constant.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: `cpu` is [`MAX_CPUS`] or above.
+    /// - [`Error::Busy`]: it is online already.
+    /// - [`Error::OutOfMemory`]: no frames are free for its records. Nothing has changed.
+    ///
+    /// ```
+    /// use bindery::platform::Cpu;
+    /// use bindery::{Error, Memory, Platform};
+    ///
+    /// /// On the boot CPU, before it starts the others.
+    /// fn start_cpus<P: Platform>(memory: &Memory<P>, count: u16) -> Result<(), Error> {
+    ///     (0..count).try_for_each(|cpu| memory.cpu_online(Cpu(cpu)))
+    /// }
+    /// ```
+    pub fn cpu_online(&self, cpu: Cpu) -> Result<(), Error> {
+        if usize::from(cpu.0) >= MAX_CPUS {
+            return Err(Error::Invalid);
+        }
+        let _change = self.cpus.change.lock();
+        let record = match self.cpus.records.get(cpu) {
+            Some(record) => record,
+            None => self.make_records(cpu).ok_or(Error::OutOfMemory)?,
+        };
+        if record.is_online.swap(true, Ordering::Relaxed) {
+            return Err(Error::Busy);
+        }
+        self.cpus.online.fetch_add(1, Ordering::Relaxed);
+        // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
+        // Either it reads the new number, or a read section of the new CPU does not find the VMA.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Gives back what a CPU keeps for itself: the others can use it. `cpu` has left its last read
+    /// section, and enters none until [`Memory::cpu_online`].
+    ///
+    /// Called on any CPU.
+    ///
+    /// Context: spins. Complexity: linear in what the CPU keeps, which is bounded.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the CPU is not online.
+    ///
+    /// ```
+    /// use bindery::platform::Cpu;
+    /// use bindery::{Error, Memory, Platform};
+    ///
+    /// fn unplug<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
+    ///     // The scheduler has moved all threads away, and has stopped the CPU.
+    ///     memory.cpu_offline(cpu)
+    /// }
+    /// ```
+    pub fn cpu_offline(&self, cpu: Cpu) -> Result<(), Error> {
+        let _change = self.cpus.change.lock();
+        let record = self.cpus.records.get(cpu).ok_or(Error::Invalid)?;
+        if !record.is_online.swap(false, Ordering::Relaxed) {
+            return Err(Error::Invalid);
+        }
+        self.cpus.online.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The number of CPUs that are online; 0 before the first [`Memory::cpu_online`].
+    ///
+    /// Context: any.
+    pub fn online_cpus(&self) -> u32 {
+        self.cpus.online.load(Ordering::Relaxed)
+    }
+
+    /// Makes the records of a CPU that has none. The lock of all changes is held.
+    fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord> {
+        let records = &self.cpus.records;
+        if !records.has_slots() {
+            const { assert!(SLOTS_SIZE <= PAGE_SIZE as usize) };
+            let slots = self.take_for_records(Order::PAGE)?;
+            self.platform.zero(slots, 1);
+            // SAFETY: 1. the frame was just allocated and zeroed, is aligned, and is never freed; 2.
+            // the lock of all changes is held.
+            unsafe { records.give_slots(self.platform.direct_map(slots)) };
+        }
+        let block = self.take_for_records(Block::ORDER)?;
+        let block = self.platform.direct_map(block).cast::<Block>();
+        // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
+        // page, and have room for a block (`Block::ORDER`).
+        unsafe { block.write(Block::new()) };
+        // SAFETY: the block was just written, and its frames are never freed.
+        let record = unsafe { &block.as_ref().record };
+        // SAFETY: 1. as above; 2. it was given slots, and the caller has tested the number; 3. the
+        // lock of all changes is held.
+        unsafe { records.enter(cpu, NonNull::from(&**record)) };
+        Some(record)
+    }
+
+    /// Takes frames that are never freed.
+    fn take_for_records(&self, order: Order) -> Option<Frame> {
+        let first = self.frames.allocate(order, AllocateFor::Use)?;
+        self.frames.meta(first).state.store(state_of(Kind::Cpu, order), Ordering::Relaxed);
+        Some(first)
+    }
+}
