@@ -103,7 +103,7 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep. Complexity: linear in the frames freed.
     pub fn collect(&self) {
         self.drain_deferred();
-        self.platform.collect_memory();
+        self.platform().collect_memory();
         self.trim();
     }
 }

@@ -76,9 +76,9 @@ impl<P: Platform> Memory<P> {
         let order = self.huge_order();
         self.may_wait();
         let first = self.frames.allocate(order, AllocateFor::Use)?;
-        self.platform.zero(first, order.pages());
+        self.platform().zero(first, order.pages());
         if !P::Arch::COHERENT_FETCHES {
-            self.platform.synchronize_instructions(first, order.pages());
+            self.platform().synchronize_instructions(first, order.pages());
         }
         let (none, ours) = (meta::NONE, first.0);
         let slot = &self.huge_zero.first;
@@ -91,7 +91,7 @@ impl<P: Platform> Memory<P> {
             }
             Err(theirs) => {
                 // SAFETY: 1. and 2. allocated above, and never shared.
-                unsafe { self.frames.free(&self.platform, first, order) };
+                unsafe { self.frames.free(first, order) };
                 Some(Frame(theirs))
             }
         }

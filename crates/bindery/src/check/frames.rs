@@ -103,10 +103,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         {
             return Err(Violation::Leaked(folio.head));
         }
-        if says == 0
-            && names == 0
-            && frames.folio(folio).owner(&self.memory.platform).owner != Owner::Nobody
-        {
+        if says == 0 && names == 0 && frames.folio(folio).owner().owner != Owner::Nobody {
             return Err(Violation::StaleOwner(folio.head));
         }
         self.report.folios += 1;

@@ -86,11 +86,11 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let memory = self.memory;
         let broken = Violation::ObjectIndex(object.identity());
         let look =
-            |from| object.pages.look(&memory.platform, |index| index.next_run(from, u64::MAX));
+            |from| object.pages.look(memory.platform(), |index| index.next_run(from, u64::MAX));
         let (sound, nodes) =
-            object.pages.look(&memory.platform, |index| (index.check(), index.node_count()));
+            object.pages.look(memory.platform(), |index| (index.check(), index.node_count()));
         let mut next = look(0);
-        if !sound || object.has_in_flight(&memory.platform) || object.holders() == 0 {
+        if !sound || object.has_in_flight(memory.platform()) || object.holders() == 0 {
             return Err(broken);
         }
         let mut pages = 0;
@@ -111,7 +111,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
 
     /// Verifies the object's slots, to which nothing else may refer. Returns their number.
     fn swapped(&mut self, object: &ObjectState) -> Result<u64, Violation> {
-        let platform = &self.memory.platform;
+        let platform = self.memory.platform();
         let next = |from| object.pages.look(platform, |index| index.next_swapped(from, u64::MAX));
         let (mut pages, mut from) = (0, 0);
         while let Some(run) = next(from) {
@@ -133,7 +133,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             return Err(broken);
         }
         let folio = frames.folio_of(frame).ok_or(broken)?;
-        let FolioOwner { owner, first } = frames.folio(folio).owner(&self.memory.platform);
+        let FolioOwner { owner, first } = frames.folio(folio).owner();
         let place = first.page(frame.0 - folio.head.0);
         if owner != object.as_owner().owner() || place != page {
             return Err(broken);
@@ -203,8 +203,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// Whether the page of `folio` may be mapped: a page of an object must still be in the object,
     /// within its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
-        let FolioOwner { owner, first } =
-            self.memory.frames.folio(folio).owner(&self.memory.platform);
+        let FolioOwner { owner, first } = self.memory.frames.folio(folio).owner();
         let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };
         let object = object.cast::<ObjectState>();
         // SAFETY: an object has the page, and `name` has compared it with the owner; no object is

@@ -22,7 +22,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         number: u32,
     ) -> Result<(), Violation> {
         let memory = self.memory;
-        let FolioOwner { owner, first } = memory.frames.folio(folio).owner(&memory.platform);
+        let FolioOwner { owner, first } = memory.frames.folio(folio).owner();
         let found = match owner {
             Owner::Nobody => false,
             // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it. 1. No

@@ -95,7 +95,7 @@ impl<T: Linked> Chain<T> {
             // SAFETY: what is on the chain lives (`push`, 1).
             next = NonNull::new(unsafe { node.as_ref() }.next().load(Relaxed));
             // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (1).
-            unsafe { memory.slab::<T>().free(&memory.frames, &memory.platform, node) };
+            unsafe { memory.slab::<T>().free(&memory.frames, node) };
         }
     }
 }
@@ -243,7 +243,7 @@ impl<P: Platform> Records<P> {
             self.first = unsafe { node.as_ref() }.next().load(Relaxed).cast();
             self.count -= 1;
             // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (2).
-            unsafe { memory.slab::<T>().free(&memory.frames, &memory.platform, node) };
+            unsafe { memory.slab::<T>().free(&memory.frames, node) };
         }
     }
 }
@@ -348,6 +348,6 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
 unsafe fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
     if memory.frames.table(table).release() == Last::Yes {
         // SAFETY: 1. the caller's obligation 2, and no flush is pending; 2. its obligation 1.
-        unsafe { memory.frames.free(&memory.platform, table, Order::PAGE) };
+        unsafe { memory.frames.free(table, Order::PAGE) };
     }
 }

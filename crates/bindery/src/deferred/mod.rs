@@ -131,12 +131,12 @@ impl<P: Platform> Machine for Memory<P> {
 
     #[inline]
     fn grace_period(&self) -> GracePeriod {
-        self.platform.grace_period()
+        self.platform().grace_period()
     }
 
     #[inline]
     fn is_over(&self, period: GracePeriod) -> bool {
-        self.platform.is_over(period)
+        self.platform().is_over(period)
     }
 }
 
@@ -245,7 +245,7 @@ impl<P: Platform> Memory<P> {
             ripe.free(self, u32::MAX);
             if !unripe.is_empty() {
                 deferred.waits.fetch_add(1, Ordering::Relaxed);
-                self.platform.synchronize();
+                self.platform().synchronize();
                 unripe.free(self, u32::MAX);
             }
             self.note_freed(weight);
@@ -254,7 +254,7 @@ impl<P: Platform> Memory<P> {
             if deferred.freed.load(Ordering::Acquire) >= target {
                 return;
             }
-            self.platform.park(&deferred.turn, turn);
+            self.platform().park(&deferred.turn, turn);
         }
     }
 
@@ -263,7 +263,7 @@ impl<P: Platform> Memory<P> {
             // Release: a thread that reads it sees the memory free.
             self.deferred.freed.fetch_add(weight, Ordering::Release);
             self.deferred.turn.fetch_add(1, Ordering::Release);
-            self.platform.unpark(&raw const self.deferred.turn);
+            self.platform().unpark(&raw const self.deferred.turn);
         }
     }
 

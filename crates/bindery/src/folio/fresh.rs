@@ -97,9 +97,9 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
     /// of the result, which has the folio's lock. Discards the folio if its lock is held; no thread
     /// holds the lock of a folio that it cannot find.
     #[inline(always)]
-    pub(crate) fn publish_for_swap_cache(self, platform: &'a P) -> Option<LockedFolio<'a, P>> {
-        let Some(lock) = self.0.try_lock(platform) else {
-            self.discard(platform);
+    pub(crate) fn publish_for_swap_cache(self) -> Option<LockedFolio<'a, P>> {
+        let Some(lock) = self.0.try_lock() else {
+            self.discard();
             return None;
         };
         lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE);
@@ -110,7 +110,7 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
 
 impl<P: Platform> FreshFolio<'_, P> {
     /// Frees the folio. A number that names no fresh folio is counted in [`Frames::refused`].
-    pub(crate) fn discard(self, platform: &P) {
+    pub(crate) fn discard(self) {
         let FolioHandle { frames, folio } = self.0;
         let count = self.0.count().load(Relaxed);
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
@@ -118,7 +118,7 @@ impl<P: Platform> FreshFolio<'_, P> {
         if count == 0 && state == state_of(Kind::Folio, folio.order) {
             // SAFETY: 1. and 2. it is a folio that was never mapped nor published, so that only its
             // maker knows it, which gives it up here.
-            unsafe { frames.free(platform, folio.head, folio.order) };
+            unsafe { frames.free(folio.head, folio.order) };
         } else {
             frames.refuse();
         }

@@ -77,6 +77,11 @@ impl<P: Platform> Frames<P> {
 }
 
 impl<'a, P: Platform> FolioHandle<'a, P> {
+    #[inline(always)]
+    pub(super) fn platform(self) -> &'a P {
+        self.frames.platform()
+    }
+
     /// The metadata of the folio's first frame.
     #[inline(always)]
     pub(super) fn head(self) -> &'a FrameMeta {

@@ -190,7 +190,6 @@ pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
 /// that owner is an object, the object lives: it waits for the lock before it releases the folio.
 pub(crate) struct FolioLock<'a, P: Platform> {
     handle: FolioHandle<'a, P>,
-    platform: &'a P,
 }
 
 /// The number of a folio whose lock the caller has, for functions that rely on the lock. Borrowed
@@ -226,7 +225,7 @@ impl<P: Platform> FolioLock<'_, P> {
     /// the folio is mapped, and only in a read section that began before the caller saw the
     /// mapping.
     pub(crate) fn owner(&self) -> FolioOwner {
-        self.handle.owner(self.platform)
+        self.handle.owner()
     }
 
     /// Sets another owner of the folio, and the index of its first page there.
@@ -309,17 +308,17 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the lock
     /// back from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
-        let FolioLock { handle, platform } = *self.lock();
-        begin_writeback(handle.state(), platform, || handle.disown());
+        let handle = self.lock().handle;
+        begin_writeback(handle.state(), handle.platform(), || handle.disown());
         core::mem::forget(self);
     }
 
     /// Unlocks the folio, and keeps the reference.
     pub(crate) fn unlock(self) -> FolioRef<'a, P> {
-        let FolioLock { handle, platform } = *self.lock();
+        let handle = self.lock().handle;
         core::mem::forget(self);
-        drop(FolioLock { handle, platform });
-        FolioRef::adopt(handle, platform)
+        drop(FolioLock { handle });
+        FolioRef::adopt(handle)
     }
 
     /// The holder of the lock has frozen the folio, with this reference as one of the last: no
@@ -341,10 +340,10 @@ impl<P: Platform> LockedFolio<'_, P> {
 
     #[inline(always)]
     fn unlock_and_release(&self) {
-        let FolioLock { handle, platform } = *self.lock();
-        unlock(handle.state(), platform, || handle.disown());
+        let handle = self.lock().handle;
+        unlock(handle.state(), handle.platform(), || handle.disown());
         // After that: the reference keeps the folio while it is unlocked.
-        handle.release(platform);
+        handle.release();
     }
 }
 
@@ -356,7 +355,7 @@ impl<P: Platform> Drop for LockedFolio<'_, P> {
 
 impl<P: Platform> Drop for FolioLock<'_, P> {
     fn drop(&mut self) {
-        unlock(self.handle.state(), self.platform, || self.handle.disown());
+        unlock(self.handle.state(), self.handle.platform(), || self.handle.disown());
     }
 }
 
@@ -364,10 +363,10 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// Takes the folio's lock, unless another thread holds it. Never waits. The caller has a
     /// reference, or keeps a mapping, until the lock is dropped.
     #[inline]
-    pub(crate) fn try_lock(self, platform: &'a P) -> Option<FolioLock<'a, P>> {
+    pub(crate) fn try_lock(self) -> Option<FolioLock<'a, P>> {
         let locked = try_lock(self.state());
         // Not `then_some`: a lock that was not taken must not be dropped.
-        locked.then(|| FolioLock { handle: self, platform })
+        locked.then(|| FolioLock { handle: self })
     }
 
     /// The lock of a folio that the caller's batch has ([`FolioLock::leave_to_batch`]).
@@ -376,10 +375,10 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// 1. The batch has the lock: its guard was left to it, or it was taken by
     ///    [`super::FolioBatch`], and no guard was made of it since. Owner and index, which are
     ///    pointers, rest on that.
-    pub(crate) unsafe fn lock_of_batch(self, platform: &'a P) -> FolioLock<'a, P> {
+    pub(crate) unsafe fn lock_of_batch(self) -> FolioLock<'a, P> {
         let is_locked = self.state().load(Ordering::Relaxed) & FOLIO_LOCK != 0;
         debug_assert!(is_locked, "{:?} was not left locked", self.folio);
-        FolioLock { handle: self, platform }
+        FolioLock { handle: self }
     }
 
     /// As [`FolioHandle::lock_of_batch`], for a folio to which the batch has a reference, too.
@@ -387,33 +386,33 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// # Safety
     /// 1. As there.
     #[inline]
-    pub(crate) unsafe fn folio_of_batch(self, platform: &'a P) -> LockedFolio<'a, P> {
+    pub(crate) unsafe fn folio_of_batch(self) -> LockedFolio<'a, P> {
         // SAFETY: 1. passed on.
-        unsafe { self.lock_of_batch(platform) }.with_reference()
+        unsafe { self.lock_of_batch() }.with_reference()
     }
 
     /// Acts on marks that other threads set on a folio that the caller unlocked just before
     /// ([`super::FolioBatch::unlock`]). The caller has a mapping of it.
     #[cold]
-    pub(crate) fn see_to_marks(self, platform: &P) {
-        see_to_marks(self.state(), platform, || self.disown());
+    pub(crate) fn see_to_marks(self) {
+        see_to_marks(self.state(), self.platform(), || self.disown());
     }
 
     /// As [`FolioHandle::try_lock`], but waits for threads; not under a table's lock, and not in a
     /// read section. `None` if a device writes the folio: a thread that finds the request done
     /// unlocks it ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
-    pub(crate) fn lock_unless_writeback(self, platform: &'a P) -> Option<FolioLock<'a, P>> {
-        let locked = lock_unless_writeback(self.state(), platform);
-        locked.then(|| FolioLock { handle: self, platform })
+    pub(crate) fn lock_unless_writeback(self) -> Option<FolioLock<'a, P>> {
+        let locked = lock_unless_writeback(self.state(), self.platform());
+        locked.then(|| FolioLock { handle: self })
     }
 
     /// Takes the folio's lock over from a device's request, if the request still holds it. The
     /// caller has a reference, or that of the request.
-    pub(crate) fn lock_of_request(self, platform: &'a P) -> Option<FolioLock<'a, P>> {
+    pub(crate) fn lock_of_request(self) -> Option<FolioLock<'a, P>> {
         // The bit was set when a guard was consumed, and exactly one thread clears it.
         let state = self.state();
         let taken = take_from_request(state, || self.disown());
-        taken.then(|| FolioLock { handle: self, platform })
+        taken.then(|| FolioLock { handle: self })
     }
 
     /// Whether a device's request has the folio's lock.
@@ -424,8 +423,8 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// The folio is no longer mapped, and the caller has a reference: removes the owner now, or
     /// when the holder of the lock releases it.
     #[cold]
-    pub(super) fn orphan(self, platform: &P) {
-        orphan(self.state(), platform, || self.disown());
+    pub(super) fn orphan(self) {
+        orphan(self.state(), self.platform(), || self.disown());
     }
 
     /// Removes the owner of an anonymous folio without mappings; the lock is held.

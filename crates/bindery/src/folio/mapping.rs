@@ -34,8 +34,8 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// An anonymous folio that loses its last mapping while references or pins remain loses its
     /// owner: nothing keeps the owner alive.
     #[inline(always)]
-    pub(crate) fn unmap(self, platform: &P, pages: u32) -> Freed {
-        unmap(self.frames, platform, self.folio, pages)
+    pub(crate) fn unmap(self, pages: u32) -> Freed {
+        unmap(self.frames, self.folio, pages)
     }
 
     /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
@@ -85,7 +85,6 @@ impl<P: Platform> FolioHandle<'_, P> {
     pub(crate) fn unmap_into(
         self,
         batch: &mut FreeBatch<'_, P>,
-        platform: &P,
         pages: u32,
         dirty: impl FnOnce() -> bool,
     ) -> Freed {
@@ -96,7 +95,7 @@ impl<P: Platform> FolioHandle<'_, P> {
             // Before the mapping is dropped: afterwards the folio may be freed and reused.
             self.mark_dirty();
         }
-        self.unmap(platform, pages)
+        self.unmap(pages)
     }
 
     /// Pins the folio, in that part of its room: it stays in place until it is unpinned. The caller
@@ -106,9 +105,9 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 
     /// Drops a pin; frees the folio with the last one if it has no other holder.
-    pub(crate) fn unpin(self, platform: &P) -> Freed {
+    pub(crate) fn unpin(self) -> Freed {
         let result = count::take(self.count(), PIN, pins_in);
-        self.after_taking(platform, result)
+        self.after_taking(result)
     }
 
     /// Whether the folio is pinned. For a caller that has just removed the folio's entries in a
@@ -144,13 +143,13 @@ impl<P: Platform> FolioHandle<'_, P> {
 
 /// [`FolioHandle::unmap`], which may be called rather than inlined: it takes words, not a handle.
 #[inline]
-fn unmap<P: Platform>(frames: &Frames<P>, platform: &P, folio: Folio, pages: u32) -> Freed {
+fn unmap<P: Platform>(frames: &Frames<P>, folio: Folio, pages: u32) -> Freed {
     let folio = frames.folio(folio);
     let count = folio.count();
     let result = if folio.is_anonymous() {
         count::unmap_owned(count, pages).map(|left| {
             if left == Left::Held {
-                folio.orphan(platform);
+                folio.orphan();
                 return None;
             }
             Some(left == Left::Nothing)
@@ -159,9 +158,9 @@ fn unmap<P: Platform>(frames: &Frames<P>, platform: &P, folio: Folio, pages: u32
         count::take(count, u64::from(pages) * MAPPING, mappings_in).map(Some)
     };
     match result.transpose() {
-        Some(result) => folio.after_taking(platform, result),
+        Some(result) => folio.after_taking(result),
         // The caller's mapping is a reference now.
-        None if folio.release(platform) == Freed::Yes => Freed::Yes,
+        None if folio.release() == Freed::Yes => Freed::Yes,
         None => Freed::Unmapped,
     }
 }

@@ -229,12 +229,12 @@ impl<P: Platform> FolioHandle<'_, P> {
 
     /// The folio's owner, and the index of its first page there. For the holder of the folio's
     /// lock, and for the auditor of a quiet system; for any other caller the answer is a guess.
-    pub(crate) fn owner(self, platform: &P) -> FolioOwner {
+    pub(crate) fn owner(self) -> FolioOwner {
         let head = self.head();
         let word = head.word.load(Relaxed);
         let address = || {
             let place = word >> PLACE_SHIFT & (PAGE_SIZE / ALIGN - 1);
-            let page = platform.direct_map(Frame(head.owner.load(Relaxed)));
+            let page = self.platform().direct_map(Frame(head.owner.load(Relaxed)));
             page.map_addr(|page| page.saturating_add((place * ALIGN) as usize))
         };
         let owner = match word >> KIND_SHIFT {

@@ -125,7 +125,6 @@ impl<P: Platform> Heads for Frames<P> {
 /// A reference, released when this is dropped; the folio that it keeps is neither freed nor cut.
 pub(crate) struct FolioRef<'a, P: Platform> {
     handle: FolioHandle<'a, P>,
-    platform: &'a P,
 }
 
 impl<P: Platform> Deref for FolioRef<'_, P> {
@@ -138,8 +137,8 @@ impl<P: Platform> Deref for FolioRef<'_, P> {
 
 impl<'a, P: Platform> FolioRef<'a, P> {
     /// A guard for a reference that the caller has without one.
-    pub(super) fn adopt(handle: FolioHandle<'a, P>, platform: &'a P) -> Self {
-        Self { handle, platform }
+    pub(super) fn adopt(handle: FolioHandle<'a, P>) -> Self {
+        Self { handle }
     }
 }
 
@@ -156,13 +155,13 @@ impl<P: Platform> FolioRef<'_, P> {
     /// These references replace this one.
     pub(crate) fn release_parts(self, order: Order) {
         let this = ManuallyDrop::new(self);
-        this.handle.release_parts(this.platform, order);
+        this.handle.release_parts(order);
     }
 }
 
 impl<P: Platform> Drop for FolioRef<'_, P> {
     fn drop(&mut self) {
-        self.handle.release(self.platform);
+        self.handle.release();
     }
 }
 
@@ -192,32 +191,32 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     }
 
     /// As [`FolioHandle::try_get`]; dropping the result releases the reference.
-    pub(crate) fn keep(self, platform: &'a P) -> Option<FolioRef<'a, P>> {
-        self.try_get().then(|| FolioRef { handle: self, platform })
+    pub(crate) fn keep(self) -> Option<FolioRef<'a, P>> {
+        self.try_get().then(|| FolioRef { handle: self })
     }
 
     /// Releases a reference; the last one frees the folio if no mapping or pin remains. A
     /// reference that the folio does not have is counted in [`Frames::refused`].
     #[inline]
-    pub(crate) fn release(self, platform: &P) -> Freed {
-        self.release_pages(platform, 1)
+    pub(crate) fn release(self) -> Freed {
+        self.release_pages(1)
     }
 
     /// Takes away `count` references at once, as [`FolioHandle::release`] does with one.
     #[inline(always)]
-    pub(crate) fn release_pages(self, platform: &P, count: u32) -> Freed {
-        release(self.frames, platform, self.folio, count)
+    pub(crate) fn release_pages(self, count: u32) -> Freed {
+        release(self.frames, self.folio, count)
     }
 
     /// Frees the folio if `count` references, the caller's, are all that keeps it.
     #[inline]
-    pub(crate) fn release_last(self, platform: &P, count: u32) -> Freed {
+    pub(crate) fn release_last(self, count: u32) -> Freed {
         if !count::take_all(self.count(), u64::from(count) * REFERENCE) {
             return Freed::No;
         }
         // SAFETY: 1. this step took the count to zero, and no other can; 2. the folio had no other
         // holder.
-        unsafe { self.frames.free(platform, self.folio.head, self.folio.order) };
+        unsafe { self.frames.free(self.folio.head, self.folio.order) };
         Freed::Yes
     }
 
@@ -230,13 +229,13 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 
     /// Frees the folio if its last holder was removed; counts a removal that was refused.
     #[inline]
-    pub(super) fn after_taking(self, platform: &P, result: Result<bool, NotThere>) -> Freed {
+    pub(super) fn after_taking(self, result: Result<bool, NotThere>) -> Freed {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
                 // SAFETY: 1. this step took the count to zero, and no other can; 2. a thread that
                 // maps, pins or reads the folio is counted, and counts down after the flush.
-                unsafe { self.frames.free(platform, self.folio.head, self.folio.order) };
+                unsafe { self.frames.free(self.folio.head, self.folio.order) };
                 Freed::Yes
             }
             Err(NotThere) => {
@@ -257,22 +256,22 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 /// [`FolioHandle::release_pages`], which may be called rather than inlined: it takes words, not a
 /// handle.
 #[inline]
-fn release<P: Platform>(frames: &Frames<P>, platform: &P, folio: Folio, count: u32) -> Freed {
+fn release<P: Platform>(frames: &Frames<P>, folio: Folio, count: u32) -> Freed {
     let folio = frames.folio(folio);
     let taken = u64::from(count) * REFERENCE;
     let result = count::take(folio.count(), taken, references_in);
-    folio.after_taking(platform, result)
+    folio.after_taking(result)
 }
 
 impl<P: Platform> Frames<P> {
     /// A reference to the folio that contains `frame`. The frame may be freed and reused during the
     /// call. `None` if the frame is in no folio, in one that is not published yet, or in one with
     /// too many references. Two loads and an atomic instruction; takes no lock.
-    pub(crate) fn try_hold<'a>(&'a self, platform: &'a P, frame: Frame) -> Option<FolioRef<'a, P>> {
+    pub(crate) fn try_hold<'a>(&'a self, frame: Frame) -> Option<FolioRef<'a, P>> {
         match from_nothing(self, frame) {
-            Ok(folio) => folio.map(|folio| FolioRef { handle: self.folio(folio), platform }),
+            Ok(folio) => folio.map(|folio| FolioRef { handle: self.folio(folio) }),
             Err(Mistaken(folio)) => {
-                self.folio(folio).release(platform);
+                self.folio(folio).release();
                 None
             }
         }

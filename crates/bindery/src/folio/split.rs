@@ -24,10 +24,10 @@ pub(crate) enum SplitError {
 
 impl<P: Platform> FolioHandle<'_, P> {
     /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into.
-    pub(super) fn release_parts(self, platform: &P, order: Order) {
+    pub(super) fn release_parts(self, order: Order) {
         for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
             let part = Folio { head: self.folio.head.plus(first), order };
-            self.frames.folio(part).release(platform);
+            self.frames.folio(part).release();
         }
     }
 

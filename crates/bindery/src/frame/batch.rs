@@ -14,7 +14,6 @@ use crate::platform::Platform;
 /// Frames without a user, which are freed when this is dropped, or before.
 pub(crate) struct FreeBatch<'a, P: Platform> {
     frames: &'a Frames<P>,
-    platform: &'a P,
     first: u32,
     count: u32,
 }
@@ -23,8 +22,8 @@ pub(crate) struct FreeBatch<'a, P: Platform> {
 const FULL: u32 = MAX_ORDER.pages();
 
 impl<'a, P: Platform> FreeBatch<'a, P> {
-    pub(crate) fn new(frames: &'a Frames<P>, platform: &'a P) -> Self {
-        Self { frames, platform, first: 0, count: 0 }
+    pub(crate) fn new(frames: &'a Frames<P>) -> Self {
+        Self { frames, first: 0, count: 0 }
     }
 
     /// Takes over `count` frames from `first`, all of them tails in their metadata.
@@ -45,7 +44,7 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
     #[inline(never)]
     pub(crate) fn free_all(&mut self) {
         if self.count > 0 {
-            self.frames.free_run(self.platform, Frame(self.first), self.count);
+            self.frames.free_run(Frame(self.first), self.count);
             self.count = 0;
         }
     }
@@ -59,8 +58,8 @@ impl<P: Platform> Drop for FreeBatch<'_, P> {
 
 impl<P: Platform> Frames<P> {
     /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
-    fn free_run(&self, platform: &P, first: Frame, count: u32) {
-        platform.frames_released(first, count);
+    fn free_run(&self, first: Frame, count: u32) {
+        self.platform.frames_released(first, count);
         let mut buddy = self.lists.buddy.lock();
         buddy.free_run(self.metas, first, count);
         self.lists.free.store(buddy.free_frame_count(), Relaxed);

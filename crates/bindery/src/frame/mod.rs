@@ -95,6 +95,8 @@ impl core::error::Error for FramesError {}
 
 /// The machine's memory: which frames there are, which are free, and what each is used for.
 pub(crate) struct Frames<P: Platform> {
+    /// On lines of its own: the embedder may write it at any time, and `metas` is only read.
+    platform: CachePadded<P>,
     metas: MetaArray,
     total: u64,
     /// As in the free lists: frames that are kept for [`AllocateFor::Reclaim`].
@@ -149,9 +151,8 @@ impl<P: Platform> Frames<P> {
     /// # Safety
     ///
     /// 1. Nothing else uses the frames in `ranges` from now on.
-    /// 2. The value does not outlive `platform`, whose window the metadata lies in.
-    pub(crate) unsafe fn new(platform: &P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
-        let (first, count) = check_ranges(platform, ranges)?;
+    pub(crate) unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
+        let (first, count) = check_ranges(&platform, ranges)?;
         let largest = ranges.iter().max_by_key(|range| range.count).ok_or(FramesError::Empty)?;
         let meta_frames = (u64::from(count) * META_SIZE as u64).div_ceil(PAGE_SIZE) as u32;
         let all: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
@@ -164,7 +165,7 @@ impl<P: Platform> Frames<P> {
         let base = platform.direct_map(meta_first).cast::<FrameMeta>().as_ptr();
         // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
         // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
-        // the platform does, which outlives us (2). Nothing else uses them (1). They are zeroed,
+        // the platform does, which the value owns. Nothing else uses them (1). They are zeroed,
         // and since they are not handed to the buddy allocator below, no other user ever gets them.
         let metas = unsafe { MetaArray::new(base, first, count) };
 
@@ -175,6 +176,7 @@ impl<P: Platform> Frames<P> {
         }
         let total = buddy.free_frame_count();
         Ok(Self {
+            platform: CachePadded::new(platform),
             metas,
             total,
             reserve: AtomicU64::new(0),
@@ -187,6 +189,12 @@ impl<P: Platform> Frames<P> {
             #[cfg(any(test, feature = "testing"))]
             inject: inject::Inject::new(),
         })
+    }
+
+    /// The platform that the frames are reached by.
+    #[inline]
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
     }
 
     /// The metadata of a frame in the span: one that this allocator has allocated, or for which
@@ -306,14 +314,14 @@ impl<P: Platform> Frames<P> {
     /// 2. Nobody uses its frames any more: no reference, no entry, no TLB, no reader in a read
     ///    section, no device.
     #[inline]
-    pub(crate) unsafe fn free(&self, platform: &P, first: Frame, order: Order) {
+    pub(crate) unsafe fn free(&self, first: Frame, order: Order) {
         // Most callers free one page, and the compiler knows of it.
         if order == Order::PAGE {
             // SAFETY: the caller's obligations are the same.
-            unsafe { self.free_page(platform, first) };
+            unsafe { self.free_page(first) };
         } else {
             // SAFETY: the caller's obligations are the same.
-            unsafe { self.free_block(platform, first, order) };
+            unsafe { self.free_block(first, order) };
         }
     }
 
@@ -322,9 +330,9 @@ impl<P: Platform> Frames<P> {
     /// # Safety
     /// As for [`Frames::free`].
     #[inline(never)]
-    unsafe fn free_page(&self, platform: &P, page: Frame) {
+    unsafe fn free_page(&self, page: Frame) {
         // SAFETY: the caller's obligations are the same.
-        unsafe { self.free_any(platform, page, Order::PAGE) };
+        unsafe { self.free_any(page, Order::PAGE) };
     }
 
     /// [`Frames::free`] of a larger block.
@@ -332,9 +340,9 @@ impl<P: Platform> Frames<P> {
     /// # Safety
     /// As for [`Frames::free`].
     #[inline(never)]
-    unsafe fn free_block(&self, platform: &P, first: Frame, order: Order) {
+    unsafe fn free_block(&self, first: Frame, order: Order) {
         // SAFETY: the caller's obligations are the same.
-        unsafe { self.free_any(platform, first, order) };
+        unsafe { self.free_any(first, order) };
     }
 
     /// [`Frames::free`], in each of its two functions.
@@ -342,9 +350,9 @@ impl<P: Platform> Frames<P> {
     /// # Safety
     /// As for [`Frames::free`].
     #[inline(always)]
-    unsafe fn free_any(&self, platform: &P, first: Frame, order: Order) {
+    unsafe fn free_any(&self, first: Frame, order: Order) {
         if order <= MAX_ORDER {
-            platform.frames_released(first, order.pages());
+            self.platform.frames_released(first, order.pages());
         }
         let mut buddy = self.lists.buddy.lock();
         let freed = buddy.free(self.metas, first, order);

@@ -141,13 +141,8 @@ impl<T, P: Platform> Slab<T, P> {
 
     /// Moves `value` into memory of its own, where it stays until [`Slab::free`]. `None`, with
     /// `value` dropped, where a frame is needed and there is none. Does not sleep. O(1).
-    pub(crate) fn allocate(
-        &self,
-        frames: &Frames<P>,
-        platform: &P,
-        value: T,
-    ) -> Option<NonNull<T>> {
-        self.allocate_with(frames, platform, || value)
+    pub(crate) fn allocate(&self, frames: &Frames<P>, value: T) -> Option<NonNull<T>> {
+        self.allocate_with(frames, || value)
     }
 
     /// As [`Slab::allocate`], of what `make` returns: a large value is built where it stays,
@@ -156,47 +151,45 @@ impl<T, P: Platform> Slab<T, P> {
     pub(crate) fn allocate_with(
         &self,
         frames: &Frames<P>,
-        platform: &P,
         make: impl FnOnce() -> T,
     ) -> Option<NonNull<T>> {
-        Some(self.reserve(frames, platform)?.fill(make))
+        Some(self.reserve(frames)?.fill(make))
     }
 
     /// Takes memory for one object, for a caller that must not fail once it has begun: it fills the
     /// memory later ([`Reserved::fill`]), or gives it back ([`Slab::unreserve`]). `None` as
     /// [`Slab::allocate`]. Does not sleep. O(1).
     #[inline]
-    pub(crate) fn reserve(&self, frames: &Frames<P>, platform: &P) -> Option<Reserved<T>> {
+    pub(crate) fn reserve(&self, frames: &Frames<P>) -> Option<Reserved<T>> {
         if frames.fails_on_purpose() {
             return None;
         }
         let mut lists = self.lists.lock();
-        let frame = Self::frame_with_room(&mut lists, frames, platform)?;
+        let frame = Self::frame_with_room(&mut lists, frames)?;
         lists.objects += 1;
-        Some(Reserved { slot: Self::take_slot(&mut lists, frames, platform, frame).cast() })
+        Some(Reserved { slot: Self::take_slot(&mut lists, frames, frame).cast() })
     }
 
     /// Takes back the memory of an object that was not needed. Does not sleep. O(1).
     ///
     /// # Safety
     ///
-    /// 1. The memory came from [`Slab::reserve`] of this slab, with the same `frames` and
-    ///    `platform`.
+    /// 1. The memory came from [`Slab::reserve`] of this slab, with the same `frames`.
     #[cold]
-    pub(crate) unsafe fn unreserve(&self, frames: &Frames<P>, platform: &P, reserved: Reserved<T>) {
+    pub(crate) unsafe fn unreserve(&self, frames: &Frames<P>, reserved: Reserved<T>) {
         // SAFETY: 1. as the caller promises; 2. there is no object in the slot.
-        unsafe { self.free_slot(frames, platform, reserved.slot) };
+        unsafe { self.free_slot(frames, reserved.slot) };
     }
 
     /// A frame that is on the partial list, if need be a new one.
-    fn frame_with_room(lists: &mut Lists, frames: &Frames<P>, platform: &P) -> Option<Frame> {
+    fn frame_with_room(lists: &mut Lists, frames: &Frames<P>) -> Option<Frame> {
         if lists.partial != NONE {
             return Some(Frame(lists.partial));
         }
         let frame = match Self::take_spare(lists, frames) {
             Some(spare) => spare,
             None => {
-                let frame = Self::new_frame(frames, platform)?;
+                let frame = Self::new_frame(frames)?;
                 lists.frames += 1;
                 frame
             }
@@ -207,19 +200,19 @@ impl<T, P: Platform> Slab<T, P> {
 
     #[cold]
     #[inline(never)]
-    fn new_frame(frames: &Frames<P>, platform: &P) -> Option<Frame> {
+    fn new_frame(frames: &Frames<P>) -> Option<Frame> {
         // Reclaim makes no objects.
         let frame = frames.take(Order::PAGE, AllocateFor::Use)?;
-        Self::make_empty(frames, platform, frame);
+        Self::make_empty(frames, frame);
         Some(frame)
     }
 
     /// Makes an empty frame of the slab's of one that is fresh from the allocator.
-    fn make_empty(frames: &Frames<P>, platform: &P, frame: Frame) {
+    fn make_empty(frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
         meta.reset(Kind::Slab, Order::PAGE);
         Slots::EMPTY.store(meta);
-        let header = platform.direct_map(frame).cast::<Header>();
+        let header = frames.platform().direct_map(frame).cast::<Header>();
         // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
         // page (`Frames::new` checked it), and the frame is fresh from the allocator.
         unsafe { header.write(Header { frame: frame.0 }) };
@@ -240,11 +233,11 @@ impl<T, P: Platform> Slab<T, P> {
     /// could not wait for memory: the caller calls this where it can, and tries again. `false`
     /// where there is no memory; frames that were added stay until [`Slab::trim`].
     #[cold]
-    pub(crate) fn stock(&self, frames: &Frames<P>, platform: &P, objects: u16) -> bool {
+    pub(crate) fn stock(&self, frames: &Frames<P>, objects: u16) -> bool {
         (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
             let frame = frames.allocate(Order::PAGE, AllocateFor::Use);
             let Some(frame) = frame else { return false };
-            Self::make_empty(frames, platform, frame);
+            Self::make_empty(frames, frame);
             let mut lists = self.lists.lock();
             frames.meta(frame).next.store(lists.spare, Relaxed);
             lists.spare = frame.0;
@@ -254,17 +247,17 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Takes a slot of a frame on the partial list.
-    fn take_slot(lists: &mut Lists, frames: &Frames<P>, platform: &P, frame: Frame) -> NonNull<u8> {
+    fn take_slot(lists: &mut Lists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
         let slot;
         if slots.free != NO_SLOT {
-            slot = Self::slot(platform, frame, slots.free);
+            slot = Self::slot(frames, frame, slots.free);
             // SAFETY: a slot on the free list begins with the next one's number, which `free` wrote
             // there, aligned; free slots are read and written only under the lock.
             slots.free = unsafe { slot.cast::<u16>().read() };
         } else {
-            slot = Self::slot(platform, frame, slots.used);
+            slot = Self::slot(frames, frame, slots.used);
             slots.used += 1;
         }
         slots.objects += 1;
@@ -280,15 +273,14 @@ impl<T, P: Platform> Slab<T, P> {
     ///
     /// # Safety
     ///
-    /// 1. `object` came from [`Slab::allocate`] of this slab with the same `frames` and
-    ///    `platform`, as that very pointer or a copy (not through a reference to the object), and
-    ///    was not freed since.
+    /// 1. `object` came from [`Slab::allocate`] of this slab with the same `frames`, as that very
+    ///    pointer or a copy (not through a reference to the object), and was not freed since.
     /// 2. Nobody uses the object any more, and if it is not [`Send`], it was made on this CPU.
-    pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
+    pub(crate) unsafe fn free(&self, frames: &Frames<P>, object: NonNull<T>) {
         // SAFETY: by 1 and 2 it is a live object that only this call has.
         unsafe { object.drop_in_place() };
         // SAFETY: 1. as the caller promises; 2. the object was dropped.
-        unsafe { self.free_slot(frames, platform, object) };
+        unsafe { self.free_slot(frames, object) };
     }
 
     /// # Safety
@@ -296,7 +288,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// 1. As of [`Slab::free`].
     /// 2. The slot has no object.
     #[inline]
-    unsafe fn free_slot(&self, frames: &Frames<P>, platform: &P, object: NonNull<T>) {
+    unsafe fn free_slot(&self, frames: &Frames<P>, object: NonNull<T>) {
         let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
         // SAFETY: by 1 the object lies in a frame of this slab, which begins aligned to a page
         // with a header that does not change while the frame has objects.
@@ -309,7 +301,7 @@ impl<T, P: Platform> Slab<T, P> {
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
         // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to us.
-        unsafe { Self::slot(platform, frame, index).cast::<u16>().write(slots.free) };
+        unsafe { Self::slot(frames, frame, index).cast::<u16>().write(slots.free) };
         slots.free = index;
         slots.objects -= 1;
         slots.store(meta);
@@ -329,18 +321,18 @@ impl<T, P: Platform> Slab<T, P> {
         drop(lists);
         // SAFETY: 1. the slab allocated the frame and has just taken it out of its lists; 2. none
         // of its slots is in use.
-        unsafe { frames.free(platform, frame, Order::PAGE) };
+        unsafe { frames.free(frame, Order::PAGE) };
     }
 
     /// Returns the spare frames to the allocator.
-    pub(crate) fn trim(&self, frames: &Frames<P>, platform: &P) {
+    pub(crate) fn trim(&self, frames: &Frames<P>) {
         loop {
             let mut lists = self.lists.lock();
             let Some(spare) = Self::take_spare(&mut lists, frames) else { return };
             lists.frames -= 1;
             drop(lists);
             // SAFETY: as in `Slab::free`: a spare frame has no slot in use.
-            unsafe { frames.free(platform, spare, Order::PAGE) };
+            unsafe { frames.free(spare, Order::PAGE) };
         }
     }
 
@@ -355,11 +347,11 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// The address of the slot.
-    fn slot(platform: &P, frame: Frame, index: u16) -> NonNull<u8> {
+    fn slot(frames: &Frames<P>, frame: Frame, index: u16) -> NonNull<u8> {
         let offset = Self::FIRST + usize::from(index) * Self::SLOT;
         debug_assert!(offset + Self::SLOT <= PAGE_SIZE as usize);
         // SAFETY: slots below `PER_FRAME` end inside the frame's 4,096 bytes.
-        unsafe { platform.direct_map(frame).add(offset) }
+        unsafe { frames.platform().direct_map(frame).add(offset) }
     }
 
     fn link(lists: &mut Lists, frames: &Frames<P>, frame: Frame) {

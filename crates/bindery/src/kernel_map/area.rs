@@ -318,7 +318,7 @@ impl<P: Platform> KernelMap<'_, P> {
                 self.purge_freed();
             }
             let areas = &memory.slab::<Area>();
-            let allocate = || areas.allocate_with(&memory.frames, &memory.platform, &make);
+            let allocate = || areas.allocate_with(&memory.frames, &make);
             area = area.or_else(allocate);
             if let Some(area) = area
                 && self.insert(area, &placement)
@@ -329,7 +329,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         let Some(area) = area else { return Err(Failure::NoMemory) };
         // SAFETY: it came from this slab and was never in an index, so no other reference exists.
-        unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, area) };
+        unsafe { memory.slab::<Area>().free(&memory.frames, area) };
         Err(KernelMapError::OutOfAddresses.into())
     }
 
@@ -422,7 +422,7 @@ impl<P: Platform> KernelMap<'_, P> {
             };
             // The thread parks on the map's counter, not on the area's state, since the area may be
             // freed.
-            self.memory.platform.park(&self.claims_ended, ended);
+            self.memory.platform().park(&self.claims_ended, ended);
         }
     }
 
@@ -456,7 +456,7 @@ impl<P: Platform> KernelMap<'_, P> {
     #[cold]
     fn claim_ended(&self) {
         self.claims_ended.fetch_add(1, Release);
-        self.memory.platform.unpark(&self.claims_ended);
+        self.memory.platform().unpark(&self.claims_ended);
     }
 
     /// Takes the addresses from `end` on away from a claimed area, which has nothing mapped there.

@@ -29,7 +29,7 @@ impl<P: Platform> KernelMap<'_, P> {
         if !self.arena.contains(at) {
             return None;
         }
-        let section = ReadSection::enter(&self.memory.platform);
+        let section = ReadSection::enter(self.memory.platform());
         let found = self.find(&section, at);
         if found.level.kind(found.entry) != Kind::Leaf {
             return None;
@@ -56,7 +56,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return KernelAddress::Outside;
         }
         let found: Option<(KernelArea, State)> = {
-            let section = ReadSection::enter(&self.memory.platform);
+            let section = ReadSection::enter(self.memory.platform());
             let area = self.area_at(&section, at);
             area.map(|area| (area.describe(), area.state()))
         };
@@ -90,11 +90,11 @@ impl<P: Platform> KernelMap<'_, P> {
         }
         loop {
             let found = {
-                let section = ReadSection::enter(&self.memory.platform);
+                let section = ReadSection::enter(self.memory.platform());
                 self.find(&section, at)
             };
             if found.paused {
-                self.memory.platform.relax();
+                self.memory.platform().relax();
                 continue;
             }
             return match found.level.kind(found.entry) {
@@ -128,8 +128,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let tables =
             if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
         let what = Invalidation { range, stride: PAGE_SIZE, tables };
-        self.memory.platform.invalidate_local(self.root, &what);
-        self.memory.platform.relax();
+        self.memory.platform().invalidate_local(self.root, &what);
+        self.memory.platform().relax();
     }
 
     /// Calls `f` for all areas in use, in rising order (Linux: `/proc/vmallocinfo`).
@@ -187,7 +187,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The first leaves from `at` on that can be joined, from one table, and the next address to
     /// look at: `None` after the last address.
     fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
-        let _section = ReadSection::enter(&self.memory.platform);
+        let _section = ReadSection::enter(self.memory.platform());
         let lowest = protocol::descend(self, at, &mut Counts::default());
         let EntryAt { node: Node { table, level }, mut index, mut entry } = lowest;
         let span = level.span();

@@ -318,7 +318,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             slots[index.slot()].store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
         }
-        self.memory.platform.publish_entries();
+        self.memory.platform().publish_entries();
         self.stats.add(&counts);
         self.arena = arena;
         Ok(self)

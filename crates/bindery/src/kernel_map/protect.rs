@@ -327,7 +327,7 @@ impl<P: Platform> StretchChange<'_, '_, P> {
             if let Some(pausing) = map.pausing.try_lock() {
                 break pausing;
             }
-            map.memory.platform.relax();
+            map.memory.platform().relax();
         };
         protocol::replace(map, self, counts);
         map.publish(self.range(), counts);

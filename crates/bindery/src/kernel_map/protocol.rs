@@ -344,12 +344,12 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
     fn set_unflushed(&self, unflushed: bool, order: Ordering) {
         self.unflushed.store(u32::from(unflushed), order);
         if !unflushed {
-            self.memory.platform.unpark(&self.unflushed);
+            self.memory.platform().unpark(&self.unflushed);
         }
     }
 
     fn park_while_unflushed(&self) {
         // The flush itself waits for no thread, but the purge may have to wait for its CPU.
-        self.memory.platform.park(&self.unflushed, 1);
+        self.memory.platform().park(&self.unflushed, 1);
     }
 }

@@ -153,7 +153,7 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         // A spare area, which returns the addresses if memory runs out.
         let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
         let areas = &memory.slab::<Area>();
-        let allocate = || areas.allocate_with(&memory.frames, &memory.platform, make);
+        let allocate = || areas.allocate_with(&memory.frames, make);
         let spare = allocate().or_else(|| {
             map.purge_freed();
             allocate()
@@ -168,7 +168,7 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
             map.purge_freed();
         } else {
             // SAFETY: it came from this slab, and no other reference exists.
-            unsafe { memory.slab::<Area>().free(&memory.frames, &memory.platform, spare) };
+            unsafe { memory.slab::<Area>().free(&memory.frames, spare) };
         }
         grown.transpose()
     }

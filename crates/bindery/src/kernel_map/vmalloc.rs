@@ -204,7 +204,7 @@ impl<P: Platform> Walk<'_, '_, P> {
         let mut pause = at + PAGES_AT_ONCE;
         while at < until {
             if at >= pause {
-                if memory.platform.fatal_signal() {
+                if memory.platform().fatal_signal() {
                     return Err(WalkError::Interrupted);
                 }
                 pause = at + PAGES_AT_ONCE;
@@ -226,7 +226,7 @@ impl<P: Platform> Walk<'_, '_, P> {
             area.blocks.push(memory, head, order);
             let pages = u64::from(order.pages());
             if content == Content::Zeroes {
-                memory.platform.zero(head, order.pages());
+                memory.platform().zero(head, order.pages());
                 self.counts.bytes_zeroed += pages << PAGE_SHIFT;
             }
             if u64::from(run.first.0) + run.count != u64::from(head.0) {

@@ -194,7 +194,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Makes the entries of `range` visible to all walkers.
     pub(super) fn publish(&self, range: VirtRange, counts: &mut Counts) {
-        self.memory.platform.publish_entries();
+        self.memory.platform().publish_entries();
         if P::Arch::INVALID_MAY_BE_CACHED {
             self.invalidate(range, Level::PTE, Tables::Changed, counts);
         }
@@ -213,8 +213,10 @@ impl<P: Platform> KernelMap<'_, P> {
         let stride = level.span();
         counts.invalidations += 1;
         counts.pages_invalidated += range.pages();
-        self.memory.platform.publish_entries();
-        self.memory.platform.invalidate_kernel(self.root, &Invalidation { range, stride, tables });
+        self.memory.platform().publish_entries();
+        self.memory
+            .platform()
+            .invalidate_kernel(self.root, &Invalidation { range, stride, tables });
     }
 
     /// Empties all leaves in a range of one area; empty entries are not written.

@@ -144,13 +144,13 @@ impl<P: Platform> Memory<P> {
         if !records.has_slots() {
             const { assert!(SLOTS_SIZE <= PAGE_SIZE as usize) };
             let slots = self.take_for_records(Order::PAGE)?;
-            self.platform.zero(slots, 1);
+            self.platform().zero(slots, 1);
             // SAFETY: 1. the frame was just allocated and zeroed, is aligned, and is never freed; 2.
             // the lock of all changes is held.
-            unsafe { records.give_slots(self.platform.direct_map(slots)) };
+            unsafe { records.give_slots(self.platform().direct_map(slots)) };
         }
         let block = self.take_for_records(Block::ORDER)?;
-        let block = self.platform.direct_map(block).cast::<Block>();
+        let block = self.platform().direct_map(block).cast::<Block>();
         // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
         // page, and have room for a block (`Block::ORDER`).
         unsafe { block.write(Block::new()) };

@@ -33,7 +33,7 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     fn synchronize_instructions(&self, folio: Folio) {
         if !self.frames.folio(folio).is_fetchable() {
-            self.platform.synchronize_instructions(folio.head, folio.pages());
+            self.platform().synchronize_instructions(folio.head, folio.pages());
             self.frames.folio(folio).mark_fetchable();
         }
     }
@@ -59,7 +59,7 @@ impl<P: Platform> Memory<P> {
                 .folio_of(frame)
                 .is_some_and(|folio| self.frames.folio(folio).is_fetchable())
         {
-            self.platform.synchronize_instructions(frame, 1);
+            self.platform().synchronize_instructions(frame, 1);
         }
     }
 }

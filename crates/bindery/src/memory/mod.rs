@@ -50,7 +50,6 @@ pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
 /// }
 /// ```
 pub struct Memory<P: Platform> {
-    pub(crate) platform: P,
     pub(crate) frames: Frames<P>,
     pub(crate) zero_frame: Frame,
     pub(crate) huge_zero: HugeZero,
@@ -110,20 +109,19 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
-        // SAFETY: 1. is the caller's promise 1; 2. `platform` moves into the same value below.
-        let frames = unsafe { Frames::new(&platform, ranges) }?;
+        // SAFETY: 1. is the caller's promise 1.
+        let frames = unsafe { Frames::new(platform, ranges) }?;
         let zero_frame = frames.allocate(Order::PAGE, AllocateFor::Use);
         let zero_frame = zero_frame.ok_or(FramesError::TooSmall)?;
-        platform.zero(zero_frame, 1);
+        frames.platform().zero(zero_frame, 1);
         if !P::Arch::COHERENT_FETCHES {
-            platform.synchronize_instructions(zero_frame, 1);
+            frames.platform().synchronize_instructions(zero_frame, 1);
         }
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
         let total = frames.total_frames();
         let commitment = Commitment::new(total);
         let deferred = Deferral::new(frames.total_frames());
         Ok(Self {
-            platform,
             frames,
             zero_frame,
             huge_zero: HugeZero::new(),
@@ -148,8 +146,9 @@ impl<P: Platform> Memory<P> {
     /// The platform that was passed to [`Memory::new`].
     ///
     /// Context: any.
+    #[inline]
     pub fn platform(&self) -> &P {
-        &self.platform
+        self.frames.platform()
     }
 
     /// The folio sizes that faults may use in anonymous memory. May be changed at any time.
@@ -315,7 +314,7 @@ impl<P: Platform> Memory<P> {
             state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if known {
             // SAFETY: 1. the state said so, and says so no more; 2. the caller's obligation 2.
-            unsafe { self.frames.free(&self.platform, frames.first, order) };
+            unsafe { self.frames.free(frames.first, order) };
         }
         known
     }
@@ -360,7 +359,7 @@ impl<P: Platform> Memory<P> {
     /// Context: spins. Complexity: linear in the frames and items that are freed.
     pub fn trim(&self) {
         self.free_ripe(u32::MAX);
-        self.slabs().for_each(|slab| slab.trim(&self.frames, &self.platform));
+        self.slabs().for_each(|slab| slab.trim(&self.frames));
         self.frames.trim();
     }
 
@@ -380,7 +379,7 @@ impl<P: Platform> Memory<P> {
     ///    in which it found the table, has detached it, or is the only thread that knows it.
     #[inline]
     pub(crate) unsafe fn slots(&self, table: Frame) -> &[AtomicU64] {
-        let arena = self.platform.direct_map(table).cast::<AtomicU64>();
+        let arena = self.platform().direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
         // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives
         // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. All
@@ -393,7 +392,7 @@ impl<P: Platform> Memory<P> {
     /// on the number of lists before it: the same calls cost the same wherever the kernel and its
     /// frames are.
     pub(crate) fn index_key(&self) -> [u64; 2] {
-        [self.platform.seed(), self.indexes.fetch_add(1, Ordering::Relaxed)]
+        [self.platform().seed(), self.indexes.fetch_add(1, Ordering::Relaxed)]
     }
 
     /// To be called before an allocation that may wait for memory: not under a table lock, and not
@@ -402,20 +401,20 @@ impl<P: Platform> Memory<P> {
     /// and looks again ([`crate::table::TablePool`]).
     #[inline]
     pub(crate) fn may_wait(&self) {
-        self.platform.allocation_may_wait();
+        self.platform().allocation_may_wait();
     }
 
     /// Counts a fault that had to read content in.
     pub(crate) fn note_major_fault(&self) {
         RareEvents::note(&self.rare.major_faults);
-        self.platform.major_fault();
+        self.platform().major_fault();
     }
 
     /// Reports to a measuring platform the work that was done in a read section or with locks held.
     #[inline(always)]
     pub(crate) fn worked(&self, _entries: u64, _tables_marked: u64) {
         #[cfg(any(test, feature = "measure"))]
-        self.platform
+        self.platform()
             .worked(crate::platform::Work { entries: _entries, tables_marked: _tables_marked });
     }
 
@@ -442,7 +441,7 @@ impl<P: Platform> Memory<P> {
     /// For a caller that unmaps many pages: frames that become free are freed together with their
     /// neighbors.
     pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
-        FreeBatch::new(&self.frames, &self.platform)
+        FreeBatch::new(&self.frames)
     }
 
     /// Drops the mappings of `pages` pages of one folio, from the page of `first` on; `first` holds
@@ -459,7 +458,7 @@ impl<P: Platform> Memory<P> {
         counts.folios_touched += 1;
         counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
         let dirty = || P::Arch::attributes(first).dirty;
-        let freed = self.frames.folio(folio).unmap_into(batch, &self.platform, pages, dirty);
+        let freed = self.frames.folio(folio).unmap_into(batch, pages, dirty);
         self.after_unmapping(batch, folio, freed);
     }
 
@@ -471,7 +470,7 @@ impl<P: Platform> Memory<P> {
         }
         counts.folios_touched += 1;
         counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
-        let freed = self.frames.folio(folio).unmap(&self.platform, pages);
+        let freed = self.frames.folio(folio).unmap(pages);
         self.after_unmapping(&mut self.free_batch(), folio, freed);
     }
 

@@ -24,7 +24,7 @@ impl Arrival {
         folio: Folio,
     ) -> Self {
         let left = |index: &PageIndex| index.shadow(first, folio.pages());
-        let shadow = object.pages.look(&memory.platform, left);
+        let shadow = object.pages.look(memory.platform(), left);
         Self { shadow, place: object.place_of(first) }
     }
 

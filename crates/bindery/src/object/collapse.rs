@@ -63,7 +63,7 @@ pub(crate) fn collapse<P: Platform>(
         bring_in(memory, object, pages, most_missing)?;
         let collapse =
             |proof: &PagesMayGo| collapse_alone(memory, object, first, most_missing, proof);
-        object.invalidate_lock.with_write(&memory.platform, collapse).map_err(Stop::from)
+        object.invalidate_lock.with_write(memory.platform(), collapse).map_err(Stop::from)
     })
 }
 
@@ -77,14 +77,14 @@ fn bring_in<P: Platform>(
     most_missing: Option<u32>,
 ) -> Result<(), Stop> {
     let next =
-        || object.pages.look(&memory.platform, |index| index.next_swapped(pages.first, pages.end));
+        || object.pages.look(memory.platform(), |index| index.next_swapped(pages.first, pages.end));
     while object.pages.swapped() > 0
         && let Some(run) = next()
     {
         if most_missing.is_some() {
             return Err(Error::Busy.into());
         }
-        interrupt::check(&memory.platform)?;
+        interrupt::check(memory.platform())?;
         swap_in(memory, object, run.page, FOLIO_ORDERS)?;
     }
     Ok(())
@@ -137,7 +137,7 @@ fn collapse_alone<P: Platform>(
         })
     });
     if let Err(failure) = ready {
-        frames.fresh(folio).discard(&memory.platform);
+        frames.fresh(folio).discard();
         return Err(failure);
     }
     mappings::unmap(memory, object, pages, Copies::Kept, proof);
@@ -147,7 +147,7 @@ fn collapse_alone<P: Platform>(
     }) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.uncommit(memory, committed);
-        frames.fresh(folio).discard(&memory.platform);
+        frames.fresh(folio).discard();
         return Err(Error::TryAgain.into());
     }
     replace(memory, object, first, folio, proof);
@@ -175,7 +175,7 @@ fn is_served<P: Platform>(
 /// The number of pages from `first` to `end` that are in memory.
 fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, end: u64) -> u64 {
     let (mut present, mut from) = (0, first);
-    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(from, end)) {
         present += u64::from(run.count);
         from = run.page + u64::from(run.count);
     }
@@ -191,7 +191,7 @@ fn replace<P: Platform>(
     folio: Folio,
     proof: &PagesMayGo,
 ) {
-    let (frames, platform) = (&memory.frames, &memory.platform);
+    let frames = &memory.frames;
     let end = first + u64::from(folio.pages());
     frames.fresh(folio).set_owner(object.as_owner(), FolioIndex::new(first));
     // In one step: only a frozen or fresh folio may have fewer references than the index has for
@@ -204,8 +204,8 @@ fn replace<P: Platform>(
         let (to, count) = (folio.head.plus((from - first) as u32), run.max(1) as u32);
         let old = found.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
         match old {
-            Some((frame, _)) => platform.copy(frame, to, count),
-            None => platform.zero(to, count),
+            Some((frame, _)) => frames.platform().copy(frame, to, count),
+            None => frames.platform().zero(to, count),
         }
         object.pages.change(memory, |index, _| {
             if old.is_some() {

@@ -63,7 +63,7 @@ impl<P: Platform> Object<'_, P> {
     /// pager's error for the first page, and [`Error::OutOfMemory`]; [`Error::Interrupted`] if a
     /// fatal signal is pending before anything was read.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
-        let platform = &self.memory.platform;
+        let platform = self.memory.platform();
         self.read_with(offset, into.len(), |done, from, length| {
             // SAFETY: the bytes are the object's, and no thread has exclusive access to them.
             unsafe { platform.read_bytes(from, &mut into[done..done + length]) };
@@ -136,12 +136,12 @@ impl<P: Platform> Object<'_, P> {
         copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<Moved, Failure> {
         let (memory, object) = (self.memory, self.state());
-        interrupt::check(&memory.platform)?;
+        interrupt::check(memory.platform())?;
         let mut _kept = None;
         // The read of a page in swap after the bytes that were read.
         let mut begun = None;
         loop {
-            let read = object.invalidate_lock.with_read(&memory.platform, |_| {
+            let read = object.invalidate_lock.with_read(memory.platform(), |_| {
                 let all = object.size().saturating_sub(offset).min(part.end as u64) as usize;
                 let end = all.min(part.start.saturating_add(PIECE));
                 let mut done = part.start;
@@ -197,7 +197,7 @@ impl<P: Platform> Object<'_, P> {
             obtain(memory, object, page, &Wanted { ahead, ..one })?;
         }
         let (frame, count) =
-            match object.pages.look(&memory.platform, |index| index.run(page, wanted)) {
+            match object.pages.look(memory.platform(), |index| index.run(page, wanted)) {
                 PageStretch::Frames(frame, count) => (frame, u64::from(count)),
                 PageStretch::Empty(_) => (memory.zero_frame, 1),
                 PageStretch::Swapped(..) => {
@@ -219,7 +219,7 @@ impl<P: Platform> Object<'_, P> {
         }
         let length = ((count * PAGE_SIZE - inside) as usize).min(left.now);
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
-        let from = unsafe { bytes::place(&memory.platform, frame, inside as usize) };
+        let from = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = copy(from, length);
         Ok(Moved { count, stopped: count < length })
     }
@@ -243,7 +243,7 @@ impl<P: Platform> Object<'_, P> {
     /// [`crate::Quota`] is used up; for a file, the pager's error; [`Error::Interrupted`] if a
     /// fatal signal is pending.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
-        let platform = &self.memory.platform;
+        let platform = self.memory.platform();
         self.write_with(offset, from.len(), |done, to, length| {
             // SAFETY: the bytes are the object's, to which no reference exists.
             unsafe { platform.write_bytes(to, &from[done..done + length]) };
@@ -345,7 +345,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     fn write_pieces(&self, writing: Writing<'_>, done: &mut usize) -> Result<(), Stop> {
-        let (platform, object) = (&self.memory.platform, self.state());
+        let (platform, object) = (self.memory.platform(), self.state());
         let Writing { at: start, end, .. } = writing;
         let mut stopped = false;
         while start + (*done as u64) < end && !stopped {
@@ -383,7 +383,7 @@ impl<P: Platform> Object<'_, P> {
         let left = (end - at).min(most as u64);
         let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
         let wanted = pages_of(inside + left);
-        let look = || object.pages.look(&memory.platform, |index| index.run(page, wanted));
+        let look = || object.pages.look(memory.platform(), |index| index.run(page, wanted));
         let mut found = look();
         if !matches!(found, PageStretch::Frames(..)) {
             writing.filled.set(None);
@@ -406,7 +406,7 @@ impl<P: Platform> Object<'_, P> {
         pages::mark_run_dirty(memory, object, PageRun { page, frame, count })?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
-        let to = unsafe { bytes::place(&memory.platform, frame, inside as usize) };
+        let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
         memory.written_by_call(frame);
         self.grow_to(at + count as u64);
@@ -437,7 +437,7 @@ impl ObjectState {
             // file, as in Linux's file systems. In shared memory they become part of it: Linux 6.18
             // keeps them.
             let size = self.size();
-            self.invalidate_lock.with_read(&memory.platform, |stay| {
+            self.invalidate_lock.with_read(memory.platform(), |stay| {
                 pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE), stay);
             });
         }

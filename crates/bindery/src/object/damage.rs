@@ -41,7 +41,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             ((), 0)
         }),
         ObjectDamage::Drop(page) => {
-            let frame = state.pages.look(&memory.platform, |index| index.get(page));
+            let frame = state.pages.look(memory.platform(), |index| index.get(page));
             let frame = frame.expect("a page").frame;
             let folio = memory.frames.folio_of(frame).expect("a folio");
             state.pages.change(memory, |index, nodes| {
@@ -51,7 +51,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             if state.accounting() == Accounting::PerPage {
                 state.uncommit(memory, 1);
             }
-            memory.frames.folio(folio).release_pages(&memory.platform, 1);
+            memory.frames.folio(folio).release_pages(1);
         }
         ObjectDamage::Saving(runs) => state.pages.ends.set_writes(runs),
     }

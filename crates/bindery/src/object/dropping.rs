@@ -87,7 +87,7 @@ pub(super) struct Piece<'m, P: Platform> {
 impl<'m, P: Platform> Piece<'m, P> {
     /// The first of several pieces.
     pub(super) fn first_of(memory: &'m Memory<P>) -> Self {
-        Self { pages: 0, platform: &memory.platform }
+        Self { pages: 0, platform: memory.platform() }
     }
 
     /// Counts `pages` pages.

@@ -135,7 +135,7 @@ pub(super) fn obtain<P: Platform>(
     wanted: &Wanted<'_>,
 ) -> Result<Frame, Stop> {
     loop {
-        let found = object.pages.look(&memory.platform, |index| index.get(page));
+        let found = object.pages.look(memory.platform(), |index| index.get(page));
         if let Some(slot) = found {
             return Ok(slot.frame);
         }
@@ -172,7 +172,7 @@ pub(super) fn demand<P: Platform>(
     page: u64,
     wanted: &Wanted<'_>,
 ) -> Result<(), Stop> {
-    let present = || object.pages.look(&memory.platform, |index| index.get(page).is_some());
+    let present = || object.pages.look(memory.platform(), |index| index.get(page).is_some());
     if page >= stored_pages(object) || wanted.overwrites(page, 1).is_some() || present() {
         return Ok(());
     }
@@ -209,7 +209,7 @@ fn make<P: Platform>(
         let overwritten = wanted.overwrites(first, count);
         let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
         let fits = order == Order::PAGE
-            || first + count <= wanted.end && object.pages.look(&memory.platform, vacant);
+            || first + count <= wanted.end && object.pages.look(memory.platform(), vacant);
         if !fits || first < stored && overwritten.is_none() {
             continue;
         }
@@ -223,7 +223,7 @@ fn make<P: Platform>(
         };
         let filled = match overwritten {
             None => {
-                memory.platform.zero(folio.head, folio.pages());
+                memory.platform().zero(folio.head, folio.pages());
                 None
             }
             Some(writing) => {
@@ -243,7 +243,7 @@ fn make<P: Platform>(
         };
         match add(memory, object, &Fresh { first, folio }, None) {
             Ok(_) => {
-                let found = object.pages.look(&memory.platform, |index| index.get(first));
+                let found = object.pages.look(memory.platform(), |index| index.get(first));
                 if let Some((writing, filled)) = filled
                     && found.is_some_and(|slot| slot.frame == folio.head)
                 {
@@ -262,7 +262,7 @@ impl Writing<'_> {
     /// first page is `first`. Returns the number of bytes. The rest is filled with zeroes.
     fn fill<P: Platform>(&self, memory: &Memory<P>, first: u64, folio: Folio) -> Moved {
         let whole = (folio.pages() as usize) << PAGE_SHIFT;
-        let bytes = memory.platform.direct_map(folio.head);
+        let bytes = memory.platform().direct_map(folio.head);
         let before = ((first << PAGE_SHIFT) - self.at) as usize;
         let count = (self.source)(self.done + before, bytes, whole).min(whole);
         if count < whole {
@@ -284,7 +284,7 @@ impl Fetch {
         &self,
         object: &Object<'m, P>,
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-        let (platform, state) = (&object.memory.platform, object.state());
+        let (platform, state) = (object.memory.platform(), object.state());
         // Before allocating a folio that may not be needed.
         let busy = state.pages.keeps_from_reading(platform, PageRange::from_count(self.page, 1));
         if let Some(ticket) = busy {
@@ -346,7 +346,7 @@ impl Fetch {
             size.set(object.size());
             index.get(self.page).is_none() && self.page < pages_of(size.get())
         };
-        let fetched = object.pages.with_read(&memory.platform, pages, needed, |read| {
+        let fetched = object.pages.with_read(memory.platform(), pages, needed, |read| {
             enter(memory, object, &fresh, size.get(), read)
         });
         match fetched {
@@ -354,7 +354,7 @@ impl Fetch {
             Err(refused) => {
                 fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
                 if let Refused::Busy(ticket) = refused {
-                    object.pages.wait(&memory.platform, ticket);
+                    object.pages.wait(memory.platform(), ticket);
                 }
                 Ok(None)
             }
@@ -416,7 +416,7 @@ fn fits<P: Platform>(
     let count = u64::from(order.pages());
     let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
     let pages = PageRange::from_count(first, count);
-    let free = || object.pages.is_free_for_reading(&memory.platform, pages, vacant);
+    let free = || object.pages.is_free_for_reading(memory.platform(), pages, vacant);
     first.is_multiple_of(count) && first + count <= end && free()
 }
 
@@ -468,7 +468,7 @@ fn allocate<P: Platform>(
 
 /// Undoes [`allocate`].
 pub(super) fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
-    memory.frames.fresh(folio).discard(&memory.platform);
+    memory.frames.fresh(folio).discard();
     object.uncommit(memory, committed(object, folio.order));
 }
 
@@ -485,7 +485,7 @@ fn fill<P: Platform>(
     let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();
     for Fresh { folio, .. } in fresh {
         let length = (folio.pages() as usize) << PAGE_SHIFT;
-        let bytes = memory.platform.direct_map(folio.head).as_ptr();
+        let bytes = memory.platform().direct_map(folio.head).as_ptr();
         // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
         // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch); memory
         // always holds some bytes. The folio is fresh: until it is in the index, no other thread

@@ -20,7 +20,7 @@ impl<P: Platform> Object<'_, P> {
             return Some(offset).filter(|offset| *offset < size);
         }
         let (page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
-        let page = object.pages.look(&memory.platform, |index| index.next_used(page, end))?;
+        let page = object.pages.look(memory.platform(), |index| index.next_used(page, end))?;
         Some(offset.max(page << PAGE_SHIFT))
     }
 
@@ -39,7 +39,7 @@ impl<P: Platform> Object<'_, P> {
             return Some(size);
         }
         let (mut page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
-        let look = |page| object.pages.look(&memory.platform, |index| index.run(page, end - page));
+        let look = |page| object.pages.look(memory.platform(), |index| index.run(page, end - page));
         while page < end
             && let PageStretch::Frames(_, count) | PageStretch::Swapped(_, count) = look(page)
         {

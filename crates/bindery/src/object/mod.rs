@@ -358,7 +358,7 @@ impl<P: Platform> Memory<P> {
         let state = self.retry::<_, Error>(|| {
             let state = ObjectState::new(identity, backing, size, seals);
             let objects = self.slab::<ObjectState>();
-            Ok(objects.allocate(&self.frames, &self.platform, state).ok_or(NoMemory)?)
+            Ok(objects.allocate(&self.frames, state).ok_or(NoMemory)?)
         })?;
         // SAFETY: 1. `state::release` frees it after it took it out of the list.
         unsafe { Registry::of(self).add(state) };
@@ -432,7 +432,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// The number of nodes and slots of its page index that all calls have read so far.
     #[cfg(any(test, feature = "measure"))]
     pub fn page_steps(&self) -> u64 {
-        self.state().pages.look(&self.memory.platform, |index| index.looked_at())
+        self.state().pages.look(self.memory.platform(), |index| index.looked_at())
     }
 
     /// The number of its pages in memory, including those beyond its end. (`st_blocks` is this and

@@ -59,7 +59,7 @@ impl Pages {
         work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
     ) -> R {
         let nodes = Self::nodes(memory);
-        self.lock.with_write_spinning(&memory.platform, || {
+        self.lock.with_write_spinning(memory.platform(), || {
             // SAFETY: all other users of the index hold its lock, which we hold for writing.
             let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
             self.count_resident(by);
@@ -70,7 +70,7 @@ impl Pages {
     fn nodes<P: Platform>(memory: &Memory<P>) -> Nodes<'_, P> {
         // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
         // frames and platform these are.
-        unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames, &memory.platform) }
+        unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames) }
     }
 
     /// Adds `by` pages to the count. The index lock is held for writing.
@@ -88,7 +88,7 @@ impl Pages {
         work: impl FnOnce(&mut PageIndex, &Nodes<'_, P>) -> (R, i64),
     ) -> Option<R> {
         let nodes = Self::nodes(memory);
-        self.alone(&memory.platform, |index, in_flight, _| {
+        self.alone(memory.platform(), |index, in_flight, _| {
             if in_flight.overlaps_any(range) {
                 return None;
             }
@@ -126,7 +126,7 @@ impl Pages {
         }
         memory.may_wait();
         let nodes = NODES_OF_A_FOLIO;
-        if !memory.slab::<Node>().stock(&memory.frames, &memory.platform, nodes) {
+        if !memory.slab::<Node>().stock(&memory.frames, nodes) {
             return Err(NoMemory);
         }
         self.change(memory, work)

@@ -54,7 +54,7 @@ pub(crate) fn resident_runs<P: Platform, const N: usize>(
 ) -> u64 {
     let end = pages.end.min(object.size_in_pages());
     let cut = |frame| u64::from(memory.folio_limit(frame, u32::MAX).0);
-    object.pages.look(&memory.platform, |index| {
+    object.pages.look(memory.platform(), |index| {
         let mut from = pages.first;
         while !runs.is_full() {
             let Some(run) = index.next_run_cut(from, end, cut) else { return pages.end };
@@ -74,7 +74,7 @@ pub(super) fn run_at<P: Platform>(
 ) -> (Option<Frame>, u64) {
     let most = limit.min(u64::from(u32::MAX)) as u32;
     let cut = |frame| u64::from(memory.folio_limit(frame, most).0);
-    match object.pages.look(&memory.platform, |index| index.run_cut(page, limit, cut)) {
+    match object.pages.look(memory.platform(), |index| index.run_cut(page, limit, cut)) {
         PageStretch::Empty(count) => (None, count),
         PageStretch::Frames(frame, count) => (Some(frame), u64::from(count)),
         PageStretch::Swapped(_, count) => (None, u64::from(count)),
@@ -93,7 +93,7 @@ pub(crate) fn cached_run<P: Platform>(
         return None;
     }
     let end = page.saturating_add(limit).min(object.size_in_pages());
-    let run = object.pages.look(&memory.platform, |index| index.next_swapped(page, end))?;
+    let run = object.pages.look(memory.platform(), |index| index.next_swapped(page, end))?;
     if run.page != page {
         return None;
     }
@@ -115,7 +115,7 @@ pub(crate) fn hole<P: Platform>(
     limit: u64,
 ) -> u64 {
     let end = page.saturating_add(limit);
-    let next = object.pages.look(&memory.platform, |index| index.next_used(page, end));
+    let next = object.pages.look(memory.platform(), |index| index.next_used(page, end));
     next.unwrap_or(end) - page
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn swapped_pages<P: Platform>(
         return 0;
     }
     let (mut pages, mut from) = (0, first);
-    let next = |from| object.pages.look(&memory.platform, |index| index.next_swapped(from, end));
+    let next = |from| object.pages.look(memory.platform(), |index| index.next_swapped(from, end));
     while let Some(run) = next(from) {
         pages += u64::from(run.count);
         from = run.page + u64::from(run.count);
@@ -154,7 +154,7 @@ pub(crate) fn run_around<P: Platform>(
 ) -> PageRange {
     let inside = memory.frames.folio_of(frame).map_or(0, |folio| frame.0 - folio.head.0);
     let below = u64::from(inside).min(page.saturating_sub(within.first));
-    let before = object.pages.look(&memory.platform, |index| {
+    let before = object.pages.look(memory.platform(), |index| {
         let same = |distance: u64| {
             let slot = index.get(page - distance);
             slot.is_some_and(|slot| u64::from(slot.frame.0) + distance == u64::from(frame.0))
@@ -177,7 +177,7 @@ pub(crate) fn lacks<P: Platform>(
     first: u64,
     count: u64,
 ) -> bool {
-    let found = object.pages.look(&memory.platform, |index| index.run(first, count));
+    let found = object.pages.look(memory.platform(), |index| index.run(first, count));
     found == PageStretch::Empty(count)
 }
 
@@ -232,10 +232,10 @@ pub(crate) fn mark_dirty<P: Platform>(
     count: u64,
 ) -> Result<(), Wait<'static>> {
     if object.notices_writes() {
-        if let Some(ticket) = object.pages.being_stored(&memory.platform, page, count) {
+        if let Some(ticket) = object.pages.being_stored(memory.platform(), page, count) {
             return Err(Wait::Pager(ticket));
         }
-        let known = object.pages.look(&memory.platform, |index| {
+        let known = object.pages.look(memory.platform(), |index| {
             let run = index.next_run_with(PageFlags::DIRTY, page, page.saturating_add(count));
             run.is_some_and(|run| run.page == page && u64::from(run.count) == count)
         });
@@ -280,7 +280,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
-    while let Err(wait) = state.invalidate_lock.with_read(&memory.platform, mark) {
+    while let Err(wait) = state.invalidate_lock.with_read(memory.platform(), mark) {
         // The pager reports an error of its own work to the thread that asked for it.
         drop(wait.wait(memory, Some(object)));
     }
@@ -296,7 +296,7 @@ pub(super) fn drop_untouched<P: Platform>(
     proof: &PagesMayGo,
 ) {
     let (mut from, mut piece) = (first, Piece::first_of(memory));
-    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(from, end)) {
         from = run.page + u64::from(run.count);
         for_each_part(memory, run, |page, _, folio, count| {
             let frames = &memory.frames;
@@ -322,7 +322,7 @@ pub(super) fn any_folio<P: Platform>(
     mut f: impl FnMut(Folio) -> bool,
 ) -> bool {
     let mut from = first;
-    while let Some(run) = object.pages.look(&memory.platform, |index| index.next_run(from, end)) {
+    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(from, end)) {
         from = run.page + u64::from(run.count);
         if !for_each_part(memory, run, |_, _, folio, _| !f(folio)) {
             return true;
@@ -366,12 +366,12 @@ pub(super) fn zero_part<P: Platform>(
     if start >= end {
         return;
     }
-    let found = object.pages.look(&memory.platform, |index| index.get(page));
+    let found = object.pages.look(memory.platform(), |index| index.get(page));
     if let Some(slot) = found {
         let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
         // SAFETY: 1. and 2. the index holds the frame, and the page stays (`_stay`); 3. pagers borrow
         // no bytes after the end of a file, nor those of a page with a change in the list.
-        unsafe { bytes::zero(&memory.platform, slot.frame, inside(start)..inside(end)) };
+        unsafe { bytes::zero(memory.platform(), slot.frame, inside(start)..inside(end)) };
         memory.written_by_call(slot.frame);
     }
 }

@@ -56,7 +56,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
     /// Whether the index holds a page of the folio.
     fn is_in_index(&self) -> bool {
         let (mut from, end) = (self.first, self.end());
-        let platform = &self.memory.platform;
+        let platform = self.memory.platform();
         while let Some(run) = self.object.pages.look(platform, |index| index.next_run(from, end)) {
             // A dropped page may have come back in another folio.
             if run.frame == self.folio.head.plus((run.page - self.first) as u32) {
@@ -72,14 +72,14 @@ impl<P: Platform> PlacedFolio<'_, P> {
     /// owner. The caller keeps pages of the folio from being inserted or dropped. May wait for the
     /// folio's lock.
     pub(super) fn release_dropped(&self, count: u32, _: &PagesMayGo) {
-        let (folio, platform) = (self.memory.frames.folio(self.folio), &self.memory.platform);
-        if folio.release_last(platform, count) == Freed::Yes {
+        let folio = self.memory.frames.folio(self.folio);
+        if folio.release_last(count) == Freed::Yes {
             return;
         }
         if !self.is_in_index() {
             self.memory.lock_folio(self.folio).detach_from_object();
         }
-        folio.release_pages(platform, count);
+        folio.release_pages(count);
     }
 
     /// Inserts the folio, which is in the swap cache and complete, into the index wherever the

@@ -112,7 +112,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
     held: FolioRef<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    let lock = memory.frames.folio(*held).try_lock(&memory.platform);
+    let lock = memory.frames.folio(*held).try_lock();
     let Some(lock) = lock else { return ObjectFolio::Busy };
     let FolioOwner { owner, first } = lock.owner();
     let first = first.first();
@@ -159,7 +159,7 @@ pub fn reclaim_frame<P: Platform>(
     frame: Frame,
     spare: Spare,
 ) -> Option<ObjectFolio> {
-    let held = memory.frames.try_hold(&memory.platform, frame)?;
+    let held = memory.frames.try_hold(frame)?;
     Some(reclaim_folio(memory, held, spare))
 }
 
@@ -176,7 +176,7 @@ pub fn reclaim_page<P: Platform>(
 /// The frame that holds a page of an object, if it is in memory.
 #[cfg(any(test, feature = "testing"))]
 pub fn frame_of_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Option<Frame> {
-    let slot = object.state().pages.look(&object.memory.platform, |index| index.get(page));
+    let slot = object.state().pages.look(object.memory.platform(), |index| index.get(page));
     slot.map(|slot| slot.frame)
 }
 
@@ -192,7 +192,7 @@ fn evict<P: Platform>(
     // folio. Before it does, it waits for the invalidate lock, which is released after the last
     // use.
     let object = unsafe { object.as_ref() };
-    let Some(alone) = object.invalidate_lock.try_write(&memory.platform) else {
+    let Some(alone) = object.invalidate_lock.try_write(memory.platform()) else {
         return ObjectFolio::Busy;
     };
     let folio = lock.folio();
@@ -207,7 +207,7 @@ fn evict<P: Platform>(
     match dropped {
         Ok(pages) => {
             lock.detach_from_object();
-            memory.frames.folio(folio).release_pages(&memory.platform, pages);
+            memory.frames.folio(folio).release_pages(pages);
             ObjectFolio::Freed(folio.pages())
         }
         Err(Obstacle::Stays(why)) => why,
@@ -327,7 +327,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
             for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, gather| {
                 // `mlock` sets the flag with the VMA locked for writing, and then looks for the
                 // pages.
-                match hit.vma.try_read(&self.memory.platform) {
+                match hit.vma.try_read(self.memory.platform()) {
                     _ if stop.is_some() => {}
                     None => stop = Some(ObjectFolio::Busy),
                     Some(_) if hit.vma.has(MappingFlags::LOCKED) => {

@@ -36,7 +36,7 @@ pub(crate) fn reclaim_around<P: Platform>(
     most: u64,
     batch: &mut OutBatch,
 ) -> Looked {
-    let Some(lock) = memory.frames.folio(*held).try_lock(&memory.platform) else {
+    let Some(lock) = memory.frames.folio(*held).try_lock() else {
         return ObjectFolio::Busy.into();
     };
     let FolioOwner { owner: Owner::Memory(object), first } = lock.owner() else {

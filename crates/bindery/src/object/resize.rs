@@ -89,7 +89,7 @@ impl<P: Platform> Object<'_, P> {
             // more.
             pager.resize(file, bytes)?;
         }
-        object.invalidate_lock.with_write(&memory.platform, |proof| {
+        object.invalidate_lock.with_write(memory.platform(), |proof| {
             // A smaller size can always be committed.
             let _ = object.promise_size(memory, bytes);
             object.set_size(bytes);
@@ -130,7 +130,7 @@ impl<P: Platform> Object<'_, P> {
             self.bring_in_cut([offset, end])?;
             object
                 .invalidate_lock
-                .with_write(&memory.platform, |proof| self.punch(offset, end, proof));
+                .with_write(memory.platform(), |proof| self.punch(offset, end, proof));
             Ok(())
         })
     }
@@ -166,7 +166,7 @@ impl<P: Platform> Object<'_, P> {
         if first < after {
             pager.discard(file, first, after - first).map_err(Failure::from)?;
         }
-        object.invalidate_lock.with_write(&memory.platform, |proof| {
+        object.invalidate_lock.with_write(memory.platform(), |proof| {
             for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
                 pages::mark_dirty(memory, object, page, 1)?;
             }
@@ -259,11 +259,11 @@ impl<P: Platform> Object<'_, P> {
                 piece.add(u32::try_from(count).unwrap_or(u32::MAX));
                 continue;
             }
-            let obtained = interrupt::check(&memory.platform)
+            let obtained = interrupt::check(memory.platform())
                 .map_err(Stop::from)
                 .and_then(|()| obtain(memory, object, page, &wanted));
             if let Err(stop) = obtained {
-                object.invalidate_lock.with_write(&memory.platform, |proof| {
+                object.invalidate_lock.with_write(memory.platform(), |proof| {
                     pages::drop_untouched(memory, object, first, page, proof);
                 });
                 return Err(stop);

@@ -79,7 +79,7 @@ pub(super) fn save<P: Platform>(
     if !object.is_file() {
         return Ok(());
     }
-    let (pages, platform) = (&object.pages, &memory.platform);
+    let (pages, platform) = (&object.pages, memory.platform());
     let failures = || pages.alone(platform, |_, in_flight, _| in_flight.failures());
     loop {
         let before = failures();
@@ -107,19 +107,19 @@ fn save_dirty<P: Platform>(
     loop {
         if until == Until::FatalSignal {
             // A failure of the pager takes precedence over a signal.
-            result.and_then(|()| Ok(interrupt::check(&memory.platform)?))?;
+            result.and_then(|()| Ok(interrupt::check(memory.platform())?))?;
         }
         // Checked before others are excluded: often, no page is dirty.
         let within = end.min(object.size_in_pages());
         let dirty = object
             .pages
-            .look(&memory.platform, |index| index.next_run_with(PageFlags::DIRTY, from, within));
+            .look(memory.platform(), |index| index.next_run_with(PageFlags::DIRTY, from, within));
         let Some(run) = dirty else { return result };
         let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
         if saved.after == run.page {
             // Another call is changing the page. Later changes wait until it is saved.
             let range = PageRange::from_count(run.page, u64::from(run.count));
-            saved = object.pages.with_turn(&memory.platform, range, |turn| {
+            saved = object.pages.with_turn(memory.platform(), range, |turn| {
                 save_batch(memory, object, range.first, range.end, turn)
             });
         }
@@ -156,7 +156,7 @@ fn save_batch<P: Platform>(
         size: 0,
         after: from,
     };
-    object.invalidate_lock.with_write(&memory.platform, |proof| {
+    object.invalidate_lock.with_write(memory.platform(), |proof| {
         batch.size = object.size();
         batch.begin(end.min(pages_of(batch.size)), turn);
         let ranges: ArrayVec<PageRange, RUNS> = batch
@@ -203,7 +203,7 @@ impl<P: Platform> Batch<'_, P> {
         while room > 0 && !self.runs.is_full() {
             let from = self.after;
             let record = &self.records[self.runs.len()];
-            let run = self.object.pages.alone(&self.memory.platform, |index, in_flight, ends| {
+            let run = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
                 let run = index.next_run_with(PageFlags::DIRTY, from, end)?;
                 let mut count = run.count.min(room);
                 let stored = PageRange::from_count(run.page, count.into());
@@ -245,7 +245,7 @@ impl<P: Platform> Batch<'_, P> {
             .map(|run| {
                 let left = self.size - (run.page << PAGE_SHIFT);
                 let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
-                let platform = &self.memory.platform;
+                let platform = self.memory.platform();
                 let start = platform.direct_map(run.frame);
                 // SAFETY: 1. the direct map shows the bytes of the run's frames, which are
                 // consecutive (obligation 1 of `Platform`, and `Frames::new` checked where two
@@ -263,7 +263,7 @@ impl<P: Platform> Batch<'_, P> {
     fn end(&mut self, count: usize, stored: bool) {
         let over = self.done..self.done + count;
         self.done = over.end;
-        let wanted = self.object.pages.alone(&self.memory.platform, |index, in_flight, ends| {
+        let wanted = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
             let mut wanted = false;
             for number in over {
                 let run = &self.runs[number];
@@ -276,7 +276,7 @@ impl<P: Platform> Batch<'_, P> {
             wanted
         });
         if wanted {
-            self.object.pages.ends.wake(&self.memory.platform);
+            self.object.pages.ends.wake(self.memory.platform());
         }
     }
 }

@@ -169,7 +169,7 @@ impl<P: Platform> Object<'_, P> {
         if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {
             return Err(Error::Invalid);
         }
-        object.changes.with_write(&self.memory.platform, || {
+        object.changes.with_write(self.memory.platform(), || {
             object.seals.forbid(Seals::SEAL)?;
             let had = object.seals.get();
             if seals.contains(Seals::WRITE) && !had.contains(Seals::WRITE) {
@@ -189,7 +189,7 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         // A page is pinned for writing through a writable shared mapping, and no new one can be
         // made.
-        object.invalidate_lock.with_write(&memory.platform, |_| {
+        object.invalidate_lock.with_write(memory.platform(), |_| {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.folio(folio).pins() > 0
             });

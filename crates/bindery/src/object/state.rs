@@ -367,7 +367,7 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<Obje
     // SAFETY: 1. `add_object` has added it, and only the last holder takes it out.
     unsafe { Registry::of(memory).take(object) };
     // A reclaimer has no holder, only this lock.
-    object.invalidate_lock.with_write(&memory.platform, |proof| {
+    object.invalidate_lock.with_write(memory.platform(), |proof| {
         let all = PageRange { first: 0, end: PAGE_LIMIT };
         drop_pages(memory, object, all, &mut Piece::first_of(memory), proof);
     });
@@ -379,7 +379,7 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<Obje
     // SAFETY: the node came from this slab (`Memory::add_object`); it has no holder and is in no
     // list, so no thread can reach it any more. A walker follows a folio to its object only with a
     // holder of the object's.
-    unsafe { memory.slab::<ObjectState>().free(&memory.frames, &memory.platform, node) };
+    unsafe { memory.slab::<ObjectState>().free(&memory.frames, node) };
 }
 
 // SAFETY: 1. No other type has this kind.

@@ -83,7 +83,7 @@ fn enter<'m, P: Platform>(
         frames.fresh(folio).publish(pages);
         index.set(first, folio.head, pages);
         // Before another thread can drop the pages.
-        let kept = read.and_then(|_| frames.folio(folio).keep(&memory.platform));
+        let kept = read.and_then(|_| frames.folio(folio).keep());
         (Ok(Some(kept)), count as i64)
     })
 }

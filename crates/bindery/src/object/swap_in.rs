@@ -49,7 +49,7 @@ pub(super) fn swap_in<P: Platform>(
     orders: Orders,
 ) -> Result<Swapped, Stop> {
     let look = |index: &PageIndex| index.swapped(page);
-    let Some(slot) = object.pages.look(&memory.platform, look) else { return Ok(Swapped::No) };
+    let Some(slot) = object.pages.look(memory.platform(), look) else { return Ok(Swapped::No) };
     let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
         let swapped = read_in(memory, object, page, slot, orders)?;
         if swapped == Swapped::Read && memory.clock.has_reclaimed() {
@@ -58,7 +58,7 @@ pub(super) fn swap_in<P: Platform>(
         return Ok(swapped);
     };
     // The folio's lock is held while it is written out or read.
-    let Some(lock) = memory.frames.folio(*cached).try_lock(&memory.platform) else {
+    let Some(lock) = memory.frames.folio(*cached).try_lock() else {
         return Err(Stop::Wait(Wait::SwapCache { area: slot.area, slot: slot.slot }));
     };
     if let Some(place) = memory.frames.folio(*cached).swap_place()
@@ -97,8 +97,8 @@ pub(super) fn swap_in_here<P: Platform>(
 
 /// Records an access that had `page` read, once memory has been short.
 fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
-    let slot = object.pages.look(&memory.platform, |index| index.get(page));
-    let held = slot.and_then(|slot| memory.frames.try_hold(&memory.platform, slot.frame));
+    let slot = object.pages.look(memory.platform(), |index| index.get(page));
+    let held = slot.and_then(|slot| memory.frames.try_hold(slot.frame));
     if let Some(folio) = held {
         let first = page & !u64::from(folio.pages() - 1);
         memory.note_way(*folio, object.place_of(first));
@@ -126,7 +126,7 @@ pub(super) fn read_in<P: Platform>(
             Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput.into()),
             Err(Unread::Slots) if order == Order::PAGE => {
                 // Another thread reads the page, or has it.
-                memory.platform.relax();
+                memory.platform().relax();
                 return Ok(Swapped::Cached);
             }
             Err(Unread::Slots | Unread::Content) => {}
@@ -161,7 +161,7 @@ pub(super) fn next_run<P: Platform>(
 fn names_run<P: Platform>(memory: &Memory<P>, object: &ObjectState, run: SwappedRun) -> bool {
     let end = run.page + u64::from(run.count);
     let look = |index: &PageIndex| index.next_swapped(run.page, end) == Some(run);
-    object.pages.look(&memory.platform, look)
+    object.pages.look(memory.platform(), look)
 }
 
 pub(super) fn slots_of(run: SwappedRun) -> SlotRun {

@@ -62,10 +62,10 @@ impl<'m, P: Platform> Object<'m, P> {
         // The folio that a device has read stays until the index has it.
         let mut _kept = None;
         while let Some(run) = self.next_in_area(from, area) {
-            interrupt::check_any(&memory.platform)?;
+            interrupt::check_any(memory.platform())?;
             memory.retry(|| {
                 let bring = |_: &_| swap_in(memory, object, run.page, orders);
-                match object.invalidate_lock.with_read(&memory.platform, bring) {
+                match object.invalidate_lock.with_read(memory.platform(), bring) {
                     Ok(_) => Ok(()),
                     Err(Stop::Failed(failure)) => Err(failure),
                     Err(Stop::Wait(wait)) => {
@@ -87,7 +87,7 @@ impl<'m, P: Platform> Object<'m, P> {
         }
         let mut from = from;
         loop {
-            let platform = &self.memory.platform;
+            let platform = self.memory.platform();
             let run = object.pages.look(platform, |index| index.next_swapped(from, u64::MAX))?;
             if run.first.area == area {
                 return Some(run);

@@ -74,8 +74,8 @@ struct Plan {
 impl<'m, P: Platform> Leaving<'m, P> {
     /// The folio that `frame` is a page of, if it is one of the object's and unlocked.
     pub(crate) fn new(memory: &'m Memory<P>, object: &ObjectState, frame: Frame) -> Option<Self> {
-        let held = memory.frames.try_hold(&memory.platform, frame)?;
-        let lock = memory.frames.folio(*held).try_lock(&memory.platform)?;
+        let held = memory.frames.try_hold(frame)?;
+        let lock = memory.frames.folio(*held).try_lock()?;
         let FolioOwner { owner, first } = lock.owner();
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
         ours.then(|| Self::locked(lock, held, first.first()))
@@ -132,7 +132,7 @@ pub(crate) fn add_folios<'m, P: Platform>(
     while !folios.is_full() {
         let next = object
             .pages
-            .look(&memory.platform, |index| index.next_run_with(PageFlags::empty(), from, end));
+            .look(memory.platform(), |index| index.next_run_with(PageFlags::empty(), from, end));
         let Some(run) = next else { return end };
         let after = run.page + u64::from(run.count);
         from = run.page;
@@ -168,8 +168,8 @@ pub(crate) fn swap_out<'m, P: Platform>(
         return ObjectFolio::NotReclaimable;
     }
     // Dropped last: it keeps the object.
-    let alone = object.invalidate_lock.try_write(&memory.platform);
-    let changes = object.changes.try_read(&memory.platform);
+    let alone = object.invalidate_lock.try_write(memory.platform());
+    let changes = object.changes.try_read(memory.platform());
     let (Some(alone), Some(_changes)) = (alone.as_ref(), changes) else {
         folios.clear();
         return ObjectFolio::Busy;
@@ -221,7 +221,7 @@ fn plan<P: Platform>(
     left: u32,
 ) -> Result<Plan, ObjectFolio> {
     let PlacedFolio { memory, object, folio, .. } = *victim;
-    let may = object.pages.look(&memory.platform, |index| victim.may_go(index, spare));
+    let may = object.pages.look(memory.platform(), |index| victim.may_go(index, spare));
     let mapped = match may {
         Ok(_) => false,
         Err(Obstacle::Mapped) => true,
@@ -247,7 +247,7 @@ fn unmap<P: Platform>(
     let walked = for_each_sight(memory, object, &ranges, Locking::Try, |hit, gather| {
         let part = hit.range;
         // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
-        let locked = hit.vma.try_read(&memory.platform);
+        let locked = hit.vma.try_read(memory.platform());
         let stays = match &locked {
             None => Some(ObjectFolio::Busy),
             Some(_) if hit.vma.has(MappingFlags::LOCKED) => Some(ObjectFolio::NotReclaimable),
@@ -349,7 +349,7 @@ fn send<P: Platform>(
     lock.detach_from_object();
     // One of the index's references is the swap cache's now. The caller's is the batch's.
     if named > 1 {
-        memory.frames.folio(folio).release_pages(&memory.platform, named - 1);
+        memory.frames.folio(folio).release_pages(named - 1);
     }
     batch.add(slots, VirtAddr(first << PAGE_SHIFT), InCache::New);
     LockedFolio::new(lock, held).leave_to_batch();
@@ -363,7 +363,7 @@ fn enter_slots<P: Platform>(victim: &PlacedFolio<'_, P>, slots: SlotRun) -> Resu
     let mut from = first;
     let next = |from| {
         let flags = PageFlags::empty();
-        object.pages.look(&memory.platform, |index| victim.next_run(index, flags, from))
+        object.pages.look(memory.platform(), |index| victim.next_run(index, flags, from))
     };
     // The pages stay: the invalidate lock is held for writing.
     while let Some(run) = next(from) {

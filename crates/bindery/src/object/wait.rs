@@ -73,7 +73,7 @@ impl Wait<'_> {
             Self::Pages(fetch) => object.map_or(Ok(None), |object| fetch.serve(object)),
             Self::Pager(ticket) => {
                 if let Some(object) = object {
-                    object.state().pages.wait(&memory.platform, ticket);
+                    object.state().pages.wait(memory.platform(), ticket);
                 }
                 Ok(None)
             }
@@ -91,10 +91,10 @@ impl Wait<'_> {
             }
             Self::Folio(folio) => {
                 drop(memory.lock_folio(folio));
-                memory.frames.folio(folio).release(&memory.platform);
+                memory.frames.folio(folio).release();
                 Ok(None)
             }
-            Self::Handler(queued, interrupts) => match queued.wait(&memory.platform, interrupts) {
+            Self::Handler(queued, interrupts) => match queued.wait(memory.platform(), interrupts) {
                 Ending::Woken | Ending::Closed => Ok(None),
                 Ending::Interrupted => Err(Error::Interrupted.into()),
             },
@@ -170,7 +170,7 @@ impl<P: Platform> Object<'_, P> {
         reads: Reads,
         mut work: impl FnMut() -> Result<R, Stop>,
     ) -> Result<R, Failure> {
-        let (platform, state) = (&self.memory.platform, self.state());
+        let (platform, state) = (self.memory.platform(), self.state());
         // The pages fetched last: the first and the last page of a range may both be needed at
         // once.
         let (mut _kept, mut _kept_before) = (None, None);

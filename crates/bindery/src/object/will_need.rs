@@ -19,9 +19,9 @@ impl<P: Platform> Object<'_, P> {
     pub(crate) fn bring_in(&self, pages: PageRange, orders: Orders, most: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         let PageRange { first, end } = pages;
-        object.invalidate_lock.with_read(&memory.platform, |_| {
+        object.invalidate_lock.with_read(memory.platform(), |_| {
             let next = |index: &PageIndex| index.next_swapped(first, end);
-            let run = object.pages.look(&memory.platform, next);
+            let run = object.pages.look(memory.platform(), next);
             let Some(run) = run else { return Some(end) };
             let end = run.page + u64::from(run.count).min(most);
             let mut page = run.page;
@@ -57,7 +57,7 @@ pub(super) fn bring_in<P: Platform>(
     }
     // The run may be in memory by now, and its slots may have another owner.
     let look = |index: &PageIndex| index.swapped(page);
-    let Some(slot) = object.pages.look(&memory.platform, look) else { return Some(page + 1) };
+    let Some(slot) = object.pages.look(memory.platform(), look) else { return Some(page + 1) };
     match memory.source_of_slot(slot.area, slot.slot) {
         Some(Source::Device | Source::SynchronousDevice) if sources == Sources::Memory => None,
         Some(Source::Memory | Source::SynchronousDevice) => {

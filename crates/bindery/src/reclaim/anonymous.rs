@@ -35,8 +35,8 @@ impl<P: Platform> Memory<P> {
         target: u64,
         batch: &mut Batch<'m, P>,
     ) -> u64 {
-        let Some(held) = self.frames.try_hold(&self.platform, frame) else { return 0 };
-        let Some(lock) = self.frames.folio(*held).try_lock(&self.platform) else {
+        let Some(held) = self.frames.try_hold(frame) else { return 0 };
+        let Some(lock) = self.frames.folio(*held).try_lock() else {
             batch.later = true;
             return 0;
         };
@@ -90,7 +90,7 @@ impl<P: Platform> Memory<P> {
         let (folio, mut is_cut) = (*held, false);
         let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, _| {
             let mut entries = 0;
-            if !is_cut && let Some(_vma) = hit.vma.try_read(&self.platform) {
+            if !is_cut && let Some(_vma) = hit.vma.try_read(self.platform()) {
                 entries = hit.range.pages();
                 let cut = hit.page_table.split_folio(folio, hit.range, Order::PAGE, || true);
                 is_cut = cut.is_ok();

@@ -104,7 +104,7 @@ impl<P: Platform> Memory<P> {
         if self.frames.traffic().returned > returned && first(&mut tried.last) {
             return true;
         }
-        first(&mut tried.hook) && self.platform.out_of_memory()
+        first(&mut tried.hook) && self.platform().out_of_memory()
     }
 }
 

@@ -175,7 +175,7 @@ impl<P: Platform> Memory<P> {
     /// Runs `work` on the VMA's entries with the VMA locked for reading, unless its pages are
     /// locked into memory or another thread changes it ([`Batch::take_window`]).
     fn unless_locked(&self, vma: &Vma, work: impl FnOnce()) -> Result<(), Kept> {
-        let _vma = vma.try_read(&self.platform).ok_or(Kept::Busy)?;
+        let _vma = vma.try_read(self.platform()).ok_or(Kept::Busy)?;
         if vma.has(MappingFlags::LOCKED) {
             return Err(Kept::Locked);
         }

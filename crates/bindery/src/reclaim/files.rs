@@ -25,14 +25,14 @@ impl<P: Platform> Memory<P> {
     ) -> u64 {
         // Swapping out may wait for a device, which a batch must not.
         let finished = batch.finish();
-        let Some(held) = self.frames.try_hold(&self.platform, frame) else { return finished };
+        let Some(held) = self.frames.try_hold(frame) else { return finished };
         let looked = reclaim_around(self, held, which.turn(), most, batch.idle());
         finished + batch.note(looked)
     }
 
     /// Examines the folio of the frame.
     pub(super) fn reclaim_of_file(&self, frame: Frame, spare: Spare) -> Looked {
-        let held = self.frames.try_hold(&self.platform, frame);
+        let held = self.frames.try_hold(frame);
         held.map_or(Looked::NOTHING, |held| reclaim_folio(self, held, spare).into())
     }
 
@@ -53,7 +53,7 @@ impl<P: Platform> Memory<P> {
                     && self.frames.folio(*folio).owner_kind() == OwnerKind::File
             };
             if folio.filter(of_file).is_some()
-                && let Some(held) = self.frames.try_hold(&self.platform, frame)
+                && let Some(held) = self.frames.try_hold(frame)
                 && let ObjectFolio::Freed(pages) = reclaim_folio(self, held, Spare::Nothing)
             {
                 freed += u64::from(pages);

@@ -126,7 +126,7 @@ impl<P: Platform> Memory<P> {
             // 1. Thread A has VMAs of a program locked for reading, and yields the CPU.
             // 2. Thread B drops the program's address space. It spins until no VMA is locked.
             if batch.is_empty() {
-                self.platform.yield_if_due();
+                self.platform().yield_if_due();
             }
         }
         done.freed += batch.finish();
@@ -151,7 +151,7 @@ impl<P: Platform> Memory<P> {
             freed += self.reclaim_at(frame, step, left, batch);
             if batch.is_due(search.scanned) {
                 freed += batch.finish();
-                self.platform.yield_if_due();
+                self.platform().yield_if_due();
             }
         }
         if step.all {

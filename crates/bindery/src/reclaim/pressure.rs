@@ -121,7 +121,7 @@ impl<'m, P: Platform> Batch<'m, P> {
             if self.vmas.is_full() {
                 self.unmap();
             }
-            let Some(vma) = hit.vma.try_read(&self.memory.platform) else {
+            let Some(vma) = hit.vma.try_read(self.memory.platform()) else {
                 self.later = true;
                 return false;
             };
@@ -187,7 +187,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         let dropped = self.out.unmap_deferred(self.memory);
         self.spaces.clear();
         for vma in self.vmas.drain(..) {
-            vma.unlock(&self.memory.platform);
+            vma.unlock(self.memory.platform());
         }
         dropped
     }

@@ -446,14 +446,14 @@ impl Groups {
             lock: TreeLock::new(),
             node: null(),
         };
-        let node = memory.slab::<AnonGroup>().allocate(&memory.frames, &memory.platform, group)?;
+        let node = memory.slab::<AnonGroup>().allocate(&memory.frames, group)?;
         // SAFETY: the anon group is fresh from the slab, and is not freed before it was held.
         unsafe { node.as_ref() }.node.store(node.as_ptr(), Ordering::Relaxed);
         if let Some(parent) = parent {
             parent.hold();
             // SAFETY: the anon group is fresh from the slab, and is not freed before it was held.
             let group = unsafe { node.as_ref() };
-            parent.family_lock().with_write(&memory.platform, || {
+            parent.family_lock().with_write(memory.platform(), || {
                 let first = parent.first_child.load(Ordering::Relaxed);
                 group.next_sibling.store(first, Ordering::Relaxed);
                 // SAFETY: 1. the lock is held.
@@ -505,7 +505,7 @@ impl Groups {
             // SAFETY: 1. this group still counts as a holder of its parent, which is contracted only
             // if its one holder is a group with VMAs below.
             if let Some(parent) = unsafe { group.parent() } {
-                parent.family_lock().with_write(&memory.platform, || {
+                parent.family_lock().with_write(memory.platform(), || {
                     let after = group.next_sibling.load(Ordering::Relaxed);
                     let before = group.previous_sibling.load(Ordering::Relaxed);
                     // SAFETY: 1. the lock is held.

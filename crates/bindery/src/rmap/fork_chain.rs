@@ -117,7 +117,7 @@ pub(crate) unsafe fn contract<P: Platform>(
     let group = vma.group().filter(|_| may_contract(vma))?;
     let (memory, lock) = (page_table.memory, group.family_lock());
     // SAFETY: 1. the lock is held.
-    let look = lock.with_write(&memory.platform, || unsafe { look(group, vma) })?;
+    let look = lock.with_write(memory.platform(), || unsafe { look(group, vma) })?;
     // SAFETY: 1. only VMAs of this address space are in the tree, and its mutex is held (obligation
     // 1).
     let vmas = unsafe { group.vmas.locked() };
@@ -125,7 +125,7 @@ pub(crate) unsafe fn contract<P: Platform>(
         // SAFETY: 1. `look` has begun the survey, which ends below.
         complete & unsafe { take_over(memory, page_table, vma) }
     });
-    lock.with_write(&memory.platform, || {
+    lock.with_write(memory.platform(), || {
         group.end_survey();
         let listed = vmas.iter(Asked::ALL).count() as u32;
         // SAFETY: 1. the lock is held.
@@ -201,14 +201,14 @@ unsafe fn take_over<P: Platform>(
     let complete = Cell::new(true);
     // Taken for each span of table locks, so that no other thread waits for the whole mapping.
     let within = |work: &mut dyn FnMut()| match vma.object() {
-        Some(object) => object.mapping_lock.with_write(&memory.platform, work),
+        Some(object) => object.mapping_lock.with_write(memory.platform(), work),
         None => work(),
     };
     page_table.survey_within(vma.range(), within, |stretch: &Stretch<_>| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio whose owner stays
         // does not delay the contraction because a walker has its lock.
-        let FolioOwner { owner, first } = frames.folio(folio).owner(&memory.platform);
+        let FolioOwner { owner, first } = frames.folio(folio).owner();
         let Owner::Group(owner) = owner else { return };
         let owner = owner.cast::<AnonGroup>();
         // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those
@@ -217,7 +217,7 @@ unsafe fn take_over<P: Platform>(
         let owner = unsafe { owner.as_ref() };
         // SAFETY: 1. this survey's VMA is below the owner.
         let Some(new_parent) = (unsafe { owner.new_parent() }) else { return };
-        match frames.folio(folio).try_lock(&memory.platform) {
+        match frames.folio(folio).try_lock() {
             Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent)), first),
             None => complete.set(false),
         }

@@ -162,7 +162,7 @@ impl<'a> ObjectWalk<'a> {
 #[inline]
 fn looked_at_one<P: Platform>(_memory: &Memory<P>) {
     #[cfg(any(test, feature = "measure"))]
-    _memory.platform.worked(crate::platform::Work { entries: 1, tables_marked: 0 });
+    _memory.platform().worked(crate::platform::Work { entries: 1, tables_marked: 0 });
 }
 
 fn lock<'a, P: Platform>(
@@ -171,8 +171,8 @@ fn lock<'a, P: Platform>(
     locking: Locking,
 ) -> Result<TreeReadGuard<'a, P>, Busy> {
     match locking {
-        Locking::Wait => Ok(tree_lock.read(&memory.platform)),
-        Locking::Try => tree_lock.try_read(&memory.platform).ok_or(Busy),
+        Locking::Wait => Ok(tree_lock.read(memory.platform())),
+        Locking::Try => tree_lock.try_read(memory.platform()).ok_or(Busy),
     }
 }
 
@@ -346,8 +346,8 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
 ) -> Walked {
     let frames = &memory.frames;
     let (node, first) = {
-        let _section = ReadSection::enter(&memory.platform);
-        let FolioOwner { owner, first } = frames.folio(folio).owner(&memory.platform);
+        let _section = ReadSection::enter(memory.platform());
+        let FolioOwner { owner, first } = frames.folio(folio).owner();
         let Owner::Group(node) = owner else { return Walked::NotMapped };
         let node = node.cast::<AnonGroup>();
         if frames.folio(folio).mappings() == 0 {

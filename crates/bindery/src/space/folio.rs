@@ -153,7 +153,7 @@ fn split_mapped<P: Platform>(
     let memory = page_table.memory;
     let mut held = None;
     let hold = || {
-        held = memory.frames.folio(folio).keep(&memory.platform);
+        held = memory.frames.folio(folio).keep();
         held.is_some()
     };
     let cut = page_table.split_folio(folio, range, order, hold);

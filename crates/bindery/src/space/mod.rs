@@ -298,7 +298,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     pub(crate) fn platform(&self) -> &'m P {
-        &self.page_table.memory.platform
+        self.page_table.memory.platform()
     }
 
     /// The end of user space.

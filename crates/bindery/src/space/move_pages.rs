@@ -179,8 +179,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         // A folio's lock comes without an error.
         drop(wait.wait(memory, None).map_err(|failure| failure.map(|_| MoveError::Busy))?);
         // The thread that has the folio may do so without its lock.
-        memory.platform.relax();
-        Ok(interrupt::check(&memory.platform).map_err(|_| MoveError::Interrupted)?)
+        memory.platform().relax();
+        Ok(interrupt::check(memory.platform()).map_err(|_| MoveError::Interrupted)?)
     }
 
     /// The VMAs of both addresses, locked for reading.
@@ -248,7 +248,7 @@ fn move_between<P: Platform>(
                 debug_assert!(false, "the mover sees to that");
             }
         }
-        interrupt::check(&page_table.memory.platform).map_err(|_| MoveError::Interrupted)?;
+        interrupt::check(page_table.memory.platform()).map_err(|_| MoveError::Interrupted)?;
     }
     Ok(None)
 }
@@ -400,10 +400,10 @@ pub(crate) mod testing {
     ) -> impl FnOnce() + 'a {
         let memory = space.memory();
         let folio = super::folio_to_wait_for(&space.page_table, at).expect("a folio");
-        let lock = memory.frames.folio(folio).try_lock(&memory.platform).expect("the lock");
+        let lock = memory.frames.folio(folio).try_lock().expect("the lock");
         move || {
             drop(lock);
-            memory.frames.folio(folio).release(&memory.platform);
+            memory.frames.folio(folio).release();
         }
     }
 }

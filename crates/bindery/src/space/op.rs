@@ -63,7 +63,7 @@ impl<'m, P: Platform> Op<'_, 'm, P> {
     /// The platform.
     #[inline]
     pub(in crate::space) fn platform(&self) -> &'m P {
-        &self.memory().platform
+        self.memory().platform()
     }
 }
 

@@ -130,7 +130,7 @@ impl<P: Platform> Drop for Pinned<'_, P> {
         if let Some((file, page)) = &self.file {
             pages::mark_written(file, *page, u64::from(self.pages));
         }
-        self.memory.frames.folio(self.folio).unpin(&self.memory.platform);
+        self.memory.frames.folio(self.folio).unpin();
         self.memory.clock.exhausted.forget();
     }
 }

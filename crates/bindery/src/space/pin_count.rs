@@ -67,9 +67,7 @@ impl PinCount {
         if self.0.fetch_sub(taken, Ordering::AcqRel) == taken {
             // SAFETY: the count came from this slab (`AddressSpace::pin_count`). It is zero, so
             // neither the address space nor a pin knows it any more.
-            unsafe {
-                memory.slab::<PinCount>().free(&memory.frames, &memory.platform, self.into())
-            };
+            unsafe { memory.slab::<PinCount>().free(&memory.frames, self.into()) };
         }
     }
 }
@@ -108,7 +106,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             None => {
                 memory.may_wait();
                 let new = PinCount(AtomicU64::new(SPACE));
-                let new = memory.slab::<PinCount>().allocate(&memory.frames, &memory.platform, new);
+                let new = memory.slab::<PinCount>().allocate(&memory.frames, new);
                 let new = new.ok_or(NoMemory)?;
                 let (null, made) = (ptr::null_mut(), new.as_ptr());
                 let order = (Ordering::AcqRel, Ordering::Acquire);
@@ -116,9 +114,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
                     Ok(_) => new,
                     Err(other) => {
                         // SAFETY: the count came from this slab, and no other thread has seen it.
-                        unsafe {
-                            memory.slab::<PinCount>().free(&memory.frames, &memory.platform, new)
-                        };
+                        unsafe { memory.slab::<PinCount>().free(&memory.frames, new) };
                         NonNull::new(other).ok_or(NoMemory)?
                     }
                 }

@@ -356,7 +356,7 @@ impl<P: Platform> ObjectView<'_, P> {
     /// Complexity: logarithmic in the pages, for each run of dirty pages.
     pub fn dirty_pages(&self, first: u64, end: u64) -> u64 {
         let mut from = first;
-        self.state.pages.look(&self.memory.platform, |index| {
+        self.state.pages.look(self.memory.platform(), |index| {
             let mut dirty = 0;
             while let Some(run) = index.next_run_with(PageFlags::DIRTY, from, end) {
                 dirty += u64::from(run.count);

@@ -288,7 +288,7 @@ impl<P: Platform> Area<P> {
         let order = info_order::<P>(count)?;
         let base = memory.frames.allocate(order, AllocateFor::Use)?;
         memory.frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
-        let clusters = memory.platform.direct_map(base).cast::<Cluster<P>>();
+        let clusters = memory.platform().direct_map(base).cast::<Cluster<P>>();
         for number in 0..count {
             let Some(frames) = memory.frames.allocate(CELLS, AllocateFor::Use) else {
                 self.free_clusters(memory, clusters, number, base);
@@ -299,7 +299,7 @@ impl<P: Platform> Area<P> {
                 .meta(frames)
                 .state
                 .store(meta::state_of(meta::Kind::Swap, CELLS), Relaxed);
-            memory.platform.zero(frames, CELLS.pages());
+            memory.platform().zero(frames, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
             // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
@@ -349,7 +349,7 @@ impl<P: Platform> Area<P> {
             drop(cluster.state.lock());
         }
         // Lookups of a cached page, or of content, by an old entry run in a read section.
-        memory.platform.synchronize();
+        memory.platform().synchronize();
         self.free_clusters(memory, clusters, count, Frame(self.block.load(Relaxed)));
         true
     }
@@ -366,12 +366,12 @@ impl<P: Platform> Area<P> {
             let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
             // SAFETY: 1. `turn_on` allocated them for this cluster. 2. No thread uses the cells any
             // more.
-            unsafe { memory.frames.free(&memory.platform, Frame(frames), CELLS) };
+            unsafe { memory.frames.free(Frame(frames), CELLS) };
         }
         self.set_device(None);
         let order = memory.frames.meta(base).order();
         // SAFETY: 1. `turn_on` allocated it. 2. No thread uses the clusters any more.
-        unsafe { memory.frames.free(&memory.platform, base, order) };
+        unsafe { memory.frames.free(base, order) };
     }
 
     /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`

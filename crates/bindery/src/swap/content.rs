@@ -37,7 +37,7 @@ impl<P: Platform> Memory<P> {
             // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked. A pin
             // for writing makes its page exclusive, and the slot of an exclusive page is free, so
             // that its folio is not written out: no thread writes to it.
-            match unsafe { same_filled::word_of(self.platform.direct_map(frame)) } {
+            match unsafe { same_filled::word_of(self.platform().direct_map(frame)) } {
                 Some(word) => {
                     value.store(word, Relaxed);
                     written.filled.add(page, 1);
@@ -48,7 +48,7 @@ impl<P: Platform> Memory<P> {
                         value.store(handle, Relaxed);
                         // Compressing a large folio takes longer than other threads may have to
                         // wait.
-                        self.platform.yield_if_due();
+                        self.platform().yield_if_due();
                     }
                     None => {
                         let before = (0..page).filter(|page| !written.filled.has(*page));
@@ -83,7 +83,7 @@ impl<P: Platform> Memory<P> {
                 && cells.iter().all(filled)
         };
         if are_zeroes {
-            self.platform.zero(folio.head, run.count);
+            self.platform().zero(folio.head, run.count);
             self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
             return true;
         }
@@ -114,7 +114,7 @@ impl<P: Platform> Memory<P> {
                         cell.has(SlotState::FILLED) && value == 0
                     })
                     .count() as u32;
-                self.platform.zero(frame, zeroes);
+                self.platform().zero(frame, zeroes);
                 page += zeroes;
                 continue;
             }
@@ -148,7 +148,7 @@ impl<P: Platform> Memory<P> {
         for (page, value) in (0..).zip(values) {
             // SAFETY: 1. as in `write_out`.
             let word =
-                unsafe { same_filled::word_of(self.platform.direct_map(folio.head.plus(page))) };
+                unsafe { same_filled::word_of(self.platform().direct_map(folio.head.plus(page))) };
             // Content on the device needs no value: the slot is its address.
             value.store(word.unwrap_or(0), Relaxed);
             written.filled.add(page, u32::from(word.is_some()));
@@ -228,7 +228,7 @@ impl<P: Platform> Memory<P> {
     ///    result is used, it is accessed only as aligned 64-bit atomics.
     #[inline]
     unsafe fn words(&self, frame: Frame) -> &[AtomicU64] {
-        let start = self.platform.direct_map(frame).cast::<AtomicU64>();
+        let start = self.platform().direct_map(frame).cast::<AtomicU64>();
         // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform
         // lives (obligation 1 of `Platform`), aligned to 4,096; the caller's obligation 1.
         unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
@@ -296,7 +296,7 @@ impl<P: Platform> Memory<P> {
         slots: SlotRun,
     ) -> Option<ClaimedFolio<'a, P>> {
         // Published first: a thread that finds the folio by a slot finds it counted.
-        let locked = fresh.publish_for_swap_cache(&self.platform)?;
+        let locked = fresh.publish_for_swap_cache()?;
         if self.claim_slots(locked.locked(), slots).is_err() {
             self.abandon_claim(locked);
             return None;
@@ -308,7 +308,7 @@ impl<P: Platform> Memory<P> {
     #[cold]
     fn abandon_claim(&self, locked: LockedFolio<'_, P>) {
         // The cache's reference; the caller's is dropped with the lock.
-        self.frames.folio(locked.folio()).release(&self.platform);
+        self.frames.folio(locked.folio()).release();
     }
 }
 

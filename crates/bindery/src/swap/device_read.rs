@@ -144,7 +144,7 @@ impl<P: Platform> Memory<P> {
     fn end_device_read(&self, read: &DeviceRead) -> Option<LockedFolio<'_, P>> {
         let area = self.area(read.slots.area)?;
         let succeeded = area.requests.result(read.number) == Some(true);
-        let lock = self.frames.folio(read.folio).lock_of_request(&self.platform);
+        let lock = self.frames.folio(read.folio).lock_of_request();
         debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
         self.free_request(area, read.number);
         let locked = lock?.with_reference();

@@ -148,7 +148,7 @@ impl<P: Platform> Memory<P> {
     pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
         let read = area.requests.result(number) == Some(true);
         if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
-            let lock = self.frames.folio(folio).lock_of_request(&self.platform);
+            let lock = self.frames.folio(folio).lock_of_request();
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {
                 let locked = lock.with_reference();

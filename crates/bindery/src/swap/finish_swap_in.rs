@@ -52,7 +52,7 @@ impl<P: Platform> Memory<P> {
         freed.relist(run.first);
         // No other copy of the content is left.
         self.frames.folio(*folio).mark_dirty();
-        self.frames.folio(*folio).release(&self.platform);
+        self.frames.folio(*folio).release();
         true
     }
 
@@ -70,7 +70,7 @@ impl<P: Platform> Memory<P> {
         // No other copy of the content is left.
         self.frames.folio(folio).mark_dirty();
         if place.cached == 1 {
-            self.frames.folio(folio).release(&self.platform);
+            self.frames.folio(folio).release();
         }
     }
 }

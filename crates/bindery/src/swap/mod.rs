@@ -192,7 +192,7 @@ impl<P: Platform> Swap<P> {
     unsafe fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
         // SAFETY: 1. the caller's obligation 1. 2. Its obligation 2, and the core reads the page by
         // atomics.
-        let stored = unsafe { self.store.store(&memory.frames, &memory.platform, page) };
+        let stored = unsafe { self.store.store(&memory.frames, page) };
         stored.ok().map(|handle| handle.to_raw())
     }
 
@@ -206,7 +206,7 @@ impl<P: Platform> Swap<P> {
         let Some(handle) = Handle::from_raw(handle) else { return false };
         // SAFETY: 1. the slot's value is the handle that `store` returned, and the slot is busy: no
         // thread frees its content during the load. 2. The caller's obligation 2.
-        unsafe { self.store.load(&memory.frames, &memory.platform, &handle, page) }.is_ok()
+        unsafe { self.store.load(&memory.frames, &handle, page) }.is_ok()
     }
 
     /// Frees the content that [`Swap::store`] has stored. Does not sleep.
@@ -219,7 +219,7 @@ impl<P: Platform> Swap<P> {
     unsafe fn forget(&self, memory: &Memory<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
             // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-            unsafe { self.store.free(&memory.frames, &memory.platform, handle) };
+            unsafe { self.store.free(&memory.frames, handle) };
         }
     }
 }
@@ -296,7 +296,7 @@ impl<P: Platform> Memory<P> {
         let area = &self.swap.areas[number];
         let prepared = match device {
             Some(_) => Ok(()),
-            None => self.swap.store.prepare(&self.frames, &self.platform),
+            None => self.swap.store.prepare(&self.frames),
         };
         let kind = match device {
             None => AreaKind::Memory,
@@ -404,7 +404,7 @@ impl<P: Platform> Memory<P> {
     fn release_unused_store(&self, on: &AreasOn) {
         if on.0 == 0 {
             self.frames.set_reserve(0);
-            self.swap.store.release(&self.frames, &self.platform);
+            self.swap.store.release(&self.frames);
         }
     }
 

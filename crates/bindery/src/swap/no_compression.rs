@@ -40,7 +40,7 @@ impl<P: Platform> CompressedStore<P> {
     }
 
     #[inline]
-    pub(crate) fn prepare(&self, _frames: &Frames<P>, _platform: &P) -> Result<(), NoMemory> {
+    pub(crate) fn prepare(&self, _frames: &Frames<P>) -> Result<(), NoMemory> {
         Err(NoMemory)
     }
 
@@ -50,7 +50,6 @@ impl<P: Platform> CompressedStore<P> {
     pub(crate) unsafe fn store(
         &self,
         _frames: &Frames<P>,
-        _platform: &P,
         _page: Frame,
     ) -> Result<Handle, NoStore> {
         Err(NoStore)
@@ -62,7 +61,6 @@ impl<P: Platform> CompressedStore<P> {
     pub(crate) unsafe fn load(
         &self,
         _frames: &Frames<P>,
-        _platform: &P,
         handle: &Handle,
         _page: Frame,
     ) -> Result<(), NoStore> {
@@ -72,12 +70,12 @@ impl<P: Platform> CompressedStore<P> {
     /// # Safety
     /// As [`CompressedStore::store`].
     #[inline]
-    pub(crate) unsafe fn free(&self, _frames: &Frames<P>, _platform: &P, handle: Handle) {
+    pub(crate) unsafe fn free(&self, _frames: &Frames<P>, handle: Handle) {
         match handle {}
     }
 
     #[inline]
-    pub(crate) fn release(&self, _frames: &Frames<P>, _platform: &P) {}
+    pub(crate) fn release(&self, _frames: &Frames<P>) {}
 
     #[inline]
     pub(crate) fn limit(&self) -> u64 {

@@ -247,7 +247,7 @@ impl<P: Platform> Memory<P> {
         self.while_areas_stay(|| {
             slot_state::hold_cached(
                 || self.slot_state(area, slot)?.frame(),
-                |frame| self.frames.try_hold(&self.platform, frame),
+                |frame| self.frames.try_hold(frame),
             )
         })
     }
@@ -255,9 +255,9 @@ impl<P: Platform> Memory<P> {
     /// Lets the caller read slots to which it has no reference: no area that is on is freed during
     /// the call.
     pub(super) fn while_areas_stay<R>(&self, look: impl FnOnce() -> R) -> R {
-        self.platform.enter_read();
+        self.platform().enter_read();
         let result = look();
-        self.platform.leave_read();
+        self.platform().leave_read();
         result
     }
 
@@ -357,7 +357,7 @@ impl<P: Platform> Memory<P> {
         let changed = self.change_slots(folio, place, || false, uncached);
         if changed.cached > 0 {
             self.frames.folio(*folio).set_cached_pages(place, 0);
-            self.frames.folio(*folio).release(&self.platform);
+            self.frames.folio(*folio).release();
         }
     }
 
@@ -440,7 +440,7 @@ impl<P: Platform> Memory<P> {
         drop(state);
         freed.relist(run.first);
         if !changed.evicted && changed.cached == 0 {
-            self.frames.folio(*folio).release(&self.platform);
+            self.frames.folio(*folio).release();
         }
         changed
     }

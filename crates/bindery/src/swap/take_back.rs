@@ -56,7 +56,7 @@ impl<P: Platform> Memory<P> {
         if !(0..).zip(cells).all(is_written) {
             return None;
         }
-        let lock = self.frames.folio(folio).lock_of_request(&self.platform)?;
+        let lock = self.frames.folio(folio).lock_of_request()?;
         for cell in cells {
             cell.store(load(cell).0 & !SlotState::CONTENT | SlotState::WRITING, Relaxed);
         }
@@ -66,7 +66,7 @@ impl<P: Platform> Memory<P> {
     /// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
     /// taken the lock over ([`Memory::take_back`]), releases the slots and returns `None`.
     pub(super) fn lock_written(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
-        let lock = || self.frames.folio(folio).lock_of_request(&self.platform);
+        let lock = || self.frames.folio(folio).lock_of_request();
         let (Some(area), Some((cluster, cells, values))) =
             (self.area(slots.area), self.cells(slots))
         else {

@@ -31,8 +31,8 @@ impl<P: Platform> Memory<P> {
             return;
         }
         // The caller has no reference any more: the frame may have another owner by now.
-        let Some(held) = self.frames.try_hold(&self.platform, folio.head) else { return };
-        let Some(lock) = self.frames.folio(*held).try_lock(&self.platform) else { return };
+        let Some(held) = self.frames.try_hold(folio.head) else { return };
+        let Some(lock) = self.frames.folio(*held).try_lock() else { return };
         let folio = *held;
         // Mapped only under the lock.
         if self.frames.folio(folio).mappings() > 0 {

@@ -153,7 +153,7 @@ impl<P: Platform> Memory<P> {
 
     /// Wakes the threads that wait for a device. The requests were changed before.
     fn note_completion(&self) {
-        self.swap.completions.note(&self.platform);
+        self.swap.completions.note(self.platform());
     }
 
     /// Frees the folios that devices have written, unless they are wanted again. The embedder may
@@ -203,7 +203,7 @@ impl<P: Platform> Memory<P> {
             (None, _) => {
                 let written = if succeeded { pages } else { 0 };
                 self.rare.pages_swapped_out.fetch_add(written, Relaxed);
-                self.frames.folio(folio).release(&self.platform);
+                self.frames.folio(folio).release();
             }
             (Some(lock), Some(place)) if succeeded => {
                 self.rare.pages_swapped_out.fetch_add(pages, Relaxed);
@@ -249,7 +249,7 @@ impl<P: Platform> Memory<P> {
         let mut result = Ok(());
         self.wait_for_devices(&mut || {
             let over = is_over();
-            result = if over { Ok(()) } else { interrupt::check(&self.platform) };
+            result = if over { Ok(()) } else { interrupt::check(self.platform()) };
             over || result.is_err()
         });
         result
@@ -277,7 +277,7 @@ impl<P: Platform> Memory<P> {
     #[inline(never)]
     pub(crate) fn wait_for_devices(&self, is_over: &mut dyn FnMut() -> bool) -> u64 {
         let mut freed = 0;
-        self.swap.completions.wait(&self.platform, &mut || {
+        self.swap.completions.wait(self.platform(), &mut || {
             freed += self.finish_swap_writes();
             is_over()
         });
@@ -308,7 +308,7 @@ impl<P: Platform> Memory<P> {
     /// caller holds no lock of a table, and is in no read section.
     pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
         loop {
-            if let Some(lock) = self.frames.folio(folio).lock_unless_writeback(&self.platform) {
+            if let Some(lock) = self.frames.folio(folio).lock_unless_writeback() {
                 return lock;
             }
             if let Some(lock) = self.take_back(folio) {

@@ -98,12 +98,12 @@ impl<P: Platform> PageTable<'_, P> {
             let count = if P::Arch::PTE.kind(raw) == Kind::Leaf {
                 let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
                 let count = consecutive::<P>(slots, index, first, memory.zero_frame);
-                memory.platform.copy(first, to, count);
+                memory.platform().copy(first, to, count);
                 counts.bytes_copied += u64::from(count) * PAGE_SIZE;
                 count
             } else {
                 let count = run::count_empty(&slots[index.slots(index.left::<P::Arch>())]);
-                memory.platform.zero(to, count);
+                memory.platform().zero(to, count);
                 counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
                 count
             };

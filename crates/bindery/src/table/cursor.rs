@@ -86,7 +86,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             at: range.start().0,
             position: None,
             unflushed: Unflushed::none(),
-            _section: ReadSection::enter(&self.memory.platform),
+            _section: ReadSection::enter(self.memory.platform()),
         }
     }
 
@@ -111,7 +111,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         let mut found = false;
         while start < end && !found {
-            let section = ReadSection::enter(&self.memory.platform);
+            let section = ReadSection::enter(self.memory.platform());
             let looks = locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS);
             for _ in 0..looks {
                 if start >= end {

@@ -53,7 +53,7 @@ impl<P: Platform> PageTable<'_, P> {
     fn gather_below(&self, node: Node<P::Arch>, gather: &mut Gather, counts: &mut Counts) {
         let level = node.level.below();
         let children = {
-            let _section = ReadSection::enter(&self.memory.platform);
+            let _section = ReadSection::enter(self.memory.platform());
             mark_children(self, node, &mut |child| {
                 self.memory.worked(1, 1);
                 if level == Level::PTE {

@@ -23,12 +23,12 @@ impl<P: Platform> PageTable<'_, P> {
         counts: &mut Counts,
     ) {
         let what = Invalidation { range, stride: level.span(), tables: Tables::Unchanged };
-        tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
+        tlb::invalidate(self.memory.platform(), self.root, &self.active_cpus, &what, counts);
     }
 
     /// Makes every TLB forget what is stale, and lowers the pending counts that waited for it.
     pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
-        gather.flush(&self.memory.platform, self.root, &self.active_cpus, counts);
+        gather.flush(self.memory.platform(), self.root, &self.active_cpus, counts);
         while let Some(table) = gather.take_mark() {
             self.lower_pending(table);
         }
@@ -63,7 +63,7 @@ impl<P: Platform> PageTable<'_, P> {
             // It was counted when it was handed over (`take_emptied`). SAFETY: 1. only the last
             // thread to lower the count frees the table; 2. it was detached and flushed, and its
             // readers have left (`release_table` lowered the count then).
-            unsafe { self.memory.frames.free(&self.memory.platform, table, Order::PAGE) };
+            unsafe { self.memory.frames.free(table, Order::PAGE) };
         }
     }
 
@@ -93,14 +93,14 @@ impl<P: Platform> PageTable<'_, P> {
             stride: PAGE_SIZE,
             tables: Tables::Changed,
         };
-        tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
+        tlb::invalidate(self.memory.platform(), self.root, &self.active_cpus, &what, counts);
         // A move that is under way may have brought the table entries that TLBs know by their old
         // place. Callers with marks of their own make that flush too. A walk of the reverse map
         // comes by the move's source as well, and flushes it there, but nothing rests on that.
         let everything = VirtRange::raw(0, P::Arch::USER_END);
         if let Some(range) = self.moving.sources(everything) {
             let what = Invalidation { range, ..what };
-            tlb::invalidate(&self.memory.platform, self.root, &self.active_cpus, &what, counts);
+            tlb::invalidate(self.memory.platform(), self.root, &self.active_cpus, &what, counts);
         }
     }
 
@@ -116,7 +116,7 @@ impl<P: Platform> PageTable<'_, P> {
         if let Some(range) = self.moving.source() {
             let what = Invalidation { range, stride: PAGE_SIZE, tables: Tables::Changed };
             let mut counts = Counts::default();
-            let (platform, cpus) = (&self.memory.platform, &self.active_cpus);
+            let (platform, cpus) = (self.memory.platform(), &self.active_cpus);
             tlb::invalidate(platform, self.root, cpus, &what, &mut counts);
             self.stats.add(&counts);
         }
@@ -161,7 +161,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// As [`PageTable::drop_contents`], for a caller that holds no lock: other threads may run
     /// between two tables.
     pub(crate) fn drop_contents_yielding(&self, gather: &mut Gather) {
-        self.drop_contents_with(gather, || self.memory.platform.yield_if_due());
+        self.drop_contents_with(gather, || self.memory.platform().yield_if_due());
     }
 
     fn drop_contents_with(&self, gather: &mut Gather, between: impl Fn()) {

@@ -23,7 +23,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let EntryAt { node, entry, .. } = {
-            let section = ReadSection::enter(&self.memory.platform);
+            let section = ReadSection::enter(self.memory.platform());
             self.peek(&section, at, &mut Counts::default())
         };
         let whole = at.is_aligned(node.level.span());

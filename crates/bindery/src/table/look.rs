@@ -98,7 +98,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut at = range.start();
         while at < range.end() {
             // One table at a time, so that no read section lasts long.
-            let section = ReadSection::enter(&self.memory.platform);
+            let section = ReadSection::enter(self.memory.platform());
             let EntryAt { node, index: first, entry } = self.peek(&section, at, &mut counts);
             let span = node.level.span();
             let slots = self.slots(node.table);

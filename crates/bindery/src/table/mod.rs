@@ -170,15 +170,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
             reach,
             moving: Moving::new(),
         };
-        let Some(state) =
-            memory.slab::<TreeState>().allocate(&memory.frames, &memory.platform, state)
-        else {
+        let Some(state) = memory.slab::<TreeState>().allocate(&memory.frames, state) else {
             // SAFETY: 1. made above; 2. no other thread has seen it.
             unsafe { free_table(memory, root, &mut counts) };
             return None;
         };
         let page_table = Self { memory, root, state };
-        if let Some(kernel) = memory.platform.kernel_root() {
+        if let Some(kernel) = memory.platform().kernel_root() {
             let half = P::Arch::ENTRIES / 2;
             // SAFETY: 1. and 2. the platform's obligation 5.
             let theirs = unsafe { memory.slots(kernel) };
@@ -248,7 +246,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         // SAFETY: 1. `PageTable::new` made it; 2. the caller's obligations 1 and 2.
         unsafe { free_table(memory, self.root, &mut Counts::default()) };
         // SAFETY: the state came from this slab; no handle is left (the caller's obligation 2).
-        unsafe { memory.slab::<TreeState>().free(&memory.frames, &memory.platform, self.state) };
+        unsafe { memory.slab::<TreeState>().free(&memory.frames, self.state) };
     }
 
     /// The lowest entry that covers `addr`, read without locks: a hint, unless the caller excludes
@@ -346,7 +344,7 @@ pub(crate) fn new_table<P: Platform>(
     counts: &mut Counts,
 ) -> Option<Frame> {
     let table = memory.frames.allocate(Order::PAGE, AllocateFor::Use)?;
-    memory.platform.zero(table, 1);
+    memory.platform().zero(table, 1);
     memory.frames.table(table).init(level);
     counts.tables_allocated += 1;
     Some(table)
@@ -364,7 +362,7 @@ pub(crate) unsafe fn free_table<P: Platform>(
     counts: &mut Counts,
 ) {
     // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-    unsafe { memory.frames.free(&memory.platform, table, Order::PAGE) };
+    unsafe { memory.frames.free(table, Order::PAGE) };
     counts.tables_freed += 1;
 }
 
@@ -381,7 +379,7 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
         let meta = self.meta(table);
         while !meta.try_lock() {
             while meta.is_locked() {
-                self.memory.platform.relax();
+                self.memory.platform().relax();
             }
         }
     }
@@ -390,13 +388,13 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
     fn unlock(&self, table: Frame) {
         self.meta(table).unlock();
         #[cfg(any(test, feature = "testing"))]
-        self.memory.platform.table_unlocked();
+        self.memory.platform().table_unlocked();
     }
 
     fn start_again(&self) {
         // The table may still be in the tree: the thread that marked it is about to clear the
         // entry.
-        self.memory.platform.relax();
+        self.memory.platform().relax();
     }
 
     #[inline]

@@ -91,7 +91,7 @@ impl OutBatch {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
         for (folio, pages) in self.lazy.drain(..) {
-            memory.frames.folio(folio).unmap_into(&mut batch, &memory.platform, pages, || false);
+            memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
             dropped += u64::from(pages);
         }
         for number in self.settled..self.runs.len() {
@@ -124,7 +124,7 @@ impl OutBatch {
         self.kept = true;
         // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
         if memory.frames.folio(folio).add_references(2 - in_cache.references()).is_ok() {
-            memory.frames.folio(folio).unmap(&memory.platform, pages);
+            memory.frames.folio(folio).unmap(pages);
         }
     }
 
@@ -198,8 +198,7 @@ impl OutBatch {
                 let pages = u64::from(folio.pages());
                 slot += pages;
                 // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
-                let leaving =
-                    unsafe { memory.frames.folio(folio).folio_of_batch(&memory.platform) };
+                let leaving = unsafe { memory.frames.folio(folio).folio_of_batch() };
                 if kept && memory.stays_in_cache(leaving.locked()) {
                     continue;
                 }

@@ -9,7 +9,7 @@ use super::PageTable;
 /// Makes new entries of `range` visible to the walkers. If the MMU may cache empty entries, this CPU
 /// flushes the range at once; other CPUs fault once more.
 pub(crate) fn publish<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) {
-    page_table.memory.platform.publish_entries();
+    page_table.memory.platform().publish_entries();
     if P::Arch::INVALID_MAY_BE_CACHED {
         flush_local(page_table, range);
     }
@@ -20,5 +20,5 @@ pub(crate) fn flush_local<P: Platform>(page_table: &PageTable<'_, P>, range: Vir
     // A cached empty entry may be of any level.
     let tables = if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
     let what = Invalidation { range, stride: PAGE_SIZE, tables };
-    page_table.memory.platform.invalidate_local(page_table.root, &what);
+    page_table.memory.platform().invalidate_local(page_table.root, &what);
 }

@@ -129,7 +129,7 @@ impl<P: Platform> PageTable<'_, P> {
         {
             return None;
         }
-        let section = ReadSection::enter(&self.memory.platform);
+        let section = ReadSection::enter(self.memory.platform());
         let found = self.leaf_table(&section, what.start)?;
         if !self.try_lock_leaf_table(what.start, &found) {
             return None;

@@ -242,7 +242,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         let memory = self.cursor.page_table.memory;
         match self.scan.held {
             Some(held) if *held == folio => Some(OutLock::OfCaller(held)),
-            _ => memory.frames.folio(folio).try_lock(&memory.platform).map(OutLock::Taken),
+            _ => memory.frames.folio(folio).try_lock().map(OutLock::Taken),
         }
     }
 
@@ -392,7 +392,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
-            memory.frames.folio(folio).unmap_into(&mut batch, &memory.platform, pages, || false);
+            memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
         }
     }
 

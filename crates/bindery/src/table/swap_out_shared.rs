@@ -137,8 +137,8 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         {
             return None;
         }
-        let held = frames.try_hold(&memory.platform, folio.head)?;
-        let lock = frames.folio(*held).try_lock(&memory.platform)?;
+        let held = frames.try_hold(folio.head)?;
+        let lock = frames.folio(*held).try_lock()?;
         let FolioOwner { owner, first } = lock.owner();
         if *held != folio || owner != self.owner || first.first() != index {
             return None;
@@ -230,7 +230,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         counts.folios_touched += 1;
         counts.unmapped(OwnerKind::Anonymous, pages);
         counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(pages));
-        self.memory.frames.folio(folio).unmap(&self.memory.platform, pages);
+        self.memory.frames.folio(folio).unmap(pages);
     }
 }
 

@@ -243,8 +243,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             self.counts.unmapped(owner, count);
         }
         let dirty = || P::Arch::attributes(first).dirty;
-        let freed =
-            memory.frames.folio(folio).unmap_into(self.batch, &memory.platform, count, dirty);
+        let freed = memory.frames.folio(folio).unmap_into(self.batch, count, dirty);
         memory.after_unmapping(self.batch, folio, freed);
         count
     }

@@ -186,7 +186,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     let frames = &page_table.memory.frames;
     let end = at.0 + (u64::from(count) << PAGE_SHIFT);
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
-        let section = ReadSection::enter(&page_table.memory.platform);
+        let section = ReadSection::enter(page_table.memory.platform());
         let EntryAt { node, index, entry: raw } =
             page_table.peek(&section, at, &mut Counts::default());
         if node.level.kind(raw) != Kind::Leaf {
@@ -359,8 +359,8 @@ pub fn with_reference<P: Platform, R>(
     frame: Frame,
     f: impl FnOnce(Frame, u32) -> R,
 ) -> Option<R> {
-    let reference = memory.frames.try_hold(&memory.platform, frame)?;
-    let lock = memory.frames.folio(*reference).try_lock(&memory.platform);
+    let reference = memory.frames.try_hold(frame)?;
+    let lock = memory.frames.folio(*reference).try_lock();
     if let Some(lock) = &lock {
         core::hint::black_box(lock.owner());
     }
@@ -381,7 +381,7 @@ pub enum MemoryDamage {
 
 /// Damages the memory. Panics if no free block or frame is left.
 pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
-    let (frames, platform) = (&memory.frames, &memory.platform);
+    let frames = &memory.frames;
     match damage {
         MemoryDamage::ToggleFreeOrder => {
             // The damaged contiguous run itself may no longer look free, or be skipped.
@@ -398,8 +398,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
             // SAFETY: 1. and 2. no other code knows the frame; the second time it is not allocated
             // any more.
             unsafe {
-                frames.free(platform, frame, Order::PAGE);
-                frames.free(platform, frame, Order::PAGE);
+                frames.free(frame, Order::PAGE);
+                frames.free(frame, Order::PAGE);
             }
         }
         MemoryDamage::LeakMapping => {
@@ -408,7 +408,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
             let vma = unsafe {
                 Vma::new(range, Purpose::anonymous(MappingFlags::empty()), 0, NonNull::dangling())
             };
-            memory.slab::<Vma>().allocate(frames, platform, vma).expect("memory for a VMA");
+            memory.slab::<Vma>().allocate(frames, vma).expect("memory for a VMA");
         }
     }
 }
@@ -424,7 +424,7 @@ pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
 /// 1. No code reads or writes the frame until it is allocated again.
 pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
     // SAFETY: 1. and 2. the caller's obligation 1; a test may make a wrong free on purpose.
-    unsafe { memory.frames.free(&memory.platform, frame, Order::PAGE) };
+    unsafe { memory.frames.free(frame, Order::PAGE) };
 }
 
 /// The number of anon groups, including those that wait to be freed.
@@ -440,11 +440,7 @@ pub fn with_folio_locked<P: Platform, R>(
     work: impl FnOnce() -> R,
 ) -> R {
     let folio = memory.frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
-    let _lock = memory
-        .frames
-        .folio(folio)
-        .try_lock(&memory.platform)
-        .expect("a folio that nobody has locked");
+    let _lock = memory.frames.folio(folio).try_lock().expect("a folio that nobody has locked");
     work()
 }
 

@@ -79,7 +79,7 @@ pub fn walk_anonymous<P: Platform>(
         }
     });
     let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
-    let locked = frames.folio(folio).try_lock(&memory.platform);
+    let locked = frames.folio(folio).try_lock();
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
         rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
@@ -93,7 +93,7 @@ pub fn walk_anonymous<P: Platform>(
     });
     let mappings = u64::from(frames.folio(folio).mappings());
     drop(locked);
-    frames.folio(folio).release(&memory.platform);
+    frames.folio(folio).release();
     match walked {
         Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
         Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),

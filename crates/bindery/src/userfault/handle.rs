@@ -61,7 +61,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
         scope: UserfaultScope,
     ) -> Option<Self> {
         let make = || UserfaultState::new(space, features, scope);
-        let state = memory.slab().allocate_with(&memory.frames, &memory.platform, make)?;
+        let state = memory.slab().allocate_with(&memory.frames, make)?;
         Some(Self { memory, state, built })
     }
 
@@ -103,7 +103,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
     ///
     /// Context: may sleep. Complexity: linear in their number.
     pub fn waiting(&self) -> WaitingFaults {
-        self.state().faults(&self.memory.platform)
+        self.state().faults(self.memory.platform())
     }
 
     /// The number of times that forks and unmappings have asked whether they have prepared a
@@ -136,7 +136,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
         if !self.is_readable() {
             return Ok(None);
         }
-        let read = self.state().read(&self.memory.platform, forks)?;
+        let read = self.state().read(self.memory.platform(), forks)?;
         Ok(read.map(|content| match content {
             Content::Fault(fault) => UserfaultMessage::Fault(fault),
             Content::Fork(child) => {
@@ -161,10 +161,10 @@ impl<'m, P: Platform> Userfault<'m, P> {
             if let Some(message) = self.try_read() {
                 return Ok(message);
             }
-            if self.memory.platform.signal() {
+            if self.memory.platform().signal() {
                 return Err(Error::Interrupted);
             }
-            self.state().await_message(&self.memory.platform, seen);
+            self.state().await_message(self.memory.platform(), seen);
         }
     }
 }
@@ -190,7 +190,7 @@ pub struct WaitingFaults {
 
 impl<P: Platform> Drop for Userfault<'_, P> {
     fn drop(&mut self) {
-        self.state().close(&self.memory.platform);
+        self.state().close(self.memory.platform());
         // SAFETY: 1. the handle's own hold.
         unsafe { release(self.memory, self.state) };
     }

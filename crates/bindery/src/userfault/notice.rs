@@ -59,7 +59,7 @@ impl Notices {
         memory.may_wait();
         let make = || Notice { state, waiter: Waiter::new(content), next: Cell::new(None) };
         let slab = memory.slab::<Notice>();
-        let node = slab.allocate_with(&memory.frames, &memory.platform, make);
+        let node = slab.allocate_with(&memory.frames, make);
         let node = node.ok_or(NoMemory)?;
         // SAFETY: it is held (the caller's obligation 1).
         let named = unsafe { state.as_ref() };
@@ -84,7 +84,7 @@ impl Notices {
     /// or a fatal signal comes. Called without locks.
     #[cold]
     pub(crate) fn deliver<P: Platform>(self, memory: &Memory<P>) {
-        let platform = &memory.platform;
+        let platform = memory.platform();
         self.each(memory, |state, waiter| {
             // SAFETY: 1. the notice stays in its slab until `wait` has returned.
             if !unsafe { state.queue(platform, waiter) } {
@@ -116,7 +116,7 @@ impl Notices {
                 state.end_change();
                 if let Content::Fork(child) = one.waiter.content() {
                     // SAFETY: the message's hold, which no reader got.
-                    unsafe { child.as_ref() }.close(&memory.platform);
+                    unsafe { child.as_ref() }.close(memory.platform());
                     // SAFETY: 1. as above.
                     unsafe { release(memory, child) };
                 }
@@ -124,7 +124,7 @@ impl Notices {
             // SAFETY: 1. the notice's own hold.
             unsafe { release(memory, one.state) };
             // SAFETY: 1. it came from this slab; 2. it is in no queue, and this list ends here.
-            unsafe { memory.slab().free(&memory.frames, &memory.platform, node) };
+            unsafe { memory.slab().free(&memory.frames, node) };
         }
     }
 }

@@ -397,7 +397,7 @@ pub(crate) unsafe fn release<P: Platform>(memory: &Memory<P>, state: NonNull<Use
     let holders = unsafe { &state.as_ref().holders };
     if holders.fetch_sub(1, Ordering::AcqRel) == 1 {
         // SAFETY: 1. states come from this slab; 2. that was the last hold.
-        unsafe { memory.slab().free(&memory.frames, &memory.platform, state) };
+        unsafe { memory.slab().free(&memory.frames, state) };
     }
 }
 

@@ -25,7 +25,7 @@ impl<'m, P: Platform> ReservedVma<'m, P> {
     #[inline]
     pub(super) fn new(memory: &'m Memory<P>) -> Result<Self, NoMemory> {
         memory.may_wait();
-        let reserved = memory.slab::<Vma>().reserve(&memory.frames, &memory.platform);
+        let reserved = memory.slab::<Vma>().reserve(&memory.frames);
         Ok(Self { memory, reserved: ManuallyDrop::new(reserved.ok_or(NoMemory)?) })
     }
 
@@ -46,7 +46,7 @@ impl<P: Platform> Drop for ReservedVma<'_, P> {
         // SAFETY: the value is not used again: this is its drop.
         let reserved = unsafe { ManuallyDrop::take(&mut self.reserved) };
         // SAFETY: 1. `new` reserved it, of the one slab for VMAs of this memory.
-        unsafe { memory.slab::<Vma>().unreserve(&memory.frames, &memory.platform, reserved) };
+        unsafe { memory.slab::<Vma>().unreserve(&memory.frames, reserved) };
     }
 }
 
@@ -83,7 +83,7 @@ impl<P: Platform> Drop for NewVma<'_, '_, P> {
         let memory = self.memory;
         // SAFETY: the node came from this slab (`ReservedVma::fill`), was never in the index or a
         // tree, and so is known to no other thread.
-        unsafe { memory.slab::<Vma>().free(&memory.frames, &memory.platform, self.node) };
+        unsafe { memory.slab::<Vma>().free(&memory.frames, self.node) };
     }
 }
 

@@ -46,7 +46,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// The platform.
     #[inline]
     pub(crate) fn platform(&self) -> &'m P {
-        &self.memory().platform
+        self.memory().platform()
     }
 
     /// The memory of the address space.

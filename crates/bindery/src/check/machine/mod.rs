@@ -273,11 +273,11 @@ pub fn machine<P: Platform>(
     let mut keys = 1;
     if let Some(map) = map {
         test.kernel(map)?;
-        keys = map.memory().platform.protection_keys();
+        keys = map.memory().platform().protection_keys();
     }
     if let Some(space) = space {
         test.user(space)?;
-        keys = space.memory().platform.protection_keys();
+        keys = space.memory().platform().protection_keys();
     }
     test.registers(keys)?;
     Ok(test.report)

@@ -64,18 +64,18 @@ pub(super) fn frame_of(at: PhysAddr) -> Frame {
 /// Writes to a frame of the self-test's own area.
 pub(super) fn fill<P: Platform>(memory: &Memory<P>, to: PhysAddr, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(PAGE_SIZE as usize)];
-    let to = memory.platform.direct_map(frame_of(to));
+    let to = memory.platform().direct_map(frame_of(to));
     // SAFETY: the frame belongs to an area of the self-test, which only the test knows, and the
     // arena shows all of it.
-    unsafe { memory.platform.write_bytes(to, bytes) };
+    unsafe { memory.platform().write_bytes(to, bytes) };
 }
 
 /// Reads the first word of a frame of the self-test's own area.
 pub(super) fn first_word<P: Platform>(memory: &Memory<P>, from: PhysAddr) -> u64 {
     let mut bytes = [0; 8];
-    let from = memory.platform.direct_map(frame_of(from));
+    let from = memory.platform().direct_map(frame_of(from));
     // SAFETY: as in `fill`.
-    unsafe { memory.platform.read_bytes(from, &mut bytes) };
+    unsafe { memory.platform().read_bytes(from, &mut bytes) };
     u64::from_ne_bytes(bytes)
 }
 

@@ -68,7 +68,7 @@ impl PageIndex {
 
     /// A node that is not linked yet.
     fn new_node<P: Platform>(&mut self, level: usize, nodes: &Nodes<'_, P>) -> Option<Link> {
-        let node = nodes.slab.allocate(nodes.frames, nodes.platform, Node::new(level))?;
+        let node = nodes.slab.allocate(nodes.frames, Node::new(level))?;
         self.nodes += 1;
         Some(Link(node))
     }
@@ -78,7 +78,7 @@ impl PageIndex {
         // SAFETY: 1. `new_node` got this pointer from the slab, which is the same by obligation 1
         // of `Nodes::new`, and nodes are freed only here, after they have left the tree. 2. The
         // only link to it was the caller's, and nodes are `Send`.
-        unsafe { nodes.slab.free(nodes.frames, nodes.platform, link.0) };
+        unsafe { nodes.slab.free(nodes.frames, link.0) };
         self.nodes -= 1;
     }
 }

@@ -123,7 +123,6 @@ impl Node {
 pub(crate) struct Nodes<'a, P: Platform> {
     pub(super) slab: &'a Slab<Node, P>,
     pub(super) frames: &'a Frames<P>,
-    pub(super) platform: &'a P,
 }
 
 impl<'a, P: Platform> Nodes<'a, P> {
@@ -134,13 +133,9 @@ impl<'a, P: Platform> Nodes<'a, P> {
     /// The caller promises:
     ///
     /// 1. An index gets nodes of one slab only: as long as it has a node, every value passed to its
-    ///    methods was made from the same `slab`, `frames` and `platform`.
-    pub(crate) unsafe fn new(
-        slab: &'a Slab<Node, P>,
-        frames: &'a Frames<P>,
-        platform: &'a P,
-    ) -> Self {
-        Self { slab, frames, platform }
+    ///    methods was made from the same `slab` and `frames`.
+    pub(crate) unsafe fn new(slab: &'a Slab<Node, P>, frames: &'a Frames<P>) -> Self {
+        Self { slab, frames }
     }
 }
 

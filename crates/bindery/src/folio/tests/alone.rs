@@ -1,29 +1,29 @@
 //! Notes of walks that found other mappings of a folio.
 
 use super::super::handle::MAX_FOLIO_ORDER;
-use super::machine;
+use super::new_frames;
 use crate::addr::Order;
 
 #[test]
 fn excessive_counts_and_references_are_answers() {
-    let (machine, frames) = machine(1024);
+    let frames = new_frames(1024);
     let folio = frames.new_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
     assert!(frames.folio(folio).may_be_mapped_by_one(16));
     assert!(!frames.folio(folio).may_be_mapped_by_one(15), "room for 15 entries");
     frames.folio(folio).map(1).unwrap();
     assert!(!frames.folio(folio).may_be_mapped_by_one(512), "17 mappings of 16 pages");
-    frames.folio(folio).unmap(&machine, 1);
+    frames.folio(folio).unmap(1);
     assert!(frames.folio(folio).try_get());
     assert!(!frames.folio(folio).may_be_mapped_by_one(16), "a reference");
     frames.folio(folio).note_other_mappings(16);
-    frames.folio(folio).release(&machine);
+    frames.folio(folio).release();
     assert!(frames.folio(folio).may_be_mapped_by_one(16), "the reference is not noted");
 }
 
 /// One of two processes gives up its pages one by one while the other keeps `others`.
 fn walks(order: Order, others: u32) -> u32 {
-    let (machine, frames) = machine(2048);
+    let frames = new_frames(2048);
     let folio = frames.new_folio(order).unwrap().leave();
     let pages = folio.pages();
     frames.fresh(folio).map(pages);
@@ -33,7 +33,7 @@ fn walks(order: Order, others: u32) -> u32 {
             walks += 1;
             frames.folio(folio).note_other_mappings(left - others);
         }
-        frames.folio(folio).unmap(&machine, 1);
+        frames.folio(folio).unmap(1);
     }
     frames.folio(folio).forget_other_mappings();
     assert!(frames.folio(folio).may_be_mapped_by_one(pages), "the note is forgotten");
@@ -53,7 +53,7 @@ fn no_more_than_eight_walks_find_others() {
 
 #[test]
 fn a_folios_parts_begin_without_a_note() {
-    let (machine, frames) = machine(1024);
+    let frames = new_frames(1024);
     let folio = frames.new_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
     frames.folio(folio).note_other_mappings(1);
@@ -62,7 +62,7 @@ fn a_folios_parts_begin_without_a_note() {
     assert_eq!(frames.folio(folio).split(Order(2), |_| 1), Ok(()));
     for first in (0..16).step_by(4) {
         let part = frames.folio_of(folio.head.plus(first)).unwrap();
-        frames.folio(part).release(&machine);
+        frames.folio(part).release();
         assert!(frames.folio(part).may_be_mapped_by_one(4), "the part from page {first} on");
     }
 }

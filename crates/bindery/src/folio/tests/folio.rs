@@ -14,7 +14,7 @@ use super::super::exclusive::ExclusiveRun;
 use super::super::handle::{Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
-use super::{Machine, assert_all_free, blocks, free, machine};
+use super::{Machine, assert_all_free, blocks, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
@@ -22,29 +22,29 @@ use crate::frame::{AllocateFor, Frames};
 #[test]
 fn a_fresh_folio_is_wholly_exclusive_or_not() {
     for order in Order::PAGE.up_to(MAX_FOLIO_ORDER) {
-        let (machine, frames) = machine(2048);
+        let frames = new_frames(2048);
         let folio = frames.new_exclusive_folio(order).unwrap().leave();
         assert_eq!((frames.folio(folio).references(), frames.folio(folio).mappings()), (0, 0));
-        assert!(frames.try_hold(&machine, folio.head).is_none());
+        assert!(frames.try_hold(folio.head).is_none());
         assert!(frames.folio(folio).exclusive().contains_all(0, folio.pages()));
         let shared = frames.new_folio(order).unwrap().leave();
         let none = ExclusiveRun { exclusive: false, count: folio.pages() };
         assert_eq!(frames.folio(shared).exclusive().run(0, folio.pages()), none);
-        frames.fresh(shared).discard(&machine);
+        frames.fresh(shared).discard();
         assert!(!frames.folio(folio).is_dirty());
         for page in 0..folio.pages() {
             assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
         }
-        frames.fresh(folio).discard(&machine);
+        frames.fresh(folio).discard();
         assert_all_free(&frames);
         assert_eq!(frames.refused(), 0);
     }
-    assert!(machine(4096).1.new_folio(MAX_FOLIO_ORDER.above()).is_none());
+    assert!(new_frames(4096).new_folio(MAX_FOLIO_ORDER.above()).is_none());
 }
 
 #[test]
 fn the_last_mapping_or_reference_frees() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     let counts = || (frames.folio(folio).references(), frames.folio(folio).mappings());
     frames.fresh(folio).map(16);
@@ -52,25 +52,25 @@ fn the_last_mapping_or_reference_frees() {
     frames.folio(folio).map(16).unwrap();
     assert!(frames.folio(folio).try_get());
     assert_eq!(counts(), (1, 32));
-    assert_eq!(frames.folio(folio).unmap(&machine, 16), Freed::No);
-    assert_eq!(frames.folio(folio).unmap(&machine, 16), Freed::No);
+    assert_eq!(frames.folio(folio).unmap(16), Freed::No);
+    assert_eq!(frames.folio(folio).unmap(16), Freed::No);
     assert_eq!(counts(), (1, 0));
-    assert_eq!(frames.folio(folio).release(&machine), Freed::Yes);
-    assert_eq!(*machine.released.lock().unwrap(), [(folio.head, 16)]);
+    assert_eq!(frames.folio(folio).release(), Freed::Yes);
+    assert_eq!(*frames.platform().released.lock().unwrap(), [(folio.head, 16)]);
 
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).map(1);
-    assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::Yes);
+    assert_eq!(frames.folio(folio).unmap(1), Freed::Yes);
     assert_all_free(&frames);
 }
 
 #[test]
 fn only_pages_of_live_folios_have_a_folio() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     // From now on this is the only memory.
     while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
-    frames.fresh(folio).discard(&machine);
+    frames.fresh(folio).discard();
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
     nothing(Frame(0));
@@ -85,7 +85,7 @@ fn only_pages_of_live_folios_have_a_folio() {
         nothing(raw);
     }
     frames.meta(raw).reset(Kind::Raw, Order(4));
-    free(&frames, &machine, raw, Order(4));
+    free(&frames, raw, Order(4));
 
     // A smaller folio at the same place does not get the tails that the larger one left.
     let small = frames.new_exclusive_folio(Order(2)).unwrap().leave();
@@ -96,7 +96,7 @@ fn only_pages_of_live_folios_have_a_folio() {
 
 #[test]
 fn too_many_mappings_are_refused() {
-    let (_machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
     frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
@@ -107,21 +107,21 @@ fn too_many_mappings_are_refused() {
 
 #[test]
 fn removing_absent_counts_is_counted_only() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(1)).unwrap().leave();
     frames.fresh(folio).publish(1);
-    assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::No);
+    assert_eq!(frames.folio(folio).unmap(1), Freed::No);
     frames.folio(folio).map(2).unwrap();
-    assert_eq!(frames.folio(folio).release(&machine), Freed::No);
-    assert_eq!(frames.folio(folio).release(&machine), Freed::No);
+    assert_eq!(frames.folio(folio).release(), Freed::No);
+    assert_eq!(frames.folio(folio).release(), Freed::No);
     assert_eq!(frames.refused(), 2);
     assert_eq!((frames.folio(folio).references(), frames.folio(folio).mappings()), (0, 2));
-    assert_eq!(frames.folio(folio).unmap(&machine, 2), Freed::Yes);
+    assert_eq!(frames.folio(folio).unmap(2), Freed::Yes);
 }
 
 #[test]
 fn of_many_threads_exactly_one_frees() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     for _ in 0..200 {
         let folio = frames.new_exclusive_folio(Order(3)).unwrap().leave();
         frames.fresh(folio).map(8);
@@ -131,10 +131,7 @@ fn of_many_threads_exactly_one_frees() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     assert!(frames.folio(folio).try_get());
-                    let ends = [
-                        frames.folio(folio).unmap(&machine, 8),
-                        frames.folio(folio).release(&machine),
-                    ];
+                    let ends = [frames.folio(folio).unmap(8), frames.folio(folio).release()];
                     freed.fetch_add(
                         ends.iter().filter(|e| **e == Freed::Yes).count() as u32,
                         Relaxed,
@@ -149,18 +146,18 @@ fn of_many_threads_exactly_one_frees() {
 
 #[test]
 fn dirty_and_the_lock_are_independent() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).publish(1);
-    let lock = frames.folio(folio).try_lock(&machine).unwrap();
-    assert!(frames.folio(folio).try_lock(&machine).is_none());
+    let lock = frames.folio(folio).try_lock().unwrap();
+    assert!(frames.folio(folio).try_lock().is_none());
     frames.folio(folio).mark_dirty();
     frames.folio(folio).exclusive().clear(0, 1);
     drop(lock);
-    let lock = frames.folio(folio).try_lock(&machine).unwrap();
+    let lock = frames.folio(folio).try_lock().unwrap();
     assert!(frames.folio(folio).is_dirty());
     frames.folio(folio).clear_dirty();
-    assert!(!frames.folio(folio).is_dirty() && frames.folio(folio).try_lock(&machine).is_none());
+    assert!(!frames.folio(folio).is_dirty() && frames.folio(folio).try_lock().is_none());
     drop(lock);
     assert_eq!(
         frames.folio(folio).exclusive().run(0, 9),
@@ -172,24 +169,24 @@ fn dirty_and_the_lock_are_independent() {
 #[test]
 fn an_unmapped_folios_owner_goes_at_handover() {
     const GROUP: u64 = 1 << 62;
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     let head = frames.meta(folio.head);
     head.word.store(GROUP, Relaxed);
     frames.fresh(folio).map(1);
-    let kept = frames.folio(folio).keep(&machine).unwrap();
-    let lock = frames.folio(folio).try_lock(&machine).unwrap();
-    assert_eq!(frames.folio(folio).unmap(&machine, 1), Freed::Unmapped);
+    let kept = frames.folio(folio).keep().unwrap();
+    let lock = frames.folio(folio).try_lock().unwrap();
+    assert_eq!(frames.folio(folio).unmap(1), Freed::Unmapped);
     assert!(frames.folio(folio).is_anonymous(), "it is left to the holder of the lock");
     LockedFolio::new(lock, kept).into_request();
     assert!(!frames.folio(folio).is_anonymous() && frames.folio(folio).is_under_writeback());
     head.word.store(GROUP, Relaxed);
-    frames.folio(folio).orphan(&machine);
+    frames.folio(folio).orphan();
     assert!(frames.folio(folio).is_anonymous());
-    let lock = frames.folio(folio).lock_of_request(&machine).unwrap();
+    let lock = frames.folio(folio).lock_of_request().unwrap();
     assert!(!frames.folio(folio).is_anonymous() && !frames.folio(folio).is_under_writeback());
-    assert!(frames.folio(folio).lock_of_request(&machine).is_none());
-    assert!(frames.folio(folio).try_lock(&machine).is_none());
+    assert!(frames.folio(folio).lock_of_request().is_none());
+    assert!(frames.folio(folio).try_lock().is_none());
     drop(lock.with_reference());
     assert_all_free(&frames);
 }
@@ -207,7 +204,7 @@ fn a_folio_starting_below_zero_has_no_index() {
 
 #[test]
 fn a_refused_split_changes_nothing() {
-    let (_machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(3)).unwrap().leave();
     frames.fresh(folio).publish(1);
     let split = |order, each| frames.folio(folio).split(order, |_| each);
@@ -240,7 +237,7 @@ proptest! {
         from in 0u32..520,
         count in 0u32..520,
     ) {
-        let (_machine, frames) = machine(1200);
+        let frames = new_frames(1200);
         let folio = frames.new_exclusive_folio(order).unwrap().leave();
         let mut model = vec![true; folio.pages() as usize];
         for (set, page, count) in steps {
@@ -271,7 +268,7 @@ proptest! {
         shared in prop::collection::vec((0u32..512, 0u32..100), 0..12),
     ) {
         let (part, whole) = (Order(part % whole), Order(whole));
-        let (machine, frames) = machine(1200);
+        let frames = new_frames(1200);
         let folio = frames.new_exclusive_folio(whole).unwrap().leave();
         let pages = folio.pages();
         for (page, count) in shared {
@@ -289,7 +286,7 @@ proptest! {
             frames.folio(folio).mark_dirty();
         }
         // Held until the parts are released.
-        let lock = locked.then(|| frames.folio(folio).try_lock(&machine).unwrap());
+        let lock = locked.then(|| frames.folio(folio).try_lock().unwrap());
 
         prop_assert_eq!(frames.folio(folio).split(part, |page| mapped[page as usize]), Ok(()));
 
@@ -319,10 +316,10 @@ proptest! {
         drop(lock);
         for piece in parts {
             let mapped = frames.folio(piece).mappings();
-            let kept = frames.folio(piece).release(&machine);
+            let kept = frames.folio(piece).release();
             prop_assert_eq!(kept, if mapped == 0 { Freed::Yes } else { Freed::No });
             if mapped > 0 {
-                prop_assert_eq!(frames.folio(piece).unmap(&machine, mapped), Freed::Yes);
+                prop_assert_eq!(frames.folio(piece).unmap(mapped), Freed::Yes);
             }
         }
         assert_all_free(&frames);

@@ -7,4 +7,4 @@ mod alone;
 mod folio;
 mod reference;
 
-use crate::frame::tests::{Machine, assert_all_free, blocks, free, machine};
+use crate::frame::tests::{Machine, assert_all_free, blocks, free, new_frames};

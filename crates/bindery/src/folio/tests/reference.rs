@@ -2,7 +2,7 @@
 
 use super::super::count::{ReferencesRefused, TOO_MANY_REFERENCES};
 use super::super::handle::Freed;
-use super::{Machine, assert_all_free, free, machine};
+use super::{Machine, assert_all_free, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::frame::AllocateFor;
 use crate::frame::meta::Kind;
@@ -10,49 +10,49 @@ use crate::frame::slab::Slab;
 
 #[test]
 fn only_known_folios_are_referenced_by_number() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_folio(Order(2)).unwrap().leave();
     let raw = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let slab: Slab<u64, Machine> = Slab::new();
-    let object = slab.allocate(&frames, &machine, 7).unwrap();
-    let holds = |frame| frames.try_hold(&machine, frame).map(|held| *held);
+    let object = slab.allocate(&frames, 7).unwrap();
+    let holds = |frame| frames.try_hold(frame).map(|held| *held);
     assert!((0..64).all(|frame| holds(Frame(0x100 + frame)).is_none()));
     assert_eq!((holds(Frame(0)), holds(Frame(u32::MAX))), (None, None));
 
     frames.fresh(folio).map(4);
     assert!((0..4).all(|page| holds(folio.head.plus(page)) == Some(folio)));
-    let held = frames.try_hold(&machine, folio.head.plus(3)).unwrap();
-    assert_eq!(frames.folio(folio).unmap(&machine, 4), Freed::No);
+    let held = frames.try_hold(folio.head.plus(3)).unwrap();
+    assert_eq!(frames.folio(folio).unmap(4), Freed::No);
     assert_eq!(frames.meta(folio.head).kind(), Kind::Folio);
     drop(held);
     assert_eq!(holds(folio.head), None);
 
     // SAFETY: 1. allocated above. 2. nobody uses it.
-    unsafe { slab.free(&frames, &machine, object) };
-    slab.trim(&frames, &machine);
-    free(&frames, &machine, raw, Order::PAGE);
+    unsafe { slab.free(&frames, object) };
+    slab.trim(&frames);
+    free(&frames, raw, Order::PAGE);
     assert_all_free(&frames);
 }
 
 #[test]
 fn references_do_not_overflow_into_pins() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).publish(1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
-    assert!(!frames.folio(folio).try_get() && frames.try_hold(&machine, folio.head).is_none());
+    assert!(!frames.folio(folio).try_get() && frames.try_hold(folio.head).is_none());
     assert_eq!(
         (frames.folio(folio).references(), frames.folio(folio).pins()),
         (TOO_MANY_REFERENCES, 0)
     );
-    assert_eq!(frames.folio(folio).release_last(&machine, 1), Freed::No);
-    assert_eq!(frames.folio(folio).release_last(&machine, TOO_MANY_REFERENCES), Freed::Yes);
+    assert_eq!(frames.folio(folio).release_last(1), Freed::No);
+    assert_eq!(frames.folio(folio).release_last(TOO_MANY_REFERENCES), Freed::Yes);
     assert_all_free(&frames);
 }
 
 #[test]
 fn a_much_held_folio_has_cache_room() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     frames.fresh(folio).publish(1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
@@ -62,13 +62,13 @@ fn a_much_held_folio_has_cache_room() {
         (frames.folio(folio).references(), frames.folio(folio).pins()),
         (TOO_MANY_REFERENCES + 2, 0)
     );
-    assert_eq!(frames.folio(folio).release_last(&machine, TOO_MANY_REFERENCES + 2), Freed::Yes);
+    assert_eq!(frames.folio(folio).release_last(TOO_MANY_REFERENCES + 2), Freed::Yes);
     assert_all_free(&frames);
 }
 
 #[test]
 fn references_into_pins_or_freed_folios_are_refused() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
     frames.fresh(folio).publish(1);
@@ -78,16 +78,16 @@ fn references_into_pins_or_freed_folios_are_refused() {
     assert_eq!(frames.folio(folio).add_references(room), Ok(()));
     assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
     assert_eq!((frames.folio(folio).references(), frames.folio(folio).pins()), (room + 1, 0));
-    assert_eq!(frames.folio(folio).release_last(&machine, room + 1), Freed::Yes);
+    assert_eq!(frames.folio(folio).release_last(room + 1), Freed::Yes);
     assert_eq!(frames.refused(), 3);
 }
 
 #[test]
 fn a_folio_held_by_number_is_not_cut() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let folio = frames.new_folio(Order(1)).unwrap().leave();
     frames.fresh(folio).publish(1);
-    let held = frames.try_hold(&machine, folio.head).unwrap();
+    let held = frames.try_hold(folio.head).unwrap();
     assert!(frames.folio(folio).split(Order::PAGE, |_| 0).is_err());
     drop(held);
     assert_eq!(frames.folio(folio).split(Order::PAGE, |_| 0), Ok(()));

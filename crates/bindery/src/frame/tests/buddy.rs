@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::super::meta::{NONE, state_of, state_of_table};
 use super::super::{AllocateFor, FrameRange, Frames, FramesError, Kind, MAX_ORDER};
-use super::{Machine, assert_all_free, blocks, free, machine};
+use super::{Machine, assert_all_free, blocks, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::arch::{Level, X86_64};
 use crate::platform::Platform;
@@ -21,7 +21,7 @@ fn range(first: u32, count: u32) -> FrameRange {
 
 #[test]
 fn every_frame_is_allocated_once_and_rejoins() {
-    let (machine, frames) = machine(3000);
+    let frames = new_frames(3000);
     let before = blocks(&frames, Kind::Free);
     let mut got: Vec<Frame> =
         core::iter::from_fn(|| frames.allocate(Order::PAGE, AllocateFor::Use)).collect();
@@ -31,7 +31,7 @@ fn every_frame_is_allocated_once_and_rejoins() {
     got.dedup();
     assert_eq!(got.len() as u64, frames.total_frames());
     for frame in got {
-        free(&frames, &machine, frame, Order::PAGE);
+        free(&frames, frame, Order::PAGE);
     }
     frames.trim();
     assert_eq!(blocks(&frames, Kind::Free), before);
@@ -40,10 +40,9 @@ fn every_frame_is_allocated_once_and_rejoins() {
 
 #[test]
 fn metadata_ends_the_largest_range_and_holes_stay() {
-    let machine = Machine::new(0, 2000);
     let ranges = [range(1900, 100), range(3, 50), range(100, 1500), range(80, 0)];
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    let frames = unsafe { Frames::new(&machine, &ranges) }.unwrap();
+    // SAFETY: 1. the machine has no other user.
+    let frames = unsafe { Frames::new(Machine::new(0, 2000), &ranges) }.unwrap();
     assert_eq!(frames.span(), FrameRange { first: Frame(3), count: 1997 });
     let metadata = (1997u64 * 32).div_ceil(4096) as u32;
     assert_eq!(frames.total_frames(), u64::from(1650 - metadata));
@@ -66,9 +65,8 @@ fn metadata_ends_the_largest_range_and_holes_stay() {
 
 #[test]
 fn unusable_ranges_are_refused_with_the_reason() {
-    let machine = Machine::new(0, 100);
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    let new = |ranges: &[FrameRange]| unsafe { Frames::new(&machine, ranges) }.err();
+    // SAFETY: 1. the machine has no other user.
+    let new = |ranges: &[FrameRange]| unsafe { Frames::new(Machine::new(0, 100), ranges) }.err();
     assert_eq!(new(&[]), Some(FramesError::Empty));
     assert_eq!(new(&[range(5, 0)]), Some(FramesError::Empty));
     assert_eq!(new(&[range(0, 10), range(9, 1)]), Some(FramesError::Overlapping));
@@ -79,29 +77,32 @@ fn unusable_ranges_are_refused_with_the_reason() {
     assert_eq!(new(&[range(7, 1)]), Some(FramesError::TooSmall));
     // Two single frames too far from each other: the metadata of the hole has no room.
     let wide = Machine::new(0, 1000);
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    let far = unsafe { Frames::new(&wide, &[range(0, 1), range(999, 1)]) }.err();
+    // SAFETY: 1. the machine has no other user.
+    let far = unsafe { Frames::new(wide, &[range(0, 1), range(999, 1)]) }.err();
     assert_eq!(far, Some(FramesError::TooSmall));
     assert_eq!(new(&[range(7, 1), range(8, 1)]), None);
 }
 
 #[test]
 fn touching_ranges_join_only_with_their_windows() {
-    let mut machine = Machine::new(0, 64);
     let ranges = [range(32, 32), range(0, 32)];
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    let joined = unsafe { Frames::new(&machine, &ranges) }.unwrap();
+    // SAFETY: 1. the machine has no other user.
+    let joined = unsafe { Frames::new(Machine::new(0, 64), &ranges) }.unwrap();
     assert!(joined.allocate(Order(5), AllocateFor::Use).is_some());
-    machine.torn_at = Some(Frame(32));
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    assert_eq!(unsafe { Frames::new(&machine, &ranges) }.err(), Some(FramesError::DirectMap));
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    assert!(unsafe { Frames::new(&machine, &[range(0, 20), range(32, 32)]) }.is_ok());
+    let torn = || {
+        let mut machine = Machine::new(0, 64);
+        machine.torn_at = Some(Frame(32));
+        machine
+    };
+    // SAFETY: 1. the machine has no other user.
+    assert_eq!(unsafe { Frames::new(torn(), &ranges) }.err(), Some(FramesError::DirectMap));
+    // SAFETY: 1. the machine has no other user.
+    assert!(unsafe { Frames::new(torn(), &[range(0, 20), range(32, 32)]) }.is_ok());
 }
 
 #[test]
 fn orders_above_the_largest_are_not_given_out() {
-    let (_machine, frames) = machine(4096);
+    let frames = new_frames(4096);
     assert!(frames.allocate(MAX_ORDER, AllocateFor::Use).is_some());
     assert_eq!(frames.allocate(MAX_ORDER.above(), AllocateFor::Use), None);
     assert_eq!(frames.allocate(Order(u8::MAX), AllocateFor::Use), None);
@@ -109,45 +110,45 @@ fn orders_above_the_largest_are_not_given_out() {
 
 #[test]
 fn the_platform_hears_of_every_release() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let block = frames.allocate(Order(3), AllocateFor::Use).unwrap();
-    free(&frames, &machine, block, Order(3));
-    assert_eq!(*machine.released.lock().unwrap(), [(block, 8)]);
+    free(&frames, block, Order(3));
+    assert_eq!(*frames.platform().released.lock().unwrap(), [(block, 8)]);
 }
 
 #[test]
 fn freeing_free_frames_is_counted_only() {
-    let (machine, frames) = machine(256);
+    let frames = new_frames(256);
     let block = frames.allocate(Order(3), AllocateFor::Use).unwrap();
     let count = frames.free_frame_count();
-    free(&frames, &machine, block, Order(2)); // too small
-    free(&frames, &machine, block, Order(4)); // too large
-    free(&frames, &machine, block, Order(200)); // no order at all
-    free(&frames, &machine, block.plus(1), Order::PAGE); // inside
-    free(&frames, &machine, Frame(0), Order::PAGE); // below
-    free(&frames, &machine, Frame(NONE), Order::PAGE); // above
-    free(&frames, &machine, Frame(0x100 + 255), Order::PAGE); // metadata
+    free(&frames, block, Order(2)); // too small
+    free(&frames, block, Order(4)); // too large
+    free(&frames, block, Order(200)); // no order at all
+    free(&frames, block.plus(1), Order::PAGE); // inside
+    free(&frames, Frame(0), Order::PAGE); // below
+    free(&frames, Frame(NONE), Order::PAGE); // above
+    free(&frames, Frame(0x100 + 255), Order::PAGE); // metadata
     assert_eq!((frames.refused(), frames.free_frame_count()), (7, count));
-    free(&frames, &machine, block, Order(3));
+    free(&frames, block, Order(3));
     assert_eq!(frames.refused(), 7);
-    free(&frames, &machine, block, Order(3)); // again
+    free(&frames, block, Order(3)); // again
     assert_eq!((frames.refused(), frames.free_frame_count()), (8, frames.total_frames()));
     assert_eq!(frames.check_free_lists(), Ok(()));
 }
 
 #[test]
 fn a_table_of_any_level_is_one_frame() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let table = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     frames.meta(table).state.store(state_of_table(Level::<X86_64>::PUD), Relaxed);
     assert_eq!(blocks(&frames, Kind::Table), [(table, Order::PAGE)]);
-    free(&frames, &machine, table, Order::PAGE);
+    free(&frames, table, Order::PAGE);
     assert_all_free(&frames);
 }
 
 #[test]
 fn allocations_fail_when_they_are_told_to() {
-    let (_machine, frames) = machine(64);
+    let frames = new_frames(64);
     let tries = || [(); 4].map(|()| frames.allocate(Order::PAGE, AllocateFor::Use).is_some());
     frames.fail_after(Some(2));
     assert_eq!(tries(), [true, true, false, false]);
@@ -178,7 +179,7 @@ fn the_check_finds_what_is_broken() {
         }),
     ];
     for (what, damage) in breaks {
-        let (_machine, frames) = machine(1024);
+        let frames = new_frames(1024);
         assert_eq!(frames.check_free_lists(), Ok(()));
         let (block, _) = *blocks(&frames, Kind::Free).iter().max_by_key(|(_, o)| *o).unwrap();
         damage(&frames, block);
@@ -188,10 +189,10 @@ fn the_check_finds_what_is_broken() {
 
 #[test]
 fn threads_never_get_the_same_frame() {
-    let (machine, frames) = machine(600);
+    let frames = new_frames(600);
     std::thread::scope(|scope| {
         for thread in 1..=4u8 {
-            let (machine, frames) = (&machine, &frames);
+            let frames = &frames;
             scope.spawn(move || {
                 for round in 0..2000u32 {
                     let order = Order((round % 5) as u8);
@@ -200,14 +201,19 @@ fn threads_never_get_the_same_frame() {
                     };
                     let bytes = 4096 << order.0;
                     // SAFETY: the block is ours, and its direct map is consecutive.
-                    unsafe { machine.direct_map(block).as_ptr().write_bytes(thread, bytes) };
+                    unsafe {
+                        frames.platform().direct_map(block).as_ptr().write_bytes(thread, bytes)
+                    };
                     std::thread::yield_now();
                     // SAFETY: as above.
                     let seen = unsafe {
-                        core::slice::from_raw_parts(machine.direct_map(block).as_ptr(), bytes)
+                        core::slice::from_raw_parts(
+                            frames.platform().direct_map(block).as_ptr(),
+                            bytes,
+                        )
                     };
                     assert!(seen.iter().all(|byte| *byte == thread));
-                    free(frames, machine, block, order);
+                    free(frames, block, order);
                 }
             });
         }
@@ -231,8 +237,8 @@ proptest! {
             at += size + hole;
             range
         }).collect();
-        // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-        let frames = unsafe { Frames::new(&machine, &ranges) };
+        // SAFETY: 1. the machine has no other user.
+        let frames = unsafe { Frames::new(machine, &ranges) };
         let Ok(frames) = frames else { return Ok(()) };
         let before = blocks(&frames, Kind::Free);
         let mut model: BTreeMap<Frame, Order> = BTreeMap::new();
@@ -256,7 +262,7 @@ proptest! {
             } else {
                 let block = *index.get(&model.keys().copied().collect::<Vec<_>>());
                 let order = model.remove(&block).unwrap();
-                free(&frames, &machine, block, order);
+                free(&frames, block, order);
             }
             prop_assert_eq!(frames.check_free_lists(), Ok(()));
             let used: u64 = model.values().map(|order| u64::from(order.pages())).sum();
@@ -266,7 +272,7 @@ proptest! {
             prop_assert!(blocks(&frames, Kind::Tail).is_empty());
         }
         for (block, order) in model {
-            free(&frames, &machine, block, order);
+            free(&frames, block, order);
         }
         frames.trim();
         prop_assert_eq!(blocks(&frames, Kind::Free), before);

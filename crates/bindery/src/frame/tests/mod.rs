@@ -134,12 +134,12 @@ unsafe impl Platform for Machine {
     }
 }
 
-/// A machine of `count` frames from frame 0x100, and the allocator over all of them.
-pub(crate) fn machine(count: u32) -> (Machine, Frames<Machine>) {
+/// The allocator over all frames of a machine that has `count`, from frame 0x100 on.
+pub(crate) fn new_frames(count: u32) -> Frames<Machine> {
     let machine = Machine::new(0x100, count);
-    // SAFETY: 1. the machine has no other user; 2. it outlives the frames.
-    let frames = unsafe { Frames::new(&machine, &[machine.whole()]) }.unwrap();
-    (machine, frames)
+    let whole = machine.whole();
+    // SAFETY: 1. the machine has no other user.
+    unsafe { Frames::new(machine, &[whole]) }.unwrap()
 }
 
 /// All blocks of one kind.
@@ -165,8 +165,8 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
 }
 
 /// Gives a block of a test back.
-pub(crate) fn free(frames: &Frames<Machine>, machine: &Machine, first: Frame, order: Order) {
+pub(crate) fn free(frames: &Frames<Machine>, first: Frame, order: Order) {
     // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is
     // not allocated is refused.
-    unsafe { frames.free(machine, first, order) };
+    unsafe { frames.free(first, order) };
 }

@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use super::super::slab::{MAX_OBJECT, Slab};
 use super::super::{AllocateFor, Frames, MAX_ORDER};
-use super::{Machine, machine};
+use super::{Machine, new_frames};
 use crate::addr::Order;
 
 const RESERVE: u64 = 40;
@@ -17,7 +17,6 @@ type Way<'a> = Box<dyn FnMut() -> bool + 'a>;
 /// Every way to frames for ordinary use.
 fn ordinary_ways<'a>(
     frames: &'a Frames<Machine>,
-    machine: &'a Machine,
     slab: &'a Slab<[u8; MAX_OBJECT], Machine>,
 ) -> [Way<'a>; 6] {
     let block = |order| frames.allocate(order, AllocateFor::Use).is_some();
@@ -27,18 +26,18 @@ fn ordinary_ways<'a>(
         Box::new(move || block(Order(3))),
         Box::new(move || up_to(MAX_ORDER)),
         Box::new(move || frames.new_folio(Order(2)).is_some()),
-        Box::new(move || slab.allocate(frames, machine, [0; MAX_OBJECT]).is_some()),
-        Box::new(move || slab.stock(frames, machine, 1)),
+        Box::new(move || slab.allocate(frames, [0; MAX_OBJECT]).is_some()),
+        Box::new(move || slab.stock(frames, 1)),
     ]
 }
 
 #[test]
 fn only_reclaim_takes_its_reserved_frames() {
     for first in 0..6 {
-        let (machine, frames) = machine(512);
+        let frames = new_frames(512);
         let slab = Slab::new();
         frames.set_reserve(RESERVE);
-        let mut ways = ordinary_ways(&frames, &machine, &slab);
+        let mut ways = ordinary_ways(&frames, &slab);
         // The first takes what it can, the others the rest.
         ways.rotate_left(first);
         for way in &mut ways {
@@ -54,7 +53,7 @@ fn only_reclaim_takes_its_reserved_frames() {
 
 #[test]
 fn a_large_request_gets_what_the_reserve_leaves() {
-    let (_machine, frames) = machine(512);
+    let frames = new_frames(512);
     frames.set_reserve(frames.free_frame_count() - 11);
     let mut got = Vec::new();
     while let Some((_, order)) = frames.allocate_up_to(MAX_ORDER, AllocateFor::Use) {
@@ -67,7 +66,7 @@ fn a_large_request_gets_what_the_reserve_leaves() {
 
 #[test]
 fn concurrent_allocations_leave_the_reserve_whole() {
-    let (_machine, frames) = machine(2048);
+    let frames = new_frames(2048);
     frames.set_reserve(RESERVE);
     thread::scope(|scope| {
         for _ in 0..4 {

@@ -40,9 +40,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             frames.folio(folio).exclusive().set(0, folio.pages());
             // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
             // stays the anon group above, from which the reverse map reaches this VMA too.
-            let platform = &self.memory().platform;
             if let group @ Some(_) = self.vma.group()
-                && let Some(lock) = frames.folio(folio).try_lock(platform)
+                && let Some(lock) = frames.folio(folio).try_lock()
             {
                 let first = lock.owner().first;
                 lock.set_owner(AnonGroup::as_owner(group), first);
@@ -70,11 +69,11 @@ impl<P: Platform> Fault<'_, '_, P> {
                 Ok(Next::Done(Resolved::Copied))
             }
             Ok(None) => {
-                memory.frames.fresh(copy).discard(&memory.platform);
+                memory.frames.fresh(copy).discard();
                 Ok(Next::Again)
             }
             Err(error) => {
-                memory.frames.fresh(copy).discard(&memory.platform);
+                memory.frames.fresh(copy).discard();
                 Err(error)
             }
         }
@@ -158,10 +157,10 @@ fn replace_page<P: Platform>(
     let entry = run::load(page_table.slots(table), index);
     let old = P::Arch::frame(entry);
     if old == page_table.memory.zero_frame {
-        page_table.memory.platform.zero(copy.head, 1);
+        page_table.memory.platform().zero(copy.head, 1);
         cursor.counts.bytes_zeroed += PAGE_SIZE;
     } else {
-        page_table.memory.platform.copy(old, copy.head, 1);
+        page_table.memory.platform().copy(old, copy.head, 1);
         cursor.counts.bytes_copied += PAGE_SIZE;
     }
     let userfault = P::Arch::attributes(entry).userfault;

@@ -39,7 +39,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[inline(always)]
     pub(super) fn touch_small(&self, flags: MappingFlags) -> Option<Resolved> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
-        let section = ReadSection::enter(&memory.platform);
+        let section = ReadSection::enter(memory.platform());
         let found = page_table.leaf_table(&section, page)?;
         let table = found.table;
         let slots = page_table.slots(table);
@@ -65,13 +65,13 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
             // If no frame is free, the slow path waits for one outside of the read section.
             let folio = own_folio(memory, self.vma, range.start(), order)?;
-            memory.platform.zero(folio.head, folio.pages());
+            memory.platform().zero(folio.head, folio.pages());
             let locked = page_table.try_lock_leaf_table(page, &found);
             if !locked || !run::are_empty(stretch) {
                 if locked {
                     page_table.unlock(table);
                 }
-                memory.frames.fresh(folio).discard(&memory.platform);
+                memory.frames.fresh(folio).discard();
                 return None;
             }
             let entry = P::Arch::page_entry(folio.head, Level::PTE, written_attributes(flags));
@@ -107,7 +107,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(in crate::space) fn vacant_orders(&self) -> Result<Orders, Occupant<P::Arch>> {
         let mut counts = Counts::default();
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
-        let section = ReadSection::enter(&memory.platform);
+        let section = ReadSection::enter(memory.platform());
         let seen = page_table.peek(&section, page, &mut counts);
         page_table.stats.add(&counts);
         let EntryAt { node, entry, .. } = seen;
@@ -181,12 +181,12 @@ impl<P: Platform> Fault<'_, '_, P> {
                 }
                 continue;
             };
-            memory.platform.zero(folio.head, folio.pages());
+            memory.platform().zero(folio.head, folio.pages());
             let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
             self.page_table().stats.add(&zeroed);
             let next = self.map_folio(range, folio, written_attributes(self.vma.flags()));
             if !matches!(next, Ok(Next::Done(_))) {
-                memory.frames.fresh(folio).discard(&memory.platform);
+                memory.frames.fresh(folio).discard();
             }
             if matches!(next, Err(Failure::NoMemory)) && order > Order::PAGE {
                 // A smaller folio needs no table on deposit.
@@ -203,7 +203,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let memory = self.memory();
         match memory.collecting(self.vma.flags().huge_advice()) {
             Collecting::Now => return Some(Wait::Memory),
-            Collecting::Later => memory.platform.collect_memory_later(),
+            Collecting::Later => memory.platform().collect_memory_later(),
             Collecting::Never => {}
         }
         None

@@ -258,14 +258,14 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     fn map_copy(&self, frame: Frame) -> Stepped {
         let memory = self.memory();
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
-        memory.platform.copy(frame, copy.head, 1);
+        memory.platform().copy(frame, copy.head, 1);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
         self.page_table().stats.add(&counts);
         let next = self.map_folio(self.range(), copy, written_attributes(self.vma.flags()));
         match next {
             Ok(Next::Done(_)) => Ok(Next::Done(Resolved::Copied)),
             next => {
-                memory.frames.fresh(copy).discard(&memory.platform);
+                memory.frames.fresh(copy).discard();
                 next
             }
         }

@@ -147,7 +147,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             record_access(&mut cursor, node, index, Access::Write);
         }
         drop(cursor);
-        self.memory().platform.publish_entries();
+        self.memory().platform().publish_entries();
         flush_local(page_table, range);
         Ok(Next::Done(Resolved::MadeWritable))
     }
@@ -157,7 +157,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
-            let section = ReadSection::enter(&memory.platform);
+            let section = ReadSection::enter(memory.platform());
             page_table.peek(&section, page, &mut Counts::default()).node
         };
         let span = hint.level.span();
@@ -184,7 +184,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         });
         cursor.counts.entries_written += 1;
         drop(cursor);
-        memory.platform.publish_entries();
+        memory.platform().publish_entries();
         flush_local(page_table, VirtRange::raw(start.0, start.0 + span));
         Ok(Next::Done(Resolved::MadeWritable))
     }

@@ -65,7 +65,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
             if order == Order::PAGE {
                 // Another thread reads the page, or has mapped or dropped it.
-                memory.platform.relax();
+                memory.platform().relax();
                 return Ok(Next::Again);
             }
         }
@@ -123,7 +123,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             frame = looked.frame();
             false
         });
-        let held = frame.and_then(|frame| memory.frames.try_hold(&memory.platform, frame));
+        let held = frame.and_then(|frame| memory.frames.try_hold(frame));
         if let Some(folio) = held.filter(|held| memory.frames.folio(**held).is_anonymous()) {
             memory.note_way(*folio, (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1));
         }
@@ -159,7 +159,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Whether the entries of `range` seem to refer to consecutive slots, in one table.
     #[inline(never)]
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
-        let section = ReadSection::enter(&self.memory().platform);
+        let section = ReadSection::enter(self.memory().platform());
         let EntryAt { node, index, entry } =
             self.page_table().peek(&section, range.start(), &mut Counts::default());
         let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;

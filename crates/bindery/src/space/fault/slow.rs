@@ -127,7 +127,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
         // Keeps the object's pages from being dropped until they are mapped.
         object
             .invalidate_lock
-            .with_read(&self.memory().platform, |stay| self.resolve_in(Some((object, stay))))
+            .with_read(self.memory().platform(), |stay| self.resolve_in(Some((object, stay))))
     }
 
     /// As [`Fault::resolve`], in anonymous memory, or in an object whose pages stay.
@@ -151,7 +151,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
 
     /// Whether the page has a guard marker.
     fn is_guarded(&self) -> bool {
-        let section = ReadSection::enter(&self.memory().platform);
+        let section = ReadSection::enter(self.memory().platform());
         let EntryAt { node, entry, .. } =
             self.page_table().peek(&section, self.page, &mut Counts::default());
         node.level.kind(entry) == Kind::Absent

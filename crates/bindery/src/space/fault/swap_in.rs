@@ -72,7 +72,7 @@ pub(in crate::space) fn slot_at<P: Platform>(
     page_table: &PageTable<'_, P>,
     page: VirtAddr,
 ) -> Option<Slot> {
-    let section = ReadSection::enter(&page_table.memory.platform);
+    let section = ReadSection::enter(page_table.memory.platform());
     let seen = page_table.peek(&section, page, &mut Counts::default());
     slot_of(page_table, &section, seen, page)
 }
@@ -111,7 +111,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         {
             // A thread or a device that writes the folio out, or reads it, has the lock: waiting
             // for it with the VMA locked would keep changes of the VMA waiting for the device.
-            let Some(lock) = memory.frames.folio(*cached).try_lock(&memory.platform) else {
+            let Some(lock) = memory.frames.folio(*cached).try_lock() else {
                 return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
             };
             if memory.frames.folio(*cached).take_read_around() {
@@ -149,7 +149,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             return Some(Home { index, is_shared: false });
         }
         let FolioOwner { owner, first } = lock.owner();
-        let group = vma.group().filter(|group| group.is_related(&memory.platform, owner))?;
+        let group = vma.group().filter(|group| group.is_related(memory.platform(), owner))?;
         let is_own = AnonGroup::as_owner(Some(group)).owner() == owner;
         (first == index).then_some(Home { index, is_shared: !is_own })
     }
@@ -166,7 +166,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let memory = self.memory();
         memory.may_wait();
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
-        memory.platform.copy(folio.head.plus(number), copy.head, 1);
+        memory.platform().copy(folio.head.plus(number), copy.head, 1);
         let range = self.range();
         let what = SwapIn {
             folio,
@@ -178,7 +178,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         };
         memory.before_execution(what.attributes.permissions, copy);
         if !self.page_table().swap_in_copy(&what, copy) {
-            memory.frames.fresh(copy).discard(&memory.platform);
+            memory.frames.fresh(copy).discard();
             return Ok(Next::Again);
         }
         let slot = place.first + u64::from(number);

@@ -92,7 +92,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
             return self.copy();
         };
-        memory.platform.zero(folio.head, folio.pages());
+        memory.platform().zero(folio.head, folio.pages());
         memory.before_execution(self.vma.flags().attributes().permissions, folio);
         let filled = {
             let mut cursor = self.cursor_of(range);
@@ -103,7 +103,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             publish(self.page_table(), range);
             Ok(Next::Done(Resolved::New(range)))
         } else {
-            memory.frames.fresh(folio).discard(&memory.platform);
+            memory.frames.fresh(folio).discard();
             Ok(Next::Again)
         }
     }

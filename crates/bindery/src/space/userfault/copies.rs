@@ -90,7 +90,7 @@ impl<P: Platform> Fill<'_, '_, P> {
         });
         for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
             let folio = Folio { head: *head, order: Order::PAGE };
-            memory.frames.fresh(folio).discard(space.platform());
+            memory.frames.fresh(folio).discard();
         }
         match mapped? {
             // An entry was filled in between: the next look decides.
@@ -109,7 +109,7 @@ impl<P: Platform> Fill<'_, '_, P> {
         let folio = space.new_fill_folio(Order::PAGE)?;
         let filled = space.copy_in(folio, |_, bytes| source(page, bytes));
         if filled.is_err() {
-            space.page_table.memory.frames.fresh(folio).discard(space.platform());
+            space.page_table.memory.frames.fresh(folio).discard();
             return Err(Error::Fault(page));
         }
         Ok(folio)

@@ -103,7 +103,7 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let memory = child.page_table.memory;
     memory.may_wait();
     let make = || UserfaultState::new(identity, state.features(), state.scope());
-    let made = memory.slab().allocate_with(&memory.frames, &memory.platform, make);
+    let made = memory.slab().allocate_with(&memory.frames, make);
     let made = made.ok_or(NoMemory)?;
     // SAFETY: 1. the VMA holds it, and the fork the mutex.
     if unsafe { notices.push(memory, identity, parent, Content::Fork(made)) }.is_err() {

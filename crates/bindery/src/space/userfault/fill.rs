@@ -169,7 +169,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
             let folio = space.new_fill_folio(order)?;
             let filled = space.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
-                space.page_table.memory.frames.fresh(folio).discard(space.platform());
+                space.page_table.memory.frames.fresh(folio).discard();
                 return Err(Error::Fault(at));
             }
             fill.map_folio(at, end, folio)
@@ -355,7 +355,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         });
         // Nothing of it is mapped.
         if !supplied.given && (done.is_err() || done == Ok(at)) {
-            memory.frames.fresh(folio).discard(self.space.platform());
+            memory.frames.fresh(folio).discard();
         }
         done
     }

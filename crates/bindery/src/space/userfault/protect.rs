@@ -160,7 +160,7 @@ fn lift_part<P: Platform>(
 ) -> Result<(), NoMemory> {
     edit.userfault_lift(part)?;
     edit.protect(part, &vma.entry_policy())?;
-    edit.memory.platform.publish_entries();
+    edit.memory.platform().publish_entries();
     Ok(())
 }
 

@@ -96,8 +96,8 @@ impl<P: Platform> CompressedStore<P> {
     ///
     /// # Errors
     /// If 2^3 consecutive frames are not free.
-    pub(crate) fn prepare(&self, frames: &Frames<P>, platform: &P) -> Result<(), NoMemory> {
-        self.workspaces.with(frames, platform, |_| ()).ok_or(NoMemory)
+    pub(crate) fn prepare(&self, frames: &Frames<P>) -> Result<(), NoMemory> {
+        self.workspaces.with(frames, |_| ()).ok_or(NoMemory)
     }
 
     /// Stores the content of `page`, which must not be written during the call. (Otherwise each
@@ -114,15 +114,14 @@ impl<P: Platform> CompressedStore<P> {
     pub(crate) unsafe fn store(
         &self,
         frames: &Frames<P>,
-        platform: &P,
         page: Frame,
     ) -> Result<Handle, StoreError> {
-        let stored = self.workspaces.with(frames, platform, |workspace| {
+        let stored = self.workspaces.with(frames, |workspace| {
             // SAFETY: 1. and 2. the caller's.
-            let object = unsafe { workspace.compress(platform, page) };
+            let object = unsafe { workspace.compress(frames.platform(), page) };
             let extents = self.pool.lock().in_frames(frames).reserve(object.len())?;
             // SAFETY: 1. reserved here, and the handle is made after this.
-            unsafe { object::write(platform, &extents, object) };
+            unsafe { object::write(frames.platform(), &extents, object) };
             extents.first().and_then(|first| first.handle()).ok_or(StoreError::NoMemory)
         });
         stored.unwrap_or(Err(StoreError::NoMemory))
@@ -142,12 +141,12 @@ impl<P: Platform> CompressedStore<P> {
     pub(crate) unsafe fn load(
         &self,
         frames: &Frames<P>,
-        platform: &P,
         handle: &Handle,
         page: Frame,
     ) -> Result<(), Corrupt> {
         let object = handle.extent().ok_or(Corrupt)?;
         object::check(frames, object)?;
+        let platform = frames.platform();
         if object.is_raw() {
             platform.copy(object.frame, page, 1);
             return Ok(());
@@ -158,7 +157,7 @@ impl<P: Platform> CompressedStore<P> {
             return unsafe { decompress(object::bytes_in(platform, object), platform, page) };
         }
         // SAFETY: 1. and 2. the caller's.
-        unsafe { self.load_pieces(frames, platform, object, page) }
+        unsafe { self.load_pieces(frames, object, page) }
     }
 
     /// [`CompressedStore::load`] of an object that was split.
@@ -168,16 +167,15 @@ impl<P: Platform> CompressedStore<P> {
     unsafe fn load_pieces(
         &self,
         frames: &Frames<P>,
-        platform: &P,
         object: Extent,
         page: Frame,
     ) -> Result<(), Corrupt> {
-        let loaded = self.workspaces.with(frames, platform, |workspace| {
+        let loaded = self.workspaces.with(frames, |workspace| {
             let buffer = workspace.buffer();
             // SAFETY: 1. the caller's obligation 1.
-            let length = unsafe { object::gather(frames, platform, object, buffer) }?;
+            let length = unsafe { object::gather(frames, object, buffer) }?;
             // SAFETY: 1. the caller's obligation 2.
-            unsafe { decompress(buffer.get(..length).ok_or(Corrupt)?, platform, page) }
+            unsafe { decompress(buffer.get(..length).ok_or(Corrupt)?, frames.platform(), page) }
         });
         loaded.unwrap_or(Err(Corrupt))
     }
@@ -190,22 +188,22 @@ impl<P: Platform> CompressedStore<P> {
     /// 1. [`CompressedStore::store`] of this store, with the same `frames`, returned it before the
     ///    call, and no other call frees it.
     /// 2. No [`CompressedStore::load`] of it runs.
-    pub(crate) unsafe fn free(&self, frames: &Frames<P>, platform: &P, handle: Handle) {
+    pub(crate) unsafe fn free(&self, frames: &Frames<P>, handle: Handle) {
         let released = handle.extent().ok_or(Corrupt).and_then(|object| {
             // SAFETY: 1. and 2. the caller's.
-            unsafe { self.pool.lock().in_frames(frames).release(platform, object) }
+            unsafe { self.pool.lock().in_frames(frames).release(object) }
         });
         // The lock is free again.
         let Ok(emptied) = released else { return frames.refuse() };
         for frame in emptied {
             // SAFETY: 1. the pool released it. 2. no object lies in it, so no thread reads it.
-            unsafe { frames.free(platform, frame, Order::PAGE) };
+            unsafe { frames.free(frame, Order::PAGE) };
         }
     }
 
     /// Frees the workspaces. Later stores make new ones. May sleep.
-    pub(crate) fn release(&self, frames: &Frames<P>, platform: &P) {
-        self.workspaces.release(frames, platform);
+    pub(crate) fn release(&self, frames: &Frames<P>) {
+        self.workspaces.release(frames);
     }
 
     /// The number of frames that the store may take for objects.

@@ -84,7 +84,6 @@ pub(super) unsafe fn rest<P: Platform>(
 /// 1. The extents of the object that pass [`check`] are neither freed nor written during the call.
 pub(super) unsafe fn gather<P: Platform>(
     frames: &Frames<P>,
-    platform: &P,
     object: Extent,
     into: &mut [u8],
 ) -> Result<usize, Corrupt> {
@@ -93,11 +92,11 @@ pub(super) unsafe fn gather<P: Platform>(
     while let Some(extent) = next {
         check(frames, extent)?;
         // SAFETY: 1. checked. 2. the caller's obligation 1.
-        let here = unsafe { bytes_in(platform, extent) };
+        let here = unsafe { bytes_in(frames.platform(), extent) };
         into.get_mut(at..at + here.len()).ok_or(Corrupt)?.copy_from_slice(here);
         at += here.len();
         // SAFETY: as above.
-        next = unsafe { rest(platform, extent) }?;
+        next = unsafe { rest(frames.platform(), extent) }?;
     }
     Ok(at)
 }

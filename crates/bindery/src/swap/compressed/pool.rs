@@ -191,11 +191,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
     /// If its chunks are in use:
     /// 1. The object is the caller's, and no other call frees it.
     /// 2. No thread reads it any more.
-    pub(super) unsafe fn release(
-        &mut self,
-        platform: &P,
-        object: Extent,
-    ) -> Result<Emptied, Corrupt> {
+    pub(super) unsafe fn release(&mut self, object: Extent) -> Result<Emptied, Corrupt> {
         let mut emptied = Emptied::new();
         let mut next = Some(object);
         while let Some(extent) = next
@@ -203,7 +199,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
         {
             object::check(self.frames, extent)?;
             // SAFETY: 1. checked. 2. the caller's obligation 1.
-            next = unsafe { object::rest(platform, extent) }?;
+            next = unsafe { object::rest(self.frames.platform(), extent) }?;
             if self.clear(extent) {
                 self.pool.usage.frames_used -= 1;
                 emptied.push(extent.frame);

@@ -13,7 +13,7 @@ use crate::bytes;
 use crate::folio::FrameUse;
 use crate::frame::AllocateFor;
 use crate::frame::meta::Kind;
-use crate::frame::tests::{Machine, assert_all_free, machine};
+use crate::frame::tests::{Machine, assert_all_free, new_frames};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
@@ -73,28 +73,27 @@ fn any_page(seed: u64) -> Page {
 }
 
 /// Writes to a frame of the caller.
-fn write(machine: &Machine, frame: Frame, at: usize, content: &[u8]) {
+fn write(frames: &Frames<Machine>, frame: Frame, at: usize, content: &[u8]) {
     // SAFETY: 1. a single frame. 2. and 3. the machine runs no other user of the bytes.
-    unsafe { bytes::write(machine, frame, at, content) };
+    unsafe { bytes::write(frames.platform(), frame, at, content) };
 }
 
 /// Reads a frame of the caller.
-fn read(machine: &Machine, frame: Frame) -> Page {
+fn read(frames: &Frames<Machine>, frame: Frame) -> Page {
     let mut content = [0; PAGE];
     // SAFETY: as in `write`.
-    unsafe { bytes::read(machine, frame, 0, &mut content) };
+    unsafe { bytes::read(frames.platform(), frame, 0, &mut content) };
     content
 }
 
 /// Frees a page of the caller.
-fn free(frames: &Frames<Machine>, machine: &Machine, page: Frame) {
+fn free(frames: &Frames<Machine>, page: Frame) {
     // SAFETY: 1. and 2. the page is the caller's, which does not use it any more.
-    unsafe { frames.free(machine, page, Order::PAGE) };
+    unsafe { frames.free(page, Order::PAGE) };
 }
 
-/// A store, its machine, and a page to store from and load into.
+/// A store, its frames, and a page to store from and load into.
 struct Fixture {
-    machine: Machine,
     frames: Frames<Machine>,
     store: CompressedStore<Machine>,
     page: Frame,
@@ -102,30 +101,30 @@ struct Fixture {
 
 impl Fixture {
     fn new(frames: u32, limit: u64) -> Self {
-        let (machine, frames) = machine(frames);
+        let frames = new_frames(frames);
         let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
         let store = CompressedStore::new(limit);
-        store.prepare(&frames, &machine).unwrap();
-        Self { machine, frames, store, page }
+        store.prepare(&frames).unwrap();
+        Self { frames, store, page }
     }
 
     fn store(&self, content: &Page) -> Result<Handle, StoreError> {
-        write(&self.machine, self.page, 0, content);
+        write(&self.frames, self.page, 0, content);
         // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
-        unsafe { self.store.store(&self.frames, &self.machine, self.page) }
+        unsafe { self.store.store(&self.frames, self.page) }
     }
 
     fn load(&self, handle: &Handle) -> Result<Page, Corrupt> {
-        write(&self.machine, self.page, 0, &[0x5a; PAGE]);
+        write(&self.frames, self.page, 0, &[0x5a; PAGE]);
         // SAFETY: 1. this thread is the only one, so what is stored stays. 2. the page is ours.
-        unsafe { self.store.load(&self.frames, &self.machine, handle, self.page) }?;
-        Ok(read(&self.machine, self.page))
+        unsafe { self.store.load(&self.frames, handle, self.page) }?;
+        Ok(read(&self.frames, self.page))
     }
 
     fn free(&self, handle: Handle) {
         // SAFETY: 1. and 2. this thread is the only one; where it frees twice, nothing was stored
         // since.
-        unsafe { self.store.free(&self.frames, &self.machine, handle) };
+        unsafe { self.store.free(&self.frames, handle) };
     }
 
     /// Asserts that the counters agree with the frames.
@@ -148,8 +147,8 @@ impl Fixture {
         let left = (usage.pages_stored, usage.pages_raw, usage.bytes_compressed, usage.frames_used);
         assert_eq!(left, (0, 0, 0, 0));
         self.check();
-        self.store.release(&self.frames, &self.machine);
-        free(&self.frames, &self.machine, self.page);
+        self.store.release(&self.frames);
+        free(&self.frames, self.page);
         assert_all_free(&self.frames);
     }
 }
@@ -201,7 +200,7 @@ proptest! {
             let start = extent.start() + if extent.is_last() { 0 } else { LINK };
             for _ in 0..1 + numbers.below(3) {
                 let (at, byte) = (start + numbers.below(extent.bytes()), numbers.next() as u8);
-                write(&fixture.machine, extent.frame, at, &[byte]);
+                write(&fixture.frames, extent.frame, at, &[byte]);
             }
             // The length may be right by chance.
             let _ = fixture.load(handle);
@@ -317,21 +316,21 @@ fn a_store_without_memory_changes_nothing() {
 
 #[test]
 fn without_memory_for_a_compressor_nothing_is_stored() {
-    let (machine, frames) = machine(64);
+    let frames = new_frames(64);
     let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let store = CompressedStore::new(8);
     frames.fail_after(Some(0));
-    assert_eq!(store.prepare(&frames, &machine), Err(NoMemory));
+    assert_eq!(store.prepare(&frames), Err(NoMemory));
     // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
-    let stored = || unsafe { store.store(&frames, &machine, page) };
+    let stored = || unsafe { store.store(&frames, page) };
     assert_eq!(stored(), Err(StoreError::NoMemory));
     frames.fail_after(None);
     let handle = stored().unwrap();
     assert_eq!(store.frames_held(), store.usage().frames_used + WORKSPACE_FRAMES);
     // SAFETY: 1. stored above. 2. this thread is the only one.
-    unsafe { store.free(&frames, &machine, handle) };
-    store.release(&frames, &machine);
-    free(&frames, &machine, page);
+    unsafe { store.free(&frames, handle) };
+    store.release(&frames);
+    free(&frames, page);
     assert_all_free(&frames);
 }
 
@@ -387,16 +386,16 @@ fn threads_use_the_store_within_the_limit() {
     let fixture = Fixture::new(256, LIMIT);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let Fixture { machine, frames, store, .. } = &fixture;
+            let Fixture { frames, store, .. } = &fixture;
             scope.spawn(move || {
                 let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
                 let mut numbers = Numbers(thread);
                 let mut live: Vec<(Handle, u64)> = Vec::new();
                 for _ in 0..1_500 {
                     let seed = numbers.next();
-                    write(machine, page, 0, &any_page(seed));
+                    write(frames, page, 0, &any_page(seed));
                     // SAFETY: 1. and 2. the page is this thread's.
-                    match unsafe { store.store(frames, machine, page) } {
+                    match unsafe { store.store(frames, page) } {
                         Ok(handle) => live.push((handle, seed)),
                         Err(error) => assert_eq!(error, StoreError::Limit),
                     }
@@ -404,17 +403,17 @@ fn threads_use_the_store_within_the_limit() {
                     if live.len() > 30 || numbers.below(3) == 0 && !live.is_empty() {
                         let (handle, seed) = live.swap_remove(numbers.below(live.len()));
                         // SAFETY: 1. stored above, and freed below. 2. as above.
-                        unsafe { store.load(frames, machine, &handle, page) }.unwrap();
-                        assert!(read(machine, page) == any_page(seed));
+                        unsafe { store.load(frames, &handle, page) }.unwrap();
+                        assert!(read(frames, page) == any_page(seed));
                         // SAFETY: 1. stored above, and taken off the list. 2. loaded before.
-                        unsafe { store.free(frames, machine, handle) };
+                        unsafe { store.free(frames, handle) };
                     }
                 }
                 for (handle, _) in live {
                     // SAFETY: as above.
-                    unsafe { store.free(frames, machine, handle) };
+                    unsafe { store.free(frames, handle) };
                 }
-                free(frames, machine, page);
+                free(frames, page);
             });
         }
     });

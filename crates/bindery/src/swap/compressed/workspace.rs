@@ -97,29 +97,28 @@ impl<P: Platform> Workspaces<P> {
     pub(super) fn with<R>(
         &self,
         frames: &Frames<P>,
-        platform: &P,
         work: impl FnOnce(&mut Workspace) -> R,
     ) -> Option<R> {
         let idle = self.0.iter().find_map(|slot| {
             let mut head = slot.try_lock()?;
-            *head = head.or_else(|| make(frames, platform));
+            *head = head.or_else(|| make(frames));
             head.is_some().then_some(head)
         });
         let head = idle.or_else(|| self.0.iter().map(Mutex::lock).find(|head| head.is_some()))?;
-        let mut workspace = platform.direct_map((*head)?).cast::<Workspace>();
+        let mut workspace = frames.platform().direct_map((*head)?).cast::<Workspace>();
         // SAFETY: `make` has built it there, and it is reached only through its slot, which is
         // locked.
         Some(work(unsafe { workspace.as_mut() }))
     }
 
     /// Frees all workspaces. Waits for those that are in use.
-    pub(super) fn release(&self, frames: &Frames<P>, platform: &P) {
+    pub(super) fn release(&self, frames: &Frames<P>) {
         for slot in &self.0 {
             let head = slot.lock().take();
             if let Some(head) = head {
                 // SAFETY: 1. `make` has allocated it, and only its slot had it. 2. the lock was
                 // held, so no thread used it, and no thread can find it any more.
-                unsafe { frames.free(platform, head, ORDER) };
+                unsafe { frames.free(head, ORDER) };
             }
         }
     }
@@ -132,11 +131,11 @@ impl<P: Platform> Workspaces<P> {
 
 /// Builds a workspace in frames of its own, and returns the first of them.
 #[cold]
-fn make<P: Platform>(frames: &Frames<P>, platform: &P) -> Option<Frame> {
+fn make<P: Platform>(frames: &Frames<P>) -> Option<Frame> {
     let head = frames.allocate(ORDER, AllocateFor::Reclaim)?;
     frames.meta(head).reset(Kind::Compressed, ORDER);
-    platform.zero(head, ORDER.pages());
-    let workspace = platform.direct_map(head).cast::<Workspace>().as_ptr();
+    frames.platform().zero(head, ORDER.pages());
+    let workspace = frames.platform().direct_map(head).cast::<Workspace>().as_ptr();
     // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so only
     // this call uses it. The other fields are bytes, and zeroes. A constant is written directly to
     // its place: a copy on the way would be too large for a kernel's stack.

@@ -117,10 +117,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     parts.go_on_from(run.range.end());
                 }
             }
-            interrupt::check(&self.memory.platform)?;
+            interrupt::check(self.memory.platform())?;
             // Other threads wait for locked VMAs by sleeping, but spin for a pending flush.
             if !gather.is_stale() {
-                self.memory.platform.yield_if_due();
+                self.memory.platform().yield_if_due();
             }
         }
     }

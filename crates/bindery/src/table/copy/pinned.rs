@@ -68,10 +68,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         while result.is_ok() && done < run.range.pages() {
             let count = (run.range.pages() - done).min(BATCH as u64);
             let copied = copy.copy_batch(done..done + count).map_err(Failure::from);
-            result = copied.and_then(|()| Ok(interrupt::check(&self.memory.platform)?));
+            result = copied.and_then(|()| Ok(interrupt::check(self.memory.platform())?));
             done += count;
         }
-        self.memory.frames.folio(run.folio).release(&self.memory.platform);
+        self.memory.frames.folio(run.folio).release();
         result
     }
 }
@@ -100,7 +100,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
                 break;
             };
             let copy = fresh.leave();
-            memory.platform.copy(self.run.first.plus(page as u32), copy.head, 1);
+            memory.platform().copy(self.run.first.plus(page as u32), copy.head, 1);
             copies.push(copy);
         }
         while copied.is_ok() && installed < copies.len() {
@@ -115,7 +115,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             }
         }
         for copy in &copies[installed..] {
-            frames.fresh(*copy).discard(&memory.platform);
+            frames.fresh(*copy).discard();
         }
         copied
     }

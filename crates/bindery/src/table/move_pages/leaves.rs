@@ -301,7 +301,7 @@ pub(super) fn lock<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,
 ) -> Result<FolioLock<'_, P>, MoveStop> {
-    match memory.frames.folio(folio).try_lock(&memory.platform) {
+    match memory.frames.folio(folio).try_lock() {
         Some(lock) => Ok(lock),
         None if memory.frames.folio(folio).try_get() => Err(MoveStop::Locked(folio)),
         None => Err(MoveStop::Busy),

@@ -212,7 +212,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     /// The number of slots of level 2 in the next span, in one table on each side: at most two
     /// tables, or eight huge leaves. At least one. A guess.
     fn slots_ahead(&mut self) -> u64 {
-        let _section = ReadSection::enter(&self.page_table.memory.platform);
+        let _section = ReadSection::enter(self.page_table.memory.platform());
         let from = VirtAddr(self.what.source.0 + self.done);
         let to = VirtAddr(self.what.target.0 + self.done);
         let root = self.page_table.root_node();
@@ -240,7 +240,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
     /// Faults fill holes at any time, so a hole was empty only when it was read.
     fn pass_holes(&mut self) -> Option<MoveStop> {
         let (page_table, what) = (self.page_table, self.what);
-        let section = ReadSection::enter(&page_table.memory.platform);
+        let section = ReadSection::enter(page_table.memory.platform());
         for _ in 0..SPAN_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
             let left = what.len - self.done;
             if left == 0 {
@@ -302,7 +302,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
         let mut locks = LockSet::new();
         let root = page_table.root_node();
         let mut locked = LockedPiece {
-            _section: ReadSection::enter(&page_table.memory.platform),
+            _section: ReadSection::enter(page_table.memory.platform()),
             page_table,
             locks: &mut locks,
             pool: &mut self.pool,
@@ -337,7 +337,7 @@ impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
 
     /// A move of a page to its own place: the target's entry is the source's.
     fn stays(&mut self, at: u64) -> Option<MoveStop> {
-        let section = ReadSection::enter(&self.page_table.memory.platform);
+        let section = ReadSection::enter(self.page_table.memory.platform());
         let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), &mut self.counts);
         if !entry.is_empty() {
             return Some(MoveStop::Exists);

@@ -346,7 +346,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         let memory = self.page_table.memory;
         let folio = Folio { head: P::Arch::frame(leaf), order };
         // SAFETY: 1. the caller's obligation 1.
-        drop(unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) });
+        drop(unsafe { memory.frames.folio(folio).lock_of_batch() });
     }
 
     /// Does the work that other threads have left at the folio whose first page the leaf maps, and
@@ -355,7 +355,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     pub(super) fn see_to_marks(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
         let folio = Folio { head: P::Arch::frame(leaf), order };
-        memory.frames.folio(folio).see_to_marks(&memory.platform);
+        memory.frames.folio(folio).see_to_marks();
     }
 
     /// As [`LockSpan::claim`], for any entry but a single page whose leaf moves without a change.
@@ -411,7 +411,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             return false;
         }
         let Some(index) = self.index_of_folio(at.number(), number) else { return false };
-        let Some(lock) = frames.folio(folio).try_lock(&memory.platform) else { return false };
+        let Some(lock) = frames.folio(folio).try_lock() else { return false };
         if frames.folio(folio).is_pinned_since() {
             return false;
         }
@@ -446,7 +446,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             // The folio is locked, and so are the tables of all entries that map it.
             let count = if folio.order == Order::PAGE { 1 } else { frames.folio(folio).mappings() };
             // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
-            let lock = unsafe { frames.folio(folio).lock_of_batch(&memory.platform) };
+            let lock = unsafe { frames.folio(folio).lock_of_batch() };
             if !moves {
                 let index = self.policy.source_index + u64::from(at);
                 let index = FolioIndex::for_folio(index, frame.0 - folio.head.0);

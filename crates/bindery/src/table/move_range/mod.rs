@@ -137,7 +137,7 @@ impl<P: Platform> Mover<'_, '_, P> {
     fn next_piece(&mut self, mut at: u64) -> Option<Piece<P::Arch>> {
         // Inline, because most moves are one piece: the end of the range needs no call.
         while at < self.source.range.end().0 {
-            let section = ReadSection::enter(&self.page_table.memory.platform);
+            let section = ReadSection::enter(self.page_table.memory.platform());
             let found = self.find_piece(&section, &mut at);
             if found.is_some() {
                 return found;
@@ -261,7 +261,7 @@ impl<P: Platform> Mover<'_, '_, P> {
         let mut locks = LockSet::new();
         let root = page_table.root_node();
         let mut locked = LockedPiece {
-            _section: ReadSection::enter(&page_table.memory.platform),
+            _section: ReadSection::enter(page_table.memory.platform()),
             page_table,
             locks: &mut locks,
             pool: self.pool,

@@ -123,7 +123,7 @@ impl<P: Platform> Mover<'_, '_, P> {
         let mut last = [None; MAX_LEVELS as usize + 1];
         let mut next = self.first;
         while let Some(piece) = next {
-            let section = ReadSection::enter(&page_table.memory.platform);
+            let section = ReadSection::enter(page_table.memory.platform());
             let looked = for_each_target(page_table, page_table.root_node(), piece, |to| {
                 let below_root = |level: &Level<P::Arch>| *level < P::Arch::ROOT;
                 for level in piece.level.up_to(P::Arch::ROOT).filter(below_root) {

@@ -44,7 +44,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             }
             _ => {
                 // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
-                let lock = unsafe { memory.frames.folio(folio).lock_of_batch(&memory.platform) };
+                let lock = unsafe { memory.frames.folio(folio).lock_of_batch() };
                 memory.call_back(lock.locked(), place);
             }
         }

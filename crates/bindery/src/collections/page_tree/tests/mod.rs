@@ -11,26 +11,25 @@ use std::vec::Vec;
 use super::*;
 use crate::frame::Frames;
 use crate::frame::slab::Slab;
-use crate::frame::tests::{Machine, assert_all_free, machine};
+use crate::frame::tests::{Machine, assert_all_free, new_frames};
 
-/// A machine with the slab for the nodes of one index.
+/// The frames and the slab for the nodes of one index.
 struct World {
     index: PageIndex,
     slab: Slab<Node, Machine>,
     frames: Frames<Machine>,
-    machine: Machine,
 }
 
 impl World {
     fn new() -> Self {
-        let (machine, frames) = machine(512);
-        Self { index: PageIndex::new(), slab: Slab::new(), frames, machine }
+        let frames = new_frames(512);
+        Self { index: PageIndex::new(), slab: Slab::new(), frames }
     }
 
     /// The index, and the source of its nodes.
     fn parts(&mut self) -> (&mut PageIndex, Nodes<'_, Machine>) {
-        // SAFETY: 1. a world has one index, one slab and one machine.
-        let nodes = unsafe { Nodes::new(&self.slab, &self.frames, &self.machine) };
+        // SAFETY: 1. a world has one index, one slab and one allocator.
+        let nodes = unsafe { Nodes::new(&self.slab, &self.frames) };
         (&mut self.index, nodes)
     }
 
@@ -75,7 +74,7 @@ impl World {
         self.clear();
         assert!(self.index.check());
         assert_eq!((self.index.node_count(), self.slab.objects()), (0, 0));
-        self.slab.trim(&self.frames, &self.machine);
+        self.slab.trim(&self.frames);
         assert_all_free(&self.frames);
     }
 }

@@ -371,7 +371,7 @@ fn collapse_by_copy<P: Platform>(
     let what = Replacement { base: range.start(), folio, attributes, deposit };
     let done = op.edit.replace_by_copy(&what);
     if !done {
-        memory.frames.fresh(folio).discard(op.platform());
+        memory.frames.fresh(folio).discard();
         // SAFETY: 1. made above; 2. a replacement that was not done has not published it.
         unsafe { free_table(memory, deposit, &mut counts) };
     }
