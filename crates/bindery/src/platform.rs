@@ -341,7 +341,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Begins a read section: until the matching [`Platform::leave_read`], no table or VMA that the
     /// caller can reach is freed. Sections nest. A section never sleeps; a kernel disables
-    /// preemption.
+    /// preemption. No other thread is in a section on the same CPU: in a section, the core changes
+    /// the counters of the CPU without atomic additions.
     fn enter_read(&self);
 
     /// Ends a read section.

@@ -4,6 +4,7 @@
 extern crate bindery_scenarios as support;
 
 mod accessed_dirty;
+mod counts;
 mod cpus;
 mod deferred;
 mod everything_at_once;

@@ -24,6 +24,7 @@ pub(crate) enum RecordKind {
     AnonGroup,
     KernelArea,
     PageTable,
+    CpuCounts,
     Object,
     PageIndexNode,
     PinCount,

@@ -177,7 +177,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         for Space { page_table, gather } in &mut self.spaces {
             let mut counts = Counts::default();
             page_table.flush(gather, &mut counts);
-            page_table.stats.add(&counts);
+            page_table.count(&counts);
         }
     }
 

@@ -243,10 +243,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: any.
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
-        self.page_table.active_cpus.enter(self.platform().cpu());
+        let cpu = self.platform().cpu();
+        self.page_table.active_cpus.enter(cpu);
         // The mark must be out before this CPU's walker reads its first entry.
         self.platform().publish_entries();
         drop(section);
+        self.page_table.add_counters(cpu);
     }
 
     /// Records that the calling CPU has loaded another root, and what its TLB may still hold.
@@ -268,11 +270,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         drop(section);
     }
 
-    /// Work done on the page table so far.
+    /// Work done on the page table so far. Exact when no call runs.
     ///
-    /// Context: any.
+    /// Context: any. Complexity: linear in the CPUs that have entered.
     pub fn counts(&self) -> Counts {
-        self.page_table.stats.read()
+        self.page_table.total_counts()
     }
 
     /// The memory that the address space takes its frames from.

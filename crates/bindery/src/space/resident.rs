@@ -37,7 +37,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The resident memory of the address space. Operations count pages as they map and unmap them;
     /// those of a running call may be missing.
     ///
-    /// Context: any. Complexity: constant. Takes no lock.
+    /// Context: any. Complexity: linear in the CPUs that have entered. Takes no lock.
     pub fn resident(&self) -> Resident {
         let Counts { anonymous_pages, file_pages, shared_pages, .. } = self.counts();
         // The thread that unmaps a page may count it before the thread that mapped it does.

@@ -397,11 +397,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The peak of the resident pages (`VmHWM`, and `ru_maxrss` of `getrusage`). Updated before
-    /// each call that removes pages, and by this function.
+    /// each call that removes pages, and by this function. If several CPUs have entered the address
+    /// space, each but one may make the peak wrong by up to 31 pages; it is never below the pages
+    /// that are resident now.
     ///
-    /// Context: any. Complexity: constant. Takes no lock.
+    /// Context: any. Complexity: linear in the CPUs that have entered. Takes no lock.
     pub fn resident_peak(&self) -> u64 {
-        self.note_resident();
+        self.vmas.account().note_resident(self.resident().total() as i64);
         self.vmas.account().resident_peak()
     }
 

@@ -57,7 +57,7 @@ impl<P: Platform> PageTable<'_, P> {
         let Some(table) = self.take_table(what.base, gather) else { return false };
         let mut counts = Counts::default();
         self.copy_all(table, what.folio, &mut counts);
-        self.stats.add(&counts);
+        self.count(&counts);
         self.memory.before_execution(what.attributes.permissions, what.folio);
         self.put_leaf(what);
         true
@@ -145,7 +145,7 @@ impl<P: Platform> PageTable<'_, P> {
             // SAFETY: 1. made above; 2. a join that failed has put it nowhere.
             unsafe { free_table(memory, deposit, &mut counts) };
         }
-        self.stats.add(&counts);
+        self.count(&counts);
         self.finish(&mut gather);
         if done { Ok(()) } else { Err(JoinError::NotUniform) }
     }

@@ -130,7 +130,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 start = last.saturating_add(1);
             }
         }
-        self.stats.add(&counts);
+        self.count(&counts);
         start.min(end)
     }
 }
@@ -187,7 +187,7 @@ impl<P: Platform> Drop for Cursor<'_, '_, P> {
     fn drop(&mut self) {
         self.unflushed.assert_none();
         self.locks.release(self.page_table);
-        self.page_table.stats.add(&self.counts);
+        self.page_table.count(&self.counts);
     }
 }
 

@@ -64,7 +64,7 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         if self.gather.is_stale() {
             let mut counts = Counts::default();
             self.page_table.flush(self.gather, &mut counts);
-            self.page_table.stats.add(&counts);
+            self.page_table.count(&counts);
         }
         if self.gather.take_uncharge_before_unlock() {
             self.page_table.drop_contents(self.gather);

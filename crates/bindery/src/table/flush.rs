@@ -118,7 +118,7 @@ impl<P: Platform> PageTable<'_, P> {
             let mut counts = Counts::default();
             let (platform, cpus) = (self.memory.platform(), &self.active_cpus);
             tlb::invalidate(platform, self.root, cpus, &what, &mut counts);
-            self.stats.add(&counts);
+            self.count(&counts);
         }
     }
 
@@ -147,7 +147,7 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn finish(&self, gather: &mut Gather) {
         let mut counts = Counts::default();
         self.flush(gather, &mut counts);
-        self.stats.add(&counts);
+        self.count(&counts);
         self.drop_contents(gather);
         let tables = self.take_emptied(gather);
         self.memory.free_after_readers(Batch::of(tables));
@@ -182,7 +182,7 @@ impl<P: Platform> PageTable<'_, P> {
             }
             between();
         }
-        self.stats.add(&counts);
+        self.count(&counts);
     }
 
     /// The detached tables, for a caller that has them freed after their readers. They count as
@@ -192,7 +192,7 @@ impl<P: Platform> PageTable<'_, P> {
         let tables = core::mem::take(&mut gather.emptied);
         if !tables.is_empty() {
             let tables_freed = u64::from(tables.count());
-            self.stats.add(&Counts { tables_freed, ..Counts::default() });
+            self.count(&Counts { tables_freed, ..Counts::default() });
         }
         tables
     }

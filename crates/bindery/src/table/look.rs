@@ -116,7 +116,7 @@ impl<P: Platform> PageTable<'_, P> {
                 let part = VirtRange::raw(at.0, end);
                 self.memory.worked(1, 0);
                 if !f(Looked { entry, raw, node, index, range: part }) {
-                    self.stats.add(&counts);
+                    self.count(&counts);
                     return;
                 }
                 at = VirtAddr(end);
@@ -130,7 +130,7 @@ impl<P: Platform> PageTable<'_, P> {
                 }
             }
         }
-        self.stats.add(&counts);
+        self.count(&counts);
     }
 
     /// The first address of `range` that is not mapped with `permission`, or its end.

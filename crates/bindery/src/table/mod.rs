@@ -21,6 +21,7 @@
 //! | `flush` | flushes, and marks of those that come after the lock is released |
 //! | `pool` | spare tables while locks are held |
 //! | `publish` | new entries become visible to the walkers |
+//! | `counts` | the counters of a tree, by CPU |
 //! | `edit` | the page table and the gather of one call |
 //! | `reach` | how far a run may reach, for the baseline of benchmarks |
 //! | `run` | the longest stretch that can be treated as one |
@@ -47,6 +48,7 @@
 pub(crate) mod collapse;
 mod contig;
 pub(crate) mod copy;
+mod counts;
 pub(crate) mod cursor;
 mod descent;
 mod detach;
@@ -90,9 +92,10 @@ use crate::frame::table_meta::TableMeta;
 use crate::frame::{AllocateFor, pending};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
-use crate::stats::{Counts, Stats};
+use crate::stats::Counts;
 use crate::tlb::ActiveCpus;
 
+use counts::TreeCounts;
 use locking::{LockTree, Node};
 use move_range::Moving;
 use run::Run;
@@ -125,7 +128,7 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
 pub(crate) struct TreeState {
     pub(crate) root: Frame,
     pub(crate) active_cpus: ActiveCpus,
-    pub(crate) stats: Stats,
+    counts: TreeCounts,
     pub(crate) reach: RunLimit,
     /// The source of a move in several lock spans.
     pub(crate) moving: Moving,
@@ -163,14 +166,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         memory.may_wait();
         let root = new_table(memory, P::Arch::ROOT, &mut counts)?;
-        let state = TreeState {
+        let state = || TreeState {
             root,
             active_cpus: ActiveCpus::new(),
-            stats: Stats::default(),
+            counts: TreeCounts::new(),
             reach,
             moving: Moving::new(),
         };
-        let Some(state) = memory.slab::<TreeState>().allocate(&memory.frames, state) else {
+        let Some(state) = memory.slab::<TreeState>().allocate_with(&memory.frames, state) else {
             // SAFETY: 1. made above; 2. no other thread has seen it.
             unsafe { free_table(memory, root, &mut counts) };
             return None;
@@ -186,7 +189,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             }
         }
         page_table.meta(root).unlock();
-        page_table.stats.add(&counts);
+        page_table.count(&counts);
         Some(page_table)
     }
 
@@ -245,6 +248,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let memory = self.memory;
         // SAFETY: 1. `PageTable::new` made it; 2. the caller's obligations 1 and 2.
         unsafe { free_table(memory, self.root, &mut Counts::default()) };
+        // SAFETY: 1. the caller's obligations 1 and 2.
+        unsafe { self.free_counters() };
         // SAFETY: the state came from this slab; no handle is left (the caller's obligation 2).
         unsafe { memory.slab::<TreeState>().free(&memory.frames, self.state) };
     }

@@ -139,7 +139,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline(never)]
     fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), NoMemory> {
         let result = pool.refill();
-        self.stats.add(&mem::take(&mut pool.counts));
+        self.count(&mem::take(&mut pool.counts));
         result
     }
 
@@ -148,6 +148,6 @@ impl<'m, P: Platform> PageTable<'m, P> {
     #[inline(never)]
     fn give_back_tables(&self, pool: &mut TablePool<'m, P>) {
         pool.give_back();
-        self.stats.add(&mem::take(&mut pool.counts));
+        self.count(&mem::take(&mut pool.counts));
     }
 }

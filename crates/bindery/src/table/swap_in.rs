@@ -168,7 +168,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.write_leaves(table, index, first, pages);
         // The entries were not empty.
         self.change_entry_count(table, 0, pages);
-        self.stats.add(&Counts {
+        self.count(&Counts {
             entries_descended: u64::from(P::Arch::LEVELS) - 1,
             entries_read: u64::from(pages),
             entries_written: u64::from(pages),

@@ -266,7 +266,7 @@ pub fn damage_table<P: Platform>(
         }
         // A level: the addition wraps.
         TableDamage::AnonymousPages(by) => {
-            page_table.stats.add(&Counts { anonymous_pages: by as u64, ..Counts::default() });
+            page_table.count(&Counts { anonymous_pages: by as u64, ..Counts::default() });
         }
     }
 }

@@ -64,7 +64,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
                 memory.unmap_frames(old, 1, dirty, &mut counts);
-                self.page_table().stats.add(&counts);
+                self.page_table().count(&counts);
                 publish(self.page_table(), range);
                 Ok(Next::Done(Resolved::Copied))
             }

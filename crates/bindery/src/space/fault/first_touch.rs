@@ -78,7 +78,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             memory.frames.fresh(folio).map(folio.pages());
             page_table.write_leaves(table, first, entry, folio.pages());
             page_table.unlock(table);
-            page_table.stats.add(&Counts {
+            let counts = Counts {
                 entries_descended: u64::from(P::Arch::LEVELS) - 1,
                 entries_read: u64::from(folio.pages()),
                 entries_written: u64::from(folio.pages()),
@@ -87,7 +87,8 @@ impl<P: Platform> Fault<'_, '_, P> {
                 bytes_zeroed: range.len(),
                 anonymous_pages: u64::from(folio.pages()),
                 ..Counts::default()
-            });
+            };
+            page_table.count_in(&section, &counts);
             publish(page_table, range);
             return Some(Resolved::New(range));
         }
@@ -109,7 +110,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let section = ReadSection::enter(memory.platform());
         let seen = page_table.peek(&section, page, &mut counts);
-        page_table.stats.add(&counts);
+        page_table.count_in(&section, &counts);
         let EntryAt { node, entry, .. } = seen;
         if !entry.is_empty() {
             return self.occupied(&section, seen);
@@ -183,7 +184,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             };
             memory.platform().zero(folio.head, folio.pages());
             let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
-            self.page_table().stats.add(&zeroed);
+            self.page_table().count(&zeroed);
             let next = self.map_folio(range, folio, written_attributes(self.vma.flags()));
             if !matches!(next, Ok(Next::Done(_))) {
                 memory.frames.fresh(folio).discard();

@@ -260,7 +260,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
         memory.platform().copy(frame, copy.head, 1);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
-        self.page_table().stats.add(&counts);
+        self.page_table().count(&counts);
         let next = self.map_folio(self.range(), copy, written_attributes(self.vma.flags()));
         match next {
             Ok(Next::Done(_)) => Ok(Next::Done(Resolved::Copied)),

@@ -119,7 +119,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let written = cursor.counts.entries_written;
         record_access(cursor, node, index, self.access);
         if cursor.counts.entries_written == written {
-            let written = page_table.stats.read().entries_written;
+            let written = page_table.total_counts().entries_written;
             let fault = Unchanged { root: page_table.root, page: self.page, written };
             self.memory().rare.repeats.note::<P::Arch>(&fault);
         }

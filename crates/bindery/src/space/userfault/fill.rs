@@ -250,7 +250,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
             source(offset, page)?;
         }
-        self.page_table.stats.add(&Counts { bytes_copied: length, ..Counts::default() });
+        self.page_table.count(&Counts { bytes_copied: length, ..Counts::default() });
         Ok(())
     }
 }

@@ -105,7 +105,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
                     parts.go_on_from(at);
                     let mut counts = Counts::default();
                     self.flush(gather, &mut counts);
-                    self.stats.add(&counts);
+                    self.count(&counts);
                 }
                 Err(CopyStop::Refused) => return Err(Failure::NoMemory),
                 Err(CopyStop::Short(at)) => {
@@ -134,7 +134,7 @@ struct Supplies<'m, P: Platform> {
 impl<'m, P: Platform> Supplies<'m, P> {
     fn give_back(mut self, page_table: &PageTable<'m, P>) {
         self.tables.give_back();
-        page_table.stats.add(&self.tables.counts);
+        page_table.count(&self.tables.counts);
     }
 }
 

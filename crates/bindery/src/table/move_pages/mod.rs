@@ -360,7 +360,7 @@ impl<P: Platform> Drop for PageMover<'_, '_, P> {
             self.pool.give_back();
             self.counts += self.pool.counts;
         }
-        self.page_table.stats.add(&self.counts);
+        self.page_table.count(&self.counts);
     }
 }
 

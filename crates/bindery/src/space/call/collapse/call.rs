@@ -359,7 +359,7 @@ fn collapse_by_copy<P: Platform>(
     let Some(fresh) = memory.frames.new_exclusive_folio(order) else {
         // SAFETY: 1. made above; 2. no other thread has seen it.
         unsafe { free_table(memory, deposit, &mut counts) };
-        op.edit.stats.add(&counts);
+        op.edit.count(&counts);
         return Err(Failure::NoMemory);
     };
     RareEvents::note(&memory.rare.huge_collapses);
@@ -375,7 +375,7 @@ fn collapse_by_copy<P: Platform>(
         // SAFETY: 1. made above; 2. a replacement that was not done has not published it.
         unsafe { free_table(memory, deposit, &mut counts) };
     }
-    op.edit.stats.add(&counts);
+    op.edit.count(&counts);
     if done { Ok(()) } else { Err(Error::Invalid.into()) }
 }
 

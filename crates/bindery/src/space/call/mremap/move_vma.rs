@@ -174,7 +174,7 @@ fn move_apart<'op, 'm, P: Platform>(
     let moved = if mover.is_one_piece() {
         let held = RmapGuard::new(platform, &vma);
         let done = mover.move_one_piece();
-        op.edit.stats.add(&counts);
+        op.edit.count(&counts);
         done?;
         if stays {
             let moved = op.vmas.insert_held(moved, &held);
@@ -187,7 +187,7 @@ fn move_apart<'op, 'm, P: Platform>(
         }
     } else {
         if let Err(error) = mover.preallocate_tables() {
-            op.edit.stats.add(&counts);
+            op.edit.count(&counts);
             return Err(error.into());
         }
         // Before the first page arrives: a walker that misses it at the source looks here.
@@ -197,7 +197,7 @@ fn move_apart<'op, 'm, P: Platform>(
             work();
             linked.received(&held);
         });
-        op.edit.stats.add(&counts);
+        op.edit.count(&counts);
         if stays {
             let moved = op.vmas.insert_linked(linked);
             leave_source(op, vma, source, moved);
@@ -252,7 +252,7 @@ fn slide<'op, 'm, P: Platform>(
     }
     let held = RmapGuard::new(platform, &locked);
     let done = mover.move_one_piece();
-    op.edit.stats.add(&counts);
+    op.edit.count(&counts);
     if done.is_err() {
         return Some(Err(NoMemory));
     }

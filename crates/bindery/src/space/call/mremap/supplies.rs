@@ -61,7 +61,7 @@ impl<'m, P: Platform> RemapSupplies<'m, P> {
         self.upper = Some(op.vmas.reserve()?);
         let mut counts = Counts::default();
         let done = op.edit.mover(source.into(), to, &mut self.tables, &mut counts).supply_tables();
-        op.edit.stats.add(&counts);
+        op.edit.count(&counts);
         done
     }
 
@@ -74,6 +74,6 @@ impl<'m, P: Platform> RemapSupplies<'m, P> {
         (self.moved, self.upper) = (None, None);
         let mut counts = Counts::default();
         self.tables.settle(&mut counts);
-        op.edit.stats.add(&counts);
+        op.edit.count(&counts);
     }
 }

@@ -1,0 +1,186 @@
+//! The counters of a tree, by CPU.
+//!
+//! Two threads that fault in one address space write no common line of counters. Each CPU that
+//! enters the address space has counters of its own there ([`CpuStats`]): the first CPU those in the
+//! tree's state, every other CPU those in a chunk, which is allocated when the CPU enters for the
+//! first time. They stay until the tree is freed.
+//!
+//! A CPU adds to its counters with plain loads and stores, in a read section. So no addition is
+//! lost: the number of the CPU cannot change in the section, and no other thread of the CPU runs in
+//! one. Interrupt handlers count nothing here. A CPU without counters, for lack of memory or since
+//! it never entered (a reclaimer, `fork` in the child), adds to the shared ones with atomic
+//! additions.
+//!
+//! A sum over all counters is exact when no call runs. [`PageTable::approximate_resident`] is for calls that
+//! must not read the lines of other CPUs: it lacks less than [`FOLD_PAGES`](crate::stats) pages of
+//! each of them.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{
+    AtomicPtr, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+
+use crate::memory::{Record, RecordKind};
+use crate::platform::{Cpu, MAX_CPUS, Platform};
+use crate::stats::{Counts, CpuStats, Stats};
+
+use super::{PageTable, ReadSection};
+
+/// The CPUs of one chunk.
+const CHUNK_CPUS: usize = 8;
+
+/// The counters of CPUs with consecutive numbers.
+#[derive(Default)]
+pub(crate) struct Chunk([CpuStats; CHUNK_CPUS]);
+
+/// The counters of a tree.
+pub(crate) struct TreeCounts {
+    shared: Stats,
+    /// Of the CPU `first`.
+    of_first: CpuStats,
+    /// The number of the CPU that entered first, or [`NO_CPU`].
+    first: AtomicU32,
+    chunks: [AtomicPtr<Chunk>; MAX_CPUS / CHUNK_CPUS],
+}
+
+const NO_CPU: u32 = u32::MAX;
+
+impl TreeCounts {
+    pub(super) fn new() -> Self {
+        Self {
+            shared: Stats::default(),
+            of_first: CpuStats::default(),
+            first: AtomicU32::new(NO_CPU),
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_CPUS / CHUNK_CPUS],
+        }
+    }
+
+    #[inline(always)]
+    fn of(&self, cpu: Cpu) -> Option<&CpuStats> {
+        if u32::from(cpu.0) == self.first.load(Relaxed) {
+            return Some(&self.of_first);
+        }
+        self.in_chunk(cpu)
+    }
+
+    #[inline(never)]
+    fn in_chunk(&self, cpu: Cpu) -> Option<&CpuStats> {
+        let cpu = usize::from(cpu.0);
+        let chunk = self.chunks.get(cpu / CHUNK_CPUS)?.load(Acquire);
+        // SAFETY: a chunk is initialized before it is entered, and stays until the tree is freed; it
+        // is reached only through shared references.
+        let chunk = unsafe { chunk.as_ref() }?;
+        Some(&chunk.0[cpu % CHUNK_CPUS])
+    }
+
+    fn all_chunks(&self) -> impl Iterator<Item = NonNull<Chunk>> {
+        self.chunks.iter().filter_map(|chunk| NonNull::new(chunk.load(Acquire)))
+    }
+
+    /// The sum of all counters.
+    fn read(&self) -> Counts {
+        let mut sum = self.shared.read();
+        sum += self.of_first.read();
+        for chunk in self.all_chunks() {
+            // SAFETY: as in `in_chunk`.
+            for stats in unsafe { &chunk.as_ref().0 } {
+                sum += stats.read();
+            }
+        }
+        sum
+    }
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// Adds the counts of one operation, kept in registers.
+    #[inline(always)]
+    pub(crate) fn count(&self, counts: &Counts) {
+        let section = ReadSection::enter(self.memory.platform());
+        self.count_in(&section, counts);
+    }
+
+    /// As [`PageTable::count`], for a caller that is in a read section.
+    #[inline(always)]
+    pub(crate) fn count_in(&self, _section: &ReadSection<'_, P>, counts: &Counts) {
+        let own: &TreeCounts = &self.counts;
+        match own.of(self.memory.platform().cpu()) {
+            Some(stats) => stats.add(&own.shared, counts),
+            None => {
+                // A copy, so that the caller's stay in registers.
+                let counts = *counts;
+                self.count_shared(&counts);
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_shared(&self, counts: &Counts) {
+        self.counts.shared.add(counts);
+    }
+
+    /// The sum of the counters of all CPUs: exact when no call runs. Reads lines that other CPUs
+    /// write.
+    pub(crate) fn total_counts(&self) -> Counts {
+        self.counts.read()
+    }
+
+    /// The number of mapped base pages. Another CPU that has entered may have mapped or unmapped up
+    /// to 31 pages that are missing here; with a single such CPU, the number is exact. Reads no line
+    /// that only another CPU writes.
+    #[inline]
+    pub(crate) fn approximate_resident(&self) -> i64 {
+        let counts: &TreeCounts = &self.counts;
+        // If the thread was preempted since it got the number, other pages are missing.
+        let own = counts.of(self.memory.platform().cpu());
+        counts.shared.mapped_pages() + own.map_or(0, CpuStats::unfolded_pages)
+    }
+
+    /// Gives `cpu`, which enters the address space, counters of its own. For lack of memory it may
+    /// get none. Does not sleep.
+    #[inline]
+    pub(crate) fn add_counters(&self, cpu: Cpu) {
+        if self.counts.of(cpu).is_none() {
+            self.make_counters(cpu);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_counters(&self, cpu: Cpu) {
+        let (memory, counts) = (self.memory, &self.counts);
+        let is_first =
+            counts.first.compare_exchange(NO_CPU, cpu.0.into(), Relaxed, Relaxed).is_ok();
+        let place = counts.chunks.get(usize::from(cpu.0) / CHUNK_CPUS);
+        let Some(place) = place.filter(|_| !is_first) else { return };
+        let slab = memory.slab::<Chunk>();
+        let made = slab.allocate_with(&memory.frames, Chunk::default);
+        let Some(made) = made else { return };
+        let entered = place.compare_exchange(ptr::null_mut(), made.as_ptr(), AcqRel, Relaxed);
+        if entered.is_err() {
+            // SAFETY: the chunk came from this slab, and no other thread has seen it.
+            unsafe { slab.free(&memory.frames, made) };
+        }
+    }
+
+    /// Frees the counters of all CPUs but the first.
+    ///
+    /// # Safety
+    /// 1. No other call uses the tree, and none will.
+    pub(super) unsafe fn free_counters(&self) {
+        let memory = self.memory;
+        for chunk in self.counts.all_chunks() {
+            // SAFETY: the chunk came from this slab; no thread reads it any more (the caller's
+            // obligation), and the caller frees what names it.
+            unsafe { memory.slab::<Chunk>().free(&memory.frames, chunk) };
+        }
+    }
+}
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl Record for Chunk {
+    const KIND: RecordKind = RecordKind::CpuCounts;
+}
