@@ -28,6 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use bindery::platform::Cpu;
 use bindery::{Accounting, Memory, Object, Overcommit, Sealing, SizeMode, SpaceOptions};
 
 use device::Copies;
@@ -63,6 +64,9 @@ fn memory() -> &'static Memory<TwoCpus> {
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(TwoCpus::new(), &[FRAMES]) };
     let memory: &'static _ = Box::leak(Box::new(memory.expect("64 MiB are enough")));
+    for cpu in 0..2 {
+        memory.cpu_online(Cpu(cpu)).expect("the memory is new");
+    }
     memory.commitment().set_mode(Overcommit::Always);
     memory.folio_policy().set_global(SizeMode::Never);
     memory.swap_on_device(Copies::leaked(), 0).expect("the device has slots");

@@ -18,8 +18,9 @@ pub const FRAMES: FrameRange = FrameRange { first: Frame(0x8_0000), count: 64 <<
 #[repr(align(128))]
 pub struct Apart<T>(pub T);
 
-/// The steps that each CPU has made: no read section lasts longer than a step.
-static STEPS: [Apart<AtomicU64>; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
+/// The steps that have ended. The CPUs take turns, and no read section lasts longer than a step, so
+/// this one number tells which grace periods have passed. It changes only between the operations.
+static STEPS: Apart<AtomicU64> = Apart(AtomicU64::new(0));
 /// Whether the other CPU counts as a reader until its next step is over.
 static READERS: Apart<AtomicBool> = Apart(AtomicBool::new(false));
 
@@ -34,7 +35,7 @@ pub fn become_cpu(number: u16) {
 
 /// Ends a step of the running CPU.
 pub fn end_step() {
-    STEPS[usize::from(CPU.get())].0.fetch_add(1, Ordering::AcqRel);
+    STEPS.0.fetch_add(1, Ordering::AcqRel);
 }
 
 /// Decides whether the other CPU is a reader until its next step is over. If it is none, every grace
@@ -68,10 +69,6 @@ impl TwoCpus {
     pub fn frames(&self) -> [usize; 2] {
         let start = self.start.as_ptr() as usize;
         [start, start + ((FRAMES.count as usize) << PAGE_SHIFT)]
-    }
-
-    fn others_steps(&self) -> u64 {
-        STEPS[1 - usize::from(CPU.get())].0.load(Ordering::Acquire)
     }
 }
 
@@ -124,10 +121,11 @@ unsafe impl Platform for TwoCpus {
     fn synchronize(&self) {}
 
     fn grace_period(&self) -> GracePeriod {
-        GracePeriod(self.others_steps())
+        // The caller's step, and the next one of the other CPU.
+        GracePeriod(STEPS.0.load(Ordering::Acquire) + 2)
     }
 
     fn is_over(&self, period: GracePeriod) -> bool {
-        !READERS.0.load(Ordering::Relaxed) || self.others_steps() > period.0
+        !READERS.0.load(Ordering::Relaxed) || STEPS.0.load(Ordering::Acquire) >= period.0
     }
 }

@@ -187,7 +187,8 @@ pub struct Work {
 ///    entered before the call has ended. [`Platform::is_over`] returns true only after every read
 ///    section that was entered before the matching [`Platform::grace_period`] has ended.
 /// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`]. From the first
-///    [`crate::Memory::cpu_online`] on, every CPU is online for as long as it is in a read section.
+///    [`crate::Memory::cpu_online`] on, every CPU is online for as long as it is in a read section,
+///    and no other thread calls the core on that CPU meanwhile.
 /// 5. **Kernel root.** [`Platform::kernel_root`] returns a table of the highest level, or none.
 ///    [`Platform::direct_map`] shows it for as long as the platform lives, and its entries are
 ///    accessed only as aligned 64-bit atomics.
@@ -353,13 +354,16 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     fn synchronize(&self);
 
     /// Begins a grace period: it is over when all read sections that exist now have ended. Does not
-    /// wait. (Linux: `start_poll_synchronize_rcu`.)
+    /// wait. (Linux: `start_poll_synchronize_rcu`.) A free calls it, so on many CPUs it should only
+    /// read one number, the last grace period that has passed: the one after the next is over when
+    /// all sections that exist now have ended.
     fn grace_period(&self) -> GracePeriod {
         GracePeriod::default()
     }
 
     /// Whether the grace period is over. Never called inside a read section; may be called with
-    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) A platform that cannot
+    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) Each free asks, so it should
+    /// read one number as well, which one CPU advances for all. A platform that cannot
     /// know keeps the provided answer, "not known to be". Then deferred frees collect up to
     /// [`crate::Memory::deferred_limit`], when the core calls [`Platform::synchronize`].
     fn is_over(&self, _period: GracePeriod) -> bool {

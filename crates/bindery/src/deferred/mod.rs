@@ -6,6 +6,16 @@
 //! has unlinked are freed at once if no reader exists. Otherwise they wait here until a later call
 //! finds the grace period over ([`queue`]).
 //!
+//! # A queue for each CPU
+//! A CPU that is online has a queue of its own, on cache lines of its own. A call adds to the queue
+//! of its CPU, and frees from no other one. CPUs that were never online share one queue. A thread
+//! that was moved to another CPU may use the queue of its previous one: each queue has a lock.
+//!
+//! If only the caller's CPU is online, items are freed at once: no other CPU can be in a read
+//! section (`Cpus::no_other_reads`). When a CPU goes offline, another one takes over its items, with
+//! a grace period that begins anew ([`Memory::hand_over_deferred`]). Drains ([`queue::Queue`]) and
+//! [`Memory::trim`] visit all queues.
+//!
 //! # Callers that may wait
 //! A call that holds a lock only adds items ([`Memory::free_after_readers`]). A call from the
 //! embedder that holds no lock any more tests whether items can be freed ([`Memory::outermost`]),
@@ -24,6 +34,16 @@
 //! but at least 1 MiB and at most 64 MiB. One call may exceed it by the items that it has unlinked
 //! itself, and frees those before it returns.
 //!
+//! No call adds up all queues as long as few items wait. The *share* of a queue is half of the
+//! limit, divided by the number of queues. A call that leaves more than its share in its queue adds
+//! up all of them, and drains them if the sum is above half of the limit. So the limit holds for the
+//! sum:
+//! 1. Queues within their shares hold at most half of the limit.
+//! 2. The others have not grown since the last of their calls found a sum of at most half of it.
+//!
+//! A CPU that goes online for the first time makes all shares smaller. Until the next calls on the
+//! other CPUs, the sum may exceed the limit by half.
+//!
 //! # Memory that is freed without waiting
 //! Pages that were mapped, objects, and the frames of a kernel area: every user of them in a read
 //! section has a count or a lock of its own. They are freed after the flush.
@@ -31,23 +51,28 @@
 //! | file | idea |
 //! |---|---|
 //! | `queue` | the order: unlinked, grace period, freed; the model checker runs it too |
+//! | `locked` | a queue behind its lock, with the weight that waits in it |
 //! | `batch` | lists of waiting items, linked through the items themselves |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 mod batch;
+mod locked;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod queue;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
 
 use crate::Memory;
+use crate::memory::CpuRecord;
 use crate::platform::{GracePeriod, Platform};
-use crate::sync::Mutex;
 
 pub(crate) use batch::{Batch, Chain, Linked, Tables};
-use queue::{Machine, Queue};
+pub(crate) use locked::LockedQueue;
+use queue::Machine;
 
 /// The number of other calls' items that one call frees.
 const FREED_AT_ONCE: u32 = 64;
@@ -79,42 +104,30 @@ pub struct Deferred {
 
 /// The items of a memory that wait for readers.
 pub(crate) struct Deferral<P: Platform> {
-    queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
-    /// Weights: the total added, and the total freed. The difference waits, in the queue or with
-    /// the thread that frees it.
-    added: AtomicU64,
-    freed: AtomicU64,
-    /// Changes whenever items were freed.
-    turn: AtomicU32,
+    /// The queue of all calls on CPUs that were never online.
+    shared: CachePadded<LockedQueue<P>>,
+    /// The number of drains that have begun.
+    drains: AtomicU64,
+    /// The number of times that items were handed over from one queue to another.
+    hand_overs: AtomicU64,
     waits: AtomicU64,
     /// The weight beyond which a caller waits.
     limit: u64,
+    /// The weight in one queue up to which its callers ignore the other queues.
+    share: AtomicU64,
 }
 
 impl<P: Platform> Deferral<P> {
     pub(crate) fn new(total_frames: u64) -> Self {
         let frames = (total_frames / 128).clamp(LEAST_LIMIT, MOST_LIMIT);
         Self {
-            queue: Mutex::new(Queue::new()),
-            added: AtomicU64::new(0),
-            freed: AtomicU64::new(0),
-            turn: AtomicU32::new(0),
+            shared: CachePadded::new(LockedQueue::new()),
+            drains: AtomicU64::new(0),
+            hand_overs: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             limit: batch::weight_of_frames(frames),
+            share: AtomicU64::new(batch::weight_of_frames(frames)),
         }
-    }
-
-    /// The weight of the waiting items.
-    #[inline]
-    fn waiting(&self) -> u64 {
-        // `freed` first, so that the difference is never below zero.
-        let freed = self.freed.load(Ordering::Acquire);
-        self.added.load(Ordering::Relaxed).wrapping_sub(freed)
-    }
-
-    /// Calls `f` with the waiting batches. For the auditor: no other thread runs.
-    pub(crate) fn for_each_batch(&self, f: impl FnMut(&Batch<P>)) {
-        self.queue.lock().batches().into_iter().for_each(f);
     }
 }
 
@@ -148,7 +161,7 @@ impl<P: Platform> Memory<P> {
         if batch.is_empty() {
             return;
         }
-        if queue::no_reader_left(self) {
+        if self.no_reader_left() {
             batch.free(self, u32::MAX);
         } else {
             self.put_off(batch);
@@ -170,7 +183,7 @@ impl<P: Platform> Memory<P> {
         if tables.is_empty() && some.is_empty() && others.is_empty() {
             return;
         }
-        if queue::no_reader_left(self) {
+        if self.no_reader_left() {
             tables.free(self);
             // SAFETY: 1. the caller's obligation 1; no reader is left.
             unsafe {
@@ -182,45 +195,89 @@ impl<P: Platform> Memory<P> {
         }
     }
 
+    /// Whether no read section remains that could have found the items that the caller has just
+    /// unlinked.
+    #[inline]
+    fn no_reader_left(&self) -> bool {
+        queue::no_reader_left(self) || self.cpus.no_other_reads(self.platform())
+    }
+
     #[cold]
     fn put_off(&self, batch: Batch<P>) {
-        let weight = batch.weight();
-        let mut queue = self.deferred.queue.lock();
-        self.deferred.added.fetch_add(weight, Ordering::Relaxed);
-        queue.push(self, batch);
+        self.queue().add(self, batch);
+    }
+
+    /// The queue of the running CPU.
+    #[inline]
+    fn queue(&self) -> &LockedQueue<P> {
+        match self.cpus.own(self.platform()) {
+            Some(record) => &record.deferred,
+            None => &self.deferred.shared,
+        }
+    }
+
+    /// All queues, always in the same order.
+    fn queues(&self) -> impl Iterator<Item = &LockedQueue<P>> {
+        let own = self.cpus.records().map(|record| &*record.deferred);
+        core::iter::once(&*self.deferred.shared).chain(own)
     }
 
     /// Whether any item waits for readers.
-    #[inline]
     pub(crate) fn has_deferred(&self) -> bool {
-        self.deferred.waiting() > 0
+        self.queues().any(|queue| queue.waiting() > 0)
     }
 
     /// Frees some of the waiting items. The caller holds no lock.
     #[inline]
     pub(crate) fn free_some(&self) {
-        if self.deferred.waiting() > 0 {
-            self.free_ripe(FREED_AT_ONCE);
-            if self.deferred.waiting() > self.deferred.limit {
+        let queue = self.queue();
+        if queue.waiting() > 0 {
+            self.free_some_of(queue);
+        }
+    }
+
+    #[cold]
+    fn free_some_of(&self, queue: &LockedQueue<P>) {
+        queue.free_ripe(self, FREED_AT_ONCE);
+        if queue.waiting() > self.deferred.share.load(Ordering::Relaxed) {
+            let all: u64 = self.queues().map(LockedQueue::waiting).sum();
+            // With queues of CPUs, those below their shares may hold the other half.
+            let has_queues = self.cpus.records().next().is_some();
+            if all > if has_queues { self.deferred.limit / 2 } else { self.deferred.limit } {
                 self.drain_deferred();
             }
         }
     }
 
-    /// Frees at most `most` items whose readers have all left.
-    #[cold]
-    pub(crate) fn free_ripe(&self, most: u32) {
-        let mut ripe = self.deferred.queue.lock().take_ripe(self);
-        if ripe.is_empty() {
-            return;
+    /// Divides half of the limit among the queues. Called when a CPU has got its queue.
+    pub(crate) fn share_deferred_limit(&self) {
+        let share = self.deferred.limit / 2 / self.queues().count() as u64;
+        self.deferred.share.store(share, Ordering::Relaxed);
+    }
+
+    /// Gives a CPU that goes online the items that calls have put off before any CPU was: from now
+    /// on no call looks at the shared queue. Called with the lock of all changes held.
+    pub(crate) fn adopt_deferred(&self, record: &CpuRecord<P>) {
+        self.hand_over(&self.deferred.shared, &record.deferred);
+    }
+
+    /// Gives the items of a CPU that goes offline to one that stays online, or to the shared queue.
+    /// They wait for a grace period that begins anew. Called with the lock of all changes held.
+    pub(crate) fn hand_over_deferred(&self, from: &CpuRecord<P>, to: Option<&CpuRecord<P>>) {
+        self.hand_over(&from.deferred, to.map_or(&self.deferred.shared, |to| &to.deferred));
+    }
+
+    fn hand_over(&self, from: &LockedQueue<P>, to: &LockedQueue<P>) {
+        if from.waiting() > 0 {
+            from.hand_over(self, to, || {
+                self.deferred.hand_overs.fetch_add(1, Ordering::Release);
+            });
         }
-        let weight = ripe.weight();
-        ripe.free(self, most);
-        let left = ripe.weight();
-        if left > 0 {
-            self.deferred.queue.lock().put_back(self, ripe);
-        }
-        self.note_freed(weight - left);
+    }
+
+    /// Frees all items whose readers have all left.
+    pub(crate) fn free_all_ripe(&self) {
+        self.queues().for_each(|queue| queue.free_ripe(self, u32::MAX));
     }
 
     /// Waits for the readers of all items that were unlinked before the call, and frees them: page
@@ -232,39 +289,33 @@ impl<P: Platform> Memory<P> {
     /// in the waiting items.
     pub fn drain_deferred(&self) {
         let deferred = &self.deferred;
-        if deferred.waiting() == 0 {
-            return;
-        }
-        let target = deferred.added.load(Ordering::Relaxed);
         loop {
-            let (mut ripe, mut unripe) = {
-                let mut queue = deferred.queue.lock();
-                (queue.take_ripe(self), queue.take_unripe(self))
-            };
-            let weight = ripe.weight() + unripe.weight();
-            ripe.free(self, u32::MAX);
-            if !unripe.is_empty() {
-                deferred.waits.fetch_add(1, Ordering::Relaxed);
-                self.platform().synchronize();
-                unripe.free(self, u32::MAX);
+            let hand_overs = deferred.hand_overs.load(Ordering::Acquire);
+            if self.has_deferred() {
+                self.drain_queues();
             }
-            self.note_freed(weight);
-            // Another CPU may have taken waiting items and not have freed them yet.
-            let turn = deferred.turn.load(Ordering::Acquire);
-            if deferred.freed.load(Ordering::Acquire) >= target {
+            // Otherwise items may have come to a queue that was drained already.
+            if deferred.hand_overs.load(Ordering::Acquire) == hand_overs {
                 return;
             }
-            self.platform().park(&deferred.turn, turn);
         }
     }
 
-    fn note_freed(&self, weight: u64) {
-        if weight > 0 {
-            // Release: a thread that reads it sees the memory free.
-            self.deferred.freed.fetch_add(weight, Ordering::Release);
-            self.deferred.turn.fetch_add(1, Ordering::Release);
-            self.platform().unpark(&raw const self.deferred.turn);
+    fn drain_queues(&self) {
+        let deferred = &self.deferred;
+        let number = deferred.drains.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut must_wait = false;
+        self.queues().for_each(|queue| must_wait |= queue.close_for(self, number));
+        if must_wait {
+            deferred.waits.fetch_add(1, Ordering::Relaxed);
+            self.platform().synchronize();
         }
+        self.queues().for_each(|queue| queue.free_drained(self, number));
+    }
+
+    /// Calls `f` with the waiting batches. For the auditor: no other thread runs.
+    pub(crate) fn for_each_deferred(&self, mut f: impl FnMut(&Batch<P>)) {
+        self.queues().for_each(|queue| queue.for_each_batch(&mut f));
     }
 
     /// The items that wait for readers. Holds a lock for a constant number of steps.
@@ -272,10 +323,9 @@ impl<P: Platform> Memory<P> {
     /// Context: spins.
     pub fn deferred(&self) -> Deferred {
         let waits = self.deferred.waits.load(Ordering::Relaxed);
-        let ever = self.deferred.added.load(Ordering::Relaxed);
-        let ever = batch::frames_of_weight(ever);
+        let ever = batch::frames_of_weight(self.queues().map(LockedQueue::ever).sum());
         let mut sums = Deferred { waits, ever, ..Deferred::default() };
-        self.deferred.for_each_batch(|batch| {
+        self.for_each_deferred(|batch| {
             sums.tables += u64::from(batch.tables.count());
             sums.records += batch.records();
         });

@@ -36,14 +36,36 @@ pub(super) fn no_reader_left<M: Machine>(machine: &M) -> bool {
 }
 
 /// The items that wait for readers. Guarded by a lock.
+///
+/// # Drains
+/// A drain frees all items of all queues. It has a number of its own:
+/// 1. It closes the open items of each queue under its number ([`Queue::close_for`]).
+/// 2. It waits for the readers, once for all queues.
+/// 3. It takes from each queue the items that are closed under its number
+///    ([`Queue::take_drained`]).
+///
+/// If a later drain closes newer items in between, all closed items get its number: only the later
+/// wait is long enough for all of them. The earlier drain waits for the later one then. All drains
+/// visit the queues in the same order, so no two of them wait for each other.
+///
+/// Only one thread at a time frees items that it took from a queue. A drain waits for it too. So a
+/// drain that has passed a queue knows that no item remains that was unlinked before the drain, in
+/// the queue or in another thread's hands. Items that were handed over meanwhile from one queue to
+/// another are the exception: the drain then begins again.
 pub(super) struct Queue<B> {
     /// Collects newly unlinked items.
     open: B,
     /// Its items were unlinked before its grace period began.
     closed: B,
     period: GracePeriod,
+    /// The drain that waits for the readers of the closed items; 0 for none.
+    drain: u64,
     /// Items whose readers have all left.
     ripe: B,
+    /// A thread frees items that it has taken. It ends with [`Queue::end_free`].
+    is_freeing: bool,
+    /// A drain waits until a thread ends that.
+    is_awaited: bool,
 }
 
 impl<B: Default> Queue<B> {
@@ -52,7 +74,10 @@ impl<B: Default> Queue<B> {
             open: B::default(),
             closed: B::default(),
             period: GracePeriod::default(),
+            drain: 0,
             ripe: B::default(),
+            is_freeing: false,
+            is_awaited: false,
         }
     }
 
@@ -62,40 +87,95 @@ impl<B: Default> Queue<B> {
         machine.append(&mut self.open, batch);
     }
 
-    /// Puts back ripe items that were not freed.
-    pub(super) fn put_back<M: Machine<Batch = B>>(&mut self, machine: &M, ripe: B) {
-        machine.append(&mut self.ripe, ripe);
-    }
-
-    /// Takes the items whose readers have all left, and begins the next grace period.
-    pub(super) fn take_ripe<M: Machine<Batch = B>>(&mut self, machine: &M) -> B {
-        loop {
-            if !M::is_empty(&self.closed) {
-                if !machine.is_over(self.period) {
-                    break;
-                }
-                machine.append(&mut self.ripe, core::mem::take(&mut self.closed));
-            }
-            if M::is_empty(&self.open) {
-                break;
-            }
-            // Once more: if no reader is left, this period is over already.
-            self.closed = core::mem::take(&mut self.open);
-            self.period = machine.grace_period();
+    /// Takes the items whose readers have all left, and begins the next grace period. `None`: no
+    /// item is ripe, or another thread frees some.
+    pub(super) fn take_ripe<M: Machine<Batch = B>>(&mut self, machine: &M) -> Option<B> {
+        if self.is_freeing {
+            return None;
         }
-        core::mem::take(&mut self.ripe)
+        self.ripen(machine);
+        self.take_all_ripe::<M>()
     }
 
-    /// Takes the items that some readers may know, for a caller that waits for the readers before
-    /// it frees them.
-    pub(super) fn take_unripe<M: Machine<Batch = B>>(&mut self, machine: &M) -> B {
-        let mut batch = core::mem::take(&mut self.closed);
-        machine.append(&mut batch, core::mem::take(&mut self.open));
-        batch
+    /// Ends what [`Queue::take_ripe`] or [`Queue::take_drained`] began: puts back the items that
+    /// were not freed. Returns whether a drain waits for it.
+    pub(super) fn end_free<M: Machine<Batch = B>>(&mut self, machine: &M, left: B) -> bool {
+        machine.append(&mut self.ripe, left);
+        self.is_freeing = false;
+        core::mem::take(&mut self.is_awaited)
+    }
+
+    /// Closes all items for a drain with this number. Returns whether it must wait for readers
+    /// before it calls [`Queue::take_drained`].
+    pub(super) fn close_for<M: Machine<Batch = B>>(&mut self, machine: &M, drain: u64) -> bool {
+        self.ripen(machine);
+        if M::is_empty(&self.closed) {
+            return false;
+        }
+        // Without newer items, a drain that waits already will free the closed ones.
+        if self.drain == 0 || !M::is_empty(&self.open) {
+            machine.append(&mut self.closed, core::mem::take(&mut self.open));
+            self.period = machine.grace_period();
+            self.drain = drain;
+        }
+        true
+    }
+
+    /// Takes all items that were closed for the drain with this number, and the ripe ones. The
+    /// drain has waited for the readers since. `None`: another thread is to free some of them; the
+    /// drain waits for its [`Queue::end_free`], and tries again.
+    pub(super) fn take_drained<M: Machine<Batch = B>>(
+        &mut self,
+        machine: &M,
+        drain: u64,
+    ) -> Option<B> {
+        if self.is_freeing || self.drain != 0 && self.drain != drain {
+            self.is_awaited = true;
+            return None;
+        }
+        if self.drain == drain {
+            self.drain = 0;
+            machine.append(&mut self.ripe, core::mem::take(&mut self.closed));
+        }
+        Some(self.take_all_ripe::<M>().unwrap_or_default())
+    }
+
+    /// Takes all items, for another queue, in which they are open: their grace period begins anew.
+    /// The items that a thread frees just now stay with it.
+    pub(super) fn take_all<M: Machine<Batch = B>>(&mut self, machine: &M) -> B {
+        let mut all = core::mem::take(&mut self.open);
+        machine.append(&mut all, core::mem::take(&mut self.closed));
+        machine.append(&mut all, core::mem::take(&mut self.ripe));
+        self.drain = 0;
+        all
     }
 
     /// The batches. For the auditor.
     pub(super) fn batches(&self) -> [&B; 3] {
         [&self.open, &self.closed, &self.ripe]
+    }
+
+    /// Finds items whose readers have all left, and begins the next grace period.
+    fn ripen<M: Machine<Batch = B>>(&mut self, machine: &M) {
+        loop {
+            if !M::is_empty(&self.closed) {
+                if !machine.is_over(self.period) {
+                    return;
+                }
+                self.drain = 0;
+                machine.append(&mut self.ripe, core::mem::take(&mut self.closed));
+            }
+            if M::is_empty(&self.open) {
+                return;
+            }
+            // Once more: if no reader is left, this period is over already.
+            self.closed = core::mem::take(&mut self.open);
+            self.period = machine.grace_period();
+        }
+    }
+
+    fn take_all_ripe<M: Machine<Batch = B>>(&mut self) -> Option<B> {
+        self.is_freeing = !M::is_empty(&self.ripe);
+        self.is_freeing.then(|| core::mem::take(&mut self.ripe))
     }
 }

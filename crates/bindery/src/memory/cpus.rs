@@ -11,6 +11,7 @@ use crossbeam_utils::CachePadded;
 use super::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::cpu::{CpuTable, SLOTS_SIZE};
+use crate::deferred::LockedQueue;
 use crate::error::Error;
 use crate::frame::AllocateFor;
 use crate::frame::meta::{Kind, state_of};
@@ -21,24 +22,31 @@ use crate::sync::Mutex;
 pub(crate) struct Cpus<P: Platform> {
     /// Held while a CPU comes or goes.
     change: Mutex<P::SpinLock, ()>,
-    records: CpuTable<CpuRecord>,
+    records: CpuTable<CpuRecord<P>>,
     /// The number of CPUs that are online.
     online: AtomicU32,
 }
 
 /// What one CPU keeps for itself.
-#[derive(Default)]
-pub(crate) struct CpuRecord {
+pub(crate) struct CpuRecord<P: Platform> {
     is_online: AtomicBool,
+    /// The items that calls on this CPU have unlinked, and that wait for readers.
+    pub(crate) deferred: CachePadded<LockedQueue<P>>,
+}
+
+impl<P: Platform> CpuRecord<P> {
+    fn new() -> Self {
+        Self { is_online: AtomicBool::new(false), deferred: CachePadded::new(LockedQueue::new()) }
+    }
 }
 
 /// All records of one CPU, in one block of frames.
 #[repr(C)]
-struct Block {
-    record: CachePadded<CpuRecord>,
+struct Block<P: Platform> {
+    record: CachePadded<CpuRecord<P>>,
 }
 
-impl Block {
+impl<P: Platform> Block<P> {
     /// The block is not larger than 2^this frames.
     const ORDER: Order = {
         assert!(size_of::<Self>() <= 32 << 10, "the records of a CPU are too large");
@@ -46,13 +54,42 @@ impl Block {
     };
 
     fn new() -> Self {
-        Self { record: CachePadded::default() }
+        Self { record: CachePadded::new(CpuRecord::new()) }
     }
 }
 
 impl<P: Platform> Cpus<P> {
     pub(super) const fn new() -> Self {
         Self { change: Mutex::new(()), records: CpuTable::new(), online: AtomicU32::new(0) }
+    }
+
+    /// The record of the running CPU, if it was ever online. The answer may be stale.
+    #[inline]
+    pub(crate) fn own(&self, platform: &P) -> Option<&CpuRecord<P>> {
+        self.records.of(|| platform.cpu())
+    }
+
+    /// The records of all CPUs that were ever online, in the order of their numbers.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &CpuRecord<P>> {
+        self.records.iter()
+    }
+
+    /// Whether no CPU but the caller's can be in a read section that began before the call. The
+    /// caller is in none.
+    ///
+    /// 1. The caller unlinks a VMA, and makes a fence.
+    /// 2. It reads that only its own CPU is online.
+    /// 3. A CPU that goes online later makes a fence before its first read section, so no section
+    ///    of it finds the VMA.
+    #[inline]
+    pub(crate) fn no_other_reads(&self, platform: &P) -> bool {
+        if !self.records.has_slots() {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        // Acquire: the last sections of the CPUs that went offline are over.
+        self.own(platform).is_some_and(|record| record.is_online.load(Ordering::Relaxed))
+            && self.online.load(Ordering::Acquire) == 1
     }
 }
 
@@ -95,6 +132,7 @@ impl<P: Platform> Memory<P> {
         if record.is_online.swap(true, Ordering::Relaxed) {
             return Err(Error::Busy);
         }
+        self.adopt_deferred(record);
         self.cpus.online.fetch_add(1, Ordering::Relaxed);
         // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
         // Either it reads the new number, or a read section of the new CPU does not find the VMA.
@@ -127,7 +165,10 @@ impl<P: Platform> Memory<P> {
         if !record.is_online.swap(false, Ordering::Relaxed) {
             return Err(Error::Invalid);
         }
-        self.cpus.online.fetch_sub(1, Ordering::Relaxed);
+        // Release: a CPU that reads the new number may free what the last sections have read.
+        self.cpus.online.fetch_sub(1, Ordering::Release);
+        let other = self.cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
+        self.hand_over_deferred(record, other);
         Ok(())
     }
 
@@ -139,7 +180,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Makes the records of a CPU that has none. The lock of all changes is held.
-    fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord> {
+    fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord<P>> {
         let records = &self.cpus.records;
         if !records.has_slots() {
             const { assert!(SLOTS_SIZE <= PAGE_SIZE as usize) };
@@ -149,8 +190,8 @@ impl<P: Platform> Memory<P> {
             // the lock of all changes is held.
             unsafe { records.give_slots(self.platform().direct_map(slots)) };
         }
-        let block = self.take_for_records(Block::ORDER)?;
-        let block = self.platform().direct_map(block).cast::<Block>();
+        let block = self.take_for_records(Block::<P>::ORDER)?;
+        let block = self.platform().direct_map(block).cast::<Block<P>>();
         // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
         // page, and have room for a block (`Block::ORDER`).
         unsafe { block.write(Block::new()) };
@@ -159,6 +200,7 @@ impl<P: Platform> Memory<P> {
         // SAFETY: 1. as above; 2. it was given slots, and the caller has tested the number; 3. the
         // lock of all changes is held.
         unsafe { records.enter(cpu, NonNull::from(&**record)) };
+        self.share_deferred_limit();
         Some(record)
     }
 

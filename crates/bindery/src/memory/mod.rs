@@ -28,6 +28,7 @@ use crate::stats::Counts;
 use crate::swap::{Clock, Swap};
 
 use crate::error::NoMemory;
+pub(crate) use cpus::CpuRecord;
 use cpus::Cpus;
 pub(crate) use folio_policy::HugeAdvice;
 pub use folio_policy::{FolioPolicy, SizeMode};
@@ -358,7 +359,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: spins. Complexity: linear in the frames and items that are freed.
     pub fn trim(&self) {
-        self.free_ripe(u32::MAX);
+        self.free_all_ripe();
         self.slabs().for_each(|slab| slab.trim(&self.frames));
         self.frames.trim();
     }

@@ -1,6 +1,7 @@
 //! No call waits for readers: the items that it has unlinked are freed when they have left, and no
 //! frame leaks. Waits are counted.
 
+mod cpus;
 mod watched;
 
 use std::sync::mpsc::{Receiver, channel};

@@ -63,17 +63,22 @@ impl<A: Walk> Watched<A> {
         self.tells.store(false, Relaxed);
     }
 
+    /// Lets the machine say it again.
+    pub fn tell(&self) {
+        self.tells.store(true, Relaxed);
+    }
+
     pub fn before_waiting(&self, hook: impl FnMut() + Send + 'static) {
         *self.before_waiting.lock().unwrap() = Some(Box::new(hook));
     }
 }
 
-/// A machine of two CPUs, watched.
+/// A machine of three CPUs, watched.
 pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
     let machine = Machine::<A>::new(Config {
         memory: bytes,
         contents: Contents::Anything,
-        cpus: 2,
+        cpus: 3,
         ..Config::default()
     });
     let (first, count) = machine.frames();

@@ -6,10 +6,13 @@
 //! A record is a loom cell: a reader that finds it linked reads it, and freeing writes it. So a
 //! record freed under a reader is a race, and a record freed twice or never fails the audit. The
 //! grace periods are those of the hosted machine: a clock, and for each CPU the time at which it
-//! entered its section.
+//! entered its section. A *numbered* world is that machine with busy CPUs: a free reads only the
+//! last time that has passed, which another CPU advances.
 //!
-//! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
+//! Some tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
 //! that something waited ([`Seen`]), so that no model passes without it.
+
+mod cpus;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,6 +42,22 @@ enum Omit {
     WaitBeforeFree,
     /// A thread that sees a section announced sees that the previous one has ended.
     ReleaseAtEntry,
+    /// A free makes a fence between the unlinking and the number of the grace period.
+    FenceBeforeNumber,
+    /// A CPU that reads the number sees the sections over that ended before it.
+    AcquireNumber,
+    /// Items that are handed over get a grace period that begins anew.
+    PeriodAnew,
+    /// A drain begins again if items were handed over meanwhile.
+    DrainAgain,
+    /// A drain waits for a thread that frees items of the queue.
+    WaitForFreeing,
+    /// A free makes a fence between the unlinking and the number of CPUs.
+    FenceBeforeOnline,
+    /// A CPU makes a fence after it has announced itself, before its first section.
+    FenceAfterOnline,
+    /// A thread that sees a CPU offline sees its sections over.
+    ReleaseAtOffline,
 }
 
 /// The interesting points that any execution has reached.
@@ -47,6 +66,11 @@ struct Seen {
     read: Flag,
     freed_at_once: Flag,
     put_off: Flag,
+    /// A queue was found with ripe items.
+    ripe: Flag,
+    handed_over: Flag,
+    /// A drain has waited for another thread.
+    waited: Flag,
 }
 
 const OUTSIDE: u64 = 0;
@@ -56,14 +80,20 @@ const CPUS: usize = 3;
 
 struct World {
     omit: Omit,
+    is_numbered: bool,
     seen: Arc<Seen>,
     /// Whether a reader finds the record.
     linked: [AtomicBool; 2],
     /// The number of times that the record was freed.
     records: [UnsafeCell<u32>; 2],
     clock: AtomicU64,
+    passed: AtomicU64,
     seats: [AtomicU64; CPUS],
-    queue: Mutex<Queue<Vec<usize>>>,
+    queues: Vec<Mutex<Queue<Vec<usize>>>>,
+    drains: AtomicU64,
+    hand_overs: AtomicU64,
+    /// The number of CPUs that are online.
+    online: AtomicU64,
     /// The first grace period that the queue has begun, for [`Omit::PeriodOfItsOwn`].
     first: AtomicU64,
 }
@@ -86,33 +116,69 @@ impl Machine for World {
                 return GracePeriod(first);
             }
         }
-        let period = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
-        fence(Ordering::SeqCst);
+        if self.is_numbered {
+            if self.omit != Omit::FenceBeforeNumber {
+                fence(Ordering::SeqCst);
+            }
+            return GracePeriod(self.clock.load(Ordering::SeqCst) + 1);
+        }
+        let period = self.advance_clock();
         self.first.store(period, Ordering::Relaxed);
         GracePeriod(period)
     }
 
     fn is_over(&self, period: GracePeriod) -> bool {
-        self.omit == Omit::AskWhetherOver
-            || self.seats.iter().all(|seat| {
-                let section = seat.load(Ordering::Acquire);
-                section == OUTSIDE || section >= period.0
-            })
+        if self.is_numbered {
+            let acquires = self.omit != Omit::AcquireNumber;
+            let order = if acquires { Ordering::Acquire } else { Ordering::Relaxed };
+            return self.passed.load(order) >= period.0;
+        }
+        self.omit == Omit::AskWhetherOver || self.has_passed(period.0)
     }
 }
 
 impl World {
-    fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
+    fn new(scene: Scene, seen: &Arc<Seen>) -> Rc<Self> {
         Rc::new(Self {
-            omit,
+            omit: scene.omit,
+            is_numbered: scene.is_numbered,
             seen: Arc::clone(seen),
             linked: [AtomicBool::new(true), AtomicBool::new(true)],
             records: [UnsafeCell::new(0), UnsafeCell::new(0)],
             clock: AtomicU64::new(OUTSIDE + 1),
+            passed: AtomicU64::new(OUTSIDE),
             seats: [AtomicU64::new(OUTSIDE), AtomicU64::new(OUTSIDE), AtomicU64::new(OUTSIDE)],
-            queue: Mutex::new(Queue::new()),
+            queues: (0..scene.queues).map(|_| Mutex::new(Queue::new())).collect(),
+            drains: AtomicU64::new(0),
+            hand_overs: AtomicU64::new(0),
+            online: AtomicU64::new(scene.online),
             first: AtomicU64::new(0),
         })
+    }
+
+    fn advance_clock(&self) -> u64 {
+        let now = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
+        fence(Ordering::SeqCst);
+        now
+    }
+
+    /// Whether no CPU is in a section that it entered before `time`.
+    fn has_passed(&self, time: u64) -> bool {
+        self.seats.iter().all(|seat| {
+            let section = seat.load(Ordering::Acquire);
+            section == OUTSIDE || section >= time
+        })
+    }
+
+    /// Like the hosted machine's `look_at_seats`.
+    fn look_at_seats(&self) {
+        let now = self.clock.load(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let is_known = self.passed.load(Ordering::Relaxed) >= now;
+        let time = if is_known { self.advance_clock() } else { now };
+        if self.has_passed(time) {
+            self.passed.fetch_max(time, Ordering::AcqRel);
+        }
     }
 
     /// Looks a record up, and reads it, in a read section of `cpu`.
@@ -151,32 +217,124 @@ impl World {
             self.seen.freed_at_once.store(true, Relaxed);
             self.free(std::vec![record]);
         } else {
-            self.seen.put_off.store(true, Relaxed);
-            self.queue.lock().unwrap().push(self, std::vec![record]);
+            self.put_off(record);
         }
     }
 
-    /// Like `Memory::free_ripe`.
-    fn free_ripe(&self) {
-        let ripe = self.queue.lock().unwrap().take_ripe(self);
-        self.free(ripe);
+    /// Adds an unlinked record to the first queue.
+    fn put_off(&self, record: usize) {
+        self.seen.put_off.store(true, Relaxed);
+        self.queues[0].lock().unwrap().push(self, std::vec![record]);
+    }
+
+    /// Like [`World::remove`], if nothing is known of grace periods. Frees at once if one CPU is
+    /// online.
+    fn remove_if_only_cpu(&self, record: usize) {
+        self.linked[record].store(false, Ordering::Release);
+        if self.omit != Omit::FenceBeforeOnline {
+            fence(Ordering::SeqCst);
+        }
+        if self.online.load(Ordering::Acquire) == 1 {
+            self.seen.freed_at_once.store(true, Relaxed);
+            self.free(std::vec![record]);
+        } else {
+            self.put_off(record);
+        }
+    }
+
+    /// Like `Memory::cpu_online`.
+    fn come_online(&self) {
+        self.online.fetch_add(1, Ordering::Relaxed);
+        if self.omit != Omit::FenceAfterOnline {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Like `Memory::cpu_offline`.
+    fn go_offline(&self) {
+        let releases = self.omit != Omit::ReleaseAtOffline;
+        let order = if releases { Ordering::Release } else { Ordering::Relaxed };
+        self.online.fetch_sub(1, order);
+    }
+
+    /// Like `Memory::hand_over`, from the first queue to the second.
+    fn hand_over(&self) {
+        let (mut from, mut to) = (self.queues[0].lock().unwrap(), self.queues[1].lock().unwrap());
+        let items = from.take_all(self);
+        self.hand_overs.fetch_add(1, Ordering::Release);
+        if !items.is_empty() {
+            self.seen.handed_over.store(true, Relaxed);
+        }
+        if self.omit == Omit::PeriodAnew {
+            to.end_free(self, items);
+        } else {
+            to.push(self, items);
+        }
+    }
+
+    /// Like `LockedQueue::free_ripe`.
+    fn free_ripe(&self, queue: usize) {
+        let ripe = self.queues[queue].lock().unwrap().take_ripe(self);
+        if let Some(ripe) = ripe {
+            self.seen.ripe.store(true, Relaxed);
+            self.free_taken(queue, ripe);
+        }
+    }
+
+    fn free_taken(&self, queue: usize, items: Vec<usize>) {
+        self.free(items);
+        self.queues[queue].lock().unwrap().end_free(self, Vec::new());
     }
 
     /// Like `Memory::drain_deferred`.
     fn drain(&self) {
-        let (ripe, unripe) = {
-            let mut queue = self.queue.lock().unwrap();
-            (queue.take_ripe(self), queue.take_unripe(self))
-        };
-        self.free(ripe);
-        if self.omit != Omit::WaitBeforeFree {
+        loop {
+            let hand_overs = self.hand_overs.load(Ordering::Acquire);
+            self.drain_queues();
+            if self.omit == Omit::DrainAgain
+                || self.hand_overs.load(Ordering::Acquire) == hand_overs
+            {
+                return;
+            }
+        }
+    }
+
+    fn drain_queues(&self) {
+        let number = self.drains.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut must_wait = false;
+        for queue in &self.queues {
+            must_wait |= queue.lock().unwrap().close_for(self, number);
+        }
+        if must_wait && self.omit != Omit::WaitBeforeFree {
             // `Platform::synchronize`.
-            let period = self.grace_period();
-            while !self.is_over(period) {
+            let began = self.advance_clock();
+            while !self.has_passed(began) {
                 thread::yield_now();
             }
         }
-        self.free(unripe);
+        for (index, queue) in self.queues.iter().enumerate() {
+            loop {
+                let taken = queue.lock().unwrap().take_drained(self, number);
+                if let Some(items) = taken {
+                    if !items.is_empty() {
+                        self.free_taken(index, items);
+                    }
+                    break;
+                }
+                if self.omit == Omit::WaitForFreeing {
+                    break;
+                }
+                self.seen.waited.store(true, Relaxed);
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Asserts that a drain keeps its promise for a record.
+    fn assert_freed(&self, record: usize) {
+        // SAFETY: loom reports a concurrent write.
+        let freed = self.records[record].with(|freed| unsafe { *freed });
+        assert_eq!(freed, 1, "unlinked before the drain, and not freed");
     }
 
     /// Asserts at the end that each unlinked record was freed once.
@@ -199,13 +357,33 @@ unsafe impl Send for Shared {}
 
 type Work = fn(&World);
 
+/// A world at its beginning.
+#[derive(Clone, Copy)]
+struct Scene {
+    omit: Omit,
+    queues: usize,
+    is_numbered: bool,
+    online: u64,
+}
+
+impl Scene {
+    /// One queue, and exact answers.
+    fn but_for(omit: Omit) -> Self {
+        Self { omit, queues: 1, is_numbered: false, online: 1 }
+    }
+}
+
 fn explore<const N: usize>(omit: Omit, work: [Work; N]) -> Arc<Seen> {
+    explore_scene(Scene::but_for(omit), work)
+}
+
+fn explore_scene<const N: usize>(scene: Scene, work: [Work; N]) -> Arc<Seen> {
     let seen = Arc::new(Seen::default());
     let shared = Arc::clone(&seen);
     let mut builder = Builder::new();
     builder.preemption_bound = Some(if N > 2 { 3 } else { PREEMPTIONS });
     builder.check(move || {
-        let world = World::new(omit, &shared);
+        let world = World::new(scene, &shared);
         let mut others = Vec::new();
         for work in work.into_iter().skip(1) {
             let shared = Shared(Rc::clone(&world));
@@ -236,19 +414,19 @@ fn read_second(world: &World) {
 
 fn remove_first(world: &World) {
     world.remove(0);
-    world.free_ripe();
+    world.free_ripe(0);
 }
 
 fn remove_both(world: &World) {
     world.remove(0);
-    world.free_ripe();
+    world.free_ripe(0);
     world.remove(1);
-    world.free_ripe();
+    world.free_ripe(0);
 }
 
 fn remove_second(world: &World) {
     world.remove(1);
-    world.free_ripe();
+    world.free_ripe(0);
 }
 
 fn remove_and_drain(world: &World) {

@@ -1,0 +1,129 @@
+//! A queue behind its lock, with the weight that waits in it.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::batch::Batch;
+use super::queue::Queue;
+use crate::Memory;
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+/// Items that wait for readers, of the calls on one CPU or of all CPUs without a queue of their
+/// own.
+pub(crate) struct LockedQueue<P: Platform> {
+    queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
+    /// The weight of the items that wait in the queue, or with the thread that frees them. Written
+    /// with the lock held.
+    waiting: AtomicU64,
+    /// The weight of all items that were ever added. Written with the lock held.
+    ever: AtomicU64,
+    /// Changes when a drain that waits for the queue must try again.
+    turn: AtomicU32,
+}
+
+impl<P: Platform> LockedQueue<P> {
+    pub(crate) fn new() -> Self {
+        Self {
+            queue: Mutex::new(Queue::new()),
+            waiting: AtomicU64::new(0),
+            ever: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
+        }
+    }
+
+    /// The weight of the waiting items.
+    #[inline]
+    pub(super) fn waiting(&self) -> u64 {
+        // Acquire: a thread that reads a lower weight sees the memory free.
+        self.waiting.load(Ordering::Acquire)
+    }
+
+    /// The weight of all items that were ever added.
+    pub(super) fn ever(&self) -> u64 {
+        self.ever.load(Ordering::Relaxed)
+    }
+
+    /// Adds items that were unlinked before.
+    pub(super) fn add(&self, memory: &Memory<P>, batch: Batch<P>) {
+        let weight = batch.weight();
+        let mut queue = self.queue.lock();
+        self.waiting.store(self.waiting() + weight, Ordering::Release);
+        self.ever.store(self.ever() + weight, Ordering::Relaxed);
+        queue.push(memory, batch);
+    }
+
+    /// Frees at most `most` items whose readers have all left.
+    pub(super) fn free_ripe(&self, memory: &Memory<P>, most: u32) {
+        let ripe = self.queue.lock().take_ripe(memory);
+        if let Some(ripe) = ripe {
+            self.free(memory, ripe, most);
+        }
+    }
+
+    /// [`Queue::close_for`], if anything waits.
+    pub(super) fn close_for(&self, memory: &Memory<P>, drain: u64) -> bool {
+        self.waiting() > 0 && self.queue.lock().close_for(memory, drain)
+    }
+
+    /// Frees all items that were added before the drain with this number began. It has waited for
+    /// the readers.
+    pub(super) fn free_drained(&self, memory: &Memory<P>, drain: u64) {
+        while self.waiting() > 0 {
+            let turn = self.turn.load(Ordering::Acquire);
+            let taken = self.queue.lock().take_drained(memory, drain);
+            let Some(items) = taken else {
+                memory.platform().park(&self.turn, turn);
+                continue;
+            };
+            if !items.is_empty() {
+                self.free(memory, items, u32::MAX);
+            }
+            return;
+        }
+    }
+
+    /// Frees at most `most` of the items, which were taken from the queue.
+    fn free(&self, memory: &Memory<P>, mut items: Batch<P>, most: u32) {
+        let weight = items.weight();
+        items.free(memory, most);
+        let freed = weight - items.weight();
+        let is_awaited = {
+            let mut queue = self.queue.lock();
+            self.waiting.store(self.waiting() - freed, Ordering::Release);
+            queue.end_free(memory, items)
+        };
+        if is_awaited {
+            self.wake(memory);
+        }
+    }
+
+    /// Moves all items to another queue, in which they get a grace period of their own. Items that a
+    /// thread frees just now stay with it. No other call of this function runs.
+    ///
+    /// Both locks are held at once, so that no drain passes both queues between them; `moved` is
+    /// called before the weights change.
+    pub(super) fn hand_over(&self, memory: &Memory<P>, to: &Self, moved: impl FnOnce()) {
+        {
+            let (mut mine, mut others) = (self.queue.lock(), to.queue.lock());
+            let items = mine.take_all(memory);
+            let weight = items.weight();
+            moved();
+            to.waiting.store(to.waiting() + weight, Ordering::Release);
+            to.ever.store(to.ever() + weight, Ordering::Relaxed);
+            self.waiting.store(self.waiting() - weight, Ordering::Release);
+            self.ever.store(self.ever() - weight, Ordering::Relaxed);
+            others.push(memory, items);
+        }
+        self.wake(memory);
+    }
+
+    fn wake(&self, memory: &Memory<P>) {
+        self.turn.fetch_add(1, Ordering::Release);
+        memory.platform().unpark(&raw const self.turn);
+    }
+
+    /// Calls `f` with the waiting batches, under the lock.
+    pub(super) fn for_each_batch(&self, f: impl FnMut(&Batch<P>)) {
+        self.queue.lock().batches().into_iter().for_each(f);
+    }
+}
