@@ -5,15 +5,22 @@
 //! access. Two threads on one CPU at the same time are an error of the program around the machine,
 //! and panic.
 //!
-//! The machine has a clock that advances with each new grace period. Each seat has the time at
-//! which its thread entered its current read section, or 0. A grace period is over when no seat has
-//! a time before its own.
+//! The machine has a clock that advances when a grace period begins. Each seat has the time at which
+//! its thread entered its current read section, or 0. A grace period is over when no seat has a time
+//! before its own.
 //!
 //! ```text
 //! clock      7   | 8 (grace period 8 begins)
 //! section    0   7 (inside) ............. 0   8 (inside)
 //!                    not over             over, for any section now
 //! ```
+//!
+//! # Machines whose CPUs are busy
+//! While at most one thread is bound, every question whether a grace period is over looks at all
+//! seats, and the answer is exact. With more threads that would cost each of them the cache lines of
+//! all others. So then a question reads one number, the last time that has passed. Every
+//! [`QUESTIONS`]th question of a CPU that is answered by no looks at the seats, and advances the
+//! number for all CPUs.
 
 use std::cell::{Cell, RefCell};
 use std::hint;
@@ -29,6 +36,9 @@ const SPINS: u32 = 64;
 
 /// A number that no thread has.
 const NOBODY: u64 = 0;
+
+/// With several bound threads, a CPU looks at all seats once in this number of questions.
+const QUESTIONS: u32 = 8;
 
 /// The time of a seat outside of read sections. The clock begins above.
 const OUTSIDE: u64 = 0;
@@ -71,6 +81,8 @@ struct Seat {
     depth: AtomicU32,
     /// The clock when the read section was entered, or [`OUTSIDE`].
     section: AtomicU64,
+    /// The number of times that its thread was told that a grace period is not over.
+    questions: AtomicU32,
     /// The work of its calls since it was last set to 0, and the allowed maximum; 0 for no limit.
     #[cfg(feature = "measure")]
     work: AtomicU64,
@@ -84,19 +96,30 @@ pub(crate) struct Seats {
     /// The machine's number; never reused.
     machine: u64,
     seats: Box<[Seat]>,
-    /// The number of grace periods begun, in its own cache lines, since every section reads it.
     clock: Clock,
 }
 
+/// In its own cache lines, since every section reads it.
 #[repr(align(128))]
 #[derive(Debug)]
-struct Clock(AtomicU64);
+struct Clock {
+    /// Advances when a grace period begins.
+    now: AtomicU64,
+    /// Every section that was entered before this time has ended.
+    passed: AtomicU64,
+    /// The number of bound threads.
+    bound: AtomicU32,
+}
 
 impl Seats {
     pub(crate) fn new(cpus: u16) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let seats = (0..cpus).map(|_| Seat::default()).collect();
-        let clock = Clock(AtomicU64::new(OUTSIDE + 1));
+        let clock = Clock {
+            now: AtomicU64::new(OUTSIDE + 1),
+            passed: AtomicU64::new(OUTSIDE),
+            bound: AtomicU32::new(0),
+        };
         Self { machine: NEXT.fetch_add(1, Ordering::Relaxed), seats, clock }
     }
 
@@ -144,6 +167,7 @@ impl Seats {
             let owned_already = self.seat(cpu).owner.load(Ordering::Relaxed) == thread_number();
             assert!(!owned_already, "a thread that is {cpu:?} and was put elsewhere came back");
             self.take_seat(cpu);
+            self.clock.bound.fetch_add(1, Ordering::Relaxed);
         }
         BINDINGS.with_borrow_mut(|bindings| bindings.push((self.machine, cpu)));
         HERE.set(Here { machine: self.machine, cpu, bound: true });
@@ -194,7 +218,7 @@ impl Seats {
         seat.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
             // Acquire: a thread that sees a grace period's time sees what was unlinked before it.
-            announce(&seat.section, self.clock.0.load(Ordering::Acquire));
+            announce(&seat.section, self.clock.now.load(Ordering::Acquire));
         }
     }
 
@@ -236,7 +260,7 @@ impl Seats {
             "synchronize inside a read section on CPU {}: it would wait for itself forever",
             self.cpu().0
         );
-        let GracePeriod(began) = self.grace_period();
+        let began = self.advance_clock();
         for seat in &self.seats {
             while seat.is_inside_since(began) {
                 relax();
@@ -245,7 +269,7 @@ impl Seats {
         fence(Ordering::SeqCst);
     }
 
-    /// Begins a grace period.
+    /// Advances the clock, and returns the new time: that of a grace period that begins.
     ///
     /// If a section is entered at the same time, either its seat shows an earlier time to the
     /// caller, or it sees everything that the caller has unlinked. The fence pairs with the one in
@@ -254,13 +278,28 @@ impl Seats {
     /// 2. CPU B unlinks a VMA, advances the clock, and finds CPU A's seat outside;
     /// 3. CPU A announces the old time, and then, after its fence, does not find the VMA any more.
     #[inline]
-    pub(crate) fn grace_period(&self) -> GracePeriod {
-        let period = GracePeriod(self.clock.0.fetch_add(1, Ordering::SeqCst) + 1);
+    fn advance_clock(&self) -> u64 {
+        let now = self.clock.now.fetch_add(1, Ordering::SeqCst) + 1;
         fence(Ordering::SeqCst);
-        period
+        now
     }
 
-    /// Whether all sections have ended that existed when the grace period began.
+    /// Begins a grace period: if other threads are bound, the one that begins with the clock's next
+    /// advance.
+    #[inline]
+    pub(crate) fn grace_period(&self) -> GracePeriod {
+        if self.is_busy() {
+            // The caller has unlinked before it reads the clock. The fence pairs with those of the
+            // CPU that advances the clock and of the one that enters a section.
+            fence(Ordering::SeqCst);
+            GracePeriod(self.clock.now.load(Ordering::SeqCst) + 1)
+        } else {
+            GracePeriod(self.advance_clock())
+        }
+    }
+
+    /// Whether all sections have ended that existed when the grace period began. With several bound
+    /// threads it may be known later.
     #[inline]
     pub(crate) fn is_over(&self, period: GracePeriod) -> bool {
         assert!(
@@ -268,7 +307,48 @@ impl Seats {
             "a grace period asked after inside a read section on CPU {}: it may be its own",
             self.cpu().0
         );
-        !self.seats.iter().any(|seat| seat.is_inside_since(period.0))
+        // Acquire: the reads of the sections come before all later steps.
+        let has_passed = || self.clock.passed.load(Ordering::Acquire) >= period.0;
+        if self.is_busy() {
+            has_passed() || self.is_to_look() && self.look_at_seats() && has_passed()
+        } else {
+            !self.is_any_inside_since(period.0)
+        }
+    }
+
+    /// Whether several threads are bound.
+    #[inline]
+    fn is_busy(&self) -> bool {
+        self.clock.bound.load(Ordering::Relaxed) > 1
+    }
+
+    /// Counts a question. Whether it is the caller's turn to look at the seats.
+    #[inline]
+    fn is_to_look(&self) -> bool {
+        let questions = &self.seat(self.cpu()).questions;
+        // A thread that is not bound has no seat for itself: a lost count does no harm.
+        let number = questions.load(Ordering::Relaxed).wrapping_add(1);
+        questions.store(number, Ordering::Relaxed);
+        number.is_multiple_of(QUESTIONS)
+    }
+
+    /// Looks whether the latest grace period has passed, and notes it. Begins one if that was known
+    /// already.
+    #[cold]
+    fn look_at_seats(&self) -> bool {
+        let now = self.clock.now.load(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let is_known = self.clock.passed.load(Ordering::Relaxed) >= now;
+        let time = if is_known { self.advance_clock() } else { now };
+        let has_passed = !self.is_any_inside_since(time);
+        if has_passed {
+            self.clock.passed.fetch_max(time, Ordering::AcqRel);
+        }
+        has_passed
+    }
+
+    fn is_any_inside_since(&self, time: u64) -> bool {
+        self.seats.iter().any(|seat| seat.is_inside_since(time))
     }
 }
 
@@ -373,6 +453,7 @@ impl Drop for OnCpu<'_> {
             }
         });
         if self.moved {
+            self.seats.clock.bound.fetch_sub(1, Ordering::Relaxed);
             let seat = self.seats.seat(self.cpu);
             if seat.depth.swap(0, Ordering::Relaxed) > 0 {
                 // A synchronizing thread must not wait for one that has ended.
