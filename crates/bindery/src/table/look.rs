@@ -2,7 +2,8 @@
 //! lock, so its answers are hints unless the caller keeps all other threads out.
 //! [`PageTable::survey`] locks, and reports pages in runs.
 
-use core::sync::atomic::Ordering;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
@@ -93,7 +94,34 @@ impl<P: Platform> PageTable<'_, P> {
     /// Calls `f` for every entry that covers a part of `range`, in rising order, until it says
     /// false. One call for each leaf, absent entry, and empty entry of the lowest table that
     /// exists.
-    pub(crate) fn look(&self, range: VirtRange, mut f: impl FnMut(Looked<P::Arch>) -> bool) {
+    pub(crate) fn look(&self, range: VirtRange, f: impl FnMut(Looked<P::Arch>) -> bool) {
+        self.look_alike(range, |_, _, _| 1, f);
+    }
+
+    /// As [`PageTable::look`], with one call for consecutive leaves of a lowest table, whatever
+    /// pages they map, and one for consecutive empty entries. The call gets the first entry.
+    pub(crate) fn look_by_kind(&self, range: VirtRange, f: impl FnMut(Looked<P::Arch>) -> bool) {
+        let alike =
+            |raw: Entry, slots: &[AtomicU64], left: Range<usize>| match Level::<P::Arch>::PTE
+                .kind(raw)
+            {
+                Kind::Leaf | Kind::Table => 1 + run::count_leaves::<P::Arch>(&slots[left][1..]),
+                Kind::Empty => run::count_empty_ahead(&slots[left]),
+                Kind::Absent => 1,
+            };
+        self.look_alike(range, alike, f);
+    }
+
+    /// As [`PageTable::look`], with one call for as many entries of a lowest table as `alike`
+    /// counts: given the first as it was read, the table, and the indexes that are left in `range`.
+    // Always: the callers know how they count.
+    #[inline(always)]
+    fn look_alike(
+        &self,
+        range: VirtRange,
+        alike: impl Fn(Entry, &[AtomicU64], Range<usize>) -> u32,
+        mut f: impl FnMut(Looked<P::Arch>) -> bool,
+    ) {
         let mut counts = Counts::default();
         let mut at = range.start();
         while at < range.end() {
@@ -105,8 +133,14 @@ impl<P: Platform> PageTable<'_, P> {
             let mut index = first;
             let mut raw = entry;
             loop {
+                let mut count = 1;
+                if node.level == Level::PTE {
+                    let left = (range.end().0 - at.0) >> PAGE_SHIFT;
+                    let left = left.min(u64::from(index.left::<P::Arch>())) as u32;
+                    count = alike(raw, slots, index.slots(left));
+                }
                 let slot = at.0 & !(span - 1);
-                let end = slot.saturating_add(span).min(range.end().0);
+                let end = slot.saturating_add(span * u64::from(count)).min(range.end().0);
                 let leaf = node.level.kind(raw) == Kind::Leaf;
                 let entry = if leaf && node.level == Level::PTE {
                     P::Arch::clear_contig(raw, index)
@@ -114,13 +148,13 @@ impl<P: Platform> PageTable<'_, P> {
                     raw
                 };
                 let part = VirtRange::raw(at.0, end);
-                self.memory.worked(1, 0);
+                self.memory.worked(u64::from(count), 0);
                 if !f(Looked { entry, raw, node, index, range: part }) {
                     self.count(&counts);
                     return;
                 }
                 at = VirtAddr(end);
-                index += 1;
+                index += count;
                 if at >= range.end() || index.left::<P::Arch>() == 0 {
                     break;
                 }

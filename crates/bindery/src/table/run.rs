@@ -93,6 +93,18 @@ pub(crate) fn count_empty_ahead(slots: &[AtomicU64]) -> u32 {
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
+/// How many level-1 entries at the beginning of `slots` are leaves, whatever pages they map.
+#[inline]
+pub(crate) fn count_leaves<A: Arch>(slots: &[AtomicU64]) -> u32 {
+    let (chunks, _) = slots.as_chunks::<8>();
+    let all_present = |chunk: &&[AtomicU64; 8]| {
+        chunk.iter().fold(A::PRESENT, |all, slot| all & slot.load(Ordering::Relaxed)) != 0
+    };
+    let passed = chunks.iter().take_while(all_present).count() * 8;
+    let is_present = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) & A::PRESENT != 0;
+    (passed + slots[passed..].iter().take_while(is_present).count()) as u32
+}
+
 /// Operations on the entries of a table that are the same for every tree and architecture.
 pub(crate) trait Slots: Arch {
     /// How many level-1 leaves at the beginning of `slots` (at least one), which is at `index` of its

@@ -86,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         while at < part.end() {
             // The end of the unmapped pages from `at` on.
             let mut vacant = at;
-            self.page_table.look(VirtRange::raw(at.0, part.end().0), |looked| {
+            self.page_table.look_by_kind(VirtRange::raw(at.0, part.end().0), |looked| {
                 let stretch = looked.range;
                 let residence = match looked.node.level.kind(looked.raw) {
                     Kind::Leaf => Some(Residence::Resident),
