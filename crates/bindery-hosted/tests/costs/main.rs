@@ -9,6 +9,7 @@ mod faults;
 mod large_folio_effort;
 mod locked_memory;
 mod nothing_there;
+mod reuse;
 mod scale;
 mod sections;
 mod shared_anonymous;

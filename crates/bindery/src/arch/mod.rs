@@ -233,6 +233,9 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The MMU may cache invalid entries, so that a new entry is certain to be seen only after an
     /// invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
+    /// A page fault removes what the TLB of its CPU has for the address, so that an entry which
+    /// allows more by then is seen without an invalidation (x86-64).
+    const FAULTS_INVALIDATE: bool = false;
     /// An instruction fetch sees every earlier store, so that memory may be executed right after it
     /// was written (x86-64). Otherwise
     /// [`Platform::synchronize_instructions`](crate::Platform::synchronize_instructions) is called

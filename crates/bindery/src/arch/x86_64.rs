@@ -61,6 +61,9 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     // One page less than half, like Linux: a system call instruction in the last page would return
     // to a non-canonical address.
     const USER_END: u64 = (1 << (PAGE_SHIFT + 9 * LEVELS as u32 - 1)) - (1 << PAGE_SHIFT);
+    // SDM volume 3A, section 4.10.4.1, "Operations that Invalidate TLBs and Paging-Structure
+    // Caches".
+    const FAULTS_INVALIDATE: bool = true;
     // SDM volume 3A, "Self-Modifying Code": by physical address, for all processors.
     const COHERENT_FETCHES: bool = true;
     const PROTECTION_KEYS: u8 = 16;

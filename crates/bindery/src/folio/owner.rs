@@ -247,6 +247,14 @@ impl<P: Platform> FolioHandle<'_, P> {
         FolioOwner { owner, first: FolioIndex(word & INDEX_MASK) }
     }
 
+    /// Whether `owner` is the folio's. Old news unless the caller has the folio's lock.
+    #[inline(always)]
+    pub(crate) fn is_owned_by(self, owner: OwnerMark) -> bool {
+        let head = self.head();
+        head.owner.load(Relaxed) == owner.frame
+            && head.word.load(Relaxed) & !INDEX_MASK == owner.word
+    }
+
     /// Whether the folio is anonymous memory, which only its anon group may map. `false` once the
     /// last mapping is dropped and the owner removed.
     #[inline]

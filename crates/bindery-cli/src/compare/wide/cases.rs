@@ -106,6 +106,7 @@ pub fn all() -> Vec<Case> {
             case.advise(AT, 32 * MIB, COLD).is("MADV_COLD of 32 MiB").unmap(AT, 32 * MIB);
         }),
         reuse(),
+        reuse_all(),
         repeated(|case| {
             case.map(AT, PAGE, PRIVATE).write(AT, PAGE);
             case.advise(AT, PAGE, DONTNEED).is("MADV_DONTNEED of a table's only page");
@@ -151,6 +152,17 @@ fn reuse() -> Case {
         case.map(AT, MIB, PRIVATE).write(AT, MIB);
         case.step(0, 'F', &[1]).step(0, 'X', &[1]);
         case.write(AT, PAGE).is("write to a page after the other sharer has gone").unmap(AT, MIB);
+    })
+}
+
+/// As [`reuse`], of many pages, which are written in order.
+fn reuse_all() -> Case {
+    const LENGTH: u64 = 64 * MIB;
+    repeated(|case| {
+        case.map(AT, LENGTH, PRIVATE).write(AT, LENGTH);
+        case.step(0, 'F', &[1]).step(0, 'X', &[1]);
+        case.write(AT, LENGTH).is("writes to 64 MiB after the other sharer has gone");
+        case.unmap(AT, LENGTH);
     })
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
-use crate::folio::{Folio, OwnerKind};
+use crate::folio::{Folio, OwnerKind, OwnerMark};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
@@ -36,18 +36,29 @@ impl<P: Platform> Fault<'_, '_, P> {
             frames.folio(folio).note_other_mappings(ours);
         }
         if alone {
-            frames.folio(folio).forget_other_mappings();
-            frames.folio(folio).exclusive().set(0, folio.pages());
-            // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
-            // stays the anon group above, from which the reverse map reaches this VMA too.
-            if let group @ Some(_) = self.vma.group()
-                && let Some(lock) = frames.folio(folio).try_lock()
-            {
-                let first = lock.owner().first;
-                lock.set_owner(AnonGroup::as_owner(group), first);
-            }
+            self.take_over(folio, OwnerMark::of(AnonGroup::as_owner(self.vma.group())));
         }
         alone
+    }
+
+    /// Marks a folio as exclusive, and gives it to `owner`, the anon group of this VMA. The caller
+    /// has found all of its mappings in the VMA, and has locked their tables.
+    #[inline(always)]
+    pub(super) fn take_over(&self, folio: Folio, owner: OwnerMark) {
+        let pages = folio.pages();
+        let folio = self.memory().frames.folio(folio);
+        folio.forget_other_mappings();
+        folio.exclusive().set(0, pages);
+        // Most often it is the group's, and was when a child was forked: the lock is not needed.
+        if folio.is_owned_by(owner) {
+            return;
+        }
+        // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
+        // stays the anon group above, from which the reverse map reaches this VMA too.
+        if let Some(lock) = folio.try_lock() {
+            let first = lock.owner().first;
+            lock.give_to(owner, first);
+        }
     }
 
     /// Replaces the page by a copy, or the zero page by a new page of zeroes.

@@ -32,7 +32,8 @@ pub(in crate::space) enum Occupant<A: Arch> {
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// The commonest fault, a first write to anonymous memory whose table exists and that is too
-    /// small for a large folio: all in one read section, with one lock. `None` for any other fault.
+    /// small for a large folio: all in one read section, with one lock. So is a write to a page
+    /// that became this process' own ([`Fault::reuse_in_place`]). `None` for any other fault.
     ///
     /// The folio is zeroed before the table is locked, so that faults nearby do not wait for it.
     // Always: `handle_fault` does little else.
@@ -45,9 +46,14 @@ impl<P: Platform> Fault<'_, '_, P> {
         let slots = page_table.slots(table);
         let allowed = memory.folio_policy().orders(flags.huge_advice());
         let mut orders = self.space.used_orders(allowed, flags) | Orders::PAGE;
-        if orders.has_large() && !run::load(slots, P::Arch::PTE.index_of(page)).is_empty() {
-            // Copy-on-write, most often: its neighbors need not be read.
-            return None;
+        let seen = run::load(slots, P::Arch::PTE.index_of(page));
+        if !seen.is_empty() {
+            // Its neighbors need not be read. A swap entry has no place in this function either.
+            return if seen.0 & P::Arch::PRESENT != 0 {
+                self.reuse_in_place(&section, &found)
+            } else {
+                None
+            };
         }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };

@@ -6,6 +6,7 @@
 //! | `present`, `decision` | an entry that is not empty; the decision about it, a pure function |
 //! | `first_touch`, `zero_page` | empty entries of anonymous memory |
 //! | `object` | empty entries of mappings of objects |
+//! | `reuse` | private pages that no other process maps become writable, and those that follow |
 //! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
 //! | `wait` | the wait, with the VMA unlocked |
@@ -16,6 +17,7 @@ mod first_touch;
 mod object;
 mod present;
 mod read_in;
+mod reuse;
 mod slow;
 mod swap_in;
 mod unshare;

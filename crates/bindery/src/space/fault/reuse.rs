@@ -1,0 +1,176 @@
+//! Writes to read-only pages that no other process maps: the entries become writable where they are.
+//!
+//! After a fork, both processes have read-only entries. When one of them has exited, or has its own
+//! copies, each page of the other is its own again, and a write finds that out.
+//!
+//! # Pages ahead
+//! A program that writes page by page would fault once for each. So a fault also looks at the base
+//! pages after its own, as many as entries before it are writable already, up to [`MOST_AHEAD`].
+//! The first page of a row is treated separately, then 1, 2, 4 and more at once; a write to a
+//! single page pays for no other. Each page ahead is asked by itself, under the one table lock. Its
+//! entry becomes writable and stays clean: only a write that follows makes it dirty.
+//!
+//! # Excluded
+//! An entry whose first write has to be noticed stays read-only: in a VMA that soft-dirty watches
+//! or that has a userfaultfd, and each entry with the bit of one. So does the entry of a folio with
+//! a reference or a pin, which includes folios in the swap cache. Such a fault takes the slow path.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::{Order, PAGE_SHIFT};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions, Write};
+use crate::folio::{Folio, OwnerMark};
+use crate::memory::Memory;
+use crate::platform::Platform;
+use crate::rmap::AnonGroup;
+use crate::stats::Counts;
+use crate::table::locking::LockTree;
+use crate::table::publish::flush_local;
+use crate::table::run::Slots;
+use crate::table::{LeafTable, ReadSection, run};
+use crate::vma::MappingFlags;
+
+use super::Resolved;
+use super::copy_on_write::folio_range;
+use super::slow::Fault;
+
+/// The most base pages that one fault makes writable ahead of their writes.
+const MOST_AHEAD: usize = 64;
+
+impl<P: Platform> Fault<'_, '_, P> {
+    /// Makes the page writable, if a leaf in the table `found` maps it read-only and this process
+    /// has all mappings of its folio; and pages ahead. `None` if anything else is in the way:
+    /// nothing has changed then. The VMA is anonymous, private and writable. The table was found in
+    /// this read section.
+    #[inline(never)]
+    pub(super) fn reuse_in_place(
+        &self,
+        section: &ReadSection<'_, P>,
+        found: &LeafTable,
+    ) -> Option<Resolved> {
+        let watched = MappingFlags::USERFAULT | MappingFlags::SOFT_DIRTY;
+        if self.vma.flags() & watched != MappingFlags::SOFT_DIRTY {
+            return None;
+        }
+        let (memory, page_table) = (self.memory(), self.page_table());
+        let index = P::Arch::PTE.index_of(self.page);
+        let slots = page_table.slots(found.table);
+        // Without the lock: copy-on-write, the other case, pays for no lock here.
+        reusable_folio(memory, run::load(slots, index))?;
+        if !page_table.try_lock_leaf_table(self.page, found) {
+            return None;
+        }
+        let written = self.reuse_locked(slots, index);
+        page_table.unlock(found.table);
+        let written = written?;
+        let counts = Counts {
+            entries_descended: u64::from(P::Arch::LEVELS) - 1,
+            entries_read: u64::from(written),
+            entries_written: u64::from(written),
+            tables_locked: 1,
+            ..Counts::default()
+        };
+        page_table.count_in(section, &counts);
+        memory.platform().publish_entries();
+        if !P::Arch::FAULTS_INVALIDATE {
+            // The other pages fault once more, if this CPU's TLB has them at all.
+            flush_local(page_table, self.range());
+        }
+        Some(Resolved::MadeWritable)
+    }
+
+    /// As [`Fault::reuse_in_place`], with the table locked. Returns how many entries were written.
+    fn reuse_locked(&self, slots: &[AtomicU64], index: EntryIndex) -> Option<u32> {
+        let memory = self.memory();
+        let entry = run::load(slots, index);
+        let folio = reusable_folio(memory, entry)?;
+        let number = P::Arch::frame(entry).0 - folio.head.0;
+        let first = index.slot().checked_sub(number as usize)?;
+        let entries = slots.get(first..first + folio.pages() as usize)?;
+        if folio.order > Order::PAGE
+            && (folio_range(self.vma, self.page, number, folio).pages() != u64::from(folio.pages())
+                || !maps_whole::<P::Arch>(entries, index - number, folio))
+        {
+            return None;
+        }
+        let owner = OwnerMark::of(AnonGroup::as_owner(self.vma.group()));
+        self.take_over(folio, owner);
+        let mut written = 0;
+        for (page, slot) in (0..).zip(entries) {
+            let write = if page == number { Write::Now } else { Write::Later };
+            written += u32::from(make_writable::<P::Arch>(slot, write));
+        }
+        if folio.order == Order::PAGE {
+            written += self.reuse_ahead(slots, index, owner);
+        }
+        Some(written)
+    }
+
+    /// Makes base pages after `index` writable. Returns how many.
+    fn reuse_ahead(&self, slots: &[AtomicU64], index: EntryIndex, owner: OwnerMark) -> u32 {
+        let (before, after) = slots.split_at(index.slot());
+        let is_writable = |slot: &&AtomicU64| is_writable::<P::Arch>(load(slot));
+        let most = before.iter().rev().take(MOST_AHEAD).take_while(is_writable).count();
+        let left = (self.vma.range().end().0 - self.page.0) >> PAGE_SHIFT;
+        let mut written = 0;
+        for slot in after.iter().take(left as usize).skip(1).take(most) {
+            let folio = reusable_folio(self.memory(), load(slot));
+            let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
+            self.take_over(folio, owner);
+            written += u32::from(make_writable::<P::Arch>(slot, Write::Later));
+        }
+        written
+    }
+}
+
+/// The folio of a read-only leaf, if it is anonymous, as often mapped as it has pages, and otherwise
+/// not held; unless an entry like this one has to stay read-only. A hint, without the lock of the
+/// leaf's table.
+#[inline(always)]
+fn reusable_folio<P: Platform>(memory: &Memory<P>, entry: Entry) -> Option<Folio> {
+    if Level::<P::Arch>::PTE.kind(entry) != Kind::Leaf || P::Arch::is_contig(entry) {
+        return None;
+    }
+    let attributes = P::Arch::attributes(entry);
+    if attributes.permissions.contains(Permissions::WRITE) || attributes.userfault {
+        return None;
+    }
+    // Zero pages have no folio.
+    let folio = memory.frames.folio_of(P::Arch::frame(entry))?;
+    let handle = memory.frames.folio(folio);
+    (handle.is_mapped_and_held(folio.pages(), 0) && handle.is_anonymous()).then_some(folio)
+}
+
+/// Whether the entries, which are from `first` on in their table, map the folio's pages in order,
+/// none of them in a contiguous run.
+fn maps_whole<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) -> bool {
+    let head = load(&entries[0]);
+    Level::<A>::PTE.kind(head) == Kind::Leaf
+        && A::frame(A::clear_contig(head, first)) == folio.head
+        && A::are_leaves(entries, first, A::STEP, 0)
+        && !entries.iter().any(|slot| A::is_contig(load(slot)))
+}
+
+/// Whether a leaf that is not in a contiguous run allows writes.
+#[inline(always)]
+fn is_writable<A: Arch>(entry: Entry) -> bool {
+    Level::<A>::PTE.kind(entry) == Kind::Leaf
+        && !A::is_contig(entry)
+        && A::attributes(entry).permissions.contains(Permissions::WRITE)
+}
+
+/// Makes a leaf writable. Returns whether it was not.
+#[inline(always)]
+fn make_writable<A: Arch>(slot: &AtomicU64, write: Write) -> bool {
+    let old = load(slot);
+    let is_refused = !is_writable::<A>(old);
+    if is_refused {
+        A::replace_entry(slot, old, |entry| A::make_writable(entry, write));
+    }
+    is_refused
+}
+
+#[inline(always)]
+fn load(slot: &AtomicU64) -> Entry {
+    Entry(slot.load(Ordering::Relaxed))
+}
