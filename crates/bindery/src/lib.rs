@@ -147,7 +147,7 @@ mod userfault;
 mod vma;
 mod vmas;
 
-pub use commit::{Commitment, Overcommit};
+pub use commit::Overcommit;
 pub use deferred::Deferred;
 pub use effort::LargeFolioEffort;
 pub use error::{Errno, Error, FaultError, Operation, PinError};
@@ -158,7 +158,7 @@ pub use kernel_map::{
     AreaKind, Content, KernelAddress, KernelArea, KernelMap, KernelMapError, KernelPiece, Pauses,
     Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,
 };
-pub use memory::{FolioPolicy, FrameKind, Memory, SizeMode};
+pub use memory::{Commitment, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
     Accounting, Attachments, Growth, Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals,
     SegmentId, StoredBytes,

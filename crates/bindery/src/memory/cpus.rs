@@ -10,6 +10,7 @@ use crossbeam_utils::CachePadded;
 
 use super::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
+use crate::commit::Credit;
 use crate::cpu::{CpuTable, SLOTS_SIZE};
 use crate::deferred::LockedQueue;
 use crate::error::Error;
@@ -32,11 +33,16 @@ pub(crate) struct CpuRecord<P: Platform> {
     is_online: AtomicBool,
     /// The items that calls on this CPU have unlinked, and that wait for readers.
     pub(crate) deferred: CachePadded<LockedQueue<P>>,
+    pub(super) credit: Credit,
 }
 
 impl<P: Platform> CpuRecord<P> {
     fn new() -> Self {
-        Self { is_online: AtomicBool::new(false), deferred: CachePadded::new(LockedQueue::new()) }
+        Self {
+            is_online: AtomicBool::new(false),
+            deferred: CachePadded::new(LockedQueue::new()),
+            credit: Credit::default(),
+        }
     }
 }
 
@@ -169,6 +175,7 @@ impl<P: Platform> Memory<P> {
         self.cpus.online.fetch_sub(1, Ordering::Release);
         let other = self.cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
         self.hand_over_deferred(record, other);
+        self.collect_credit(&record.credit);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod commitment;
 mod cpus;
 mod folio_policy;
 mod instructions;
@@ -13,7 +14,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::{Arch, Entry};
-use crate::commit::Commitment;
+use crate::commit::CommitState;
 use crate::deferred::Deferral;
 use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
@@ -26,8 +27,10 @@ use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::{Clock, Swap};
+use crate::sync::Mutex;
 
 use crate::error::NoMemory;
+pub use commitment::Commitment;
 pub(crate) use cpus::CpuRecord;
 use cpus::Cpus;
 pub(crate) use folio_policy::HugeAdvice;
@@ -65,7 +68,9 @@ pub struct Memory<P: Platform> {
     policy: FolioPolicy,
     shared_policy: FolioPolicy,
     file_policy: FolioPolicy,
-    commitment: Commitment,
+    commit: CommitState,
+    /// Held while pages move between the committed ones and the credit of a CPU.
+    credit_lock: Mutex<P::SpinLock, ()>,
     fault_reserve: AtomicU64,
     /// The number of lists of areas created so far.
     indexes: AtomicU64,
@@ -120,7 +125,6 @@ impl<P: Platform> Memory<P> {
         }
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
         let total = frames.total_frames();
-        let commitment = Commitment::new(total);
         let deferred = Deferral::new(frames.total_frames());
         Ok(Self {
             frames,
@@ -135,7 +139,8 @@ impl<P: Platform> Memory<P> {
             policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
             shared_policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Never),
             file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
-            commitment,
+            commit: CommitState::new(total),
+            credit_lock: Mutex::new(()),
             fault_reserve: AtomicU64::new(0),
             indexes: AtomicU64::new(0),
             last_identity: AtomicU64::new(0),
@@ -182,13 +187,6 @@ impl<P: Platform> Memory<P> {
     /// A number that was never returned before, and is not 0.
     pub(crate) fn new_identity(&self) -> u64 {
         self.last_identity.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Commit accounting: how much memory is committed, and what is refused.
-    ///
-    /// Context: any.
-    pub fn commitment(&self) -> &Commitment {
-        &self.commitment
     }
 
     /// Keeps `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`]
