@@ -46,14 +46,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         let slots = page_table.slots(table);
         let allowed = memory.folio_policy().orders(flags.huge_advice());
         let mut orders = self.space.used_orders(allowed, flags) | Orders::PAGE;
-        let seen = run::load(slots, P::Arch::PTE.index_of(page));
-        if !seen.is_empty() {
-            // Its neighbors need not be read. A swap entry has no place in this function either.
-            return if seen.0 & P::Arch::PRESENT != 0 {
-                self.reuse_in_place(&section, &found)
-            } else {
-                None
-            };
+        if orders.has_large() && !run::load(slots, P::Arch::PTE.index_of(page)).is_empty() {
+            // Its neighbors need not be read.
+            return self.reuse_in_place(&section, &found);
         }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
@@ -98,7 +93,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             publish(page_table, range);
             return Some(Resolved::New(range));
         }
-        None
+        // The page's own entry is not empty. Asked last: a first touch pays nothing for it.
+        self.reuse_in_place(&section, &found)
     }
 
     /// As [`Fault::touch_small`], in a function of its own: for the first touch of a mapping, and
