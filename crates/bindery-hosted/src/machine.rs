@@ -109,7 +109,8 @@ impl<A: Walk> Machine<A> {
         Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
     }
 
-    /// All frames of the machine, managed by the core. For a platform around the machine, the
+    /// All frames of the machine, managed by the core; if it has several CPUs, all are online
+    /// ([`Memory::cpu_online`]). For a platform around the machine, the
     /// caller makes a [`Memory`] of [`Machine::frames`] itself.
     ///
     /// # Errors
@@ -128,7 +129,18 @@ impl<A: Walk> Machine<A> {
         let (first, count) = self.frames();
         // SAFETY: 1. only the core, on behalf of programs and the MMU, uses the machine's frames,
         // and no other memory is made here; 2. no CPU has a table yet.
-        unsafe { Memory::new(self.clone(), &[FrameRange { first, count }]) }
+        let memory = unsafe { Memory::new(self.clone(), &[FrameRange { first, count }]) }?;
+        if self.cpus() > 1 {
+            let online = (0..self.cpus()).take_while(|cpu| memory.cpu_online(Cpu(*cpu)).is_ok());
+            let online = online.count() as u16;
+            if online < self.cpus() {
+                // Little memory: all are, or none.
+                for cpu in 0..online {
+                    let _was_online = memory.cpu_offline(Cpu(cpu));
+                }
+            }
+        }
+        Ok(memory)
     }
 
     /// The machine's memory: its first frame and the number of frames. It is one range.

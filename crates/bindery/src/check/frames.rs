@@ -39,7 +39,8 @@ impl<P: Platform> Audit<'_, '_, P> {
                     | Kind::Embedder
                     | Kind::Compressed
                     | Kind::Swap
-                    | Kind::Cpu => Ok(()),
+                    | Kind::Cpu
+                    | Kind::Front => Ok(()),
                 };
             }
             match kind {
@@ -55,7 +56,8 @@ impl<P: Platform> Audit<'_, '_, P> {
                 | Kind::Embedder
                 | Kind::Compressed
                 | Kind::Swap
-                | Kind::Cpu => {}
+                | Kind::Cpu
+                | Kind::Front => {}
             }
         });
         result?;

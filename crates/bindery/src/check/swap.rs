@@ -75,7 +75,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             | Kind::Zero
             | Kind::Kernel
             | Kind::Embedder
-            | Kind::Cpu => {}
+            | Kind::Cpu
+            | Kind::Front => {}
         });
         let store = &memory.swap.store;
         store.check(&memory.frames).map_err(Violation::Leaked)?;

@@ -10,7 +10,7 @@ use super::handle::Folio;
 use super::owner::OwnerKind;
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{DIRTY, FOLIO_LOCK, Kind, LAZY, kind_in, order_in};
-use crate::frame::{FrameRange, Frames, MAX_ORDER};
+use crate::frame::{FrameRange, Frames, MAX_ORDER, MOST_FRAMES};
 use crate::platform::Platform;
 
 /// The use of a frame.
@@ -157,7 +157,7 @@ pub(crate) fn frame_view<P: Platform>(frames: &Frames<P>, frame: Frame) -> Frame
     if !frames.covers(frame) {
         return unknown;
     }
-    if frames.ready().contains(frame) {
+    if frames.is_kept_free(frame) {
         return FrameView { usage: FrameUse::Free, ..unknown };
     }
     let Some(block) = block_around(frames, frame) else {
@@ -194,7 +194,12 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
             continue;
         }
         let block = block_at(frames, first.plus(at));
-        let pages = block.order.pages();
+        let pages = if block.kind == Kind::Front {
+            // A run that changes at this moment may seem to have any length.
+            (frames.meta(block.head).word.load(Relaxed) as u32).clamp(1, MOST_FRAMES)
+        } else {
+            block.order.pages()
+        };
         at = at.saturating_add(pages);
         let pages = u64::from(pages);
         let usage = usage_of(frames, &block);
@@ -231,7 +236,7 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
 fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
     match block.kind {
         Kind::Reserved => FrameUse::NotManaged,
-        Kind::Free => FrameUse::Free,
+        Kind::Free | Kind::Front => FrameUse::Free,
         Kind::Raw | Kind::Tail => FrameUse::Allocated,
         Kind::Table => FrameUse::Table,
         Kind::Slab | Kind::Cpu => FrameUse::Slab,
@@ -263,7 +268,7 @@ fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
     let kind = kind_in(state);
     let order = match kind {
         // The order field holds the level.
-        Kind::Table | Kind::Reserved | Kind::Tail => Order::PAGE,
+        Kind::Table | Kind::Reserved | Kind::Tail | Kind::Front => Order::PAGE,
         Kind::Free
         | Kind::Raw
         | Kind::Folio

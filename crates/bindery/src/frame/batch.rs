@@ -4,8 +4,6 @@
 //! them in order. A batch remembers one range of consecutive frames and frees it whole, as few
 //! large blocks, instead of joining each frame with its buddy, and each pair with the next.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use super::Frames;
 use super::buddy::MAX_ORDER;
 use crate::addr::Frame;
@@ -60,8 +58,11 @@ impl<P: Platform> Frames<P> {
     /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
     fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);
+        if self.free_run_to_front(first, count) {
+            return;
+        }
         let mut buddy = self.lists.buddy.lock();
         buddy.free_run(self.metas, first, count);
-        self.lists.free.store(buddy.free_frame_count(), Relaxed);
+        self.publish(&buddy);
     }
 }

@@ -33,7 +33,7 @@ pub const MAX_ORDER: Order = Order(10);
 const ORDERS: usize = MAX_ORDER.0 as usize + 1;
 
 /// The largest block that single frames are counted off: 64 frames.
-const READY_ORDER: Order = Order(6);
+pub(super) const READY_ORDER: Order = Order(6);
 
 /// The block is not allocated; it was not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +136,31 @@ impl Buddy {
         Some(())
     }
 
+    /// Takes the smallest block with one of 2^`least` frames in it, but none above 2^`most` or
+    /// [`READY_ORDER`], for the front of a CPU: all its frames are [`Kind::Tail`], and count as free
+    /// no more. Returns the first frame and their number. None of the reserve.
+    pub(super) fn take_for_front(
+        &mut self,
+        metas: MetaArray,
+        least: Order,
+        most: Order,
+    ) -> Option<(Frame, u32)> {
+        let available = self.available(AllocateFor::Use).checked_ilog2()? as u8;
+        let most = most.min(READY_ORDER).min(Order(available));
+        if self.occupied >> least.0 == 0 {
+            self.join_ready(metas);
+        }
+        let large_enough = self.occupied >> least.0;
+        if least > most || large_enough == 0 {
+            return None;
+        }
+        let order = Order(least.0 + large_enough.trailing_zeros() as u8).min(most);
+        let block = self.take(metas, order)?;
+        metas.get(block).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        self.free_frames -= u64::from(order.pages());
+        Some((block, order.pages()))
+    }
+
     /// Takes a block of 2^`order` frames, or the largest smaller one if no such block is free.
     /// Returns the block's order, too.
     pub(super) fn allocate_up_to(
@@ -211,8 +236,18 @@ impl Buddy {
         first: Frame,
         order: Order,
     ) -> Result<(), NotAllocated> {
-        if !metas.covers(first) {
+        if !Self::is_allocated(metas, first, order) {
             return Err(NotAllocated);
+        }
+        self.insert(metas, first, order);
+        Ok(())
+    }
+
+    /// Whether `first` is the head of an allocated block of this order.
+    #[inline]
+    pub(super) fn is_allocated(metas: MetaArray, first: Frame, order: Order) -> bool {
+        if !metas.covers(first) {
+            return false;
         }
         let state = metas.get(first).state.load(Relaxed);
         let allocated = match kind_in(state) {
@@ -226,13 +261,9 @@ impl Buddy {
             | Kind::Swap => order_in(state) == order,
             // A table has its level where others have the order, and is always one frame.
             Kind::Table => order == Order::PAGE,
-            Kind::Reserved | Kind::Free | Kind::Tail | Kind::Cpu => false,
+            Kind::Reserved | Kind::Free | Kind::Tail | Kind::Cpu | Kind::Front => false,
         };
-        if !allocated || order > MAX_ORDER || !first.is_aligned(order) {
-            return Err(NotAllocated);
-        }
-        self.insert(metas, first, order);
-        Ok(())
+        allocated && order <= MAX_ORDER && first.is_aligned(order)
     }
 
     /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and without an owner, on the

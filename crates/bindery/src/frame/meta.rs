@@ -18,6 +18,7 @@
 //! | Zero: the shared zero page, or the huge one | order | | | 0: never counted | |
 //! | Embedder: block that the embedder asked for | order | | | | |
 //! | Swap: clusters of swap slots, or their cells and values | order | | | | |
+//! | Front: head of a free run in the front of a CPU | order 0 | | | | length of the run in frames |
 //! | Cpu: records of CPUs, see [`crate::cpu`] | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
 //! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | | 0 | chunks in use, see `swap::compressed` |
@@ -143,6 +144,8 @@ pub(crate) enum Kind {
     Swap,
     /// Head of a block with records of CPUs.
     Cpu,
+    /// Head of a free run in the front of a CPU.
+    Front,
 }
 
 /// The value of `state` for a `kind`, not a table, of an order, with no flag set.
@@ -174,6 +177,7 @@ pub(crate) const fn kind_in(state: u32) -> Kind {
         10 => Kind::Compressed,
         11 => Kind::Swap,
         12 => Kind::Cpu,
+        13 => Kind::Front,
         _ => Kind::Reserved,
     }
 }

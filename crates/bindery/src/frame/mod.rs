@@ -5,6 +5,7 @@
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
 //! | `range` | [`FrameRange`]: consecutive frames |
 //! | `buddy` | the allocator of blocks of 2^order frames |
+//! | `front`, `fronts` | free frames that each CPU keeps for itself |
 //! | `batch` | frames that are freed together |
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
@@ -20,6 +21,8 @@
 
 mod batch;
 mod buddy;
+mod front;
+mod fronts;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
 pub(crate) mod meta;
@@ -31,19 +34,22 @@ pub(crate) mod table_meta;
 pub(crate) mod tests;
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crossbeam_utils::CachePadded;
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
+use crate::cpu::CpuTable;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
 use buddy::Buddy;
+use front::Drains;
 use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
+pub(crate) use front::{Front, MOST_FRAMES};
 pub use range::FrameRange;
 
 /// The reason why the ranges of memory cannot be used.
@@ -103,6 +109,10 @@ pub(crate) struct Frames<P: Platform> {
     reserve: AtomicU64,
     /// Calls that would have corrupted the counts or lists, and changed nothing.
     refused: AtomicU64,
+    fronts: CpuTable<Front<P>>,
+    /// The maximum of frames in each front; 0 for no fronts.
+    front_limit: AtomicU32,
+    drains: Drains<P>,
     /// Each allocation writes it, so no line that is only read has a part of it.
     lists: CachePadded<Lists<P>>,
     #[cfg(any(test, feature = "testing"))]
@@ -118,6 +128,8 @@ struct Lists<P: Platform> {
     /// Frames that were taken so far; changes with the lock of `buddy` held.
     taken: AtomicU64,
     buddy: Mutex<P::SpinLock, Buddy>,
+    /// Whether the lists have less than three times the reserve: then no frame enters a front.
+    is_low: AtomicBool,
 }
 
 /// The purpose of an allocation. Each names its own, and none is the default: an allocation that
@@ -181,10 +193,14 @@ impl<P: Platform> Frames<P> {
             total,
             reserve: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            fronts: CpuTable::new(),
+            front_limit: AtomicU32::new(0),
+            drains: Drains::new(),
             lists: CachePadded::new(Lists {
                 free: AtomicU64::new(total),
                 taken: AtomicU64::new(0),
                 buddy: Mutex::new(buddy),
+                is_low: AtomicBool::new(false),
             }),
             #[cfg(any(test, feature = "testing"))]
             inject: inject::Inject::new(),
@@ -253,6 +269,7 @@ impl<P: Platform> Frames<P> {
         let mut buddy = self.lists.buddy.lock();
         buddy.set_reserve(frames);
         self.reserve.store(frames, Relaxed);
+        self.publish(&buddy);
     }
 
     /// Frames that are kept for [`AllocateFor::Reclaim`].
@@ -271,19 +288,35 @@ impl<P: Platform> Frames<P> {
             return None;
         }
         let mut buddy = self.lists.buddy.lock();
-        let block = buddy.allocate_up_to(self.metas, order, purpose);
-        self.lists.free.store(buddy.free_frame_count(), Relaxed);
+        let mut block = buddy.allocate_up_to(self.metas, order, purpose);
+        if block.is_none() && self.front_limit.load(Relaxed) != 0 {
+            drop(buddy);
+            self.drain_fronts(Order::PAGE);
+            buddy = self.lists.buddy.lock();
+            block = buddy.allocate_up_to(self.metas, order, purpose);
+        }
+        self.publish(&buddy);
         self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
     }
 
-    /// [`Frames::allocate`], for callers that have asked [`Frames::fails_on_purpose`] themselves.
-    fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+    /// [`Frames::take`], from the free lists.
+    fn take_from_lists(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.lock();
         let frame = buddy.allocate(self.metas, order, purpose);
-        self.lists.free.store(buddy.free_frame_count(), Relaxed);
+        self.publish(&buddy);
         self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame
+    }
+
+    /// Shows what the lists have to readers without the lock, which is held.
+    #[inline]
+    fn publish(&self, buddy: &Buddy) {
+        let free = buddy.free_frame_count();
+        self.lists.free.store(free, Relaxed);
+        if self.front_limit.load(Relaxed) != 0 {
+            self.lists.is_low.store(free < self.reserve.load(Relaxed) * 3, Relaxed);
+        }
     }
 
     /// The lock of `buddy` is held, so a plain addition is enough.
@@ -294,7 +327,8 @@ impl<P: Platform> Frames<P> {
 
     /// The numbers of frames that were allocated and freed so far.
     pub(crate) fn traffic(&self) -> FrameTraffic {
-        let taken = self.lists.taken.load(Relaxed);
+        let from_fronts = self.fronts.iter().map(Front::taken).sum();
+        let taken = self.lists.taken.load(Relaxed).wrapping_add(from_fronts);
         // Frames in use are `total - free`; all others that were taken have been returned.
         let returned = taken.saturating_sub(self.total.saturating_sub(self.free_frame_count()));
         FrameTraffic { taken, returned }
@@ -354,18 +388,22 @@ impl<P: Platform> Frames<P> {
         if order <= MAX_ORDER {
             self.platform.frames_released(first, order.pages());
         }
+        if self.free_to_front(first, order) {
+            return;
+        }
         let mut buddy = self.lists.buddy.lock();
         let freed = buddy.free(self.metas, first, order);
-        self.lists.free.store(buddy.free_frame_count(), Relaxed);
+        self.publish(&buddy);
         drop(buddy);
         if freed.is_err() {
             self.refuse();
         }
     }
 
-    /// Lets free frames that are kept ready for single allocations join the large blocks. O(log
-    /// frames).
+    /// Lets free frames that are kept for single allocations join the large blocks: those that are
+    /// ready, and those of all fronts. O(log frames), and linear in the frames of the fronts.
     pub(crate) fn trim(&self) {
+        self.drain_fronts(Order::PAGE);
         self.lists.buddy.lock().join_ready(self.metas);
     }
 
@@ -373,7 +411,7 @@ impl<P: Platform> Frames<P> {
     ///
     /// Context: any.
     pub fn free_frame_count(&self) -> u64 {
-        self.lists.free.load(Relaxed)
+        self.lists.free.load(Relaxed) + self.frames_in_fronts()
     }
 
     /// Frames that can be allocated when all are free: the ranges without the metadata.
@@ -396,7 +434,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Shows `f` every block: its head, its order (0 for tables, whose level is stored there, and
-    /// for single reserved frames), its kind. Frames that are ready are shown as single free ones.
+    /// for single reserved frames), its kind. Frames that are ready or in a front are shown as single free ones.
     /// A frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a
     /// quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
@@ -409,6 +447,12 @@ impl<P: Platform> Frames<P> {
             let is_ready = frame.0.wrapping_sub(ready.0) < kept;
             let kind = if is_ready { Kind::Free } else { meta.kind() };
             let order = match kind {
+                Kind::Front => {
+                    let run = (meta.word.load(Relaxed) as u32).clamp(1, count - at);
+                    (0..run).for_each(|kept| f(frame.plus(kept), Order::PAGE, Kind::Free));
+                    at += run;
+                    continue;
+                }
                 Kind::Free if is_ready => Order::PAGE,
                 Kind::Reserved | Kind::Tail | Kind::Table => Order::PAGE,
                 Kind::Free
@@ -435,9 +479,13 @@ impl<P: Platform> Frames<P> {
     ///
     /// A frame at which something is wrong; the first of the span where only a total is.
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
+        let runs = self.check_fronts()?;
+        let FrameRange { first, count } = self.metas.span();
+        let heads = (0..count).filter(|at| self.metas.get(first.plus(*at)).kind() == Kind::Front);
         let buddy = self.lists.buddy.lock();
-        if self.lists.free.load(Relaxed) != buddy.free_frame_count() {
-            return Err(self.metas.span().first);
+        if heads.count() as u64 != runs || self.lists.free.load(Relaxed) != buddy.free_frame_count()
+        {
+            return Err(first);
         }
         buddy.check(self.metas)
     }

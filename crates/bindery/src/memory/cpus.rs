@@ -14,8 +14,8 @@ use crate::commit::Credit;
 use crate::cpu::{CpuTable, SLOTS_SIZE};
 use crate::deferred::LockedQueue;
 use crate::error::Error;
-use crate::frame::AllocateFor;
 use crate::frame::meta::{Kind, state_of};
+use crate::frame::{AllocateFor, Front};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
 use crate::sync::Mutex;
 
@@ -49,6 +49,7 @@ impl<P: Platform> CpuRecord<P> {
 /// All records of one CPU, in one block of frames.
 #[repr(C)]
 struct Block<P: Platform> {
+    front: CachePadded<Front<P>>,
     record: CachePadded<CpuRecord<P>>,
 }
 
@@ -60,7 +61,10 @@ impl<P: Platform> Block<P> {
     };
 
     fn new() -> Self {
-        Self { record: CachePadded::new(CpuRecord::new()) }
+        Self {
+            front: CachePadded::new(Front::new()),
+            record: CachePadded::new(CpuRecord::new()),
+        }
     }
 }
 
@@ -115,7 +119,7 @@ impl<P: Platform> Memory<P> {
     /// # Errors
     /// - [`Error::Invalid`]: `cpu` is [`MAX_CPUS`] or above.
     /// - [`Error::Busy`]: it is online already.
-    /// - [`Error::OutOfMemory`]: no frames are free for its records. Nothing has changed.
+    /// - [`Error::OutOfMemory`]: no frames are free for its records. The CPU stays offline.
     ///
     /// ```
     /// use bindery::platform::Cpu;
@@ -139,7 +143,8 @@ impl<P: Platform> Memory<P> {
             return Err(Error::Busy);
         }
         self.adopt_deferred(record);
-        self.cpus.online.fetch_add(1, Ordering::Relaxed);
+        let before = self.cpus.online.fetch_add(1, Ordering::Relaxed);
+        self.frames.share_fronts(before + 1);
         // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
         // Either it reads the new number, or a read section of the new CPU does not find the VMA.
         fence(Ordering::SeqCst);
@@ -172,10 +177,12 @@ impl<P: Platform> Memory<P> {
             return Err(Error::Invalid);
         }
         // Release: a CPU that reads the new number may free what the last sections have read.
-        self.cpus.online.fetch_sub(1, Ordering::Release);
+        let before = self.cpus.online.fetch_sub(1, Ordering::Release);
         let other = self.cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
         self.hand_over_deferred(record, other);
         self.collect_credit(&record.credit);
+        self.frames.share_fronts(before - 1);
+        self.frames.empty_front(cpu);
         Ok(())
     }
 
@@ -188,27 +195,35 @@ impl<P: Platform> Memory<P> {
 
     /// Makes the records of a CPU that has none. The lock of all changes is held.
     fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord<P>> {
-        let records = &self.cpus.records;
+        let (fronts, records) = (self.frames.fronts(), &self.cpus.records);
         if !records.has_slots() {
-            const { assert!(SLOTS_SIZE <= PAGE_SIZE as usize) };
+            const { assert!(2 * SLOTS_SIZE <= PAGE_SIZE as usize) };
             let slots = self.take_for_records(Order::PAGE)?;
             self.platform().zero(slots, 1);
-            // SAFETY: 1. the frame was just allocated and zeroed, is aligned, and is never freed; 2.
-            // the lock of all changes is held.
-            unsafe { records.give_slots(self.platform().direct_map(slots)) };
+            let slots = self.platform().direct_map(slots);
+            // SAFETY: 1. the frame was just allocated and zeroed, is aligned, is never freed, and
+            // has room for two tables; 2. the lock of all changes is held.
+            unsafe {
+                fronts.give_slots(slots);
+                records.give_slots(slots.add(SLOTS_SIZE));
+            }
         }
         let block = self.take_for_records(Block::<P>::ORDER)?;
         let block = self.platform().direct_map(block).cast::<Block<P>>();
         // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
-        // page, and have room for a block (`Block::ORDER`).
-        unsafe { block.write(Block::new()) };
-        // SAFETY: the block was just written, and its frames are never freed.
-        let record = unsafe { &block.as_ref().record };
-        // SAFETY: 1. as above; 2. it was given slots, and the caller has tested the number; 3. the
-        // lock of all changes is held.
-        unsafe { records.enter(cpu, NonNull::from(&**record)) };
+        // page, and have room for a block (`Block::ORDER`). The block is never freed.
+        let block = unsafe {
+            block.write(Block::new());
+            block.as_ref()
+        };
+        // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller
+        // has tested the number; 3. the lock of all changes is held.
+        unsafe {
+            fronts.enter(cpu, NonNull::from(&*block.front));
+            records.enter(cpu, NonNull::from(&*block.record));
+        }
         self.share_deferred_limit();
-        Some(record)
+        Some(&block.record)
     }
 
     /// Takes frames that are never freed.

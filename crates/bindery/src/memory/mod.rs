@@ -21,7 +21,7 @@ use crate::events::{Events, RareEvents};
 use crate::folio::{FrameUsage, FrameView};
 use crate::frame::meta;
 use crate::frame::{
-    AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch, MAX_ORDER,
+    AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch, MAX_ORDER, MOST_FRAMES,
 };
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
@@ -367,6 +367,13 @@ impl<P: Platform> Memory<P> {
     #[cfg(any(test, feature = "testing"))]
     pub fn fail_allocations_after(&self, n: Option<u64>) {
         self.frames.fail_after(n);
+    }
+
+    /// Sets the maximum of free frames that each CPU that is online keeps for itself; 0 for none.
+    /// The next CPU that comes or goes sets it again. For tests whose memory is small.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn set_front_limit(&self, frames: u32) {
+        self.frames.set_front_limit(frames.min(MOST_FRAMES));
     }
 
     /// The entries of a table.

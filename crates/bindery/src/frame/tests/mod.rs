@@ -4,6 +4,7 @@
 extern crate std;
 
 mod buddy;
+mod front;
 mod reserve;
 mod slab;
 
@@ -18,6 +19,11 @@ use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::X86_64;
 use crate::platform::{Cpu, CpuSet, Invalidation, Platform};
 use crate::sync::{Interrupts, SpinLock};
+
+std::thread_local! {
+    /// The CPU of this thread.
+    pub(crate) static CPU: core::cell::Cell<Cpu> = const { core::cell::Cell::new(Cpu(0)) };
+}
 
 /// A waiter for a spin lock lets other threads run.
 pub(crate) enum Yielding {}
@@ -79,7 +85,8 @@ impl Drop for Machine {
 }
 
 // SAFETY: 1. the direct map is one allocation that lives as long as the machine; where a test tears
-// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. CPU 0.
+// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. the tests
+// use CPUs 0 to 3.
 // 5. There is no kernel root.
 unsafe impl Platform for Machine {
     type Arch = X86_64;
@@ -116,7 +123,7 @@ unsafe impl Platform for Machine {
     fn publish_entries(&self) {}
 
     fn cpu(&self) -> Cpu {
-        Cpu(0)
+        CPU.get()
     }
 
     fn relax(&self) {

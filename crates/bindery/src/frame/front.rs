@@ -1,0 +1,346 @@
+//! The front of the allocator: free frames that one CPU keeps for itself.
+//!
+//! Each allocation from the free lists writes their lock, and hands out frames that another CPU may
+//! have written last. So a CPU that is online ([`crate::cpu`]) keeps some frames in front of the
+//! lists, as runs: what it has freed together stays together. The run that was freed last is used
+//! first, from its lowest frame on, so a program that unmaps and touches memory again gets frames
+//! that are still in this CPU's cache, and consecutive ones. An empty front takes one block off the
+//! lists, which is a run like any other.
+//!
+//! ```text
+//! runs    oldest | 0x40 +16 | 0x91 +1 | 0x60 +64 | newest     allocations <--> frees
+//!            |
+//!            v  when the front is full
+//!         free lists
+//! ```
+//!
+//! # Size
+//! A front holds at most a 64th of the memory divided by the CPUs that are online, and at most
+//! [`MOST_FRAMES`]. If that is below [`LEAST_FRAMES`], no CPU has a front. The limit of 1,024 lets a
+//! program of 2 MiB find its own frames again. If the lists hold less than three times the reserve,
+//! frames bypass the fronts both ways, so reclaim finds what was freed.
+//!
+//! # The last frame
+//! Frames in a front are free, so an allocation must not fail for lack of them, whichever CPU has
+//! them. One that finds nothing on the lists drains all fronts ([`super::Frames::take`]). A drain
+//! that found nothing is remembered until the next frame enters a front ([`Drains`]).
+//!
+//! # Metadata
+//! The head of a run is [`Kind::Front`], with the length of the run in `word`. All its other frames
+//! are [`Kind::Tail`], so a second free of any of them is recognized.
+
+use core::sync::atomic::{
+    AtomicU8, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::meta::{Kind, MetaArray, state_of};
+use crate::addr::{Frame, Order};
+use crate::platform::Platform;
+use crate::sync::{Mutex, MutexGuard};
+
+/// The largest blocks that a front hands out and takes: 16 frames.
+pub(super) const LARGEST: Order = Order(4);
+/// The largest number of frames of a front.
+pub(crate) const MOST_FRAMES: u32 = 1024;
+/// A front that could not hold this many is of no use.
+pub(super) const LEAST_FRAMES: u32 = 16;
+
+/// The number of runs of a front.
+const RUNS: usize = 128;
+/// The number of runs that an allocation of several frames looks at.
+const LOOKED_AT: usize = 4;
+
+/// Consecutive free frames.
+#[derive(Clone, Copy)]
+struct Run {
+    first: u32,
+    count: u32,
+}
+
+impl Run {
+    const NONE: Self = Self { first: 0, count: 0 };
+}
+
+/// The front of one CPU.
+#[repr(C)]
+pub(crate) struct Front<P: Platform> {
+    /// As in `runs`, to be read without the lock.
+    held: AtomicU32,
+    /// Frames that were allocated from this front so far; changes with the lock held.
+    taken: AtomicU64,
+    runs: Mutex<P::SpinLock, Runs>,
+}
+
+impl<P: Platform> Front<P> {
+    pub(crate) const fn new() -> Self {
+        Self { held: AtomicU32::new(0), taken: AtomicU64::new(0), runs: Mutex::new(Runs::new()) }
+    }
+
+    /// Locks the front. The lock of the free lists may be taken inside, but no other front's.
+    #[inline]
+    pub(super) fn lock(&self) -> Locked<'_, P> {
+        Locked { front: self, runs: self.runs.lock() }
+    }
+
+    /// The frames in the front.
+    pub(super) fn held(&self) -> u32 {
+        self.held.load(Relaxed)
+    }
+
+    /// The frames that were allocated from it so far.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+}
+
+/// A front whose lock is held.
+pub(super) struct Locked<'a, P: Platform> {
+    front: &'a Front<P>,
+    runs: MutexGuard<'a, P::SpinLock, Runs>,
+}
+
+impl<P: Platform> Locked<'_, P> {
+    /// Takes a block of an order up to [`LARGEST`], aligned to its size. Its head is [`Kind::Raw`].
+    #[inline]
+    pub(super) fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+        let first = self.runs.take(metas, order)?;
+        metas.get(first).reset(Kind::Raw, order);
+        // The lock is held, so plain stores are enough.
+        self.front.held.store(self.runs.held, Relaxed);
+        let taken = &self.front.taken;
+        taken.store(taken.load(Relaxed).wrapping_add(u64::from(order.pages())), Relaxed);
+        Some(first)
+    }
+
+    /// Adds free frames. The caller has room made before ([`Locked::is_full`]).
+    #[inline]
+    pub(super) fn put(&mut self, metas: MetaArray, first: Frame, count: u32) {
+        self.runs.put(metas, first, count);
+        self.front.held.store(self.runs.held, Relaxed);
+    }
+
+    /// Whether the front has no room for another run of `count` frames below the `limit`.
+    #[inline]
+    pub(super) fn is_full(&self, count: u32, limit: u32) -> bool {
+        self.runs.len == RUNS || self.runs.held + count > limit
+    }
+
+    /// Passes the oldest runs to `give`, until at most `frames` frames and half of the runs are
+    /// left. Their frames are all [`Kind::Tail`] then.
+    pub(super) fn shrink(
+        &mut self,
+        metas: MetaArray,
+        frames: u32,
+        mut give: impl FnMut(Frame, u32),
+    ) {
+        while self.runs.held > frames || self.runs.len > RUNS / 2 {
+            let Some(run) = self.runs.take_oldest(metas) else { break };
+            give(Frame(run.first), run.count);
+        }
+        self.front.held.store(self.runs.held, Relaxed);
+    }
+
+    /// Passes all runs to `give`. Their frames are all [`Kind::Tail`] then.
+    pub(super) fn empty(&mut self, metas: MetaArray, mut give: impl FnMut(Frame, u32)) {
+        while let Some(run) = self.runs.take_oldest(metas) {
+            give(Frame(run.first), run.count);
+        }
+        self.front.held.store(0, Relaxed);
+    }
+
+    /// Whether one of the runs holds `frame`.
+    pub(super) fn contains(&self, frame: Frame) -> bool {
+        self.runs.iter().any(|run| frame.0.wrapping_sub(run.first) < run.count)
+    }
+
+    /// Compares the runs with the metadata. Returns their number.
+    ///
+    /// # Errors
+    /// A frame at which they disagree.
+    pub(super) fn check(&self, metas: MetaArray) -> Result<u64, Frame> {
+        let (mut runs, mut frames) = (0, 0);
+        for run in self.runs.iter() {
+            let head = metas.get(Frame(run.first));
+            if head.kind() != Kind::Front || head.word.load(Relaxed) != u64::from(run.count) {
+                return Err(Frame(run.first));
+            }
+            let mut others = (run.first + 1..run.first + run.count).map(Frame);
+            if let Some(frame) = others.find(|frame| metas.get(*frame).kind() != Kind::Tail) {
+                return Err(frame);
+            }
+            runs += 1;
+            frames += u64::from(run.count);
+        }
+        let held = u64::from(self.runs.held);
+        let first = metas.span().first;
+        if held == frames && self.front.held() == self.runs.held { Ok(runs) } else { Err(first) }
+    }
+}
+
+/// The runs of a front, in a ring: the oldest are given up first.
+struct Runs {
+    /// The sum of all runs.
+    held: u32,
+    /// The place of the oldest run.
+    oldest: usize,
+    len: usize,
+    ring: [Run; RUNS],
+}
+
+impl Runs {
+    const fn new() -> Self {
+        Self { held: 0, oldest: 0, len: 0, ring: [Run::NONE; RUNS] }
+    }
+
+    /// The place of the run that was added `back` runs before the newest.
+    #[inline]
+    fn place(&self, back: usize) -> usize {
+        let place = self.oldest + self.len - 1 - back;
+        if place < RUNS { place } else { place - RUNS }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Run> {
+        (0..self.len).map(|back| self.ring[self.place(back)])
+    }
+
+    #[inline]
+    fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+        let pages = order.pages();
+        let most = if order == Order::PAGE { 1 } else { LOOKED_AT };
+        for back in 0..most.min(self.len) {
+            let place = self.place(back);
+            let Run { first, count } = self.ring[place];
+            if count < pages {
+                continue;
+            }
+            let taken = if Frame(first).is_aligned(order) {
+                self.ring[place] = Run { first: first + pages, count: count - pages };
+                if count > pages {
+                    mark(metas, self.ring[place]);
+                }
+                first
+            } else if Frame(first + count).is_aligned(order) {
+                self.ring[place].count = count - pages;
+                mark(metas, self.ring[place]);
+                first + count - pages
+            } else {
+                continue;
+            };
+            self.held -= pages;
+            if count == pages {
+                self.remove(back);
+            }
+            return Some(Frame(taken));
+        }
+        None
+    }
+
+    /// Removes the run `back` runs before the newest, one of the first [`LOOKED_AT`].
+    #[inline]
+    fn remove(&mut self, back: usize) {
+        for back in (1..=back).rev() {
+            let (to, from) = (self.place(back), self.place(back - 1));
+            self.ring[to] = self.ring[from];
+        }
+        self.len -= 1;
+    }
+
+    #[inline]
+    fn put(&mut self, metas: MetaArray, first: Frame, count: u32) {
+        self.held += count;
+        if self.len > 0 {
+            let place = self.place(0);
+            let newest = self.ring[place];
+            let joined = if newest.first + newest.count == first.0 {
+                metas.get(first).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+                Some(newest.first)
+            } else if first.0 + count == newest.first {
+                let head = metas.get(Frame(newest.first));
+                head.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+                Some(first.0)
+            } else {
+                None
+            };
+            if let Some(first) = joined {
+                self.ring[place] = Run { first, count: newest.count + count };
+                mark(metas, self.ring[place]);
+                return;
+            }
+        }
+        self.len += 1;
+        let place = self.place(0);
+        self.ring[place] = Run { first: first.0, count };
+        mark(metas, self.ring[place]);
+    }
+
+    fn take_oldest(&mut self, metas: MetaArray) -> Option<Run> {
+        if self.len == 0 {
+            return None;
+        }
+        let run = self.ring[self.oldest];
+        self.oldest = (self.oldest + 1) % RUNS;
+        self.len -= 1;
+        self.held -= run.count;
+        let head = metas.get(Frame(run.first));
+        head.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        Some(run)
+    }
+}
+
+/// Writes the metadata of a run's head.
+#[inline]
+fn mark(metas: MetaArray, run: Run) {
+    let head = metas.get(Frame(run.first));
+    head.word.store(u64::from(run.count), Relaxed);
+    head.state.store(state_of(Kind::Front, Order::PAGE), Relaxed);
+}
+
+/// Whether a drain of all fronts may find a frame.
+///
+/// A drain counts as empty only if no frame has entered a front since it began:
+/// 1. CPU A drains, and finds the front of CPU B empty;
+/// 2. CPU B frees a frame into its front;
+/// 3. CPU A finds the other fronts empty. CPU C must not fail without a drain of its own.
+///
+/// Each front's lock orders the steps: a CPU that puts a frame into a front after A has left it
+/// sees that A is draining. One drain runs at a time (`lock`), so a second one cannot hide that the
+/// first has been disturbed.
+pub(super) struct Drains<P: Platform> {
+    state: AtomicU8,
+    lock: Mutex<P::SpinLock, ()>,
+}
+
+const UNKNOWN: u8 = 0;
+const DRAINING: u8 = 1;
+const EMPTY: u8 = 2;
+
+impl<P: Platform> Drains<P> {
+    pub(super) const fn new() -> Self {
+        Self { state: AtomicU8::new(EMPTY), lock: Mutex::new(()) }
+    }
+
+    /// A frame has entered a front, whose lock is held.
+    #[inline]
+    pub(super) fn note_put(&self) {
+        if self.state.load(Relaxed) != UNKNOWN {
+            self.state.store(UNKNOWN, Release);
+        }
+    }
+
+    /// Drains the fronts by `drain`, which returns how many frames it has found, unless no front
+    /// has any.
+    #[cold]
+    pub(super) fn run(&self, drain: impl FnOnce() -> u64) {
+        if self.state.load(Acquire) == EMPTY {
+            return;
+        }
+        let _drain = self.lock.lock();
+        if self.state.load(Acquire) == EMPTY {
+            return;
+        }
+        self.state.store(DRAINING, Relaxed);
+        let next = if drain() == 0 { EMPTY } else { UNKNOWN };
+        let _disturbed = self.state.compare_exchange(DRAINING, next, Release, Relaxed);
+    }
+}

@@ -1,0 +1,178 @@
+//! The fronts of all CPUs together: which allocations and frees use one, and the drains.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::buddy::{Buddy, READY_ORDER};
+use super::front::{Front, LARGEST, LEAST_FRAMES, Locked, MOST_FRAMES};
+use super::{AllocateFor, Frames};
+use crate::addr::{Frame, Order};
+use crate::cpu::CpuTable;
+use crate::platform::{Cpu, Platform};
+
+impl<P: Platform> Frames<P> {
+    /// The front of each CPU.
+    pub(crate) fn fronts(&self) -> &CpuTable<Front<P>> {
+        &self.fronts
+    }
+
+    /// The front that an allocation or a free of a block of `order` uses, and the limit of its
+    /// frames. None on a machine whose CPUs were not announced; nor while little memory is free.
+    #[inline]
+    fn front(&self, order: Order) -> Option<(&Front<P>, u32)> {
+        let limit = self.front_limit.load(Relaxed);
+        if limit == 0 || order > LARGEST || self.lists.is_low.load(Relaxed) {
+            return None;
+        }
+        Some((self.fronts.get(self.platform().cpu())?, limit))
+    }
+
+    /// A block of the caller's front, or of the free lists. O([`super::MAX_ORDER`]), and once for
+    /// many calls linear in the frames of all fronts.
+    pub(super) fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        if purpose == AllocateFor::Use
+            && let Some((front, limit)) = self.front(order)
+            && let Some(frame) = self.take_from_front(front, order, limit)
+        {
+            return Some(frame);
+        }
+        let frame = self.take_from_lists(order, purpose);
+        if frame.is_none() && self.front_limit.load(Relaxed) != 0 {
+            return self.take_after_drain(order, purpose);
+        }
+        frame
+    }
+
+    #[inline(never)]
+    fn take_from_front(&self, front: &Front<P>, order: Order, limit: u32) -> Option<Frame> {
+        let mut locked = front.lock();
+        if let Some(frame) = locked.take(self.metas, order) {
+            return Some(frame);
+        }
+        if locked.is_full(READY_ORDER.pages(), limit) {
+            let mut buddy = self.lists.buddy.lock();
+            locked.shrink(self.metas, limit / 2, |first, count| {
+                buddy.free_run(self.metas, first, count);
+            });
+            self.publish(&buddy);
+        }
+        let room = Order(limit.ilog2() as u8);
+        let (first, count) = {
+            let mut buddy = self.lists.buddy.lock();
+            let block = buddy.take_for_front(self.metas, order, room)?;
+            self.publish(&buddy);
+            block
+        };
+        locked.put(self.metas, first, count);
+        self.drains.note_put();
+        locked.take(self.metas, order)
+    }
+
+    /// An allocation that has found nothing on the free lists.
+    #[cold]
+    fn take_after_drain(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        self.drain_fronts(order);
+        self.take_from_lists(order, purpose)
+    }
+
+    /// Moves the frames of all fronts to the free lists, if a block of `order` could come of it.
+    pub(super) fn drain_fronts(&self, order: Order) {
+        if order > LARGEST && self.frames_in_fronts() < u64::from(order.pages()) {
+            return;
+        }
+        self.drains.run(|| self.fronts.iter().map(|front| self.empty(front)).sum());
+    }
+
+    /// Moves the frames of a CPU's front to the free lists: the CPU goes offline.
+    pub(crate) fn empty_front(&self, cpu: Cpu) {
+        if let Some(front) = self.fronts.get(cpu) {
+            self.empty(front);
+        }
+    }
+
+    /// Returns the number of frames that the front had.
+    fn empty(&self, front: &Front<P>) -> u64 {
+        if front.held() == 0 {
+            return 0;
+        }
+        let mut locked = front.lock();
+        let held = front.held();
+        let mut buddy = self.lists.buddy.lock();
+        locked.empty(self.metas, |first, count| buddy.free_run(self.metas, first, count));
+        self.publish(&buddy);
+        u64::from(held)
+    }
+
+    /// Frees a block into the caller's front. Whether that was possible; if not, nothing has
+    /// changed.
+    ///
+    /// The caller has told the platform. A block that is not allocated is refused as by the lists.
+    #[inline]
+    pub(super) fn free_to_front(&self, first: Frame, order: Order) -> bool {
+        let Some((front, limit)) = self.front(order) else { return false };
+        let locked = front.lock();
+        if Buddy::is_allocated(self.metas, first, order) {
+            self.put_into(locked, first, order.pages(), limit);
+        } else {
+            drop(locked);
+            self.refuse();
+        }
+        true
+    }
+
+    /// Frees `count` consecutive frames without an owner, all of them tails, into the caller's
+    /// front. Whether that was possible; if not, nothing has changed.
+    #[inline]
+    pub(super) fn free_run_to_front(&self, first: Frame, count: u32) -> bool {
+        let Some((front, limit)) = self.front(Order::PAGE) else { return false };
+        if count >= limit {
+            return false;
+        }
+        self.put_into(front.lock(), first, count, limit);
+        true
+    }
+
+    #[inline]
+    fn put_into(&self, mut locked: Locked<'_, P>, first: Frame, count: u32, limit: u32) {
+        if locked.is_full(count, limit) {
+            let mut buddy = self.lists.buddy.lock();
+            locked.shrink(self.metas, (limit - count) / 4 * 3, |first, count| {
+                buddy.free_run(self.metas, first, count);
+            });
+            self.publish(&buddy);
+        }
+        locked.put(self.metas, first, count);
+        self.drains.note_put();
+    }
+
+    /// A CPU has come or gone, and `online` are online now: sets the limit of each front to a 64th
+    /// of the memory divided by them. What a front holds above stays until it changes.
+    pub(crate) fn share_fronts(&self, online: u32) {
+        let share = self.total / 64 / u64::from(online.max(1));
+        let limit = u32::try_from(share).map_or(MOST_FRAMES, |share| share.min(MOST_FRAMES));
+        self.set_front_limit(if online == 0 || limit < LEAST_FRAMES { 0 } else { limit });
+    }
+
+    /// Sets the limit of each front; 0 for no fronts.
+    pub(crate) fn set_front_limit(&self, limit: u32) {
+        self.front_limit.store(limit, Relaxed);
+        self.publish(&self.lists.buddy.lock());
+    }
+
+    /// The free frames in all fronts.
+    pub(super) fn frames_in_fronts(&self) -> u64 {
+        self.fronts.iter().map(|front| u64::from(front.held())).sum()
+    }
+
+    /// Whether a free frame is kept for single allocations: ready, or in a front.
+    pub(crate) fn is_kept_free(&self, frame: Frame) -> bool {
+        self.ready().contains(frame) || self.fronts.iter().any(|front| front.lock().contains(frame))
+    }
+
+    /// Verifies the fronts. Returns the number of their runs.
+    ///
+    /// # Errors
+    /// A frame at which something is wrong.
+    pub(super) fn check_fronts(&self) -> Result<u64, Frame> {
+        self.fronts.iter().map(|front| front.lock().check(self.metas)).sum()
+    }
+}
