@@ -22,17 +22,13 @@
 //!
 //! # The last frame
 //! Frames in a front are free, so an allocation must not fail for lack of them, whichever CPU has
-//! them. One that finds nothing on the lists drains all fronts ([`super::Frames::take`]). A drain
-//! that found nothing is remembered until the next frame enters a front ([`Drains`]).
+//! them. One that finds nothing on the lists drains all fronts ([`super::drains`]).
 //!
 //! # Metadata
 //! The head of a run is [`Kind::Front`], with the length of the run in `word`. All its other frames
 //! are [`Kind::Tail`], so a second free of any of them is recognized.
 
-use core::sync::atomic::{
-    AtomicU8, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::meta::{Kind, MetaArray, state_of};
 use crate::addr::{Frame, Order};
@@ -294,53 +290,4 @@ fn mark(metas: MetaArray, run: Run) {
     let head = metas.get(Frame(run.first));
     head.word.store(u64::from(run.count), Relaxed);
     head.state.store(state_of(Kind::Front, Order::PAGE), Relaxed);
-}
-
-/// Whether a drain of all fronts may find a frame.
-///
-/// A drain counts as empty only if no frame has entered a front since it began:
-/// 1. CPU A drains, and finds the front of CPU B empty;
-/// 2. CPU B frees a frame into its front;
-/// 3. CPU A finds the other fronts empty. CPU C must not fail without a drain of its own.
-///
-/// Each front's lock orders the steps: a CPU that puts a frame into a front after A has left it
-/// sees that A is draining. One drain runs at a time (`lock`), so a second one cannot hide that the
-/// first has been disturbed.
-pub(super) struct Drains<P: Platform> {
-    state: AtomicU8,
-    lock: Mutex<P::SpinLock, ()>,
-}
-
-const UNKNOWN: u8 = 0;
-const DRAINING: u8 = 1;
-const EMPTY: u8 = 2;
-
-impl<P: Platform> Drains<P> {
-    pub(super) const fn new() -> Self {
-        Self { state: AtomicU8::new(EMPTY), lock: Mutex::new(()) }
-    }
-
-    /// A frame has entered a front, whose lock is held.
-    #[inline]
-    pub(super) fn note_put(&self) {
-        if self.state.load(Relaxed) != UNKNOWN {
-            self.state.store(UNKNOWN, Release);
-        }
-    }
-
-    /// Drains the fronts by `drain`, which returns how many frames it has found, unless no front
-    /// has any.
-    #[cold]
-    pub(super) fn run(&self, drain: impl FnOnce() -> u64) {
-        if self.state.load(Acquire) == EMPTY {
-            return;
-        }
-        let _drain = self.lock.lock();
-        if self.state.load(Acquire) == EMPTY {
-            return;
-        }
-        self.state.store(DRAINING, Relaxed);
-        let next = if drain() == 0 { EMPTY } else { UNKNOWN };
-        let _disturbed = self.state.compare_exchange(DRAINING, next, Release, Relaxed);
-    }
 }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::buddy::{Buddy, READY_ORDER};
 use super::front::{Front, LARGEST, LEAST_FRAMES, Locked, MOST_FRAMES};
-use super::{AllocateFor, Frames};
+use super::{AllocateFor, Frames, drains};
 use crate::addr::{Frame, Order};
 use crate::cpu::CpuTable;
 use crate::platform::{Cpu, Platform};
@@ -63,7 +63,7 @@ impl<P: Platform> Frames<P> {
             block
         };
         locked.put(self.metas, first, count);
-        self.drains.note_put();
+        drains::note_put(&self.drains);
         locked.take(self.metas, order)
     }
 
@@ -79,7 +79,7 @@ impl<P: Platform> Frames<P> {
         if order > LARGEST && self.frames_in_fronts() < u64::from(order.pages()) {
             return;
         }
-        self.drains.run(|| self.fronts.iter().map(|front| self.empty(front)).sum());
+        drains::run(&self.drains, || self.fronts.iter().map(|front| self.empty(front)).sum());
     }
 
     /// Moves the frames of a CPU's front to the free lists: the CPU goes offline.
@@ -141,7 +141,7 @@ impl<P: Platform> Frames<P> {
             self.publish(&buddy);
         }
         locked.put(self.metas, first, count);
-        self.drains.note_put();
+        drains::note_put(&self.drains);
     }
 
     /// A CPU has come or gone, and `online` are online now: sets the limit of each front to a 64th

@@ -5,7 +5,7 @@
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
 //! | `range` | [`FrameRange`]: consecutive frames |
 //! | `buddy` | the allocator of blocks of 2^order frames |
-//! | `front`, `fronts` | free frames that each CPU keeps for itself |
+//! | `front`, `fronts`, `drains` | free frames that each CPU keeps for itself |
 //! | `batch` | frames that are freed together |
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
@@ -21,6 +21,9 @@
 
 mod batch;
 mod buddy;
+mod drains;
+#[cfg(all(test, loom))]
+mod drains_loom_model;
 mod front;
 mod fronts;
 #[cfg(any(test, feature = "testing"))]
@@ -44,7 +47,7 @@ use crate::platform::Platform;
 use crate::sync::Mutex;
 
 use buddy::Buddy;
-use front::Drains;
+use drains::Drains;
 use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 
 pub(crate) use batch::FreeBatch;
