@@ -17,6 +17,7 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("error/mod.rs", 3, "the errors themselves"),
     ("kernel_map/error.rs", 3, "the error itself"),
     ("kernel_map/vmalloc.rs", 1, "more frames than the machine has"),
+    ("memory/cpus.rs", 1, "a CPU that comes: the caller may try again"),
     ("object/pager.rs", 2, "what a pager says, which is no call's error yet"),
     ("reclaim/direct.rs", 1, "the place"),
     ("space/call/collapse/call.rs", 1, "the error itself"),

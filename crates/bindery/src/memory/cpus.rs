@@ -61,10 +61,7 @@ impl<P: Platform> Block<P> {
     };
 
     fn new() -> Self {
-        Self {
-            front: CachePadded::new(Front::new()),
-            record: CachePadded::new(CpuRecord::new()),
-        }
+        Self { front: CachePadded::new(Front::new()), record: CachePadded::new(CpuRecord::new()) }
     }
 }
 
