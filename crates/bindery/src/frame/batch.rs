@@ -58,7 +58,8 @@ impl<P: Platform> Frames<P> {
     /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
     fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);
-        if self.free_run_to_front(first, count) {
+        if self.has_fronts() {
+            self.free_run_with_fronts(first, count);
             return;
         }
         let mut buddy = self.lists.buddy.lock();

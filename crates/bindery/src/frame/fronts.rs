@@ -15,6 +15,21 @@ impl<P: Platform> Frames<P> {
         &self.fronts
     }
 
+    /// Whether CPUs have fronts. Without, allocations and frees are as cheap as before.
+    #[inline(always)]
+    pub(super) fn has_fronts(&self) -> bool {
+        self.front_limit.load(Relaxed) != 0
+    }
+
+    /// Shows what the lists have to readers without the lock, which is held, and whether frames may
+    /// enter fronts. Without fronts, [`Frames::publish`] is enough.
+    #[inline]
+    pub(super) fn publish_to_fronts(&self, buddy: &Buddy) {
+        self.publish(buddy);
+        let is_low = buddy.free_frame_count() < self.reserve.load(Relaxed) * 3;
+        self.lists.is_low.store(is_low, Relaxed);
+    }
+
     /// The front that an allocation or a free of a block of `order` uses, and the limit of its
     /// frames. None on a machine whose CPUs were not announced; nor while little memory is free.
     #[inline]
@@ -28,21 +43,40 @@ impl<P: Platform> Frames<P> {
 
     /// A block of the caller's front, or of the free lists. O([`super::MAX_ORDER`]), and once for
     /// many calls linear in the frames of all fronts.
+    #[inline]
     pub(super) fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        if self.has_fronts() {
+            self.take_with_fronts(order, purpose)
+        } else {
+            self.take_from_lists(order, purpose)
+        }
+    }
+
+    #[inline(never)]
+    fn take_with_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         if purpose == AllocateFor::Use
             && let Some((front, limit)) = self.front(order)
             && let Some(frame) = self.take_from_front(front, order, limit)
         {
             return Some(frame);
         }
-        let frame = self.take_from_lists(order, purpose);
-        if frame.is_none() && self.front_limit.load(Relaxed) != 0 {
-            return self.take_after_drain(order, purpose);
-        }
+        self.take_beside_fronts(order, purpose).or_else(|| {
+            self.drain_fronts(order);
+            self.take_beside_fronts(order, purpose)
+        })
+    }
+
+    /// As [`Frames::take_from_lists`].
+    #[inline(never)]
+    fn take_beside_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        let mut buddy = self.lists.buddy.lock();
+        let frame = buddy.allocate(self.metas, order, purpose);
+        self.publish_to_fronts(&buddy);
+        self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame
     }
 
-    #[inline(never)]
+    #[inline]
     fn take_from_front(&self, front: &Front<P>, order: Order, limit: u32) -> Option<Frame> {
         let mut locked = front.lock();
         if let Some(frame) = locked.take(self.metas, order) {
@@ -53,25 +87,18 @@ impl<P: Platform> Frames<P> {
             locked.shrink(self.metas, limit / 2, |first, count| {
                 buddy.free_run(self.metas, first, count);
             });
-            self.publish(&buddy);
+            self.publish_to_fronts(&buddy);
         }
         let room = Order(limit.ilog2() as u8);
         let (first, count) = {
             let mut buddy = self.lists.buddy.lock();
             let block = buddy.take_for_front(self.metas, order, room)?;
-            self.publish(&buddy);
+            self.publish_to_fronts(&buddy);
             block
         };
         locked.put(self.metas, first, count);
         drains::note_put(&self.drains);
         locked.take(self.metas, order)
-    }
-
-    /// An allocation that has found nothing on the free lists.
-    #[cold]
-    fn take_after_drain(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
-        self.drain_fronts(order);
-        self.take_from_lists(order, purpose)
     }
 
     /// Moves the frames of all fronts to the free lists, if a block of `order` could come of it.
@@ -98,37 +125,44 @@ impl<P: Platform> Frames<P> {
         let held = front.held();
         let mut buddy = self.lists.buddy.lock();
         locked.empty(self.metas, |first, count| buddy.free_run(self.metas, first, count));
-        self.publish(&buddy);
+        self.publish_to_fronts(&buddy);
         u64::from(held)
     }
 
-    /// Frees a block into the caller's front. Whether that was possible; if not, nothing has
-    /// changed.
-    ///
-    /// The caller has told the platform. A block that is not allocated is refused as by the lists.
-    #[inline]
-    pub(super) fn free_to_front(&self, first: Frame, order: Order) -> bool {
-        let Some((front, limit)) = self.front(order) else { return false };
-        let locked = front.lock();
-        if Buddy::is_allocated(self.metas, first, order) {
-            self.put_into(locked, first, order.pages(), limit);
+    /// Frees a block, into the caller's front if possible. The caller has told the platform.
+    #[inline(never)]
+    pub(super) fn free_with_fronts(&self, first: Frame, order: Order) {
+        let is_allocated = if let Some((front, limit)) = self.front(order) {
+            let locked = front.lock();
+            let is_allocated = Buddy::is_allocated(self.metas, first, order);
+            if is_allocated {
+                self.put_into(locked, first, order.pages(), limit);
+            }
+            is_allocated
         } else {
-            drop(locked);
+            let mut buddy = self.lists.buddy.lock();
+            let freed = buddy.free(self.metas, first, order);
+            self.publish_to_fronts(&buddy);
+            freed.is_ok()
+        };
+        if !is_allocated {
             self.refuse();
         }
-        true
     }
 
     /// Frees `count` consecutive frames without an owner, all of them tails, into the caller's
-    /// front. Whether that was possible; if not, nothing has changed.
-    #[inline]
-    pub(super) fn free_run_to_front(&self, first: Frame, count: u32) -> bool {
-        let Some((front, limit)) = self.front(Order::PAGE) else { return false };
-        if count >= limit {
-            return false;
+    /// front if possible.
+    #[inline(never)]
+    pub(super) fn free_run_with_fronts(&self, first: Frame, count: u32) {
+        if let Some((front, limit)) = self.front(Order::PAGE)
+            && count < limit
+        {
+            self.put_into(front.lock(), first, count, limit);
+            return;
         }
-        self.put_into(front.lock(), first, count, limit);
-        true
+        let mut buddy = self.lists.buddy.lock();
+        buddy.free_run(self.metas, first, count);
+        self.publish_to_fronts(&buddy);
     }
 
     #[inline]
@@ -138,7 +172,7 @@ impl<P: Platform> Frames<P> {
             locked.shrink(self.metas, (limit - count) / 4 * 3, |first, count| {
                 buddy.free_run(self.metas, first, count);
             });
-            self.publish(&buddy);
+            self.publish_to_fronts(&buddy);
         }
         locked.put(self.metas, first, count);
         drains::note_put(&self.drains);
@@ -155,7 +189,10 @@ impl<P: Platform> Frames<P> {
     /// Sets the limit of each front; 0 for no fronts.
     pub(crate) fn set_front_limit(&self, limit: u32) {
         self.front_limit.store(limit, Relaxed);
-        self.publish(&self.lists.buddy.lock());
+        self.publish_to_fronts(&self.lists.buddy.lock());
+        if limit == 0 {
+            self.drain_fronts(Order::PAGE);
+        }
     }
 
     /// The free frames in all fronts.

@@ -272,7 +272,7 @@ impl<P: Platform> Frames<P> {
         let mut buddy = self.lists.buddy.lock();
         buddy.set_reserve(frames);
         self.reserve.store(frames, Relaxed);
-        self.publish(&buddy);
+        self.publish_to_fronts(&buddy);
     }
 
     /// Frames that are kept for [`AllocateFor::Reclaim`].
@@ -292,18 +292,19 @@ impl<P: Platform> Frames<P> {
         }
         let mut buddy = self.lists.buddy.lock();
         let mut block = buddy.allocate_up_to(self.metas, order, purpose);
-        if block.is_none() && self.front_limit.load(Relaxed) != 0 {
+        if block.is_none() && self.has_fronts() {
             drop(buddy);
             self.drain_fronts(Order::PAGE);
             buddy = self.lists.buddy.lock();
             block = buddy.allocate_up_to(self.metas, order, purpose);
         }
-        self.publish(&buddy);
+        self.publish_to_fronts(&buddy);
         self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
     }
 
     /// [`Frames::take`], from the free lists.
+    #[inline(always)]
     fn take_from_lists(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.lock();
         let frame = buddy.allocate(self.metas, order, purpose);
@@ -315,11 +316,7 @@ impl<P: Platform> Frames<P> {
     /// Shows what the lists have to readers without the lock, which is held.
     #[inline]
     fn publish(&self, buddy: &Buddy) {
-        let free = buddy.free_frame_count();
-        self.lists.free.store(free, Relaxed);
-        if self.front_limit.load(Relaxed) != 0 {
-            self.lists.is_low.store(free < self.reserve.load(Relaxed) * 3, Relaxed);
-        }
+        self.lists.free.store(buddy.free_frame_count(), Relaxed);
     }
 
     /// The lock of `buddy` is held, so a plain addition is enough.
@@ -391,7 +388,8 @@ impl<P: Platform> Frames<P> {
         if order <= MAX_ORDER {
             self.platform.frames_released(first, order.pages());
         }
-        if self.free_to_front(first, order) {
+        if self.has_fronts() {
+            self.free_with_fronts(first, order);
             return;
         }
         let mut buddy = self.lists.buddy.lock();

@@ -44,7 +44,11 @@ pub(crate) struct TreeCounts {
     /// The number of the CPU that entered first, or [`NO_CPU`].
     first: AtomicU32,
     chunks: [AtomicPtr<Chunk>; MAX_CPUS / CHUNK_CPUS],
+    /// Bit n is set where chunk n was entered.
+    entered: AtomicU32,
 }
+
+const _: () = assert!(MAX_CPUS / CHUNK_CPUS <= u32::BITS as usize);
 
 const NO_CPU: u32 = u32::MAX;
 
@@ -55,6 +59,7 @@ impl TreeCounts {
             of_first: CpuStats::default(),
             first: AtomicU32::new(NO_CPU),
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_CPUS / CHUNK_CPUS],
+            entered: AtomicU32::new(0),
         }
     }
 
@@ -77,7 +82,13 @@ impl TreeCounts {
     }
 
     fn all_chunks(&self) -> impl Iterator<Item = NonNull<Chunk>> {
-        self.chunks.iter().filter_map(|chunk| NonNull::new(chunk.load(Acquire)))
+        let mut left = self.entered.load(Acquire);
+        core::iter::from_fn(move || {
+            let number = left.trailing_zeros() as usize;
+            let chunk = self.chunks.get(number)?.load(Acquire);
+            left &= left - 1;
+            NonNull::new(chunk)
+        })
     }
 
     /// The sum of all counters.
@@ -160,7 +171,9 @@ impl<P: Platform> PageTable<'_, P> {
         let made = slab.allocate_with(&memory.frames, Chunk::default);
         let Some(made) = made else { return };
         let entered = place.compare_exchange(ptr::null_mut(), made.as_ptr(), AcqRel, Relaxed);
-        if entered.is_err() {
+        if entered.is_ok() {
+            counts.entered.fetch_or(1 << (usize::from(cpu.0) / CHUNK_CPUS), AcqRel);
+        } else {
             // SAFETY: the chunk came from this slab, and no other thread has seen it.
             unsafe { slab.free(&memory.frames, made) };
         }
