@@ -43,7 +43,8 @@ impl<P: Platform> Frames<P> {
 
     /// A block of the caller's front, or of the free lists. O([`super::MAX_ORDER`]), and once for
     /// many calls linear in the frames of all fronts.
-    #[inline]
+    // Not part of its callers, which the compiler would make functions of their own then.
+    #[inline(never)]
     pub(super) fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         if self.has_fronts() {
             self.take_with_fronts(order, purpose)

@@ -145,7 +145,7 @@ pub(crate) trait Slots: Arch {
     /// Whether all entries of `slots` (at least one) continue the first, which is at `index` of its
     /// level-1 table, by `step` each, and agree as the runs do that are dropped. One pass, without
     /// a branch for each entry.
-    #[inline]
+    #[inline(always)]
     fn are_leaves(slots: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> bool {
         let entry = |raw: &AtomicU64, index| {
             Self::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
