@@ -91,7 +91,8 @@ macro_rules! counts {
                 if mapped != 0 {
                     let unfolded = self.unfolded_pages.load(Relaxed).wrapping_add(mapped);
                     self.unfolded_pages.store(unfolded, Relaxed);
-                    if unfolded.unsigned_abs() >= FOLD_PAGES {
+                    // One comparison for both directions.
+                    if unfolded.wrapping_add(FOLD_PAGES as i64 - 1) as u64 >= 2 * FOLD_PAGES - 1 {
                         self.fold(shared);
                     }
                 }

@@ -77,6 +77,22 @@ impl<P: Platform> Frames<P> {
         frame
     }
 
+    /// [`Frames::allocate_up_to`], from the free lists; if they are empty, the fronts are drained.
+    #[inline(never)]
+    pub(super) fn take_up_to(&self, order: Order, purpose: AllocateFor) -> Option<(Frame, Order)> {
+        let try_lists = || {
+            let mut buddy = self.lists.buddy.lock();
+            let block = buddy.allocate_up_to(self.metas, order, purpose);
+            self.publish_to_fronts(&buddy);
+            self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
+            block
+        };
+        try_lists().or_else(|| {
+            self.drain_fronts(Order::PAGE);
+            try_lists()
+        })
+    }
+
     #[inline]
     fn take_from_front(&self, front: &Front<P>, order: Order, limit: u32) -> Option<Frame> {
         let mut locked = front.lock();
@@ -197,7 +213,13 @@ impl<P: Platform> Frames<P> {
     }
 
     /// The free frames in all fronts.
+    #[inline]
     pub(super) fn frames_in_fronts(&self) -> u64 {
+        if self.fronts.has_slots() { self.add_up_fronts() } else { 0 }
+    }
+
+    #[inline(never)]
+    fn add_up_fronts(&self) -> u64 {
         self.fronts.iter().map(|front| u64::from(front.held())).sum()
     }
 

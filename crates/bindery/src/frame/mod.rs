@@ -290,15 +290,12 @@ impl<P: Platform> Frames<P> {
         if self.fails_on_purpose() {
             return None;
         }
-        let mut buddy = self.lists.buddy.lock();
-        let mut block = buddy.allocate_up_to(self.metas, order, purpose);
-        if block.is_none() && self.has_fronts() {
-            drop(buddy);
-            self.drain_fronts(Order::PAGE);
-            buddy = self.lists.buddy.lock();
-            block = buddy.allocate_up_to(self.metas, order, purpose);
+        if self.has_fronts() {
+            return self.take_up_to(order, purpose);
         }
-        self.publish_to_fronts(&buddy);
+        let mut buddy = self.lists.buddy.lock();
+        let block = buddy.allocate_up_to(self.metas, order, purpose);
+        self.publish(&buddy);
         self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
     }

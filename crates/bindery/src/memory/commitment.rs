@@ -125,6 +125,14 @@ pub(crate) struct Reservation<'m, P: Platform> {
     pages: i64,
 }
 
+impl<P: Platform> Reservation<'_, P> {
+    /// Lets the pages stay committed.
+    #[inline]
+    pub(crate) fn stay(self) {
+        core::mem::forget(self);
+    }
+}
+
 impl<P: Platform> Drop for Reservation<'_, P> {
     fn drop(&mut self) {
         self.memory.commitment().add(-self.pages);

@@ -250,11 +250,11 @@ impl ObjectState {
 
     /// Commits `pages` more.
     pub(super) fn commit<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
-        let _reservation = memory.commitment().reserve(pages)?;
+        let reservation = memory.commitment().reserve(pages)?;
         if let Some(quota) = self.quota() {
             quota.take(pages)?;
         }
-        memory.commitment().add(pages as i64);
+        reservation.stay();
         self.committed.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }
