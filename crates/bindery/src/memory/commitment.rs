@@ -128,13 +128,15 @@ pub(crate) struct Reservation<'m, P: Platform> {
 impl<P: Platform> Reservation<'_, P> {
     /// Lets the pages stay committed.
     #[inline]
-    pub(crate) fn stay(self) {
-        core::mem::forget(self);
+    pub(crate) fn stay(mut self) {
+        self.pages = 0;
     }
 }
 
 impl<P: Platform> Drop for Reservation<'_, P> {
     fn drop(&mut self) {
-        self.memory.commitment().add(-self.pages);
+        if self.pages != 0 {
+            self.memory.commitment().add(-self.pages);
+        }
     }
 }
