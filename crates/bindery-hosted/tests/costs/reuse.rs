@@ -1,4 +1,4 @@
-//! Writes to private base pages after the other process has gone: how many faults and entries they
+//! Writes to private base pages after the other sharer has exited: how many faults and entries they
 //! take, and which entries stay read-only.
 
 use std::thread;
@@ -40,7 +40,7 @@ struct Scene<'s, 'm, A: Walk> {
     space: &'s Space<'m, A>,
 }
 
-/// Runs a test with `PAGES` base pages that were touched, and whose sharer has gone.
+/// Runs a test with `PAGES` base pages that were touched, and whose sharer has exited.
 fn after_a_fork<A: Walk>(test: impl FnOnce(&Scene<'_, '_, A>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 4, ..Config::default() });

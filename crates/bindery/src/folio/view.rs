@@ -196,7 +196,9 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
         let block = block_at(frames, first.plus(at));
         let pages = if block.kind == Kind::Front {
             // A run that changes at this moment may seem to have any length.
-            (frames.meta(block.head).word.load(Relaxed) as u32).clamp(1, MOST_FRAMES)
+            let run = (frames.meta(block.head).word.load(Relaxed) as u32).clamp(1, MOST_FRAMES);
+            let is_still_one = frames.meta(block.head).kind() == Kind::Front;
+            if is_still_one { run } else { 1 }
         } else {
             block.order.pages()
         };

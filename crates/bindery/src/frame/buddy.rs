@@ -19,7 +19,8 @@
 //!
 //! Always: a free block's head is [`Kind::Free`] and on the list of its order, and its
 //! other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
-//! list; ready frames are `Tail`. Everything here runs under the one lock in [`super::Frames`].
+//! list; ready frames are `Tail`. Everything here but
+//! [`Buddy::is_allocated`] runs under the one lock in [`super::Frames`].
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -98,8 +99,8 @@ impl Buddy {
         }
     }
 
-    /// Takes a block of `order`; its head is [`Kind::Raw`]. Frames leave the allocator here and
-    /// nowhere else.
+    /// Takes a block of `order`; its head is [`Kind::Raw`]. Frames leave the lists here and
+    /// in [`Buddy::take_for_front`].
     #[inline]
     pub(super) fn allocate(
         &mut self,

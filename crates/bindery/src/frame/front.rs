@@ -123,7 +123,7 @@ impl<P: Platform> Locked<'_, P> {
     }
 
     /// Passes the oldest runs to `give`, until at most `frames` frames and half of the runs are
-    /// left. Their frames are all [`Kind::Tail`] then.
+    /// left. Their frames are all [`Kind::Tail`] then. The caller calls [`Locked::show`].
     pub(super) fn shrink(
         &mut self,
         metas: MetaArray,
@@ -134,15 +134,20 @@ impl<P: Platform> Locked<'_, P> {
             let Some(run) = self.runs.take_oldest(metas) else { break };
             give(Frame(run.first), run.count);
         }
-        self.front.held.store(self.runs.held, Relaxed);
     }
 
-    /// Passes all runs to `give`. Their frames are all [`Kind::Tail`] then.
+    /// Passes all runs to `give`. Their frames are all [`Kind::Tail`] then. The caller calls
+    /// [`Locked::show`].
     pub(super) fn empty(&mut self, metas: MetaArray, mut give: impl FnMut(Frame, u32)) {
         while let Some(run) = self.runs.take_oldest(metas) {
             give(Frame(run.first), run.count);
         }
-        self.front.held.store(0, Relaxed);
+    }
+
+    /// Shows how many frames are left to readers without the lock, once the lists show those that
+    /// they got: a sum over both then counts frames twice for a moment, but misses none.
+    pub(super) fn show(&self) {
+        self.front.held.store(self.runs.held, Relaxed);
     }
 
     /// Whether one of the runs holds `frame`.

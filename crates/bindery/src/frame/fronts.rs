@@ -47,10 +47,14 @@ impl<P: Platform> Frames<P> {
     #[inline(never)]
     pub(super) fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         if self.has_fronts() {
-            self.take_with_fronts(order, purpose)
-        } else {
-            self.take_from_lists(order, purpose)
+            return self.take_with_fronts(order, purpose);
         }
+        let frame = self.take_from_lists(order, purpose);
+        // A thread that has read an older limit may have put frames into a front.
+        if frame.is_none() && self.fronts.has_slots() {
+            return self.take_after_drains(order, purpose);
+        }
+        frame
     }
 
     #[inline(never)]
@@ -61,10 +65,24 @@ impl<P: Platform> Frames<P> {
         {
             return Some(frame);
         }
-        self.take_beside_fronts(order, purpose).or_else(|| {
-            self.drain_fronts(order);
-            self.take_beside_fronts(order, purpose)
-        })
+        let frame = self.take_beside_fronts(order, purpose);
+        if frame.is_some() { frame } else { self.take_after_drains(order, purpose) }
+    }
+
+    /// An allocation that has found nothing on the free lists. Between a drain and the next try,
+    /// another CPU may take a block of the lists into its front, and use one frame of it. So a single
+    /// page is tried until a drain finds nothing: each further round, another CPU got a frame. Larger
+    /// blocks are tried once more, since the frames of a drain need not join.
+    #[cold]
+    #[inline(never)]
+    fn take_after_drains(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        loop {
+            let found = self.drain_fronts(order);
+            let frame = self.take_beside_fronts(order, purpose);
+            if frame.is_some() || found == 0 || order > Order::PAGE {
+                return frame;
+            }
+        }
     }
 
     /// As [`Frames::take_from_lists`].
@@ -87,10 +105,12 @@ impl<P: Platform> Frames<P> {
             self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
             block
         };
-        try_lists().or_else(|| {
-            self.drain_fronts(Order::PAGE);
-            try_lists()
-        })
+        loop {
+            let block = try_lists();
+            if block.is_some() || self.drain_fronts(Order::PAGE) == 0 {
+                return block.or_else(try_lists);
+            }
+        }
     }
 
     #[inline]
@@ -99,31 +119,33 @@ impl<P: Platform> Frames<P> {
         if let Some(frame) = locked.take(self.metas, order) {
             return Some(frame);
         }
-        if locked.is_full(READY_ORDER.pages(), limit) {
-            let mut buddy = self.lists.buddy.lock();
-            locked.shrink(self.metas, limit / 2, |first, count| {
-                buddy.free_run(self.metas, first, count);
-            });
-            self.publish_to_fronts(&buddy);
+        let most = Order((limit / 2).max(1).ilog2() as u8).min(READY_ORDER);
+        if locked.is_full(most.pages(), limit) {
+            self.shrink(&mut locked, limit.saturating_sub(most.pages()));
         }
-        let room = Order(limit.ilog2() as u8);
-        let (first, count) = {
-            let mut buddy = self.lists.buddy.lock();
-            let block = buddy.take_for_front(self.metas, order, room)?;
-            self.publish_to_fronts(&buddy);
-            block
-        };
+        let mut buddy = self.lists.buddy.lock();
+        let (first, count) = buddy.take_for_front(self.metas, order, most)?;
         locked.put(self.metas, first, count);
+        // Before the lists are unlocked: a CPU that finds them empty then sees that a front has
+        // frames, and waits for its lock.
         drains::note_put(&self.drains);
+        self.publish_to_fronts(&buddy);
+        drop(buddy);
         locked.take(self.metas, order)
     }
 
-    /// Moves the frames of all fronts to the free lists, if a block of `order` could come of it.
-    pub(super) fn drain_fronts(&self, order: Order) {
+    /// Moves the frames of all fronts to the free lists, unless a block of `order` is larger than a
+    /// front's and than all of them together. Returns the number of frames that it has found.
+    pub(super) fn drain_fronts(&self, order: Order) -> u64 {
         if order > LARGEST && self.frames_in_fronts() < u64::from(order.pages()) {
-            return;
+            return 0;
         }
-        drains::run(&self.drains, || self.fronts.iter().map(|front| self.empty(front)).sum());
+        let mut found = 0;
+        drains::run(&self.drains, || {
+            found = self.fronts.iter().map(|front| self.empty(front)).sum();
+            found
+        });
+        found
     }
 
     /// Moves the frames of a CPU's front to the free lists: the CPU goes offline.
@@ -135,14 +157,15 @@ impl<P: Platform> Frames<P> {
 
     /// Returns the number of frames that the front had.
     fn empty(&self, front: &Front<P>) -> u64 {
-        if front.held() == 0 {
-            return 0;
-        }
+        // Also if it seems empty: the lock orders this drain and the frames that enter the front.
         let mut locked = front.lock();
         let held = front.held();
-        let mut buddy = self.lists.buddy.lock();
-        locked.empty(self.metas, |first, count| buddy.free_run(self.metas, first, count));
-        self.publish_to_fronts(&buddy);
+        if held > 0 {
+            let mut buddy = self.lists.buddy.lock();
+            locked.empty(self.metas, |first, count| buddy.free_run(self.metas, first, count));
+            self.publish_to_fronts(&buddy);
+            locked.show();
+        }
         u64::from(held)
     }
 
@@ -182,20 +205,27 @@ impl<P: Platform> Frames<P> {
         self.publish_to_fronts(&buddy);
     }
 
+    /// Moves the oldest frames of a front to the lists, until it has at most `frames` frames.
+    #[inline(never)]
+    fn shrink(&self, locked: &mut Locked<'_, P>, frames: u32) {
+        let mut buddy = self.lists.buddy.lock();
+        locked.shrink(self.metas, frames, |first, count| {
+            buddy.free_run(self.metas, first, count);
+        });
+        self.publish_to_fronts(&buddy);
+        locked.show();
+    }
+
     #[inline]
     fn put_into(&self, mut locked: Locked<'_, P>, first: Frame, count: u32, limit: u32) {
         if locked.is_full(count, limit) {
-            let mut buddy = self.lists.buddy.lock();
-            locked.shrink(self.metas, (limit - count) / 4 * 3, |first, count| {
-                buddy.free_run(self.metas, first, count);
-            });
-            self.publish_to_fronts(&buddy);
+            self.shrink(&mut locked, limit.saturating_sub(count) / 4 * 3);
         }
         locked.put(self.metas, first, count);
         drains::note_put(&self.drains);
     }
 
-    /// A CPU has come or gone, and `online` are online now: sets the limit of each front to a 64th
+    /// `online` CPUs are online from now on: sets the limit of each front to a 64th
     /// of the memory divided by them. What a front holds above stays until it changes.
     pub(crate) fn share_fronts(&self, online: u32) {
         let share = self.total / 64 / u64::from(online.max(1));

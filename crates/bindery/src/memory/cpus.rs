@@ -28,7 +28,7 @@ pub(crate) struct Cpus<P: Platform> {
     online: AtomicU32,
 }
 
-/// What one CPU keeps for itself.
+/// The record of one CPU, of the layers above the allocator.
 pub(crate) struct CpuRecord<P: Platform> {
     is_online: AtomicBool,
     /// The items that calls on this CPU have unlinked, and that wait for readers.

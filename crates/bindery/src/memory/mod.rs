@@ -223,9 +223,9 @@ impl<P: Platform> Memory<P> {
     }
 
     /// The use of a frame. Frames that do not belong to the memory are reported as such. Takes no
-    /// lock but the allocator's, briefly.
+    /// lock but the allocator's and those of the CPUs' free frames, briefly.
     ///
-    /// Context: any. Complexity: constant.
+    /// Context: any. Complexity: linear in the CPUs that were ever online.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
         crate::folio::frame_view(&self.frames, frame)
     }
@@ -265,7 +265,12 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: spins. Complexity: constant.
     pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
-        let first = self.frames.allocate(order, AllocateFor::Use)?;
+        let first = self.frames.allocate(order, AllocateFor::Use).or_else(|| {
+            // The free frames of the CPUs may complete a block.
+            let may_join = self.frames.fronts().has_slots() && order <= MAX_ORDER;
+            may_join.then(|| self.frames.trim())?;
+            self.frames.allocate(order, AllocateFor::Use)
+        })?;
         let state = meta::state_of(meta::Kind::Embedder, order);
         self.frames.meta(first).state.store(state, Ordering::Relaxed);
         Some(FrameRange { first, count: order.pages() })
