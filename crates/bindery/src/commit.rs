@@ -76,9 +76,10 @@ impl Credit {
         self.0.swap(CLOSED, Relaxed)
     }
 
-    /// Ends [`Credit::close`].
+    /// Ends [`Credit::close`]. Credit of a CPU that came online meanwhile was never closed, and may
+    /// hold pages: it stays as it is.
     fn open(&self, pages: i64) {
-        self.0.store(pages, Relaxed);
+        let _was_open = self.0.compare_exchange(CLOSED, pages, Relaxed, Relaxed);
     }
 }
 

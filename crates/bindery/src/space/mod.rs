@@ -238,9 +238,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Records that the calling CPU is about to load the root. From here on the CPU receives
-    /// invalidations.
+    /// invalidations. The first time, it may allocate memory for the CPU's counters.
     ///
-    /// Context: any.
+    /// Context: spins.
     pub fn enter(&self) {
         let section = ReadSection::enter(self.platform());
         let cpu = self.platform().cpu();

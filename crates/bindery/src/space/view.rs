@@ -398,8 +398,9 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The peak of the resident pages (`VmHWM`, and `ru_maxrss` of `getrusage`). Updated before
     /// each call that removes pages, and by this function. If several CPUs have entered the address
-    /// space, each but one may make the peak wrong by up to 31 pages; it is never below the pages
-    /// that are resident now.
+    /// space, each but one may make the peak wrong by up to 31 pages, and pages that other CPUs map
+    /// and unmap during this function may count twice. It is never below the pages that are
+    /// resident now.
     ///
     /// Context: any. Complexity: linear in the CPUs that have entered. Takes no lock.
     pub fn resident_peak(&self) -> u64 {
