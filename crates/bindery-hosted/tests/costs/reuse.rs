@@ -146,7 +146,7 @@ fn shared_ahead<A: Walk>() {
     after_a_fork::<A>(|scene| {
         let child = scene.space.fork().unwrap();
         let program = Program::new(scene.machine, &child);
-        let own = |page: u64| page < 20 || page % 3 == 0;
+        let own = |page: u64| page < 20 || page.is_multiple_of(3);
         // The child has copies of these: the parent has them to itself.
         for page in (0..PAGES).filter(|page| own(*page)) {
             program.store(at(page), page + 9).unwrap();
