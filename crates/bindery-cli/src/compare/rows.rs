@@ -4,8 +4,8 @@ use clap::ValueEnum;
 
 use crate::size::FolioSize;
 
-/// What a kernel is measured with. Each runs in a machine of its own, so that its figures do not
-/// depend on what else was asked for.
+/// The programs that a kernel is measured with. Each runs in a machine of its own, so that its
+/// figures do not depend on the choice of the others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Debug)]
 pub enum Workload {
     /// 1 MiB is mapped, written, moved and unmapped, again and again

@@ -105,7 +105,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         {
             return Err(Violation::Leaked(folio.head));
         }
-        if says == 0 && names == 0 && frames.folio(folio).owner().owner != Owner::Nobody {
+        if says == 0 && names == 0 && frames.folio(folio).owner().owner != Owner::None {
             return Err(Violation::StaleOwner(folio.head));
         }
         self.report.folios += 1;

@@ -24,7 +24,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let memory = self.memory;
         let FolioOwner { owner, first } = memory.frames.folio(folio).owner();
         let found = match owner {
-            Owner::Nobody => false,
+            Owner::None => false,
             // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it. 1. No
             // other call runs during an audit.
             Owner::Group(group) => unsafe { group.cast::<AnonGroup>().as_ref().leads_to(vma) },

@@ -7,7 +7,7 @@ use super::Error;
 /// ```
 /// use bindery::Errno;
 ///
-/// /// What a system call returns to its program.
+/// /// The return value of a failed system call.
 /// fn result(refused: Errno) -> i64 {
 ///     -(refused as i64)
 /// }

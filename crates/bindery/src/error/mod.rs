@@ -131,7 +131,7 @@ impl fmt::Display for Error {
             Self::AccessDenied => write!(f, "what backs the mapping does not allow that access"),
             Self::Invalid => write!(f, "the arguments mean nothing for such a mapping"),
             Self::SealForbids => write!(f, "a seal of the object forbids it"),
-            Self::Busy => write!(f, "somebody uses what would have to change"),
+            Self::Busy => write!(f, "the memory to be changed is in use"),
             Self::Locked(at) => write!(f, "the mapping at {at} is locked into memory"),
             Self::InputOutput => write!(f, "the content could not be read or written"),
             Self::TooLarge => write!(f, "the offset or length is too large"),

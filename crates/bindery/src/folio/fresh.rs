@@ -102,7 +102,7 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
             self.discard();
             return None;
         };
-        lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE);
+        lock.set_owner(LiveOwner::NONE, FolioIndex::NONE);
         count::publish(self.0.count(), 2 * REFERENCE);
         Some(lock.with_reference())
     }

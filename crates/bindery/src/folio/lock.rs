@@ -432,7 +432,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     #[inline(never)]
     fn disown(self) {
         if self.mappings() == 0 && self.is_anonymous() {
-            OwnerMark::of(LiveOwner::NOBODY).write(self.head(), FolioIndex::NONE);
+            OwnerMark::of(LiveOwner::NONE).write(self.head(), FolioIndex::NONE);
         }
     }
 }

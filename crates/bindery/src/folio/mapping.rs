@@ -74,7 +74,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
         let unmapped = count::exchange(self.count(), from, 2 * REFERENCE);
         if unmapped {
-            OwnerMark::of(LiveOwner::NOBODY).write(self.head(), FolioIndex::NONE);
+            OwnerMark::of(LiveOwner::NONE).write(self.head(), FolioIndex::NONE);
         }
         unmapped
     }

@@ -87,7 +87,7 @@ impl FolioIndex {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
     /// No owner.
-    Nobody,
+    None,
     /// Anonymous memory: the anon group.
     Group(NonNull<()>),
     /// Shared memory: the object.
@@ -106,7 +106,7 @@ pub(crate) struct LiveOwner<'o> {
 
 impl LiveOwner<'_> {
     /// No owner.
-    pub(crate) const NOBODY: Self = Self { owner: Owner::Nobody, _lives: PhantomData };
+    pub(crate) const NONE: Self = Self { owner: Owner::None, _lives: PhantomData };
 
     /// An owner that the caller keeps alive.
     ///
@@ -136,7 +136,7 @@ impl OwnerMark {
     /// The mark of this owner.
     pub(crate) fn of(owner: LiveOwner<'_>) -> Self {
         let (kind, address) = match owner.owner() {
-            Owner::Nobody => (0, None),
+            Owner::None => (0, None),
             Owner::Group(group) => (1, Some(group)),
             Owner::Memory(object) => (SHARED_MEMORY, Some(object)),
             Owner::File(object) => (FILE, Some(object)),
@@ -238,11 +238,11 @@ impl<P: Platform> FolioHandle<'_, P> {
             page.map_addr(|page| page.saturating_add((place * ALIGN) as usize))
         };
         let owner = match word >> KIND_SHIFT {
-            _ if word & DETACHED != 0 => Owner::Nobody,
+            _ if word & DETACHED != 0 => Owner::None,
             1 => Owner::Group(address().cast()),
             SHARED_MEMORY => Owner::Memory(address().cast()),
             FILE => Owner::File(address().cast()),
-            _ => Owner::Nobody,
+            _ => Owner::None,
         };
         FolioOwner { owner, first: FolioIndex(word & INDEX_MASK) }
     }

@@ -16,7 +16,7 @@ use crate::platform::Platform;
 pub(crate) enum SplitError {
     /// The parts would not be smaller than the folio.
     Order,
-    /// Somebody besides the caller holds a reference, or the caller holds none.
+    /// Another reference than the caller's exists, or the caller has none.
     References,
     /// The mappings of the pages do not add up to those of the folio.
     Mappings,

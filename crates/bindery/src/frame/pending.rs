@@ -8,8 +8,8 @@
 //! lower     the last one frees the table                                 RELEASED | 1 -> freed
 //! ```
 //!
-//! Nobody raises the count of a detached table, because the thread that locks it finds it stray. So
-//! a count that is zero when the table is released stays zero.
+//! The count of a detached table never rises, because the thread that locks it finds it stray. So a
+//! count that is zero when the table is released stays zero.
 
 use core::sync::atomic::Ordering;
 
@@ -54,9 +54,9 @@ word!(loom::sync::atomic::AtomicU32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) enum Last {
-    /// Somebody else still uses it.
+    /// A later one frees the table.
     No,
-    /// Nobody knows it any more.
+    /// No other thread knows it any more.
     Yes,
 }
 

@@ -122,7 +122,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
             send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
         }
         Owner::Memory(_) => ObjectFolio::NotReclaimable,
-        Owner::Group(_) | Owner::Nobody => ObjectFolio::Busy,
+        Owner::Group(_) | Owner::None => ObjectFolio::Busy,
     }
 }
 

@@ -407,7 +407,7 @@ impl AnonGroup {
     /// The anon group as the owner of folios, or no owner.
     #[inline]
     pub(crate) fn as_owner(group: Option<&Self>) -> LiveOwner<'_> {
-        let Some(group) = group else { return LiveOwner::NOBODY };
+        let Some(group) = group else { return LiveOwner::NONE };
         // SAFETY: 1. `Groups::create` makes all groups, in a slab; this one is borrowed.
         unsafe { LiveOwner::new(Owner::Group(NonNull::from(group).cast())) }
     }

@@ -337,7 +337,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let mut set = unsafe { vmas.set(&self.page_table, &mut removed) };
         // SAFETY: 1. no handle of the address space is left.
         unsafe { set.remove_all() };
-        // What follows may wait for readers.
+        // The steps below may wait for readers.
         drop(vmas);
         let end = P::Arch::ROOT.span();
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));

@@ -70,7 +70,7 @@ impl CallError for MoveError {
     const OUT_OF_MEMORY: Self = Self::OutOfMemory;
 }
 
-/// What is to move.
+/// The ranges of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MoveRequest {
     pub(crate) destination: VirtAddr,
@@ -82,7 +82,7 @@ pub(crate) struct MoveRequest {
     pub(crate) allows_holes: bool,
 }
 
-/// What the caller knows of the destination. Asked with both VMAs locked, each time that they are.
+/// The caller's knowledge of the destination. Asked with both VMAs locked, each time that they are.
 pub(crate) trait MovePermit {
     /// Whether the mappings are being changed by a call whose event was not read yet.
     fn is_changing(&self) -> bool;
@@ -92,7 +92,7 @@ pub(crate) trait MovePermit {
     fn keeps_protection(&self, destination: &Vma) -> bool;
 }
 
-/// How often a folio that somebody refers to is looked at again before it counts as busy.
+/// The number of times that a folio with references is looked at again before it counts as busy.
 const TRIES: u32 = 64;
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -336,9 +336,9 @@ pub(crate) mod testing {
     /// A move of pages, and what a userfaultfd would say of the destination.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct PageMove {
-        /// Where the pages go.
+        /// The address that the pages get.
         pub destination: VirtAddr,
-        /// Where they are.
+        /// The address that they have.
         pub source: VirtAddr,
         /// In bytes.
         pub length: u64,
@@ -392,8 +392,8 @@ pub(crate) mod testing {
         (moved, result.map_err(errno))
     }
 
-    /// Locks the folio that is mapped at `at`, and returns what unlocks it. Panics where none is, or
-    /// somebody has the lock.
+    /// Locks the folio that is mapped at `at`, and returns what unlocks it. Panics if no folio is
+    /// mapped there, or its lock is held.
     pub fn lock_folio<'a, P: Platform>(
         space: &'a AddressSpace<'_, P>,
         at: VirtAddr,

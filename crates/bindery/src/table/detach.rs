@@ -62,7 +62,7 @@ impl<P: Platform> PageTable<'_, P> {
             })
         };
         if level > Level::PTE {
-            // Nobody changes the entries of a table that is marked.
+            // The entries of a marked table do not change.
             for index in EntryIndex::all::<P::Arch>() {
                 if let Some(table) = self.child(node, index) {
                     self.gather_below(Node { table, level }, gather, counts);

@@ -111,8 +111,8 @@ impl OutBatch {
         dropped
     }
 
-    /// Somebody holds a folio that has lost its entries: it loses its `pages` mappings, and stays in
-    /// the cache.
+    /// Drops the `pages` mappings of a folio that has lost its entries and has other references: it
+    /// stays in the cache.
     #[cold]
     pub(super) fn keep<P: Platform>(
         &mut self,

@@ -16,7 +16,7 @@ use super::{EntryAt, PageTable, TablePool, run};
 pub(crate) enum Uncut {
     /// No page of it is mapped in the range.
     NotMapped,
-    /// Somebody holds it, or it is mapped elsewhere.
+    /// It has references, or is mapped elsewhere.
     Busy,
     NoMemory,
 }

@@ -33,7 +33,7 @@ use super::{Built, UserfaultFeatures, UserfaultScope};
 ///     loop {
 ///         if let UserfaultMessage::Fault(fault) = userfault.read()? {
 ///             let page = fault.address.align_down(4096);
-///             // Somebody else may have been faster.
+///             // Another handler may have been faster.
 ///             let _ = space.handler(userfault).fill_zeroes(page, 4096, FillMode::empty());
 ///         }
 ///     }

@@ -193,18 +193,17 @@ pub(crate) fn map_object<P: Platform>(
 /// A folio gets another owner with its lock.
 pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
-    let _ = (frames, lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE));
+    let _ = (frames, lock.set_owner(LiveOwner::NONE, FolioIndex::NONE));
     #[cfg(lock_violations = "types")]
-    let _ = (lock, frames.set_owner(LiveOwner::NOBODY, FolioIndex::NONE)); //~ E0599
+    let _ = (lock, frames.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0599
 }
 
 /// The index of a folio has room for its first page.
 pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number: u32) {
     #[cfg(not(lock_violations = "types"))]
-    let _ =
-        FolioIndex::for_folio(page, number).map(|index| lock.set_owner(LiveOwner::NOBODY, index));
+    let _ = FolioIndex::for_folio(page, number).map(|index| lock.set_owner(LiveOwner::NONE, index));
     #[cfg(lock_violations = "types")]
-    let _ = lock.set_owner(LiveOwner::NOBODY, page.wrapping_sub(number.into())); //~ E0308
+    let _ = lock.set_owner(LiveOwner::NONE, page.wrapping_sub(number.into())); //~ E0308
 }
 
 /// A VMA changes its place with its trees locked.
@@ -246,9 +245,9 @@ pub(crate) fn hand_over_lock<P: Platform>(lock: FolioLock<'_, P>) {
 /// A lock that was left to a batch changes no owner.
 pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE), lock.leave_to_batch());
+    let _ = (lock.set_owner(LiveOwner::NONE, FolioIndex::NONE), lock.leave_to_batch());
     #[cfg(lock_violations = "moves")]
-    let _ = (lock.leave_to_batch(), lock.set_owner(LiveOwner::NOBODY, FolioIndex::NONE)); //~ E0382
+    let _ = (lock.leave_to_batch(), lock.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0382
 }
 
 /// Work on the slots of a folio ends with the folio locked: its number is no proof of that.

@@ -9,13 +9,13 @@ use bindery_cli::guest::{Problem, process, workspace};
 
 use crate::plugin::{self, Emulator, Plugin};
 
-/// What one run has left.
+/// The outputs of one run.
 pub struct Outputs {
     /// The program, with debug information.
     pub program: PathBuf,
-    /// What it printed.
+    /// The program's output.
     pub printed: String,
-    /// What the plugin wrote.
+    /// The plugin's output.
     pub pairs: String,
 }
 

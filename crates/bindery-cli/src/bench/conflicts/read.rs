@@ -28,7 +28,7 @@ pub struct Region {
     pub end: u64,
 }
 
-/// What the program printed.
+/// The program's output.
 #[derive(Debug)]
 pub struct Program {
     /// The address of its function `main`.

@@ -66,7 +66,7 @@ pub(super) enum Omit {
     LookAtMappings,
 }
 
-/// What happened in any of the executions of a model.
+/// Counts events of all executions of a model.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) held: AtomicUsize,
@@ -79,14 +79,14 @@ pub(super) struct Seen {
     pub(super) mapped_again: AtomicUsize,
 }
 
-/// What a folio's state must not have once nobody knows it.
+/// Bits that a folio's state must not have once no thread knows it.
 const LOCKING: u32 = FOLIO_LOCK | ORPHAN | FOLIO_PARKED | WRITEBACK;
 
 pub(super) fn note(counter: &AtomicUsize) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// What a frame is, as its maker knows.
+/// The use of a frame, as its maker knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Life {
     Free,
@@ -221,7 +221,7 @@ impl World {
     }
 
     pub(super) fn life(&self, frame: Frame) -> Life {
-        // SAFETY: loom panics if somebody may be writing.
+        // SAFETY: loom panics if another thread may be writing.
         self.meta(frame).life.with(|life| unsafe { *life })
     }
 
@@ -231,7 +231,7 @@ impl World {
     }
 
     pub(super) fn owner(&self, folio: Folio) -> u32 {
-        // SAFETY: loom panics if somebody may be writing.
+        // SAFETY: loom panics if another thread may be writing.
         self.meta(folio.head).owner.with(|owner| unsafe { *owner })
     }
 
@@ -339,7 +339,7 @@ impl World {
         lock::orphan(state, &self.sleepers, || self.disown(folio));
     }
 
-    /// Calls `f` with the folio's lock, unless somebody has it.
+    /// Calls `f` with the folio's lock, unless another thread has it.
     pub(super) fn with_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
         if self.omit == Omit::LockOwner {

@@ -47,7 +47,7 @@ pub(crate) struct Machine {
     count: u32,
     /// Frames from here on seem to lie one page further on.
     pub(crate) torn_at: Option<Frame>,
-    /// What was released, in order.
+    /// The released blocks, in order.
     pub(crate) released: Mutex<Vec<(Frame, u32)>>,
 }
 

@@ -42,7 +42,7 @@ bitflags! {
     /// ```
     /// use bindery::{AddressSpace, Error, LockAll, Platform};
     ///
-    /// /// What a real-time program does first.
+    /// /// The first call of a real-time program.
     /// fn lock<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
     ///     space.mlockall(LockAll::CURRENT | LockAll::FUTURE)
     /// }

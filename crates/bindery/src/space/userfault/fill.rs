@@ -62,7 +62,7 @@ bitflags! {
 /// ```
 /// use bindery::{Errno, Operation, PartialFill};
 ///
-/// /// What an ioctl puts into its structure: bytes, or a negative errno.
+/// /// The result field of an ioctl's structure: bytes, or a negative errno.
 /// fn reported(partial: PartialFill) -> i64 {
 ///     if partial.done > 0 {
 ///         return partial.done as i64;

@@ -24,7 +24,7 @@ impl Cpu {
         self.world.tlb.fetch_and(!bits, Ordering::SeqCst);
     }
 
-    /// What every call promises that takes page `number` away, or the permission to write it.
+    /// Asserts the promise of each call that unmaps page `number` or revokes writing it.
     fn promise(&self, number: u64) {
         let allows = self.world.tlb.fetch_or(0, Ordering::SeqCst) & 1 << number != 0;
         assert!(!allows, "a TLB still allows what the call has revoked");

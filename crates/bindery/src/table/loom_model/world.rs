@@ -33,7 +33,7 @@ pub(super) const INITIAL: [(Level<Tiny>, u64); 6] = [
     (Level::PTE, 20),
 ];
 pub(super) const ROOT: Frame = Frame(0);
-/// Who hangs where: parent, child.
+/// The links between tables: parent, child.
 const HOOKED: [(usize, usize); 5] = [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5)];
 
 /// A rule that a model leaves out, to show that it is needed.
@@ -44,7 +44,7 @@ pub(super) enum Omit {
     StrayCheck,
     /// Only the detached table is marked, not those of level 1 below it.
     StrayBelow,
-    /// Nobody waits for those who have a table locked that hangs in a detached one.
+    /// A CPU that detaches a table does not wait for the locks of the tables below it.
     WaitBelow,
     /// Tables are freed without waiting for readers.
     Readers,
@@ -52,7 +52,7 @@ pub(super) enum Omit {
     OneSection,
     /// A move locks its source, then its target.
     OnePass,
-    /// Nobody holds the VMA's lock: neither the CPU that moves or unmaps, nor the one that faults.
+    /// The VMA's lock is held neither by the CPU that moves or unmaps nor by the one that faults.
     VmaLock,
     /// New tables are installed in unlocked.
     LockedBirth,
@@ -78,7 +78,7 @@ pub(super) enum Omit {
     KeepPending,
 }
 
-/// What happened in any of the executions of a model.
+/// Counts events of all executions of a model.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) waits: AtomicUsize,
@@ -98,7 +98,7 @@ pub(super) enum Life {
     Freed,
 }
 
-/// What only the holder of a table's lock may touch.
+/// Only the holder of a table's lock may touch this.
 #[derive(Default)]
 pub(super) struct Inside {
     /// Entries that name a table.
@@ -133,11 +133,11 @@ pub(super) struct World {
     pub(super) vma: AtomicU32,
     pub(super) vma_start: AtomicU64,
     pub(super) vma_end: AtomicU64,
-    /// What the TLB of another CPU still allows: one bit for each of the first pages.
+    /// The pages that the TLB of another CPU still allows: one bit for each of the first ones.
     pub(super) tlb: AtomicU32,
     pub(super) moving: Moving,
     pub(super) omit: Omit,
-    /// On which word, and who.
+    /// Each sleeper's word and thread.
     sleepers: RefCell<Vec<(*const AtomicU32, Thread)>>,
     pub(super) seen: Arc<Seen>,
 }
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// Waits until somebody changes `word`, in which the caller has just read that it must wait.
+    /// Waits until another CPU changes `word`, in which the caller has just read that it must wait.
     ///
     /// Not `yield_now`: two CPUs that wait for a third would be explored taking turns forever. And
     /// when all sleep, loom says "deadlock".

@@ -22,7 +22,7 @@ use crate::addr::VirtAddr;
 /// use bindery::addr::VirtAddr;
 /// use bindery::{AddressSpace, CollapseLimits, Platform};
 ///
-/// /// What a background thread does now and then.
+/// /// The step of a background thread.
 /// fn collapse<P: Platform>(space: &AddressSpace<'_, P>, next: VirtAddr) -> VirtAddr {
 ///     let limits = CollapseLimits { missing: 64, ..CollapseLimits::default() };
 ///     space.collapse_some(next, 8, &limits).next

@@ -42,8 +42,8 @@ pub(super) fn congruent_place<P: Platform>(
         .find_map(|align| vmas.find_free(length, align, start & (align - 1)))
 }
 
-/// Moves the plan's source, a part of `vma`, to `target`, in which nothing is mapped. Everything that
-/// can fail is done before anything is moved.
+/// Moves the plan's source, a part of `vma`, to `target`, in which nothing is mapped. Allocates all
+/// that the move needs before the first page moves: an error leaves the source as it was.
 pub(super) fn move_vma<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
