@@ -167,10 +167,14 @@ pub(super) fn claim_all(
     head: Frame,
     order: Order,
 ) -> Result<(), ClaimError> {
-    let (least, any) = cells.iter().fold((u32::MAX, 0), |(least, any), cell| {
-        let cell = SlotState(cell.load(Relaxed));
-        (least.min(cell.entries()), any | cell.0)
-    });
+    let look =
+        |(least, any): (u32, u64), cell: SlotState| (least.min(cell.entries()), any | cell.0);
+    let none = (u32::MAX, 0);
+    // A base page is the commonest folio: the loop costs it more than the work.
+    let (least, any) = match cells {
+        [cell] => look(none, SlotState(cell.load(Relaxed))),
+        _ => cells.iter().fold(none, |seen, cell| look(seen, SlotState(cell.load(Relaxed)))),
+    };
     if least == 0 {
         return Err(ClaimError::Gone);
     }

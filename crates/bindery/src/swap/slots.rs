@@ -43,7 +43,7 @@ impl<P: Platform> Memory<P> {
         self.swap.areas.get(usize::from(number))
     }
 
-    /// The cluster, cells and values of a run in one cluster.
+    /// The cluster, cells and values of a run; `None` if it is not in one cluster.
     #[inline]
     pub(super) fn cells(&self, run: SlotRun) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
         let cluster = self.area(run.area)?.cluster(run.first)?;
@@ -254,6 +254,8 @@ impl<P: Platform> Memory<P> {
 
     /// Lets the caller read slots to which it has no reference: no area that is on is freed during
     /// the call.
+    // Always: it is a part of each fault on a page in swap.
+    #[inline(always)]
     pub(super) fn while_areas_stay<R>(&self, look: impl FnOnce() -> R) -> R {
         self.platform().enter_read();
         let result = look();
@@ -275,12 +277,7 @@ impl<P: Platform> Memory<P> {
 
     fn claim_if_named(&self, folio: FolioLocked<'_>, run: SlotRun) -> Result<(), ClaimError> {
         debug_assert_eq!(run.count, folio.pages());
-        let (part, rest) = first_part(run);
-        let (0, true, Some((cluster, cells, _))) =
-            (rest.count, part.count == folio.pages(), self.cells(part))
-        else {
-            return Err(ClaimError::Gone);
-        };
+        let Some((cluster, cells, _)) = self.cells(run) else { return Err(ClaimError::Gone) };
         let _state = cluster.state.lock();
         // Until memory has been reclaimed, the age of a page is not needed.
         let shadow = match cells.first() {

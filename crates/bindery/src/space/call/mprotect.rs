@@ -57,15 +57,17 @@ struct NewProtection {
 impl Vma {
     /// The permissions and write policy for entries of this mapping.
     pub(in crate::space) fn entry_policy(&self) -> EntryPolicy {
+        // Read once: the compiler does not join loads of an atomic word.
+        let flags = self.flags();
         let writable = match self.object() {
-            _ if !self.is_shared() => Writable::Exclusive,
+            _ if !flags.contains(MappingFlags::SHARED) => Writable::Exclusive,
             Some(object) if object.notices_writes() => Writable::Noticed,
             _ => Writable::All,
         };
-        let soft_dirty = self.has(MappingFlags::SOFT_DIRTY);
+        let soft_dirty = flags.contains(MappingFlags::SOFT_DIRTY);
         EntryPolicy {
-            permissions: self.protection().permissions(),
-            key: self.flags().key(),
+            permissions: flags.protection().permissions(),
+            key: flags.key(),
             writable,
             watched: if soft_dirty { Watched::No } else { Watched::SoftDirty },
         }

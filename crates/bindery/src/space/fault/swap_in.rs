@@ -1,8 +1,6 @@
 //! Faults on pages in swap: the folio in the swap cache is mapped, wherever entries refer to its
 //! slots.
 
-use core::cell::Cell;
-
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat};
 use crate::error::{Failure, FaultError, NoMemory};
@@ -46,7 +44,8 @@ pub(super) struct CachedPage<'l> {
 pub(super) struct Home {
     /// The index that the folio's first page has in the VMA.
     pub(super) index: FolioIndex,
-    /// The folio is mapped elsewhere, and belongs to another group of the VMA's family.
+    /// Entries of other processes may refer to its slots, or map other pages of it: it belongs to
+    /// the root of the VMA's family, below which all of them are.
     pub(super) is_shared: bool,
 }
 
@@ -168,14 +167,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
         memory.platform().copy(folio.head.plus(number), copy.head, 1);
         let range = self.range();
-        let what = SwapIn {
-            folio,
-            place,
-            start: VirtAddr(self.page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT)),
-            range,
-            attributes: self.vma.flags().attributes(),
-            change: self.vma.entry_policy(),
-        };
+        let what = SwapIn { range, ..self.swap_in_of(cached) };
         memory.before_execution(what.attributes.permissions, copy);
         if !self.page_table().swap_in_copy(&what, copy) {
             memory.frames.fresh(copy).discard();
@@ -202,55 +194,66 @@ impl<P: Platform> Fault<'_, '_, P> {
         home: Home,
         lock: &FolioLock<'_, P>,
     ) -> Stepped {
-        let CachedPage { folio, place, number } = cached;
-        let (memory, vma) = (self.memory(), self.vma);
-        let start = VirtAddr(self.page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT));
-        let what = SwapIn {
-            folio,
-            place,
-            start,
-            range: folio_range(vma, self.page, number, *folio),
-            attributes: vma.flags().attributes(),
-            change: vma.entry_policy(),
-        };
-        memory.before_execution(what.attributes.permissions, *folio);
-        let is_shared = Cell::new(home.is_shared);
-        let own = |exclusive: bool| {
-            // Entries of other processes may refer to the slots of pages that are not exclusive, or
-            // map other pages of the folio: all of them are below the root.
-            is_shared.set(is_shared.get() || !exclusive);
-            let group =
-                if is_shared.get() { vma.group().map(AnonGroup::root) } else { vma.group() };
-            lock.set_owner(AnonGroup::as_owner(group), home.index);
-        };
+        let memory = self.memory();
+        let what = self.swap_in_of(cached);
+        let range = what.range;
+        memory.before_execution(what.attributes.permissions, *cached.folio);
         // Whether the page is mapped now, and whether all pages that are mapped are exclusive.
-        let (mapped, exclusive) = match self.page_table().swap_in_whole(&what, own) {
+        let (mapped, exclusive) = match self.page_table().swap_in_whole(&what, |exclusive| {
+            self.set_home(lock, Home { is_shared: home.is_shared || !exclusive, ..home });
+        }) {
             Some(exclusive) => {
-                memory.finish_swap_in(folio, place);
+                memory.finish_swap_in(cached.folio, cached.place);
                 (true, exclusive)
             }
-            None => self.map_in_runs(&what, number, &own)?,
+            None => self.map_in_runs(cached, home, lock)?,
         };
-        publish(self.page_table(), what.range);
+        publish(self.page_table(), range);
         // A write looks at an entry again that may not allow it yet.
         Ok(if mapped && (self.access != Access::Write || exclusive) {
-            Next::Done(Resolved::FromSwap(what.range))
+            Next::Done(Resolved::FromSwap(range))
         } else {
             Next::Again
         })
     }
 
-    /// As [`Fault::map_swapped`], for a folio that is not one run. Returns whether page `number` is
+    /// The folio with the page, and the part of it that belongs in the VMA.
+    // Always: the commonest fault keeps it in registers.
+    #[inline(always)]
+    fn swap_in_of<'l>(&self, cached: CachedPage<'l>) -> SwapIn<'l> {
+        let CachedPage { folio, place, number } = cached;
+        SwapIn {
+            folio,
+            place,
+            start: VirtAddr(self.page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT)),
+            range: folio_range(self.vma, self.page, number, *folio),
+            attributes: self.vma.flags().attributes(),
+            change: self.vma.entry_policy(),
+        }
+    }
+
+    /// Sets the owner of a folio that is about to be mapped.
+    fn set_home(&self, lock: &FolioLock<'_, P>, home: Home) {
+        let group = self.vma.group();
+        let group = if home.is_shared { group.map(AnonGroup::root) } else { group };
+        lock.set_owner(AnonGroup::as_owner(group), home.index);
+    }
+
+    /// As [`Fault::map_swapped`], for a folio that is not one run. Returns whether the page is
     /// mapped, and whether all pages that are mapped are exclusive.
     #[inline(never)]
     fn map_in_runs(
         &self,
-        what: &SwapIn<'_>,
-        number: u32,
-        own: &dyn Fn(bool),
+        cached: CachedPage<'_>,
+        mut home: Home,
+        lock: &FolioLock<'_, P>,
     ) -> Result<(bool, bool), Failure<FaultError>> {
-        let done = self.page_table().swap_in(what, own);
-        self.memory().unlock_claimed(what.folio, what.place, &done.pages);
+        let CachedPage { folio, place, number } = cached;
+        let done = self.page_table().swap_in(&self.swap_in_of(cached), |exclusive| {
+            home.is_shared |= !exclusive;
+            self.set_home(lock, home);
+        });
+        self.memory().unlock_claimed(folio, place, &done.pages);
         let mapped = done.pages.has(number);
         if done.refused && !mapped {
             return Err(Failure::NoMemory);
