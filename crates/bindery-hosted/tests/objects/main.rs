@@ -17,6 +17,7 @@ mod pager_waits;
 mod properties;
 mod quotas;
 mod races;
+mod read_around;
 mod reclaim;
 mod reclaim_races;
 mod rmap_walks;

@@ -44,8 +44,7 @@ pub(crate) fn resident_run<P: Platform>(
 /// The runs of `pages` that are in memory, in the form of [`resident_run`], in ascending order
 /// until `runs` is full. Returns the page to continue at; the end if all were found.
 ///
-/// Complexity: O(h) for each run, where h is the height of the index, and one step for each page in
-/// it.
+/// Complexity: O(h) for each 64 pages, where h is the height of the index, and one step for each page.
 pub(crate) fn resident_runs<P: Platform, const N: usize>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -54,15 +53,13 @@ pub(crate) fn resident_runs<P: Platform, const N: usize>(
 ) -> u64 {
     let end = pages.end.min(object.size_in_pages());
     let cut = |frame| u64::from(memory.folio_limit(frame, u32::MAX).0);
-    object.pages.look(memory.platform(), |index| {
-        let mut from = pages.first;
-        while !runs.is_full() {
-            let Some(run) = index.next_run_cut(from, end, cut) else { return pages.end };
-            from = run.page + u64::from(run.count);
+    let done = object.pages.look(memory.platform(), |index| {
+        index.each_run_cut(pages.first, end, cut, |run| {
             runs.push(run);
-        }
-        from
-    })
+            !runs.is_full()
+        })
+    });
+    if done < end { done } else { pages.end }
 }
 
 /// As [`resident_run`], regardless of the object's size.

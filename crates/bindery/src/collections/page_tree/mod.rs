@@ -205,20 +205,42 @@ impl PageIndex {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
-    /// Like [`PageIndex::next_run`], with the run limited to the length that `cut` returns for its
-    /// first frame, at least one page. Pages beyond are not read.
-    pub(crate) fn next_run_cut(
+    /// Hands the runs from `from` to `end` to `put`, in ascending order, until it says false. Each
+    /// is limited to the length that `cut` returns for its first frame, at least one page. Returns
+    /// the page after the last run that was handed over, or `end` if all were.
+    ///
+    /// O(h) for each node of level 0 with pages in the range, and one step for each slot in it.
+    pub(crate) fn each_run_cut(
         &self,
         from: u64,
         end: u64,
-        cut: impl FnOnce(Frame) -> u64,
-    ) -> Option<PageRun> {
+        cut: impl Fn(Frame) -> u64,
+        mut put: impl FnMut(PageRun) -> bool,
+    ) -> u64 {
         let any = PageFlags::empty();
-        let (page, words) = self.seek_with(any, from).filter(|(page, _)| *page < end)?;
-        let frame = frame_in(words[slot(page, 0)]);
-        let end = end.min(page.saturating_add(cut(frame)));
-        let count = if end - page > 1 { self.length(page, frame, any, end) } else { 1 };
-        Some(PageRun { page, frame, count })
+        let mut from = from;
+        while let Some((mut page, words)) =
+            self.seek_with(any, from).filter(|(page, _)| *page < end)
+        {
+            let leaf_end = leaf_end(page).min(end);
+            while page < leaf_end {
+                let word = words[slot(page, 0)];
+                if word & PRESENT == 0 {
+                    page += 1;
+                    continue;
+                }
+                let frame = frame_in(word);
+                let most = cut(frame).min(end - page);
+                let count = if most > 1 { self.length(page, frame, any, page + most) } else { 1 };
+                let run = PageRun { page, frame, count };
+                page += u64::from(count);
+                if !put(run) {
+                    return page;
+                }
+            }
+            from = page;
+        }
+        end
     }
 
     /// Like [`PageIndex::next_run`], for pages that have all of `flags`; neighbors that lack one

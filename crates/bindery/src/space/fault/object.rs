@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
+use crate::arch::{Arch, Attributes, Entry, Kind, Level, Permissions};
 use crate::collections::page_tree::PageRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
@@ -13,7 +13,7 @@ use crate::stats::Counts;
 use crate::table::leaf::user_attributes;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, TablePool, run};
+use crate::table::{EntryAt, NoMemory, ReadSection, TablePool, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
@@ -22,11 +22,11 @@ use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved, refused};
 
 /// A read maps the object's pages in the part of this size around the address (Linux:
-/// `fault_around_bytes`).
+/// `fault_around_bytes`), and in a longer one that goes on where mapped pages end.
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
-/// The number of runs of frames that a read maps under one table lock: all of the pages around it.
-const RUNS: usize = 16;
+/// The number of runs of frames that a read maps under one table lock.
+const RUNS: usize = 32;
 
 impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Maps the object's page, or a copy of it. The entry was empty when it was read.
@@ -73,7 +73,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     fn map_around(&self, object: &ObjectState, part: VirtRange) -> Stepped {
         let (memory, vma) = (self.memory(), self.vma);
         let served = vma.flags().intersects(MappingFlags::USERFAULT);
-        let around = if served { part } else { window_around::<P::Arch>(vma, self.page) };
+        let around =
+            if served { part } else { self.lengthened(window_around::<P::Arch>(vma, self.page)) };
         let start = part.start().min(around.start());
         let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
@@ -96,6 +97,41 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         }
         publish(self.page_table(), whole);
         Ok(mapped)
+    }
+
+    /// The window, up to twice as long as the stretch of mapped pages that it continues: a program
+    /// that reads on has most of its faults at the beginning. At most to the end of the table.
+    ///
+    /// ```text
+    /// faults    1               2               3
+    /// mapped    |<--- 16 ---->| |<---- 32 ----->|<---- 64 ... ---->|
+    /// ```
+    fn lengthened(&self, window: VirtRange) -> VirtRange {
+        let vma = self.vma;
+        let table = P::Arch::PMD.span();
+        let start = window.start().0;
+        let first = vma.start().max(start & !(table - 1));
+        if start - first < FAULT_AROUND || vma.flags().contains(MappingFlags::RANDOM) {
+            return window;
+        }
+        let mut length = FAULT_AROUND;
+        let section = ReadSection::enter(self.memory().platform());
+        let mut counts = Counts::default();
+        let EntryAt { node, .. } = self.page_table().peek(&section, window.start(), &mut counts);
+        if node.level == Level::PTE {
+            let slots = self.page_table().slots(node.table);
+            let is_mapped = |before: u64| {
+                let index = P::Arch::PTE.index_of(VirtAddr(start - before));
+                node.level.kind(run::load(slots, index)) == Kind::Leaf
+            };
+            // Samples: a page that is missing between them does no harm.
+            while length <= start - first && is_mapped(PAGE_SIZE) && is_mapped(length) {
+                length *= 2;
+            }
+        }
+        self.page_table().count(&counts);
+        let last = start.saturating_add(length).min((start & !(table - 1)).saturating_add(table));
+        VirtRange::raw(start, last.min(vma.end()).max(window.end().0))
     }
 
     /// The part of the VMA in which the pages of `folio` may be mapped at once, if `frame` belongs

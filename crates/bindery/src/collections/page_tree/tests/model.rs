@@ -1,6 +1,7 @@
 //! The index compared with a map of the standard library, through any sequence of steps.
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use proptest::prelude::*;
 
@@ -170,7 +171,23 @@ impl Pair {
         assert_eq!(index.next_run(page, end), run);
         for cut in [1, 3, u64::MAX] {
             let shorter = |run: PageRun| PageRun { count: run.count.min(cut as u32), ..run };
-            assert_eq!(index.next_run_cut(page, end, |_| cut), run.map(shorter));
+            let next = |from| self.next_run(PageFlags::empty(), from, end).map(shorter);
+            let after = |run: &PageRun| run.page + u64::from(run.count);
+            let all: Vec<_> = iter::successors(next(page), |run| next(after(run))).collect();
+            for most in [1, 2, all.len() + 1] {
+                let mut found = Vec::new();
+                let done = index.each_run_cut(
+                    page,
+                    end,
+                    |_| cut,
+                    |run| {
+                        found.push(run);
+                        found.len() < most
+                    },
+                );
+                assert_eq!(found, all[..most.min(all.len())]);
+                assert_eq!(done, all.get(most - 1).map_or(end, after));
+            }
         }
         let dirty = self.model.values().any(|slot| slot.flags.contains(PageFlags::DIRTY));
         assert_eq!(index.has_dirty(), dirty);
