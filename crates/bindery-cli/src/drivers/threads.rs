@@ -1,7 +1,8 @@
 //! The driver of random calls on several CPUs.
 //!
 //! A machine runs a few rounds. In a round each CPU takes a number of steps, on processes that all
-//! share; after it, all CPUs are quiet, and everything is verified. Neither the driver nor the core
+//! share. All CPUs but the first go offline now and then, and come back. After a round, all CPUs are
+//! quiet, and everything is verified. Neither the driver nor the core
 //! can continue after a panic of one thread: others may wait for it forever. So the first failure
 //! prints all known facts, and ends the program.
 
@@ -31,6 +32,12 @@ const ROUNDS: u64 = 6;
 
 /// Steps of a CPU in a round.
 const STEPS: u64 = 250;
+
+/// The most steps of a CPU before it goes offline.
+const MOST_AT_ONCE: u64 = 60;
+
+/// Microseconds until it comes back.
+const LONGEST_PAUSE: u64 = 300;
 
 /// The longest time without any activity.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -204,21 +211,31 @@ impl<A: Walk> World<'_, A> {
         let number = scene.round.load(Relaxed) * u64::from(CPUS) + u64::from(cpu);
         let mut rng = Rng::new(scene.seed ^ (number + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));
         let mut generator = Generator::new(rng.fork(), Mix::Crowded, scene.user_end);
-        self.machine.on_cpu(Cpu(cpu), || {
-            let mut result = 0;
-            for _ in 0..STEPS {
-                if Instant::now() > deadline {
-                    break;
+        let mut result = 0;
+        let mut left = STEPS;
+        while left > 0 && Instant::now() <= deadline {
+            // CPU 0 stays: threads without a CPU use it.
+            let steps = if cpu == 0 { left } else { left.min(1 + rng.below(MOST_AT_ONCE)) };
+            left -= steps;
+            self.machine.on_cpu(Cpu(cpu), || {
+                for _ in 0..steps {
+                    if Instant::now() > deadline {
+                        break;
+                    }
+                    let step = generator.next(result);
+                    result = scene.trace.take(cpu, step, |step| self.perform(step));
+                    if rng.once_in(8)
+                        && let Ok(mut bystander) = self.bystander.try_lock()
+                    {
+                        bystander.run(self.machine);
+                    }
                 }
-                let step = generator.next(result);
-                result = scene.trace.take(cpu, step, |step| self.perform(step));
-                if rng.once_in(8)
-                    && let Ok(mut bystander) = self.bystander.try_lock()
-                {
-                    bystander.run(self.machine);
-                }
+            });
+            // A machine with too little memory for their records has no CPU that is online.
+            if cpu > 0 && self.memory.online_cpus() > 0 {
+                self.replace_cpu(Cpu(cpu), Duration::from_micros(rng.below(LONGEST_PAUSE)));
             }
-        });
+        }
     }
 
     /// Verifies all invariants, while no CPU runs.

@@ -6,8 +6,10 @@
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use std::thread;
 use std::time::Duration;
 
+use bindery::platform::Cpu;
 use bindery::{
     AddressSpace, FileAccess, Memory, Overcommit, Pinned, SizeMode, SpaceOptions, SwapArea,
     SwapOperation, Userfault,
@@ -49,9 +51,11 @@ pub struct Setup {
 impl Setup {
     /// The machine of a seed.
     pub(super) fn random(rng: &mut Rng, cpus: u16) -> Self {
-        let sizes = if cpus > 1 { [8, 12, 16] } else { [12, 24, 48] };
+        // A CPU keeps 16 to 42 free frames for itself, or none: a 64th of the memory divided by the
+        // CPUs that are online.
+        let sizes = if cpus > 1 { &[8, 12, 16, 32][..] } else { &[12, 24, 48] };
         Self {
-            memory: rng.one(&sizes) << 20,
+            memory: rng.one(sizes) << 20,
             cpus,
             huge_zero_page: rng.once_in(3),
             stable_pages: rng.once_in(2),
@@ -150,6 +154,13 @@ impl<'m, A: Walk> World<'m, A> {
             setup: *setup,
             free,
         }
+    }
+
+    /// A CPU goes offline, and comes back after `pause`. No thread is on it.
+    pub(super) fn replace_cpu(&self, cpu: Cpu, pause: Duration) {
+        self.memory.cpu_offline(cpu).expect("the CPU is online");
+        thread::sleep(pause);
+        self.memory.cpu_online(cpu).expect("the CPU has its records");
     }
 
     /// The process with this number, as long as the guard lives.
