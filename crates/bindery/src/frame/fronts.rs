@@ -229,13 +229,13 @@ impl<P: Platform> Frames<P> {
     /// of the memory divided by them. What a front holds above stays until it changes.
     pub(crate) fn share_fronts(&self, online: u32) {
         let share = self.total / 64 / u64::from(online.max(1));
-        let limit = u32::try_from(share).map_or(MOST_FRAMES, |share| share.min(MOST_FRAMES));
+        let limit = u32::try_from(share).unwrap_or(MOST_FRAMES);
         self.set_front_limit(if online == 0 || limit < LEAST_FRAMES { 0 } else { limit });
     }
 
-    /// Sets the limit of each front; 0 for no fronts.
+    /// Sets the limit of each front, up to [`MOST_FRAMES`]; 0 for no fronts.
     pub(crate) fn set_front_limit(&self, limit: u32) {
-        self.front_limit.store(limit, Relaxed);
+        self.front_limit.store(limit.min(MOST_FRAMES), Relaxed);
         self.publish_to_fronts(&self.lists.buddy.lock());
         if limit == 0 {
             self.drain_fronts(Order::PAGE);

@@ -21,7 +21,7 @@ use crate::events::{Events, RareEvents};
 use crate::folio::{FrameUsage, FrameView};
 use crate::frame::meta;
 use crate::frame::{
-    AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch, MAX_ORDER, MOST_FRAMES,
+    AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch, MAX_ORDER,
 };
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
@@ -378,7 +378,7 @@ impl<P: Platform> Memory<P> {
     /// The next CPU that comes or goes sets it again. For tests whose memory is small.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_front_limit(&self, frames: u32) {
-        self.frames.set_front_limit(frames.min(MOST_FRAMES));
+        self.frames.set_front_limit(frames);
     }
 
     /// The entries of a table.
