@@ -16,10 +16,13 @@ impl<P: Platform> Audit<'_, '_, P> {
         if frames.refused() != 0 {
             return Err(Violation::Refused(frames.refused()));
         }
+        let mut slabs = self.memory.slabs();
+        slabs.try_for_each(|slab| slab.check_magazines(frames)).map_err(Violation::FreeLists)?;
         let vmas = &self.memory.slab::<Vma>();
         let used = self.report.mappings + self.waiting.vmas;
-        if vmas.objects() != used {
-            return Err(Violation::LeakedMappings { allocated: vmas.objects(), used });
+        let allocated = vmas.objects(frames);
+        if allocated != used {
+            return Err(Violation::LeakedMappings { allocated, used });
         }
         let (mut result, mut slabs) = (Ok(()), 0);
         frames.for_each_block(|frame, order, kind| {

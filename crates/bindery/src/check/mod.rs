@@ -137,8 +137,9 @@ pub fn check_with_kernel<P: Platform>(
         audit.accounts(space)?;
     }
     audit.deferred()?;
-    let trees = (memory.slab::<TreeState>().objects(), spaces.len() as u64);
-    let groups = (memory.slab::<AnonGroup>().objects(), audit.groups + audit.waiting.groups);
+    let trees = (memory.slab::<TreeState>().objects(&memory.frames), spaces.len() as u64);
+    let groups =
+        (memory.slab::<AnonGroup>().objects(&memory.frames), audit.groups + audit.waiting.groups);
     for (allocated, used) in [groups, trees] {
         if allocated != used {
             return Err(Violation::LeakedGroups { allocated, used });
@@ -148,7 +149,7 @@ pub fn check_with_kernel<P: Platform>(
     for map in kernel {
         areas += audit.kernel_map(map)?;
     }
-    let allocated = memory.slab::<Area>().objects();
+    let allocated = memory.slab::<Area>().objects(&memory.frames);
     if allocated != areas {
         return Err(Violation::LeakedAreas { allocated, used: areas });
     }

@@ -37,11 +37,11 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             listed += self.mappers(object, spaces)?;
             object_pages += Self::commit(object)?;
         }
-        let allocated = memory.slab::<ObjectState>().objects();
+        let allocated = memory.slab::<ObjectState>().objects(&memory.frames);
         if allocated != used {
             return Err(Violation::LeakedObjects { allocated, used });
         }
-        let allocated = memory.slab::<Node>().objects();
+        let allocated = memory.slab::<Node>().objects(&memory.frames);
         if allocated != nodes {
             return Err(Violation::LeakedObjects { allocated, used: nodes });
         }

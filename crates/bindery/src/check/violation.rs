@@ -134,7 +134,7 @@ pub enum Violation {
     Leaked(Frame),
     /// A folio without mappings that is in no object still has an owner, which may be freed.
     StaleOwner(Frame),
-    /// The free lists contradict the frames' metadata.
+    /// The free lists, the fronts or the magazines of the CPUs contradict the frames' metadata.
     FreeLists(Frame),
     /// This number of frees, unmaps or releases was refused, because they had nothing to free.
     Refused(u64),

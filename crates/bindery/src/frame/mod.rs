@@ -9,6 +9,7 @@
 //! | `batch` | frames that are freed together |
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
+//! | `magazine` | free objects that each CPU keeps for itself |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
 //! [`Frames`] puts them together. Nothing here sleeps. The free lists have one spin lock, which is
@@ -28,6 +29,9 @@ mod front;
 mod fronts;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
+mod magazine;
+#[cfg(all(test, loom))]
+mod magazine_loom_model;
 pub(crate) mod meta;
 pub(crate) mod pending;
 mod range;
@@ -53,6 +57,7 @@ use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
 pub(crate) use front::{Front, MOST_FRAMES};
+pub(crate) use magazine::Magazines;
 pub use range::FrameRange;
 
 /// The reason why the ranges of memory cannot be used.
@@ -116,6 +121,8 @@ pub(crate) struct Frames<P: Platform> {
     /// The maximum of frames in each front; 0 for no fronts.
     front_limit: AtomicU32,
     drains: Drains<P>,
+    /// The free objects that each CPU keeps for itself.
+    magazines: CpuTable<Magazines<P>>,
     /// Each allocation writes it, so no line that is only read has a part of it.
     lists: CachePadded<Lists<P>>,
     #[cfg(any(test, feature = "testing"))]
@@ -199,6 +206,7 @@ impl<P: Platform> Frames<P> {
             fronts: CpuTable::new(),
             front_limit: AtomicU32::new(0),
             drains: Drains::new(),
+            magazines: CpuTable::new(),
             lists: CachePadded::new(Lists {
                 free: AtomicU64::new(total),
                 taken: AtomicU64::new(0),
@@ -214,6 +222,11 @@ impl<P: Platform> Frames<P> {
     #[inline]
     pub(crate) fn platform(&self) -> &P {
         &self.platform
+    }
+
+    /// The magazines of each CPU.
+    pub(crate) fn magazines(&self) -> &CpuTable<Magazines<P>> {
+        &self.magazines
     }
 
     /// The metadata of a frame in the span: one that this allocator has allocated, or for which

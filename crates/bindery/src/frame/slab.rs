@@ -5,16 +5,18 @@
 //!                        ^ number of the frame
 //! ```
 //!
-//! Rounding an object's address down to a page gives the header, which names the frame. The frame's
-//! metadata has the rest, in `word`: the first free slot (low 16 bits, all ones for none), the
-//! number of slots that were ever used (next 16), so that a new frame need not be threaded, and the
-//! number of objects in use (next 16). A free slot begins with the number of the next free one.
+//! Rounding an object's address down to a page gives the header, which names the frame, and has the
+//! places of the slots for code that does not know the type of the objects. The frame's metadata has
+//! the rest, in `word`: the first free slot (low 16 bits, all ones for none), the number of slots
+//! that were ever used (next 16), so that a new frame need not be threaded, and the number of objects
+//! in use (next 16). A free slot begins with the number of the next free one.
 //! Frames with both room and objects are on a list through `next` and `previous`. Full frames are
 //! on none. One empty frame is kept as a spare, and others are freed. More are kept if a caller has
 //! asked for them beforehand ([`Slab::stock`]).
 //!
 //! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is taken
-//! below it.
+//! below it. In front of slabs of the kinds that most calls allocate, each CPU has a magazine of free
+//! objects ([`super::magazine`]), whose lock is taken above it.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -22,11 +24,12 @@ use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::magazine::MAGAZINES;
 use super::meta::{FrameMeta, Kind, NONE};
 use super::{AllocateFor, Frames};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::platform::Platform;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The largest object, in bytes: at least three fit in a frame.
 pub(crate) const MAX_OBJECT: usize = 1024;
@@ -34,6 +37,16 @@ pub(crate) const MAX_OBJECT: usize = 1024;
 /// The first bytes of a slab's frame.
 struct Header {
     frame: u32,
+    shape: Shape,
+}
+
+/// The places of the slots in a frame.
+#[derive(Clone, Copy)]
+struct Shape {
+    first: u16,
+    size: u16,
+    /// The number of slots.
+    count: u16,
 }
 
 /// The frame in which an object of a slab lies. Only the address of `object` counts: a pointer made
@@ -74,19 +87,30 @@ const NO_SLOT: u16 = u16::MAX;
 /// It does not free its objects or its spare frame when it is dropped, since it cannot reach the
 /// platform then: free all objects and call [`Slab::trim`] before. It is the same in memory for all
 /// types of objects.
-#[repr(transparent)]
+// Two lines, and no more: a larger array of slabs would come before the frames in `Memory`, and each
+// fault would add their offset.
+#[repr(C, align(128))]
 pub(crate) struct Slab<T, P: Platform> {
-    lists: Mutex<P::SpinLock, Lists>,
+    /// The place of the slab's magazine among those of a CPU.
+    pub(super) place: usize,
+    lists: Line<Mutex<P::SpinLock, Lists>>,
     /// Objects are reached only through the pointers that were handed out.
     objects: PhantomData<fn(T) -> T>,
 }
 
-struct Lists {
+/// A value that each use writes, on a line without anything that is only read.
+#[repr(align(64))]
+struct Line<T>(T);
+
+pub(super) struct Lists {
     /// The first of the frames with room and objects.
     partial: u32,
     /// The first of the frames without objects.
     spare: u32,
-    objects: u64,
+    /// The allocations that drain the magazines now.
+    pub(super) drains: u32,
+    /// Slots in magazines included.
+    pub(super) objects: u64,
     frames: u64,
 }
 
@@ -114,6 +138,16 @@ impl Slots {
     }
 }
 
+impl Lists {
+    const EMPTY: Self = Self { partial: NONE, spare: NONE, drains: 0, objects: 0, frames: 0 };
+
+    /// Whether a frame has both room and objects.
+    #[inline]
+    pub(super) fn has_partial(&self) -> bool {
+        self.partial != NONE
+    }
+}
+
 impl<T, P: Platform> Slab<T, P> {
     /// Slots are aligned for the object and for the number in a free one.
     const ALIGN: usize =
@@ -131,12 +165,24 @@ impl<T, P: Platform> Slab<T, P> {
         ((PAGE_SIZE as usize - Self::FIRST) / Self::SLOT) as u16
     };
 
-    /// A slab without objects and frames.
+    const SHAPE: Shape =
+        Shape { first: Self::FIRST as u16, size: Self::SLOT as u16, count: Self::PER_FRAME };
+
+    /// A slab without objects, frames and magazines.
     pub(crate) const fn new() -> Self {
-        Self {
-            lists: Mutex::new(Lists { partial: NONE, spare: NONE, objects: 0, frames: 0 }),
-            objects: PhantomData,
-        }
+        Self::with_magazine(MAGAZINES)
+    }
+
+    /// A slab without objects and frames, whose magazines are those at `place` of each CPU. No other
+    /// slab uses that place with the same [`Frames`]. At [`MAGAZINES`] and above, the slab has no
+    /// magazines.
+    pub(crate) const fn with_magazine(place: usize) -> Self {
+        Self { place, lists: Line(Mutex::new(Lists::EMPTY)), objects: PhantomData }
+    }
+
+    #[inline(always)]
+    pub(super) fn lock(&self) -> MutexGuard<'_, P::SpinLock, Lists> {
+        self.lists.0.lock()
     }
 
     /// Moves `value` into memory of its own, where it stays until [`Slab::free`]. `None`, with
@@ -164,10 +210,20 @@ impl<T, P: Platform> Slab<T, P> {
         if frames.fails_on_purpose() {
             return None;
         }
-        let mut lists = self.lists.lock();
-        let frame = Self::frame_with_room(&mut lists, frames)?;
+        let slot = match self.magazine(frames) {
+            Some(magazine) => self.take_kept(frames, magazine),
+            None => Self::take(&mut self.lock(), frames),
+        };
+        let slot = if slot.is_some() { slot } else { self.take_after_drain(frames) };
+        Some(Reserved { slot: slot?.cast() })
+    }
+
+    /// Takes a slot of the lists; if need be of a new frame.
+    #[inline(always)]
+    pub(super) fn take(lists: &mut Lists, frames: &Frames<P>) -> Option<NonNull<u8>> {
+        let frame = Self::frame_with_room(lists, frames)?;
         lists.objects += 1;
-        Some(Reserved { slot: Self::take_slot(&mut lists, frames, frame).cast() })
+        Some(Self::take_slot(lists, frames, frame))
     }
 
     /// Takes back the memory of an object that was not needed. Does not sleep. O(1).
@@ -215,7 +271,7 @@ impl<T, P: Platform> Slab<T, P> {
         let header = frames.platform().direct_map(frame).cast::<Header>();
         // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
         // page (`Frames::new` checked it), and the frame is fresh from the allocator.
-        unsafe { header.write(Header { frame: frame.0 }) };
+        unsafe { header.write(Header { frame: frame.0, shape: Self::SHAPE }) };
         // For `frame_of`.
         let _ = header.as_ptr().expose_provenance();
     }
@@ -238,7 +294,7 @@ impl<T, P: Platform> Slab<T, P> {
             let frame = frames.allocate(Order::PAGE, AllocateFor::Use);
             let Some(frame) = frame else { return false };
             Self::make_empty(frames, frame);
-            let mut lists = self.lists.lock();
+            let mut lists = self.lock();
             frames.meta(frame).next.store(lists.spare, Relaxed);
             lists.spare = frame.0;
             lists.frames += 1;
@@ -275,7 +331,7 @@ impl<T, P: Platform> Slab<T, P> {
     ///
     /// 1. `object` came from [`Slab::allocate`] of this slab with the same `frames`, as that very
     ///    pointer or a copy (not through a reference to the object), and was not freed since.
-    /// 2. Nobody uses the object any more, and if it is not [`Send`], it was made on this CPU.
+    /// 2. The object is no longer used, and if it is not [`Send`], it was made on this CPU.
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, object: NonNull<T>) {
         // SAFETY: by 1 and 2 it is a live object that only this call has.
         unsafe { object.drop_in_place() };
@@ -289,61 +345,114 @@ impl<T, P: Platform> Slab<T, P> {
     /// 2. The slot has no object.
     #[inline]
     unsafe fn free_slot(&self, frames: &Frames<P>, object: NonNull<T>) {
-        let page = object.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
+        if let Some(magazine) = self.magazine(frames) {
+            // SAFETY: 1. and 2. as the caller promises.
+            return unsafe { self.keep(frames, magazine, object.cast()) };
+        }
+        // SAFETY: 1. and 2. as the caller promises.
+        let emptied =
+            unsafe { Self::put(&mut self.lock(), frames, object.cast(), Some(Self::SHAPE)) };
+        if let Some(frame) = emptied {
+            Self::free_frame(frames, frame);
+        }
+    }
+
+    /// Puts slots on the lists. Returns the first of the frames to be freed, which are linked by
+    /// `next`. A caller need not know the type of the objects ([`Shape`] is in the frames).
+    ///
+    /// # Safety
+    ///
+    /// As for `free_slot`, for each slot.
+    pub(super) unsafe fn put_all(&self, frames: &Frames<P>, slots: &[Option<NonNull<u8>>]) -> u32 {
+        let mut lists = self.lock();
+        let mut emptied = NONE;
+        for slot in slots.iter().flatten() {
+            // SAFETY: 1. and 2. as the caller promises.
+            if let Some(frame) = unsafe { Self::put(&mut lists, frames, *slot, None) } {
+                frames.meta(frame).next.store(emptied, Relaxed);
+                emptied = frame.0;
+            }
+        }
+        emptied
+    }
+
+    /// Puts a slot on its frame's list. A frame that becomes empty is kept as the spare, or returned
+    /// to be freed. Without `shape`, the frame's header tells it.
+    ///
+    /// # Safety
+    ///
+    /// As for `free_slot`.
+    #[inline(always)]
+    unsafe fn put(
+        lists: &mut Lists,
+        frames: &Frames<P>,
+        slot: NonNull<u8>,
+        shape: Option<Shape>,
+    ) -> Option<Frame> {
+        let page = slot.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
         // SAFETY: by 1 the object lies in a frame of this slab, which begins aligned to a page
         // with a header that does not change while the frame has objects.
-        let frame = Frame(unsafe { page.cast::<Header>().read() }.frame);
-        let offset = object.as_ptr().addr() - page.addr() - Self::FIRST;
-        let index = (offset / Self::SLOT) as u16;
+        let header = unsafe { &*page.cast::<Header>() };
+        let (frame, shape) = (Frame(header.frame), shape.unwrap_or(header.shape));
+        let offset = slot.as_ptr().addr() - page.addr() - usize::from(shape.first);
+        let index = (offset / usize::from(shape.size)) as u16;
         debug_assert_eq!(frames.meta(frame).kind(), Kind::Slab);
 
-        let mut lists = self.lists.lock();
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
         // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to us.
-        unsafe { Self::slot(frames, frame, index).cast::<u16>().write(slots.free) };
+        unsafe { slot.cast::<u16>().write(slots.free) };
         slots.free = index;
         slots.objects -= 1;
         slots.store(meta);
         lists.objects -= 1;
-        if slots.objects + 1 == Self::PER_FRAME {
-            Self::link(&mut lists, frames, frame);
+        if slots.objects + 1 == shape.count {
+            Self::link(lists, frames, frame);
         }
         if slots.objects > 0 {
-            return;
+            return None;
         }
-        Self::unlink(&mut lists, frames, frame);
+        Self::unlink(lists, frames, frame);
         if lists.spare == NONE {
             lists.spare = frame.0;
-            return;
+            return None;
         }
         lists.frames -= 1;
-        drop(lists);
-        // SAFETY: 1. the slab allocated the frame and has just taken it out of its lists; 2. none
+        Some(frame)
+    }
+
+    /// Frees the frames that [`Slab::put_all`] has returned.
+    pub(super) fn free_frames(frames: &Frames<P>, mut first: u32) {
+        while first != NONE {
+            let frame = Frame(first);
+            first = frames.meta(frame).next.load(Relaxed);
+            Self::free_frame(frames, frame);
+        }
+    }
+
+    /// Frees a frame that has just left the lists.
+    #[inline]
+    fn free_frame(frames: &Frames<P>, frame: Frame) {
+        // SAFETY: 1. the slab allocated the frame, and has just taken it out of its lists; 2. none
         // of its slots is in use.
         unsafe { frames.free(frame, Order::PAGE) };
     }
 
-    /// Returns the spare frames to the allocator.
+    /// Empties all magazines, and returns the spare frames to the allocator.
     pub(crate) fn trim(&self, frames: &Frames<P>) {
+        self.drain(frames);
         loop {
-            let mut lists = self.lists.lock();
+            let mut lists = self.lock();
             let Some(spare) = Self::take_spare(&mut lists, frames) else { return };
             lists.frames -= 1;
             drop(lists);
-            // SAFETY: as in `Slab::free`: a spare frame has no slot in use.
-            unsafe { frames.free(spare, Order::PAGE) };
+            Self::free_frame(frames, spare);
         }
-    }
-
-    /// How many objects live.
-    pub(crate) fn objects(&self) -> u64 {
-        self.lists.lock().objects
     }
 
     /// How many frames the slab has, spare ones included.
     pub(crate) fn frames(&self) -> u64 {
-        self.lists.lock().frames
+        self.lock().frames
     }
 
     /// The address of the slot.

@@ -15,7 +15,7 @@ use crate::cpu::{CpuTable, SLOTS_SIZE};
 use crate::deferred::LockedQueue;
 use crate::error::Error;
 use crate::frame::meta::{Kind, state_of};
-use crate::frame::{AllocateFor, Front};
+use crate::frame::{AllocateFor, Front, Magazines};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
 use crate::sync::Mutex;
 
@@ -50,18 +50,28 @@ impl<P: Platform> CpuRecord<P> {
 #[repr(C)]
 struct Block<P: Platform> {
     front: CachePadded<Front<P>>,
+    magazines: Magazines<P>,
     record: CachePadded<CpuRecord<P>>,
+}
+
+/// The order of the smallest block of frames that holds `bytes` bytes.
+const fn order_of(bytes: usize) -> Order {
+    Order(bytes.div_ceil(PAGE_SIZE as usize).next_power_of_two().ilog2() as u8)
 }
 
 impl<P: Platform> Block<P> {
     /// The block is not larger than 2^this frames.
     const ORDER: Order = {
         assert!(size_of::<Self>() <= 32 << 10, "the records of a CPU are too large");
-        Order(size_of::<Self>().div_ceil(PAGE_SIZE as usize).next_power_of_two().ilog2() as u8)
+        order_of(size_of::<Self>())
     };
 
     fn new() -> Self {
-        Self { front: CachePadded::new(Front::new()), record: CachePadded::new(CpuRecord::new()) }
+        Self {
+            front: CachePadded::new(Front::new()),
+            magazines: Magazines::new(),
+            record: CachePadded::new(CpuRecord::new()),
+        }
     }
 }
 
@@ -106,7 +116,7 @@ impl<P: Platform> Memory<P> {
     /// not call it. If one CPU is online, every CPU must be that enters a read section (obligation 4
     /// of [`Platform`]).
     ///
-    /// The records take at most 32 KiB for each CPU, and 4 KiB for all. They stay when the CPU goes
+    /// The records take at most 32 KiB for each CPU, and 8 KiB for all. They stay when the CPU goes
     /// offline, for the next time.
     ///
     /// Called on any CPU before the first read section of `cpu`.
@@ -180,6 +190,7 @@ impl<P: Platform> Memory<P> {
         self.collect_credit(&record.credit);
         self.frames.share_fronts(before - 1);
         self.frames.empty_front(cpu);
+        self.slabs().for_each(|slab| slab.empty_magazine(&self.frames, cpu));
         Ok(())
     }
 
@@ -192,17 +203,20 @@ impl<P: Platform> Memory<P> {
 
     /// Makes the records of a CPU that has none. The lock of all changes is held.
     fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord<P>> {
-        let (fronts, records) = (self.frames.fronts(), &self.cpus.records);
+        let (fronts, magazines) = (self.frames.fronts(), self.frames.magazines());
+        let records = &self.cpus.records;
         if !records.has_slots() {
-            const { assert!(2 * SLOTS_SIZE <= PAGE_SIZE as usize) };
-            let slots = self.take_for_records(Order::PAGE)?;
-            self.platform().zero(slots, 1);
+            const ORDER: Order = order_of(3 * SLOTS_SIZE);
+            let slots = self.take_for_records(ORDER)?;
+            self.platform().zero(slots, ORDER.pages());
             let slots = self.platform().direct_map(slots);
-            // SAFETY: 1. the frame was just allocated and zeroed, is aligned, is never freed, and
-            // has room for two tables; 2. the lock of all changes is held.
+            // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
+            // and aligned, are never freed, and have room for three tables; 2. the lock of all
+            // changes is held.
             unsafe {
                 fronts.give_slots(slots);
-                records.give_slots(slots.add(SLOTS_SIZE));
+                magazines.give_slots(slots.add(SLOTS_SIZE));
+                records.give_slots(slots.add(2 * SLOTS_SIZE));
             }
         }
         let block = self.take_for_records(Block::<P>::ORDER)?;
@@ -217,6 +231,7 @@ impl<P: Platform> Memory<P> {
         // has tested the number; 3. the lock of all changes is held.
         unsafe {
             fronts.enter(cpu, NonNull::from(&*block.front));
+            magazines.enter(cpu, NonNull::from(&block.magazines));
             records.enter(cpu, NonNull::from(&*block.record));
         }
         self.share_deferred_limit();

@@ -266,9 +266,12 @@ impl<P: Platform> Memory<P> {
     /// Context: spins. Complexity: constant.
     pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
         let first = self.frames.allocate(order, AllocateFor::Use).or_else(|| {
-            // The free frames of the CPUs may complete a block.
-            let may_join = self.frames.fronts().has_slots() && order <= MAX_ORDER;
-            may_join.then(|| self.frames.trim())?;
+            // The frames that CPUs keep, free or with free objects only, may complete a block.
+            if !self.frames.fronts().has_slots() || order > MAX_ORDER {
+                return None;
+            }
+            self.slabs().for_each(|slab| slab.trim(&self.frames));
+            self.frames.trim();
             self.frames.allocate(order, AllocateFor::Use)
         })?;
         let state = meta::state_of(meta::Kind::Embedder, order);

@@ -9,8 +9,6 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 
-use crossbeam_utils::CachePadded;
-
 use crate::frame::slab::Slab;
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -36,6 +34,38 @@ pub(crate) enum RecordKind {
 pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
 const KINDS: usize = RecordKind::UserfaultNotice as usize + 1;
 
+impl RecordKind {
+    const ALL: [Self; KINDS] = [
+        Self::Vma,
+        Self::AnonGroup,
+        Self::KernelArea,
+        Self::PageTable,
+        Self::CpuCounts,
+        Self::Object,
+        Self::PageIndexNode,
+        Self::PinCount,
+        Self::Userfault,
+        Self::UserfaultNotice,
+    ];
+
+    /// The slab of the kind. Kinds that calls and faults of one program allocate again and again
+    /// have magazines.
+    const fn new_slab<P: Platform>(self) -> Slab<Opaque, P> {
+        match self {
+            Self::Vma => Slab::with_magazine(0),
+            Self::AnonGroup => Slab::with_magazine(1),
+            Self::PageTable => Slab::with_magazine(2),
+            Self::PageIndexNode => Slab::with_magazine(3),
+            Self::KernelArea
+            | Self::CpuCounts
+            | Self::Object
+            | Self::PinCount
+            | Self::Userfault
+            | Self::UserfaultNotice => Slab::new(),
+        }
+    }
+}
+
 /// A type with a slab of its own.
 ///
 /// # Safety
@@ -48,12 +78,12 @@ pub(crate) unsafe trait Record: Sized {
 /// A record whose type only a layer above knows.
 pub(crate) struct Opaque;
 
-/// One slab for each kind, on lines of its own.
-pub(super) struct Slabs<P: Platform>([CachePadded<Slab<Opaque, P>>; KINDS]);
+/// One slab for each kind.
+pub(super) struct Slabs<P: Platform>([Slab<Opaque, P>; KINDS]);
 
 impl<P: Platform> Slabs<P> {
-    pub(super) const fn new() -> Self {
-        Self([const { CachePadded::new(Slab::new()) }; KINDS])
+    pub(super) fn new() -> Self {
+        Self(RecordKind::ALL.map(RecordKind::new_slab))
     }
 }
 
@@ -61,15 +91,16 @@ impl<P: Platform> Memory<P> {
     /// The slab of a type.
     #[inline(always)]
     pub(crate) fn slab<T: Record>(&self) -> &Slab<T, P> {
-        let slab = ptr::from_ref(&*self.slabs.0[T::KIND as usize]);
-        // SAFETY: a slab is its lists, whatever it holds (`repr(transparent)`). All records in this
-        // one came through this method, and by obligation 1 of `Record` they have this very type.
+        let slab = ptr::from_ref(&self.slabs.0[T::KIND as usize]);
+        // SAFETY: a slab is the same in memory whatever it holds (`repr(C)`, and no field is of the
+        // objects' type). All records in this one came through this method, and by obligation 1 of
+        // `Record` they have this very type.
         unsafe { &*slab.cast::<Slab<T, P>>() }
     }
 
     /// All slabs, for uses that need no type.
     pub(crate) fn slabs(&self) -> impl Iterator<Item = &Slab<Opaque, P>> {
-        self.slabs.0.iter().map(|slab| &**slab)
+        self.slabs.0.iter()
     }
 }
 

@@ -429,7 +429,7 @@ pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
 
 /// The number of anon groups, including those that wait to be freed.
 pub fn anon_groups<P: Platform>(memory: &Memory<P>) -> u64 {
-    memory.slab::<AnonGroup>().objects()
+    memory.slab::<AnonGroup>().objects(&memory.frames)
 }
 
 /// Runs `work` with the lock held of the folio that `page` belongs to. Panics if it belongs to

@@ -85,8 +85,7 @@ impl Drop for Machine {
 }
 
 // SAFETY: 1. the direct map is one allocation that lives as long as the machine; where a test tears
-// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. the tests
-// use CPUs 0 to 3.
+// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. the tests use CPUs 0 to 3.
 // 5. There is no kernel root.
 unsafe impl Platform for Machine {
     type Arch = X86_64;

@@ -73,7 +73,7 @@ impl World {
     fn finish(mut self) {
         self.clear();
         assert!(self.index.check());
-        assert_eq!((self.index.node_count(), self.slab.objects()), (0, 0));
+        assert_eq!((self.index.node_count(), self.slab.objects(&self.frames)), (0, 0));
         self.slab.trim(&self.frames);
         assert_all_free(&self.frames);
     }
@@ -156,7 +156,7 @@ fn pages_beyond_the_limit_are_refused() {
         assert_eq!(world.prepare(first, count), Err(NoMemory));
     }
     assert_eq!(world.prepare(PAGE_LIMIT, 0), Ok(()));
-    assert_eq!(world.slab.objects(), 0);
+    assert_eq!(world.slab.objects(&world.frames), 0);
     world.finish();
 }
 
@@ -243,7 +243,7 @@ fn running_out_of_memory_leaves_the_index_unchanged() {
             assert_eq!(world.frames.failed_on_purpose(), 1, "it stops at the first failure");
             assert!(world.index.check());
             assert_eq!((world.runs(), world.index.node_count()), (runs.clone(), nodes));
-            assert_eq!(world.slab.objects(), nodes);
+            assert_eq!(world.slab.objects(&world.frames), nodes);
         }
         world.finish();
     }

@@ -155,7 +155,7 @@ impl Pair {
         let index = &self.world.index;
         assert!(index.check());
         assert_eq!(index.node_count(), nodes_for(self.model.keys()));
-        assert_eq!(index.node_count(), self.world.slab.objects());
+        assert_eq!(index.node_count(), self.world.slab.objects(&self.world.frames));
         assert_eq!(index.get(page), self.model.get(&page).copied());
         let limit = end - page;
         let expected = match self.next_run(PageFlags::empty(), page, u64::MAX) {
