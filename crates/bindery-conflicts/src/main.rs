@@ -89,6 +89,9 @@ fn run_all(
     for space in &spaces {
         report_region("AddressSpace", &space.0);
     }
+    // One CPU freed the frames of the spaces before these. Without this, both CPUs would get runs
+    // that end within a line of the frames' metadata.
+    memory.collect();
     let sides = [0, 1].map(|number: u64| Side {
         number,
         space: &spaces[if has_own_spaces { number as usize } else { 0 }].0,
