@@ -321,9 +321,9 @@ impl<P: Platform> Batch<P> {
         }
         for records in self.records.iter_mut().filter(|records| records.count > 0) {
             let before = records.count;
-            // SAFETY: 1. The function came with the records. 2. The caller of `push` unlinked them:
-            // a VMA from the index and all lists, an anon group without VMAs and children, an area
-            // from the index of its map. The readers have left.
+            // SAFETY: 1. The function came with the records. 2. They were unlinked before
+            // (obligation 2 of `push`): a VMA from the index and all lists, an anon group without
+            // VMAs and children, an area from the index of its map. The readers have left.
             unsafe { (records.free)(records, memory, left) };
             left -= before - records.count;
         }

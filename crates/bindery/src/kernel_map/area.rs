@@ -321,7 +321,9 @@ impl<P: Platform> KernelMap<'_, P> {
             let allocate = || areas.allocate_with(&memory.frames, &make);
             area = area.or_else(allocate);
             if let Some(area) = area
-                && self.insert(area, &placement)
+                // SAFETY: 1. just made, or refused before; an area that no place was found for is
+                // freed below.
+                && unsafe { self.insert(area, &placement) }
             {
                 // SAFETY: 1. it was made busy.
                 return Ok(unsafe { Claim::new(area) });
@@ -349,8 +351,11 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Inserts the area at the lowest gap that satisfies `placement`.
-    fn insert(&self, area: NonNull<Area>, placement: &Placement) -> bool {
+    /// Inserts the area at the lowest gap that satisfies `placement`, and says whether there is one.
+    ///
+    /// # Safety
+    /// 1. The area came from the slab, is in no index, and if inserted, only a purge frees it.
+    unsafe fn insert(&self, area: NonNull<Area>, placement: &Placement) -> bool {
         let Placement { pages, align, congruent } = *placement;
         let shape = GapShape { len: (pages + 1) * PAGE_SIZE, align, congruent };
         let (low, high) = (self.arena.start().0, self.arena.end().0);
@@ -371,14 +376,14 @@ impl<P: Platform> KernelMap<'_, P> {
             return false;
         };
         freed.last_found = Some(LastFound { area, shape });
-        // SAFETY: 1. it is new, and only the caller frees it.
+        // SAFETY: 1. the caller's obligation 1.
         let place = unsafe { self.area(area) };
         place.start.store(start, Relaxed);
         place.end.store(start + shape.len, Relaxed);
         place.set_pages(pages);
-        // SAFETY: 1. The lock is held. 2. The area is new. 3. It is freed a grace period after a
-        // purge has taken it out. 4. The index is private to this module, which uses it with the
-        // lock held, in a read section, or in the purge; it has no spots.
+        // SAFETY: 1. The lock is held. 2. The caller's obligation 1. 3. It is freed a grace period
+        // after a purge has taken it out. 4. The index is private to this module, which uses it with
+        // the lock held, in a read section, or in the purge; it has no spots.
         unsafe { self.index.insert(area) };
         true
     }

@@ -144,7 +144,8 @@ impl<P: Platform> Memory<P> {
         let _change = self.cpus.change.lock();
         let record = match self.cpus.records.get(cpu) {
             Some(record) => record,
-            None => self.make_records(cpu).ok_or(Error::OutOfMemory)?,
+            // SAFETY: 1. tested above; 2. it is held.
+            None => unsafe { self.make_records(cpu) }.ok_or(Error::OutOfMemory)?,
         };
         if record.is_online.swap(true, Ordering::Relaxed) {
             return Err(Error::Busy);
@@ -201,8 +202,12 @@ impl<P: Platform> Memory<P> {
         self.cpus.online.load(Ordering::Relaxed)
     }
 
-    /// Makes the records of a CPU that has none. The lock of all changes is held.
-    fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord<P>> {
+    /// Makes the records of a CPU that has none.
+    ///
+    /// # Safety
+    /// 1. `cpu` is below [`MAX_CPUS`].
+    /// 2. The caller holds the lock of all changes.
+    unsafe fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord<P>> {
         let (fronts, magazines) = (self.frames.fronts(), self.frames.magazines());
         let records = &self.cpus.records;
         if !records.has_slots() {
@@ -211,8 +216,8 @@ impl<P: Platform> Memory<P> {
             self.platform().zero(slots, ORDER.pages());
             let slots = self.platform().direct_map(slots);
             // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
-            // and aligned, are never freed, and have room for three tables; 2. the lock of all
-            // changes is held.
+            // and aligned, are never freed, and have room for three tables; 2. the caller's
+            // obligation 2.
             unsafe {
                 fronts.give_slots(slots);
                 magazines.give_slots(slots.add(SLOTS_SIZE));
@@ -227,8 +232,8 @@ impl<P: Platform> Memory<P> {
             block.write(Block::new());
             block.as_ref()
         };
-        // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller
-        // has tested the number; 3. the lock of all changes is held.
+        // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's
+        // obligation 1; 3. its obligation 2.
         unsafe {
             fronts.enter(cpu, NonNull::from(&*block.front));
             magazines.enter(cpu, NonNull::from(&block.magazines));

@@ -178,8 +178,8 @@ impl InFlight {
     fn iter(&self) -> impl Iterator<Item = &Record> {
         let mut next = self.first;
         core::iter::from_fn(move || {
-            // SAFETY: records are in the list from `insert` to `take`, and live as long (the
-            // promise of `insert`'s callers). Their cells are used with the index lock held for
+            // SAFETY: records are in the list from `insert` to `take`, and live as long
+            // (obligation 1 of `insert`). Their cells are used with the index lock held for
             // writing, as `self` is.
             let record = unsafe { next?.as_ref() };
             next = record.next.get();

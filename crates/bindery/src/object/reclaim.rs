@@ -117,9 +117,12 @@ pub(crate) fn reclaim_folio<P: Platform>(
     let FolioOwner { owner, first } = lock.owner();
     let first = first.first();
     match owner {
-        Owner::File(object) => evict(memory, object.cast(), first, &lock, spare),
+        // SAFETY: 1. it is the owner of the locked folio.
+        Owner::File(object) => unsafe { evict(memory, object.cast(), first, &lock, spare) },
         Owner::Memory(object) if memory.has_room_in_swap() => {
-            send_to_swap(memory, object.cast(), Leaving::locked(lock, held, first), spare)
+            let leaving = Leaving::locked(lock, held, first);
+            // SAFETY: 1. it is the owner of the locked folio.
+            unsafe { send_to_swap(memory, object.cast(), leaving, spare) }
         }
         Owner::Memory(_) => ObjectFolio::NotReclaimable,
         Owner::Group(_) | Owner::None => ObjectFolio::Busy,
@@ -127,9 +130,12 @@ pub(crate) fn reclaim_folio<P: Platform>(
 }
 
 /// Swaps out a folio of shared memory.
+///
+/// # Safety
+/// 1. `object` owns the folio.
 // Not inlined: its lists take stack that folios of files do not need.
 #[inline(never)]
-fn send_to_swap<P: Platform>(
+unsafe fn send_to_swap<P: Platform>(
     memory: &Memory<P>,
     object: NonNull<ObjectState>,
     leaving: Leaving<'_, P>,
@@ -139,8 +145,8 @@ fn send_to_swap<P: Platform>(
     folios.push(leaving);
     let mut batch = OutBatch::new();
     let sent = {
-        // SAFETY: as in `evict`: the callee's last use of it comes before it releases the
-        // invalidate lock.
+        // SAFETY: as in `evict` (the caller's obligation 1): the callee's last use of it comes
+        // before it releases the invalidate lock.
         let object = unsafe { object.as_ref() };
         swap_out(memory, object, &mut folios, spare, &mut batch)
     };
@@ -181,16 +187,19 @@ pub fn frame_of_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Option<F
 }
 
 /// Drops the pages of a folio of `object`, whose first page belongs at `first`.
-fn evict<P: Platform>(
+///
+/// # Safety
+/// 1. `object` owns the folio.
+unsafe fn evict<P: Platform>(
     memory: &Memory<P>,
     object: NonNull<ObjectState>,
     first: u64,
     lock: &FolioLock<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    // SAFETY: the object owns the folio, whose lock is held: it lives until it has dropped the
-    // folio. Before it does, it waits for the invalidate lock, which is released after the last
-    // use.
+    // SAFETY: the object owns the folio (the caller's obligation 1), whose lock is held: it lives
+    // until it has dropped the folio. Before it does, it waits for the invalidate lock, which is
+    // released after the last use.
     let object = unsafe { object.as_ref() };
     let Some(alone) = object.invalidate_lock.try_write(memory.platform()) else {
         return ObjectFolio::Busy;

@@ -54,7 +54,8 @@ impl PageIndex {
                 Some(parent) => self.node_mut(parent).set_child(slot(page, level + 1), None),
                 None => (self.root, self.level) = (None, 0),
             }
-            self.free_node(link, nodes);
+            // SAFETY: 1. the link above it was just cleared; the path is not used again here.
+            unsafe { self.free_node(link, nodes) };
         }
         while let Some(root) = self.root
             && self.node(root).used == 1
@@ -62,7 +63,8 @@ impl PageIndex {
         {
             self.root = Some(child);
             self.level -= 1;
-            self.free_node(root, nodes);
+            // SAFETY: 1. its child took its place.
+            unsafe { self.free_node(root, nodes) };
         }
     }
 
@@ -73,11 +75,14 @@ impl PageIndex {
         Some(Link(node))
     }
 
-    /// Frees a node that is no longer linked.
-    fn free_node<P: Platform>(&mut self, link: Link, nodes: &Nodes<'_, P>) {
+    /// Frees a node.
+    ///
+    /// # Safety
+    /// 1. No node links it any more, nor is it the root, and the caller does not use `link` again.
+    unsafe fn free_node<P: Platform>(&mut self, link: Link, nodes: &Nodes<'_, P>) {
         // SAFETY: 1. `new_node` got this pointer from the slab, which is the same by obligation 1
         // of `Nodes::new`, and nodes are freed only here, after they have left the tree. 2. The
-        // only link to it was the caller's, and nodes are `Send`.
+        // caller's obligation 1; nodes are `Send`.
         unsafe { nodes.slab.free(nodes.frames, link.0) };
         self.nodes -= 1;
     }
