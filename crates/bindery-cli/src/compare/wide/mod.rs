@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::counts::{Counter, Counts};
-use super::guests::Repeat;
+use super::guests::{Kernel, Repeat};
 use super::interpreter::{self, Program, machines};
 use super::measure::{self, Plan};
 use super::results::Comparison;
@@ -32,7 +32,9 @@ several times in a row, with folios of 4 KiB, 64 KiB and 2 MiB.
 Examples
   bindery compare wide
   bindery compare wide --arch x86-64 --json wide.json
-  bindery compare wide --only swap             the operations of no workload that are named so";
+  bindery compare wide --only swap             the operations of no workload that are named so
+  bindery compare wide --profile 'MADV_FREE of 1 MiB' --arch x86-64
+                                               the hottest functions of one";
 
 /// Compare every operation there is with Linux, in one table sorted by ratio
 #[derive(clap::Args)]
@@ -49,6 +51,11 @@ pub struct Arguments {
     /// Write all operations to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Show instead which functions of Bindery's kernel execute the instructions of an operation of
+    /// no workload, with folios of 4 KiB
+    #[arg(long, value_name = "OPERATION", conflicts_with_all = ["only", "json"])]
+    profile: Option<String>,
 }
 
 /// An operation with fewer instructions is none: it left no work for the kernel.
@@ -75,6 +82,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         [] => Architecture::ALL.to_vec(),
         chosen => chosen.to_vec(),
     };
+    if let Some(name) = &arguments.profile {
+        return profile(name, &architectures);
+    }
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut all = Vec::new();
     for architecture in architectures {
@@ -89,6 +99,27 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     }
     if let Some(file) = file {
         file.write(&all)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the instructions of our kernel in the last step of an operation, by function.
+fn profile(name: &str, architectures: &[Architecture]) -> Result<ExitCode, Problem> {
+    let steps_of = |case: Case| {
+        let last = case.names.iter().rposition(|step| *step == Some(name))?;
+        Some((last, case.steps))
+    };
+    let Some((last, steps)) = cases::all().into_iter().find_map(steps_of) else {
+        return Err(Problem::Wrong(format!("{name:?} is no operation of `compare wide --only`")));
+    };
+    let program = Program { seed: 0, folio: FolioSize::BASE, steps };
+    for &architecture in architectures {
+        let (bench, _) = interpreter::prepare(architecture)?;
+        let kernel = super::ours(architecture)?;
+        let Kernel::Bindery { symbols, .. } = &kernel else { continue };
+        let lines = bench.profile(&kernel, &program, last)?;
+        let table = super::profile::table(&lines, symbols)?;
+        show(&format!("\n{name}, folios of {}, {architecture}\n\n{table}\n", program.folio))?;
     }
     Ok(ExitCode::SUCCESS)
 }
