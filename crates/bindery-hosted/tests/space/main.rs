@@ -25,6 +25,7 @@ mod protection_keys;
 mod reap;
 mod refusal;
 mod remap_file_pages;
+mod scattered;
 mod scene;
 mod secret;
 mod segments;

@@ -147,6 +147,9 @@ impl Arch for AArch64 {
         if equal.contains(Equal::SOFT_DIRTY) {
             mask |= SOFT_DIRTY;
         }
+        if equal.contains(Equal::ANY_FRAMES) {
+            mask &= !FRAME_MASK;
+        }
         mask
     }
 

@@ -96,6 +96,8 @@ bitflags! {
         const WRITABLE = 1 << 0;
         /// The soft-dirty bit.
         const SOFT_DIRTY = 1 << 1;
+        /// Only attributes count: the frames may be any.
+        const ANY_FRAMES = 1 << 2;
     }
 }
 
@@ -299,7 +301,8 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     fn attributes(entry: Entry) -> Attributes;
 
     /// The bits in which the neighbors of one run must agree (after [`Arch::STEP`] per entry):
-    /// never accessed and dirty; writable and soft-dirty only if `equal` contains them.
+    /// never accessed and dirty; writable and soft-dirty only if `equal` contains them; not the frame
+    /// with [`Equal::ANY_FRAMES`].
     fn compare_mask(equal: Equal) -> u64;
 
     /// `into` with the accessed and dirty state of a run of leaves merged in: `any` has the bits

@@ -137,6 +137,9 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
         if equal.contains(Equal::SOFT_DIRTY) {
             mask |= SOFT_DIRTY;
         }
+        if equal.contains(Equal::ANY_FRAMES) {
+            mask &= !FRAME_MASK;
+        }
         mask
     }
 

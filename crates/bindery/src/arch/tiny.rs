@@ -119,6 +119,9 @@ impl Arch for Tiny {
         if equal.contains(Equal::SOFT_DIRTY) {
             mask |= SOFT_DIRTY;
         }
+        if equal.contains(Equal::ANY_FRAMES) {
+            mask &= !FRAME_MASK;
+        }
         mask
     }
 

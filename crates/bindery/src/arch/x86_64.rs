@@ -119,6 +119,9 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         if equal.contains(Equal::SOFT_DIRTY) {
             mask |= SOFT_DIRTY;
         }
+        if equal.contains(Equal::ANY_FRAMES) {
+            mask &= !FRAME_MASK;
+        }
         mask
     }
 

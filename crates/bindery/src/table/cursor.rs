@@ -321,8 +321,11 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     let (at, what) = (VirtAddr(self.at), What::Leaf(single));
                     return Some(Run { at, node, index, count: 1, what });
                 }
-                let frame = P::Arch::frame(single);
-                let (limit, step) = page_table.memory.folio_limit(frame, limit);
+                let (limit, step) = if equal.contains(Equal::ANY_FRAMES) {
+                    (limit, 0)
+                } else {
+                    page_table.memory.folio_limit(P::Arch::frame(single), limit)
+                };
                 let entries = &slots[index.slots(limit)];
                 let (mut count, first) = P::Arch::match_leaves(entries, index, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {

@@ -16,7 +16,8 @@ pub(crate) enum What {
     /// One entry that names this table; the operation's range covers all of its span.
     Table(Frame),
     /// Leaves of consecutive frames with the same attributes: the first without the contiguous bit,
-    /// with accessed and dirty of them all.
+    /// with accessed and dirty of them all. With [`Equal::ANY_FRAMES`] only the attributes are those
+    /// of all.
     Leaf(Entry),
     /// Consecutive swap slots, consecutive `PROT_NONE` pages or equal markers: the first.
     Absent(Entry),

@@ -1,13 +1,15 @@
 //! `mprotect`: leaves get other permissions, and become `PROT_NONE` entries and leaves again.
 
 use crate::addr::{Frame, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Permissions, ProtectionKey};
+use crate::arch::{
+    Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Level, Permissions, ProtectionKey,
+};
 use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::super::leaf::user_attributes;
-use super::super::run::{Run, What};
+use super::super::run::{self, Run, What};
 use super::{Change, NoMemory, PageTable};
 
 /// The pages that may become writable at once, if the mapping allows stores. The next store to any
@@ -53,14 +55,16 @@ impl<P: Platform> PageTable<'_, P> {
         policy: &EntryPolicy,
         gather: &mut Gather,
     ) -> Result<(), NoMemory> {
-        let equal = match policy.watched {
+        let mut equal = match policy.watched {
             Watched::No => Equal::WRITABLE,
             Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
         };
+        // Memory that becomes executable is synchronized folio by folio.
+        equal.set(Equal::ANY_FRAMES, !policy.permissions.contains(Permissions::EXECUTE));
         let allows = policy.permissions.intersects(Permissions::ACCESS);
         let rewritten = self.rewrite(range, equal, gather, |run| match run.what {
             What::Leaf(_) if !allows => Change::Hide,
-            What::Leaf(first) => permit(self.memory, run, first, policy),
+            What::Leaf(first) => permit(self, run, first, policy),
             What::Absent(first) if allows => reveal(self.memory, run, first, policy),
             What::Absent(_) | What::Empty | What::Table(_) => Change::Keep,
         });
@@ -72,7 +76,7 @@ impl<P: Platform> PageTable<'_, P> {
 /// in whether they may become writable.
 #[inline(always)]
 fn permit<P: Platform>(
-    memory: &Memory<P>,
+    page_table: &PageTable<'_, P>,
     run: &mut Run<P::Arch>,
     first: Entry,
     policy: &EntryPolicy,
@@ -82,7 +86,15 @@ fn permit<P: Platform>(
         attributes.userfault || policy.watched == Watched::SoftDirty && !attributes.soft_dirty;
     let mut allowed = policy.permissions;
     if allowed.contains(Permissions::WRITE) {
-        let writable = !noticed && is_writable(memory, run, P::Arch::frame(first), policy);
+        let writable = !noticed
+            && match policy.writable {
+                Writable::Exclusive if run.node.level == Level::PTE => {
+                    are_exclusive(page_table, run)
+                }
+                Writable::Exclusive | Writable::All | Writable::Noticed => {
+                    is_writable(page_table.memory, run, P::Arch::frame(first), policy)
+                }
+            };
         allowed.set(Permissions::WRITE, writable);
     }
     Change::Permit(user_attributes(allowed, policy.key))
@@ -133,4 +145,38 @@ fn is_writable<P: Platform>(
     }
     run.count = found.count;
     found.exclusive
+}
+
+/// Whether the pages of the run of level-1 leaves, which may map any frames, are exclusive. Shortens
+/// the run to those for which the answer is the same. Zero pages have no owner.
+#[inline(always)]
+fn are_exclusive<P: Platform>(page_table: &PageTable<'_, P>, run: &mut Run<P::Arch>) -> bool {
+    let frames = &page_table.memory.frames;
+    let entries = page_table.slots_of(run);
+    let frame_at = |number: u32| {
+        let entry = run::load(entries, EntryIndex::new(number));
+        P::Arch::frame(P::Arch::clear_contig(entry, run.index + number))
+    };
+    let mut answer = None;
+    let mut number = 0;
+    while number < run.count {
+        let frame = frame_at(number);
+        let (exclusive, count) = match frames.folio_of(frame) {
+            None => (false, 1),
+            Some(folio) => {
+                let within = frame.0 - folio.head.0;
+                let most = (run.count - number).min(folio.pages() - within);
+                let next = |ahead: &u32| frame_at(number + ahead) == frame.plus(*ahead);
+                let alike = 1 + (1..most).take_while(next).count() as u32;
+                let found = frames.folio(folio).exclusive().run(within, alike);
+                (found.exclusive, found.count.max(1))
+            }
+        };
+        if *answer.get_or_insert(exclusive) != exclusive {
+            break;
+        }
+        number += count;
+    }
+    run.count = number;
+    answer.unwrap_or(false)
 }
