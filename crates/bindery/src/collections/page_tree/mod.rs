@@ -230,8 +230,15 @@ impl PageIndex {
                     continue;
                 }
                 let frame = frame_in(word);
-                let most = cut(frame).min(end - page);
-                let count = if most > 1 { self.length(page, frame, any, page + most) } else { 1 };
+                // Most pages are folios of their own: the next one often shows it.
+                let next = words.get(slot(page, 0) + 1);
+                let count = match next.is_some_and(|next| frame_in(*next) != frame.plus(1)) {
+                    true => 1,
+                    false => match cut(frame).min(end - page) {
+                        0 | 1 => 1,
+                        most => self.length(page, frame, any, page + most),
+                    },
+                };
                 let run = PageRun { page, frame, count };
                 page += u64::from(count);
                 if !put(run) {

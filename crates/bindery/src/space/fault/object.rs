@@ -1,9 +1,11 @@
 //! Faults on mappings of objects: shared memory and files.
 
+use core::sync::atomic::{Ordering, fence};
+
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, Kind, Level, Permissions};
+use crate::arch::{Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::collections::page_tree::PageRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
@@ -88,10 +90,14 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             from = pages::resident_runs(memory, object, PageRange { first: from, end }, &mut runs);
             let next = match runs.as_slice() {
                 [] => continue,
-                [run] => self.map_frames(origin.range_of(run), run.frame, attributes)?,
-                runs => self.map_runs(origin, runs, attributes, self.page)?,
+                [run] => {
+                    let range = origin.range_of(run);
+                    let next = self.map_frames(range, run.frame, attributes)?;
+                    if range.contains(self.page) { next } else { continue }
+                }
+                runs => self.map_runs(&Runs { origin, runs, page: self.page }, attributes)?,
             };
-            if runs.iter().any(|run| origin.range_of(run).contains(self.page)) {
+            if !matches!(next, Next::Again) {
                 mapped = next;
             }
         }
@@ -178,7 +184,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         }
         let run = PageRun { page: 0, frame: first, count: range.pages() as u32 };
         let origin = Origin { start: range.start(), page: 0 };
-        self.map_runs(origin, &[run], attributes, range.start())
+        self.map_runs(&Runs { origin, runs: &[run], page: range.start() }, attributes)
     }
 
     /// Maps all of `folio` by one huge entry; `None` if there is a table already.
@@ -215,23 +221,16 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(Some(Ok(Next::Done(Resolved::Mapped(range)))))
     }
 
-    /// Maps `runs`, each of one folio, wherever the entry of a page is empty. They rise, and lie
-    /// under one entry of level 2: their table is found and locked once. Returns the result for the
-    /// run with `page`. Any other run is left out if its folio has no room for more mappings.
-    fn map_runs(
-        &self,
-        origin: Origin,
-        runs: &[PageRun],
-        attributes: Attributes,
-        page: VirtAddr,
-    ) -> Stepped {
-        let memory = self.memory();
-        let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
+    /// Maps `runs` wherever the entry of a page is empty. They lie under one entry of level 2: their
+    /// table is found and locked once. Returns the result for the run with the page of the fault. Any
+    /// other run is left out if its folio has no room for more mappings.
+    fn map_runs(&self, runs: &Runs<'_>, attributes: Attributes) -> Stepped {
+        let Runs { origin, runs: all, .. } = *runs;
+        let (Some(first), Some(last)) = (all.first(), all.last()) else {
             return Ok(Next::Again);
         };
-        for run in runs {
-            let folio = memory.frames.folio_of(run.frame).ok_or(FaultError::Bus)?;
-            memory.before_execution(attributes.permissions, folio);
+        for run in all {
+            self.memory().before_execution_of(attributes.permissions, run.frame);
         }
         let start = origin.range_of(first).start();
         let whole = VirtRange::raw(start.0, origin.range_of(last).end().0);
@@ -243,34 +242,73 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                 return Ok(Ok(Next::Again));
             }
             let table = cursor.table_at(start, Level::PTE, pool)?;
-            let mut mapped = Ok(Next::Again);
-            for run in runs {
-                let range = origin.range_of(run);
-                let next = self.fill_run(range, (run.frame, attributes), table, &mut cursor.counts);
-                if range.contains(page) {
-                    mapped = next;
-                }
-            }
-            Ok::<_, NoMemory>(mapped)
+            Ok::<_, NoMemory>(self.fill_runs(runs, attributes, table, &mut cursor.counts))
         });
         Ok(mapped??)
     }
 
-    /// Fills the empty entries of `range` in `table`, which is locked, with pages of one folio from
-    /// that at `frame` on.
-    fn fill_run(
+    /// Fills the empty entries of `runs` in `table`, which is locked.
+    #[inline(always)]
+    fn fill_runs(
         &self,
-        range: VirtRange,
-        (frame, attributes): (Frame, Attributes),
+        runs: &Runs<'_>,
+        attributes: Attributes,
         table: Frame,
         counts: &mut Counts,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
-        let folio = frames.folio_of(frame).ok_or(FaultError::Bus)?;
-        let first = P::Arch::page_entry(frame, Level::PTE, attributes);
-        let begin = P::Arch::PTE.index_of(range.start());
-        let end = begin + range.pages() as u32;
-        let owner = frames.folio(folio).owner_kind();
+        let slots = page_table.slots(table);
+        // Of frame 0: that of any other is one multiplication away.
+        let template = P::Arch::page_entry(Frame(0), Level::PTE, attributes);
+        let faulted = runs.page_of_fault();
+        let mut mapped = Ok(Next::Again);
+        let (mut read, mut filled) = (0, 0);
+        // A CPU that sees a leaf must see what was written to its page before.
+        fence(Ordering::Release);
+        for run in runs.runs {
+            let range = runs.origin.range_of(run);
+            let index = P::Arch::PTE.index_of(range.start());
+            let entry = P::Arch::nth_page(template, run.frame.0);
+            read += u64::from(run.count == 1);
+            let result = match frames.folio_of(run.frame) {
+                None => Err(FaultError::Bus),
+                Some(folio) if run.count > 1 => {
+                    self.fill_run((index, run.count), (folio, entry), table, counts)
+                }
+                Some(_) if !run::load(slots, index).is_empty() => Ok(()),
+                Some(folio) => match frames.folio(folio).map(1) {
+                    Ok(()) => {
+                        slots[index.slot()].store(entry.0, Ordering::Relaxed);
+                        counts.mapped(frames.folio(folio).owner_kind(), 1);
+                        filled += 1;
+                        Ok(())
+                    }
+                    Err(_) => Err(FaultError::OutOfMemory),
+                },
+            };
+            if faulted.wrapping_sub(run.page) < u64::from(run.count) {
+                mapped = result.map(|()| Next::Done(Resolved::Mapped(range)));
+            }
+        }
+        page_table.change_entry_count(table, filled, 0);
+        counts.folios_touched += u64::from(filled);
+        counts.entries_written += u64::from(filled);
+        counts.entries_read += read;
+        mapped
+    }
+
+    /// Fills the empty ones of `count` entries from `begin` on in `table`, which is locked, with
+    /// pages of one folio, the first by `entry`.
+    fn fill_run(
+        &self,
+        (begin, count): (EntryIndex, u32),
+        (folio, first): (Folio, Entry),
+        table: Frame,
+        counts: &mut Counts,
+    ) -> Result<(), FaultError> {
+        let (folio, page_table) = (self.memory().frames.folio(folio), self.page_table());
+        let owner = folio.owner_kind();
+        let end = begin + count;
         let mut at = begin;
         while at < end {
             let vacant = run::count_empty(&page_table.slots(table)[at.slots(end - at)]);
@@ -279,15 +317,14 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                 at += 1;
                 continue;
             }
-            frames.folio(folio).map(vacant).map_err(|_| FaultError::OutOfMemory)?;
+            folio.map(vacant).map_err(|_| FaultError::OutOfMemory)?;
             counts.folios_touched += 1;
             counts.mapped(owner, vacant);
-            let entry = P::Arch::nth_page(first, at - begin);
-            page_table.fill(table, at, entry, vacant);
+            page_table.fill(table, at, P::Arch::nth_page(first, at - begin), vacant);
             counts.entries_written += u64::from(vacant);
             at += vacant;
         }
-        Ok(Next::Done(Resolved::Mapped(range)))
+        Ok(())
     }
 
     /// Maps a copy of the object's page, which is the program's own.
@@ -329,6 +366,24 @@ impl Origin {
     fn range_of(self, run: &PageRun) -> VirtRange {
         let start = self.start.0 + ((run.page - self.page) << PAGE_SHIFT);
         VirtRange::raw(start, start + (u64::from(run.count) << PAGE_SHIFT))
+    }
+}
+
+/// Runs of pages, each of one folio, that a fault maps, in ascending order.
+#[derive(Clone, Copy)]
+struct Runs<'r> {
+    origin: Origin,
+    runs: &'r [PageRun],
+    /// The page of the fault.
+    page: VirtAddr,
+}
+
+impl Runs<'_> {
+    /// The number of the page of the fault.
+    #[inline]
+    fn page_of_fault(&self) -> u64 {
+        let Origin { start, page } = self.origin;
+        page.wrapping_add(self.page.0.wrapping_sub(start.0) >> PAGE_SHIFT)
     }
 }
 
