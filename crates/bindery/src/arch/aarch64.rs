@@ -195,6 +195,12 @@ impl Arch for AArch64 {
     }
 
     #[inline]
+    fn mark_clean(entry: Entry) -> Entry {
+        // Without DBM, AP[2] is set already.
+        Entry((entry.0 | READ_ONLY) & !SAVED_DIRTY)
+    }
+
+    #[inline]
     fn is_contig(entry: Entry) -> bool {
         entry.0 & CONTIGUOUS != 0
     }

@@ -334,6 +334,9 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// run stays one if all of its leaves are changed.
     fn mark_unused(entry: Entry) -> Entry;
 
+    /// The leaf with its dirty state cleared. Takes an entry as [`Arch::mark_unused`] does.
+    fn mark_clean(entry: Entry) -> Entry;
+
     /// Whether the leaf belongs to a contiguous run. Takes an entry as it is in memory.
     #[inline]
     fn is_contig(_entry: Entry) -> bool {

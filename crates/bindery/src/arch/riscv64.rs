@@ -180,6 +180,11 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
+    fn mark_clean(entry: Entry) -> Entry {
+        Entry(entry.0 & !DIRTY)
+    }
+
+    #[inline]
     fn is_contig(entry: Entry) -> bool {
         entry.0 & NAPOT != 0
     }

@@ -161,6 +161,11 @@ impl Arch for Tiny {
     }
 
     #[inline]
+    fn mark_clean(entry: Entry) -> Entry {
+        Entry(entry.0 & !DIRTY)
+    }
+
+    #[inline]
     fn is_contig(entry: Entry) -> bool {
         entry.0 & CONTIGUOUS != 0
     }

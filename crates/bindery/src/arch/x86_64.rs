@@ -166,6 +166,11 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     }
 
     #[inline]
+    fn mark_clean(entry: Entry) -> Entry {
+        Entry(entry.0 & !(DIRTY | SAVED_DIRTY))
+    }
+
+    #[inline]
     fn memory_type(memory: MemoryType) -> Option<u64> {
         Some(memory_bits(memory))
     }

@@ -281,6 +281,10 @@ fn a_change_of_one_attribute_leaves_the_others_alone<A: Arch>() {
         assert_eq!(A::make_writable(entry, Write::Later), page::<A>(writable));
         assert_eq!(A::make_writable(entry, Write::Now), page::<A>(written));
         assert_eq!(A::mark_accessed(entry), page::<A>(accessed));
+        let (unused, clean) =
+            (Attributes { accessed: false, ..old }, Attributes { dirty: false, ..old });
+        assert_eq!(A::mark_unused(entry), page::<A>(unused));
+        assert_eq!(A::mark_clean(entry), page::<A>(clean));
         // The round trip of a fork and the following fault.
         assert_eq!(A::make_writable(protected, Write::Later), page::<A>(writable));
     }

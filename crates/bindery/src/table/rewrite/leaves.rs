@@ -28,16 +28,16 @@ pub(super) fn clear_use<P: Platform>(
         UseBits::Accessed => {
             narrow_changed(cursor, run, gather, |raw, _| P::Arch::mark_unused(raw))
         }
-        UseBits::AccessedAndDirty | UseBits::SoftDirty | UseBits::Dirty => {
-            narrow_changed(cursor, run, gather, |raw, index| {
-                let contig = level == Level::PTE && P::Arch::is_contig(raw);
-                let leaf =
-                    if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
-                let attributes = bits.cleared_from(P::Arch::attributes(leaf));
-                let leaf = P::Arch::page_entry(P::Arch::frame(leaf), level, attributes);
-                if contig { P::Arch::set_contig(leaf, index) } else { leaf }
-            })
-        }
+        UseBits::AccessedAndDirty => narrow_changed(cursor, run, gather, |raw, _| {
+            P::Arch::mark_clean(P::Arch::mark_unused(raw))
+        }),
+        UseBits::SoftDirty | UseBits::Dirty => narrow_changed(cursor, run, gather, |raw, index| {
+            let contig = level == Level::PTE && P::Arch::is_contig(raw);
+            let leaf = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
+            let attributes = bits.cleared_from(P::Arch::attributes(leaf));
+            let leaf = P::Arch::page_entry(P::Arch::frame(leaf), level, attributes);
+            if contig { P::Arch::set_contig(leaf, index) } else { leaf }
+        }),
     }
 }
 

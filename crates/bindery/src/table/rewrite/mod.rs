@@ -19,14 +19,15 @@ pub(crate) mod protect;
 pub(crate) mod use_bits;
 pub(crate) mod write_protect;
 
-use crate::addr::VirtRange;
-use crate::arch::{Attributes, Equal, Level};
+use crate::addr::{Frame, VirtRange};
+use crate::arch::{Arch, Attributes, EntryIndex, Equal, Level};
+use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor};
 use super::locking::Depth;
-use super::run::{Run, What};
+use super::run::{self, Run, What};
 use super::zap::clear_absent;
 use super::{NoMemory, PageTable};
 
@@ -93,6 +94,39 @@ impl<P: Platform> PageTable<'_, P> {
             }
         }
         Ok(cleared)
+    }
+}
+
+/// Neighboring level-1 leaves that map consecutive pages of one folio.
+struct FolioPart {
+    /// `None`: the frame belongs to no folio, as that of the zero page.
+    folio: Option<Folio>,
+    /// The frame of the first page.
+    first: Frame,
+    /// The number of leaves.
+    count: u32,
+}
+
+impl<P: Platform> PageTable<'_, P> {
+    /// The part of a run of level-1 leaves, which may map any frames ([`Equal::ANY_FRAMES`]), that
+    /// begins with its leaf `number` and maps one folio.
+    #[inline(always)]
+    fn folio_part(&self, run: &Run<P::Arch>, number: u32) -> FolioPart {
+        let frames = &self.memory.frames;
+        let entries = self.slots_of(run);
+        let frame_at = |number: u32| {
+            let entry = run::load(entries, EntryIndex::new(number));
+            P::Arch::frame(P::Arch::clear_contig(entry, run.index + number))
+        };
+        let first = frame_at(number);
+        let Some(folio) = frames.folio_of(first) else {
+            return FolioPart { folio: None, first, count: 1 };
+        };
+        let within = first.0 - folio.head.0;
+        let most = (run.count - number).min(folio.pages() - within);
+        let next = |ahead: &u32| frame_at(number + ahead) == first.plus(*ahead);
+        let count = 1 + (1..most).take_while(next).count() as u32;
+        FolioPart { folio: Some(folio), first, count }
     }
 }
 

@@ -1,16 +1,14 @@
 //! `mprotect`: leaves get other permissions, and become `PROT_NONE` entries and leaves again.
 
 use crate::addr::{Frame, VirtRange};
-use crate::arch::{
-    Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Level, Permissions, ProtectionKey,
-};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Permissions, ProtectionKey};
 use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
 use super::super::leaf::user_attributes;
-use super::super::run::{self, Run, What};
-use super::{Change, NoMemory, PageTable};
+use super::super::run::{Run, What};
+use super::{Change, FolioPart, NoMemory, PageTable};
 
 /// The pages that may become writable at once, if the mapping allows stores. The next store to any
 /// other page faults, and makes it writable then.
@@ -152,23 +150,15 @@ fn is_writable<P: Platform>(
 #[inline(always)]
 fn are_exclusive<P: Platform>(page_table: &PageTable<'_, P>, run: &mut Run<P::Arch>) -> bool {
     let frames = &page_table.memory.frames;
-    let entries = page_table.slots_of(run);
-    let frame_at = |number: u32| {
-        let entry = run::load(entries, EntryIndex::new(number));
-        P::Arch::frame(P::Arch::clear_contig(entry, run.index + number))
-    };
     let mut answer = None;
     let mut number = 0;
     while number < run.count {
-        let frame = frame_at(number);
-        let (exclusive, count) = match frames.folio_of(frame) {
-            None => (false, 1),
+        let FolioPart { folio, first, count } = page_table.folio_part(run, number);
+        let (exclusive, count) = match folio {
+            None => (false, count),
             Some(folio) => {
-                let within = frame.0 - folio.head.0;
-                let most = (run.count - number).min(folio.pages() - within);
-                let next = |ahead: &u32| frame_at(number + ahead) == frame.plus(*ahead);
-                let alike = 1 + (1..most).take_while(next).count() as u32;
-                let found = frames.folio(folio).exclusive().run(within, alike);
+                let number = first.0 - folio.head.0;
+                let found = frames.folio(folio).exclusive().run(number, count);
                 (found.exclusive, found.count.max(1))
             }
         };

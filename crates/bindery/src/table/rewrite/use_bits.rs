@@ -2,12 +2,14 @@
 //! permission to write, so that the next store faults.
 
 use crate::addr::VirtRange;
-use crate::arch::{self, Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Marker, absent};
+use crate::arch::{
+    self, Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Marker, absent,
+};
 use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
-use super::super::run::What;
+use super::super::run::{Run, What};
 use super::{Change, NoMemory, PageTable};
 
 /// The bits that leaves lose.
@@ -64,8 +66,8 @@ impl UseBits {
 
 impl<P: Platform> PageTable<'_, P> {
     /// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the
-    /// number of its pages, and says whether its leaves lose them. Stale ranges are in the gather.
-    /// Returns how many leaves had such a bit.
+    /// number of its pages, perhaps twice, and says whether its leaves lose them. Stale ranges are in
+    /// the gather. Returns how many leaves had such a bit.
     pub(crate) fn clear_use(
         &self,
         range: VirtRange,
@@ -73,13 +75,39 @@ impl<P: Platform> PageTable<'_, P> {
         gather: &mut Gather,
         mut concerns: impl FnMut(Option<Folio>, u32) -> bool,
     ) -> Result<u64, NoMemory> {
-        self.rewrite(range, Equal::empty(), gather, |run| match run.what {
+        self.rewrite(range, Equal::ANY_FRAMES, gather, |run| match run.what {
             What::Leaf(first) => {
-                let folio = self.memory.frames.folio_of(P::Arch::frame(first));
-                if concerns(folio, run.pages()) { Change::ClearUse(bits) } else { Change::Keep }
+                let concerned = if run.node.level == Level::PTE {
+                    self.are_concerned(run, &mut concerns)
+                } else {
+                    concerns(self.memory.frames.folio_of(P::Arch::frame(first)), run.pages())
+                };
+                if concerned { Change::ClearUse(bits) } else { Change::Keep }
             }
             What::Absent(first) => bits.change_of_absent::<P::Arch>(first),
             What::Empty | What::Table(_) => Change::Keep,
         })
+    }
+
+    /// The answer of `concerns` for the folios of a run of level-1 leaves, which may map any frames.
+    /// Shortens the run to those for which it is the same.
+    #[inline(always)]
+    fn are_concerned(
+        &self,
+        run: &mut Run<P::Arch>,
+        concerns: &mut impl FnMut(Option<Folio>, u32) -> bool,
+    ) -> bool {
+        let mut answer = None;
+        let mut number = 0;
+        while number < run.count {
+            let part = self.folio_part(run, number);
+            let concerned = concerns(part.folio, part.count);
+            if *answer.get_or_insert(concerned) != concerned {
+                break;
+            }
+            number += part.count;
+        }
+        run.count = number;
+        answer.unwrap_or(false)
     }
 }
