@@ -21,7 +21,7 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("object/pager.rs", 2, "what a pager says, which is no call's error yet"),
     ("reclaim/direct.rs", 1, "the place"),
     ("space/call/collapse/call.rs", 1, "the error itself"),
-    ("space/fault/object.rs", 2, "a folio that has the most mappings that can be counted"),
+    ("space/fault/object.rs", 3, "a folio that has the most mappings that can be counted"),
     ("space/folio.rs", 2, "the error itself"),
     ("space/call/madvise.rs", 1, "another error for what a call has said after reclaim"),
     ("space/call/mlock.rs", 1, "another error for what a call has said after reclaim"),
