@@ -51,8 +51,8 @@ pub struct Setup {
 impl Setup {
     /// The machine of a seed.
     pub(super) fn random(rng: &mut Rng, cpus: u16) -> Self {
-        // A CPU keeps 16 to 42 free frames for itself, or none: a 64th of the memory divided by the
-        // CPUs that are online.
+        // A CPU keeps a 64th of the memory divided by the CPUs that are online, and nothing if that
+        // is below 16 frames.
         let sizes = if cpus > 1 { &[8, 12, 16, 32][..] } else { &[12, 24, 48] };
         Self {
             memory: rng.one(sizes) << 20,

@@ -168,6 +168,11 @@ fn protections<A: Walk>() {
             space.mprotect(VirtAddr(AT), all, READ_WRITE).unwrap();
             assert_eq!(written(space, AT, 64), [20]);
         }
+        // Pages that are shown again may be one contiguous run, with a mark in its middle.
+        for other in [Protection::empty(), READ_WRITE, Protection::empty(), READ_WRITE] {
+            space.mprotect(VirtAddr(AT), all, other).unwrap();
+            assert_eq!(written(space, AT, 64), [20]);
+        }
         store(program, 21);
         assert_eq!(written(space, AT, 64), [20, 21]);
         // A part of it, with marks on either side.

@@ -16,7 +16,8 @@
 //! # The last object
 //! An allocation must not fail for lack of a slot that another CPU keeps. One that finds nothing
 //! moves the slots of all magazines to the lists, and takes one from there. No slot that is free when
-//! it begins is missed, unless another allocation gets it (`magazine_loom_model`):
+//! it begins is missed, unless another allocation gets it (`magazine_loom_model`), or a trim is about
+//! to free its frame. Then the caller's second attempt, after reclaim, finds the frame.
 //! 1. A magazine's lock is held until its slots are on the lists. Otherwise a second drain could find
 //!    both empty.
 //! 2. While a drain runs ([`Lists::drains`]), a refill takes one slot only. Otherwise it could move

@@ -186,7 +186,8 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Moves `value` into memory of its own, where it stays until [`Slab::free`]. `None`, with
-    /// `value` dropped, where a frame is needed and there is none. Does not sleep. O(1).
+    /// `value` dropped, where a frame is needed and there is none. Does not sleep. O(1); linear in
+    /// the CPUs where a frame is needed and there is none.
     pub(crate) fn allocate(&self, frames: &Frames<P>, value: T) -> Option<NonNull<T>> {
         self.allocate_with(frames, || value)
     }

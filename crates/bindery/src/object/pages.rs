@@ -44,7 +44,8 @@ pub(crate) fn resident_run<P: Platform>(
 /// The runs of `pages` that are in memory, in the form of [`resident_run`], in ascending order
 /// until `runs` is full. Returns the page to continue at; the end if all were found.
 ///
-/// Complexity: O(h) for each 64 pages, where h is the height of the index, and one step for each page.
+/// Complexity: one step for each page, and O(h) for each 64 pages and for each run of several pages,
+/// where h is the height of the index.
 pub(crate) fn resident_runs<P: Platform, const N: usize>(
     memory: &Memory<P>,
     object: &ObjectState,

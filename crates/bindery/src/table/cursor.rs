@@ -334,7 +334,17 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     // leave a contiguous run that would be cut to the next run.
                     let end = index + count;
                     let cut = end.offset_in(P::Arch::CONTIG_ENTRIES);
-                    if cut != 0 && P::Arch::is_contig(run::load(slots, end - 1)) && cut < count {
+                    if cut != 0 && P::Arch::is_contig(run::load(slots, end - 1)) {
+                        if cut >= count {
+                            // It is the first, and its own software bits differ.
+                            page_table.unfold(
+                                node.table,
+                                index,
+                                VirtAddr(self.at),
+                                &mut self.counts,
+                            );
+                            return None;
+                        }
                         count -= cut;
                     }
                 }

@@ -310,6 +310,11 @@ fn neighbors_agree_exactly_in_what_a_run_shares<A: Arch>() {
     let first = page::<A>(Attributes { permissions: Permissions::READ, ..Default::default() });
     let far = first.0 + 2 * A::STEP;
     assert_ne!((first.0 ^ (far - A::STEP)) & A::compare_mask(Equal::empty()), 0);
+    let attributes = A::attributes(first);
+    for frame in frames::<A>(Level::PTE) {
+        let other = A::page_entry(frame, Level::PTE, attributes);
+        assert_eq!((first.0 ^ other.0) & A::compare_mask(Equal::ANY_FRAMES), 0, "{frame:?}");
+    }
 }
 
 fn setting_and_clearing_contig_undo_each_other_at_every_index<A: Arch>() {

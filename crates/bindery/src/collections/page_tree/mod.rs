@@ -209,7 +209,8 @@ impl PageIndex {
     /// is limited to the length that `cut` returns for its first frame, at least one page. Returns
     /// the page after the last run that was handed over, or `end` if all were.
     ///
-    /// O(h) for each node of level 0 with pages in the range, and one step for each slot in it.
+    /// O(h) for each node of level 0 with pages in the range and for each run of several pages, and
+    /// one step for each slot.
     pub(crate) fn each_run_cut(
         &self,
         from: u64,

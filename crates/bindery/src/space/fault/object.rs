@@ -92,8 +92,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                 [] => continue,
                 [run] => {
                     let range = origin.range_of(run);
-                    let next = self.map_frames(range, run.frame, attributes)?;
-                    if range.contains(self.page) { next } else { continue }
+                    let next = self.map_frames(range, run.frame, attributes);
+                    // Pages around it need not be mapped.
+                    if range.contains(self.page) { next? } else { continue }
                 }
                 runs => self.map_runs(&Runs { origin, runs, page: self.page }, attributes)?,
             };
