@@ -6,7 +6,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, VirtAddr};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Level, MemoryType, Permissions};
 use crate::platform::Platform;
-use crate::stats::Counts;
 use crate::table::run;
 
 use super::request::Pieces;
@@ -25,6 +24,26 @@ pub(super) struct Leaves<A: Arch> {
 }
 
 impl<A: Arch> Leaves<A> {
+    /// The leaves of `map` for these permissions.
+    pub(super) fn new<P: Platform<Arch = A>>(
+        map: &KernelMap<'_, P>,
+        permissions: Permissions,
+        memory: MemoryType,
+        pieces: Pieces,
+    ) -> Result<Self, KernelMapError> {
+        let for_kernel =
+            permissions.intersects(Permissions::ACCESS) && !permissions.contains(Permissions::USER);
+        if !for_kernel {
+            return Err(KernelMapError::BadPermissions);
+        }
+        check_executable(permissions, memory)?;
+        let memory = A::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
+        let single = pieces == Pieces::Base || map.reach.is_page();
+        let (largest, largest_contig) =
+            if single { (Level::PTE, Level::NONE) } else { (map.largest_leaf, map.largest_contig) };
+        Ok(Self { permissions, memory, largest, largest_contig })
+    }
+
     /// Leaves for a type of memory that the architecture supports.
     pub(super) fn of(permissions: Permissions, memory: MemoryType) -> Self {
         let memory = A::memory_type(memory).unwrap_or(0);
@@ -45,8 +64,28 @@ impl<A: Arch> Leaves<A> {
         self.largest
     }
 
-    pub(super) fn largest_contig(&self) -> Level<A> {
-        self.largest_contig
+    /// The leaf of `frame` at `level`. The MMU sets no bits in it, so plain stores change it.
+    #[inline]
+    pub(super) fn leaf(&self, frame: Frame, level: Level<A>) -> Entry {
+        let entry = A::page_entry(frame, level, Attributes::of_kernel(self.permissions));
+        debug_assert!(entry.0 & A::PRESENT != 0, "`KernelMapError::BadPermissions` says no");
+        Entry(entry.0 | self.memory)
+    }
+
+    /// Pages of the largest piece that fits into `pages`.
+    pub(super) fn largest_piece(&self, pages: u64) -> u64 {
+        self.piece_sizes().find(|piece| *piece <= pages).unwrap_or(1)
+    }
+
+    /// The sizes of pieces above a page, in pages, largest first.
+    pub(super) fn piece_sizes(&self) -> impl Iterator<Item = u64> + use<A> {
+        let (largest, largest_contig) = (self.largest, self.largest_contig);
+        Level::PTE.up_to(largest).rev().flat_map(move |level| {
+            let pages = 1_u64 << level.order().0;
+            let contig = pages * u64::from(A::CONTIG_ENTRIES);
+            let contig = (level <= largest_contig).then_some(contig);
+            contig.into_iter().chain((level > Level::PTE).then_some(pages))
+        })
     }
 }
 
@@ -59,70 +98,32 @@ pub(super) struct LeafRun<A: Arch> {
     pub(super) first: Frame,
 }
 
-impl<P: Platform> KernelMap<'_, P> {
-    /// The leaves for these permissions.
-    pub(super) fn leaves(
-        &self,
-        permissions: Permissions,
-        memory: MemoryType,
-        pieces: Pieces,
-    ) -> Result<Leaves<P::Arch>, KernelMapError> {
-        let for_kernel =
-            permissions.intersects(Permissions::ACCESS) && !permissions.contains(Permissions::USER);
-        if !for_kernel {
-            return Err(KernelMapError::BadPermissions);
-        }
-        check_executable(permissions, memory)?;
-        let memory = P::Arch::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
-        let single = pieces == Pieces::Base || self.reach.is_page();
-        let (largest, largest_contig) = if single {
-            (Level::PTE, Level::NONE)
-        } else {
-            (self.largest_leaf, self.largest_contig)
-        };
-        Ok(Leaves { permissions, memory, largest, largest_contig })
-    }
-
-    /// The leaf of `frame` at `level`. The MMU sets no bits in it, so plain stores change it.
-    #[inline]
-    pub(super) fn leaf(
-        &self,
-        frame: Frame,
-        level: Level<P::Arch>,
-        leaves: &Leaves<P::Arch>,
-    ) -> Entry {
-        let entry = P::Arch::page_entry(frame, level, Attributes::of_kernel(leaves.permissions));
-        debug_assert!(entry.0 & P::Arch::PRESENT != 0, "`KernelMapError::BadPermissions` says no");
-        Entry(entry.0 | leaves.memory)
-    }
-
+impl<P: Platform> Walk<'_, '_, P> {
     /// Adds to the count of a level 1 table before its entries `slots` are filled. Fails, and adds
     /// nothing, if one of them is in use.
     ///
     /// A table with a count of zero need not be read: a call empties entries before it takes them
     /// off the count.
     #[inline]
-    fn count_in(&self, table: Frame, slots: &[AtomicU64], counts: &mut Counts) -> bool {
-        let meta = self.memory.frames.table(table);
+    fn count_in(&mut self, table: Frame, slots: &[AtomicU64]) -> bool {
+        let meta = self.map.memory.frames.table(table);
         let entries = slots.len() as u64;
         let before = meta.count_in(entries);
         let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
-        let free = if self.reach.is_page() {
+        let free = if self.map.reach.is_page() {
             slots.iter().all(is_empty)
         } else if before == 0 {
             return true;
         } else {
             run::are_empty(slots)
         };
-        counts.entries_read += entries;
+        self.counts.entries_read += entries;
         if !free {
             meta.count_out(entries);
         }
         free
     }
-}
 
-impl<P: Platform> Walk<'_, '_, P> {
     /// Writes leaves into empty entries of one table, as contiguous runs where they fit.
     pub(super) fn write_run(
         &mut self,
@@ -133,7 +134,7 @@ impl<P: Platform> Walk<'_, '_, P> {
         let LeafRun { table, level, index, entries, first } = *run;
         let slots = &map.slots(table)[index.slots(entries)];
         let free = if level == Level::PTE {
-            map.count_in(table, slots, &mut self.counts)
+            self.count_in(table, slots)
         } else {
             self.counts.entries_read += u64::from(entries);
             run::are_empty(slots)
@@ -144,12 +145,12 @@ impl<P: Platform> Walk<'_, '_, P> {
         if map.reach.is_page() {
             // Each entry is checked, made and stored by itself.
             for (slot, ahead) in slots.iter().zip(0..) {
-                slot.store(map.leaf(first.plus(ahead), level, leaves).0, Ordering::Relaxed);
+                slot.store(leaves.leaf(first.plus(ahead), level).0, Ordering::Relaxed);
             }
             self.counts.entries_written += u64::from(entries);
             return Ok(());
         }
-        let leaf = map.leaf(first, level, leaves).0;
+        let leaf = leaves.leaf(first, level).0;
         let order = level.order();
         let step = P::Arch::STEP << order.0;
         self.counts.entries_written += u64::from(entries);
@@ -188,11 +189,11 @@ impl<P: Platform> Walk<'_, '_, P> {
         let table = self.table(at, Level::PTE)?;
         let index = P::Arch::PTE.index_of(VirtAddr(at));
         let slots = &map.slots(table)[index.slot()..][..pages.len()];
-        if !map.count_in(table, slots, &mut self.counts) {
+        if !self.count_in(table, slots) {
             return Err(WalkError::Occupied(at));
         }
         self.counts.entries_written += pages.len() as u64;
-        let base = map.leaf(Frame(0), Level::PTE, leaves).0;
+        let base = leaves.leaf(Frame(0), Level::PTE).0;
         let leaf = |frame: Frame| base + P::Arch::STEP * u64::from(frame.0);
         let singles = |slots: &[AtomicU64], pages: &[Frame]| {
             for (slot, frame) in slots.iter().zip(pages) {

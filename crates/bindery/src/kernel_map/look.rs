@@ -15,34 +15,32 @@ use super::area::{Area, State};
 use super::protocol::{self, Found};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
-impl<P: Platform> KernelMap<'_, P> {
-    /// Walks the tables to the entry of `at`.
-    fn find(&self, _section: &ReadSection<'_, P>, at: VirtAddr) -> Found<P::Arch> {
-        protocol::find(self, at)
-    }
+/// Walks the tables to the entry of `at`.
+fn find<P: Platform>(
+    map: &KernelMap<'_, P>,
+    _section: &ReadSection<'_, P>,
+    at: VirtAddr,
+) -> Found<P::Arch> {
+    protocol::find(map, at)
+}
 
+impl<P: Platform> KernelMap<'_, P> {
     /// The physical address of `at`, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`,
     /// and the same for all other areas).
     ///
     /// Context: any. Complexity: constant.
     pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
-        if !self.arena.contains(at) {
+        if !self.areas.arena.contains(at) {
             return None;
         }
         let section = ReadSection::enter(self.memory.platform());
-        let found = self.find(&section, at);
+        let found = find(self, &section, at);
         if found.level.kind(found.entry) != Kind::Leaf {
             return None;
         }
-        let leaf = self.whole_leaf(&found);
+        let leaf = P::Arch::frame(P::Arch::clear_contig(found.entry, found.index));
         let offset = at.0 & (found.level.span() - 1);
-        Some(PhysAddr(leaf.0 + offset))
-    }
-
-    /// The physical address that a leaf maps `at` to.
-    fn whole_leaf(&self, found: &Found<P::Arch>) -> PhysAddr {
-        let single = P::Arch::clear_contig(found.entry, found.index);
-        P::Arch::frame(single).start()
+        Some(PhysAddr(leaf.start().0 + offset))
     }
 
     /// Explains a kernel address, for messages about faults and for debuggers.
@@ -52,12 +50,12 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// Context: any. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
-        if !self.arena.contains(at) {
+        if !self.areas.arena.contains(at) {
             return KernelAddress::Outside;
         }
         let found: Option<(KernelArea, State)> = {
             let section = ReadSection::enter(self.memory.platform());
-            let area = self.area_at(&section, at);
+            let area = self.areas.at(&section, at);
             area.map(|area| (area.describe(), area.state()))
         };
         match found {
@@ -85,13 +83,13 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Context: any. Waits for another CPU that has paused the entry: one table and one
     /// invalidation.
     pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
-        if !self.arena.contains(at) {
+        if !self.areas.arena.contains(at) {
             return Resolution::NotMapped;
         }
         loop {
             let found = {
                 let section = ReadSection::enter(self.memory.platform());
-                self.find(&section, at)
+                find(self, &section, at)
             };
             if found.paused {
                 self.memory.platform().relax();
@@ -107,29 +105,12 @@ impl<P: Platform> KernelMap<'_, P> {
                     let written = self.stats.read().entries_written;
                     let fault = Unchanged { root: self.root, page, written };
                     self.memory.rare.repeats.note::<P::Arch>(&fault);
-                    self.forget(at);
+                    flush_local(self, at);
                     Resolution::Retry
                 }
                 Kind::Empty | Kind::Table | Kind::Absent => Resolution::NotMapped,
             };
         }
-    }
-
-    /// Invalidates this CPU's TLB entry for `at`, which may be a cached invalid entry or have fewer
-    /// permissions. The CPU that changed the entry invalidates it on all CPUs. But it may not have
-    /// done that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts
-    /// off:
-    /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
-    /// 2. CPU A makes the entry again, and asks B to forget the old one.
-    /// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
-    fn forget(&self, at: VirtAddr) {
-        let start = at.align_down(PAGE_SIZE).0;
-        let range = VirtRange::raw(start, start + PAGE_SIZE);
-        let tables =
-            if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
-        let what = Invalidation { range, stride: PAGE_SIZE, tables };
-        self.memory.platform().invalidate_local(self.root, &what);
-        self.memory.platform().relax();
     }
 
     /// Calls `f` for all areas in use, in rising order (Linux: `/proc/vmallocinfo`).
@@ -142,7 +123,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut from = 0;
         loop {
             let describe = |area: &Area| (area.describe(), area.state(), area.end());
-            let found = self.with_first_after(from, describe);
+            let found = self.areas.with_first_after(from, describe);
             let Some((area, state, end)) = found else { break };
             // An area that begins before `from` is new: it was made where the last one was freed.
             let is_new = area.range.start().0 < from;
@@ -161,11 +142,11 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// Context: any. Complexity: linear in the entries read.
     pub fn for_each_piece(&self, range: VirtRange, mut f: impl FnMut(KernelPiece)) {
-        let range = range.intersection(self.arena);
+        let range = range.intersection(self.areas.arena);
         let (mut at, end) = (range.start(), range.end());
         let mut joined: Option<KernelPiece> = None;
         while at < end {
-            let (next, piece) = self.next_piece(at, end);
+            let (next, piece) = next_piece(self, at, end);
             if let Some(piece) = piece {
                 match &mut joined {
                     Some(last) if last.continues(&piece) => last.extend(&piece),
@@ -183,59 +164,79 @@ impl<P: Platform> KernelMap<'_, P> {
             f(last);
         }
     }
+}
 
-    /// The first leaves from `at` on that can be joined, from one table, and the next address to
-    /// look at: `None` after the last address.
-    fn next_piece(&self, at: VirtAddr, end: VirtAddr) -> (Option<VirtAddr>, Option<KernelPiece>) {
-        let _section = ReadSection::enter(self.memory.platform());
-        let lowest = protocol::descend(self, at, &mut Counts::default());
-        let EntryAt { node: Node { table, level }, mut index, mut entry } = lowest;
-        let span = level.span();
-        let (mut at, mut joined) = (at, None::<KernelPiece>);
-        loop {
-            let next = at.align_down(span).checked_add(span);
-            entry = protocol::whole::<P::Arch>(entry);
-            match level.kind(entry) {
-                // The leaf has been cut: descend into its table.
-                Kind::Table => return (Some(at), joined),
-                Kind::Leaf => {
-                    let until = next.map_or(end.0, |next| next.0.min(end.0));
-                    let piece = Self::piece(entry, level, index, VirtRange::raw(at.0, until));
-                    match &mut joined {
-                        None => joined = Some(piece),
-                        Some(last) if last.continues(&piece) => last.extend(&piece),
-                        Some(_) => return (Some(at), joined),
-                    }
+/// Invalidates this CPU's TLB entry for `at`, which may be a cached invalid entry or have fewer
+/// permissions. The CPU that changed the entry invalidates it on all CPUs. But it may not have
+/// done that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts
+/// off:
+/// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
+/// 2. CPU A makes the entry again, and asks B to forget the old one.
+/// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
+fn flush_local<P: Platform>(map: &KernelMap<'_, P>, at: VirtAddr) {
+    let start = at.align_down(PAGE_SIZE).0;
+    let range = VirtRange::raw(start, start + PAGE_SIZE);
+    let tables = if P::Arch::INVALID_MAY_BE_CACHED { Tables::Changed } else { Tables::Unchanged };
+    let invalidation = Invalidation { range, stride: PAGE_SIZE, tables };
+    map.memory.platform().invalidate_local(map.root, &invalidation);
+    map.memory.platform().relax();
+}
+
+/// The first leaves from `at` on that can be joined, from one table, and the next address to
+/// look at: `None` after the last address.
+fn next_piece<P: Platform>(
+    map: &KernelMap<'_, P>,
+    at: VirtAddr,
+    end: VirtAddr,
+) -> (Option<VirtAddr>, Option<KernelPiece>) {
+    let _section = ReadSection::enter(map.memory.platform());
+    let lowest = protocol::descend(map, at, &mut Counts::default());
+    let EntryAt { node: Node { table, level }, mut index, mut entry } = lowest;
+    let span = level.span();
+    let (mut at, mut joined) = (at, None::<KernelPiece>);
+    loop {
+        let next = at.align_down(span).checked_add(span);
+        entry = protocol::whole::<P::Arch>(entry);
+        match level.kind(entry) {
+            // The leaf has been cut: descend into its table.
+            Kind::Table => return (Some(at), joined),
+            Kind::Leaf => {
+                let until = next.map_or(end.0, |next| next.0.min(end.0));
+                let piece = piece::<P::Arch>(entry, level, index, VirtRange::raw(at.0, until));
+                match &mut joined {
+                    None => joined = Some(piece),
+                    Some(last) if last.continues(&piece) => last.extend(&piece),
+                    Some(_) => return (Some(at), joined),
                 }
-                Kind::Empty | Kind::Absent if joined.is_some() => return (next, joined),
-                Kind::Empty | Kind::Absent => {}
             }
-            index += 1;
-            let stays = index.left::<P::Arch>() > 0;
-            let Some(next) = next.filter(|next| stays && *next < end) else {
-                return (next, joined);
-            };
-            at = next;
-            entry = protocol::KernelTree::load(self, table, index, Ordering::Acquire);
+            Kind::Empty | Kind::Absent if joined.is_some() => return (next, joined),
+            Kind::Empty | Kind::Absent => {}
         }
+        index += 1;
+        let stays = index.left::<P::Arch>() > 0;
+        let Some(next) = next.filter(|next| stays && *next < end) else {
+            return (next, joined);
+        };
+        at = next;
+        entry = protocol::KernelTree::load(map, table, index, Ordering::Acquire);
     }
+}
 
-    /// The part of a leaf at `index` of a table that lies in the range.
-    fn piece(
-        leaf: Entry,
-        level: Level<P::Arch>,
-        index: EntryIndex,
-        range: VirtRange,
-    ) -> KernelPiece {
-        let span = level.span();
-        let single = P::Arch::clear_contig(leaf, index);
-        let entries = if P::Arch::is_contig(leaf) { u64::from(P::Arch::CONTIG_ENTRIES) } else { 1 };
-        KernelPiece {
-            range,
-            to: PhysAddr(P::Arch::frame(single).start().0 + (range.start().0 & (span - 1))),
-            size: span * entries,
-            permissions: P::Arch::attributes(single).permissions,
-            memory: P::Arch::memory_type_of(single),
-        }
+/// The part of a leaf at `index` of a table that lies in the range.
+fn piece<A: Arch>(
+    leaf: Entry,
+    level: Level<A>,
+    index: EntryIndex,
+    range: VirtRange,
+) -> KernelPiece {
+    let span = level.span();
+    let single = A::clear_contig(leaf, index);
+    let entries = if A::is_contig(leaf) { u64::from(A::CONTIG_ENTRIES) } else { 1 };
+    KernelPiece {
+        range,
+        to: PhysAddr(A::frame(single).start().0 + (range.start().0 & (span - 1))),
+        size: span * entries,
+        permissions: A::attributes(single).permissions,
+        memory: A::memory_type_of(single),
     }
 }

@@ -64,7 +64,9 @@
 //! |---|---|
 //! | `request` | requests of callers, and their results |
 //! | `error` | the reasons for a refusal |
-//! | `area` | ranges of addresses: reserved, claimed, found |
+//! | `area` | one range of addresses, and the claim by which a caller owns it |
+//! | `areas` | all areas: found, claimed, put on the list for the next purge |
+//! | `reserve` | addresses for a new area |
 //! | `blocks` | the frames that an area owns |
 //! | `protocol` | the protocol of the tables, which the model checker runs too |
 //! | `walk`, `leaves` | the one walk: finds or makes tables, clears leaves; writes runs of leaves |
@@ -77,6 +79,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 mod area;
+mod areas;
 mod blocks;
 mod error;
 mod leaves;
@@ -87,6 +90,7 @@ mod protect;
 mod protocol;
 mod purge;
 mod request;
+mod reserve;
 mod resize;
 mod vmalloc;
 mod vmap;
@@ -100,7 +104,6 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, EntryIndex, Level};
-use crate::collections::range_skip_list::Index;
 use crate::deferred::{Batch, Tables as DetachedTables};
 use crate::platform::{Platform, Tables};
 use crate::stats::{Counts, Stats};
@@ -110,7 +113,7 @@ use crate::table::Reach;
 use crate::table::{RunLimit, free_table, new_table, run};
 
 pub(crate) use area::Area;
-use area::FreedList;
+use areas::Areas;
 pub use error::KernelMapError;
 pub use request::{
     AreaKind, Content, KernelAddress, KernelArea, KernelPiece, Pauses, Pieces, Resolution,
@@ -153,20 +156,15 @@ pub struct KernelMap<'m, P: Platform> {
     memory: &'m Memory<P>,
     root: Frame,
     ownership: Ownership,
-    arena: VirtRange,
+    areas: Areas<'m, P>,
     reach: RunLimit,
     largest_leaf: Level<P::Arch>,
     largest_contig: Level<P::Arch>,
-    /// All areas; its writer lock is that of `freed`.
-    index: Index<Area>,
-    freed: Mutex<P::SpinLock, FreedList>,
     purging: Mutex<P::Mutex, Purging>,
     pausing: Mutex<P::SpinLock, Pausing>,
     /// Nonzero while a TLB may hold a table that a purge has detached. A thread that makes tables
     /// parks on it.
     unflushed: AtomicU32,
-    /// Changes when a claim ends for which a thread waits; that thread parks on it.
-    claims_ended: AtomicU32,
     /// The number of freed pages above which a purge is due.
     limit: AtomicU64,
     stats: Stats,
@@ -271,17 +269,14 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             memory,
             root,
             ownership,
-            arena,
+            areas: Areas::new(memory, arena),
             reach,
             // Never in the root, which is copied.
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::ROOT.below()),
             largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
-            index: Index::new(memory.index_key()),
-            freed: Mutex::new(FreedList::new()),
             purging: Mutex::new(Purging(())),
             pausing: Mutex::new(Pausing(())),
             unflushed: AtomicU32::new(0),
-            claims_ended: AtomicU32::new(0),
             limit: AtomicU64::new(PURGE_LIMIT.min(memory.total_frames() / 64)),
             stats: Stats::default(),
         }
@@ -300,9 +295,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
 
     /// Fills the root's entries for the arena with tables.
     fn begin(mut self) -> Result<Self, Failure<KernelMapError>> {
-        let arena = self.arena;
+        let arena = self.areas.arena;
         // Until the entries belong to the map, dropping it must not empty them.
-        self.arena = VirtRange::raw(arena.start().0, arena.start().0);
+        self.areas.arena = VirtRange::raw(arena.start().0, arena.start().0);
         let slots = self.slots(self.root);
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
         if indices.start.up_to(indices.end).any(|index| !run::load(slots, index).is_empty()) {
@@ -320,7 +315,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         }
         self.memory.platform().publish_entries();
         self.stats.add(&counts);
-        self.arena = arena;
+        self.areas.arena = arena;
         Ok(self)
     }
 
@@ -380,7 +375,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     ///
     /// Context: any.
     pub fn arena(&self) -> VirtRange {
-        self.arena
+        self.areas.arena
     }
 
     /// The map without leaves above `level`, for processors that lack them (x86-64 without 1 GiB
@@ -426,7 +421,7 @@ impl<P: Platform> fmt::Debug for KernelMap<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelMap")
             .field("root", &self.root)
-            .field("arena", &self.arena)
+            .field("arena", &self.areas.arena)
             .finish_non_exhaustive()
     }
 }
@@ -434,9 +429,9 @@ impl<P: Platform> fmt::Debug for KernelMap<'_, P> {
 impl<P: Platform> Drop for KernelMap<'_, P> {
     /// Frees all frames, tables and areas. None of the addresses is in use any more.
     fn drop(&mut self) {
-        if let Some(indices) = Self::root_indices(self.arena) {
+        if let Some(indices) = Self::root_indices(self.areas.arena) {
             self.free_everything();
-            self.empty_root_entries(self.arena, indices);
+            self.empty_root_entries(self.areas.arena, indices);
             self.memory.free_some();
         }
         if self.ownership == Ownership::Own {

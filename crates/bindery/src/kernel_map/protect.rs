@@ -27,13 +27,13 @@ use crate::table::{EntryAt, TablePool};
 
 use super::area::Area;
 use super::leaves::{Leaves, check_executable};
-use super::protocol::{self, Rewrite};
+use super::protocol::{self, KernelTree, Rewrite};
 use super::request::Pauses;
 use super::{KernelMap, KernelMapError};
 
 /// A change of a range: new permissions, or cuts only.
-#[derive(Clone, Copy)]
-struct ProtectionChange {
+struct ProtectionChange<'k, 'm, P: Platform> {
+    map: &'k KernelMap<'m, P>,
     range: VirtRange,
     /// `None`: only cut the pieces that lie across the range's bounds.
     permissions: Option<Permissions>,
@@ -81,9 +81,17 @@ impl<A: Arch> LeafStretch<A> {
         VirtRange::raw(start, start + (1 << shift))
     }
 
+    /// The leaf at a position, without the effect of a pause.
+    fn entry<T: KernelTree<Arch = A>>(&self, tree: &T, index: EntryIndex) -> Entry {
+        protocol::whole::<A>(tree.load(self.table, index, Ordering::Relaxed))
+    }
+
     /// The entries that lie across the bounds of the change. One that lies across both bounds
     /// appears once.
-    fn across(&self, change: &ProtectionChange) -> [Option<EntryIndex>; 2] {
+    fn across<P: Platform<Arch = A>>(
+        &self,
+        change: &ProtectionChange<'_, '_, P>,
+    ) -> [Option<EntryIndex>; 2] {
         let shift = self.level.span_shift();
         let last = VirtAddr(change.range.end().0 - 1);
         let at = |at: VirtAddr| {
@@ -96,18 +104,6 @@ impl<A: Arch> LeafStretch<A> {
         };
         let (first, last) = (at(change.range.start()), at(last));
         [first, last.filter(|last| first != Some(*last))]
-    }
-}
-
-impl ProtectionChange {
-    fn position(&self, range: VirtRange) -> Position {
-        if self.range.covers(range) {
-            Position::Inside
-        } else if self.range.overlaps(range) {
-            Position::Across
-        } else {
-            Position::Outside
-        }
     }
 }
 
@@ -151,66 +147,80 @@ impl<P: Platform> KernelMap<'_, P> {
             return Err(KernelMapError::BadPermissions);
         }
         self.memory.outermost(|| {
-            let claim = self.claim(range.start(), |area| {
-                check_executable(permissions, area.memory)?;
+            let claim = self.areas.claim(range.start(), |area| {
+                check_executable(permissions, area.traits.memory)?;
                 let inside = area.range().covers(range);
                 let crosses = || KernelMapError::CrossesArea { area: area.describe() };
                 inside.then_some(()).ok_or_else(crosses)
             })?;
-            let change = ProtectionChange { range, permissions: Some(permissions) };
-            let result = self.change(&claim, &change);
-            self.release(claim);
+            let change = ProtectionChange { map: self, range, permissions: Some(permissions) };
+            let result = change.apply(&claim);
+            self.areas.release(claim);
             result
         })
     }
+}
 
-    /// Cuts the piece of a claimed area that lies across `at`, if one does.
-    pub(super) fn cut(&self, area: &Area, at: VirtAddr) -> Result<(), Failure<KernelMapError>> {
-        let range = VirtRange::raw(at.0, area.range().end().0);
-        self.change(area, &ProtectionChange { range, permissions: None })
+/// Cuts the piece of a claimed area that lies across `at`, if one does.
+pub(super) fn cut<P: Platform>(
+    map: &KernelMap<'_, P>,
+    area: &Area,
+    at: VirtAddr,
+) -> Result<(), Failure<KernelMapError>> {
+    let range = VirtRange::raw(at.0, area.range().end().0);
+    ProtectionChange { map, range, permissions: None }.apply(area)
+}
+
+impl<P: Platform> ProtectionChange<'_, '_, P> {
+    fn position(&self, range: VirtRange) -> Position {
+        if self.range.covers(range) {
+            Position::Inside
+        } else if self.range.overlaps(range) {
+            Position::Across
+        } else {
+            Position::Outside
+        }
     }
 
-    fn change(
-        &self,
-        area: &Area,
-        change: &ProtectionChange,
-    ) -> Result<(), Failure<KernelMapError>> {
+    /// Changes a claimed area.
+    fn apply(&self, area: &Area) -> Result<(), Failure<KernelMapError>> {
+        let map = self.map;
         let mut counts = Counts::default();
-        if area.pauses == Pauses::Never && self.would_pause(change, &mut counts) {
-            self.stats.add(&counts);
+        if area.traits.pauses == Pauses::Never && self.would_pause(&mut counts) {
+            map.stats.add(&counts);
             return Err(KernelMapError::WouldPause { area: area.describe() }.into());
         }
-        let needed = self.tables_for(change, &mut counts);
-        let pool = TablePool::fill(self.memory, needed).or_else(|_| {
+        let needed = self.tables_for(&mut counts);
+        let pool = TablePool::fill(map.memory, needed).or_else(|_| {
             // Freed areas may hold memory until a purge.
-            self.purge_freed();
-            TablePool::fill(self.memory, needed)
+            map.purge_freed();
+            TablePool::fill(map.memory, needed)
         });
         let mut pool = pool?;
         let mut plain = None;
-        self.for_each_stretch(change, &mut counts, |stretch, counts| {
-            let mut part = StretchChange { map: self, stretch, change, cuts: Cuts::default() };
-            for (cut, index) in part.cuts.iter_mut().zip(stretch.across(change)) {
+        self.for_each_stretch(&mut counts, |stretch, counts| {
+            let mut part = StretchChange { stretch, change: self, cuts: Cuts::default() };
+            for (cut, index) in part.cuts.iter_mut().zip(stretch.across(self)) {
                 let Some(index) = index else { continue };
-                let single = P::Arch::clear_contig(self.entry(stretch, index), index);
+                let single = P::Arch::clear_contig(stretch.entry(map, index), index);
                 let base = stretch.range_of(index).start();
-                let mut tables = TableBuilder { map: self, change, pool: &mut pool, counts };
+                let mut tables = TableBuilder { change: self, pool: &mut pool, counts };
                 let table = tables.build(single, stretch.level, base);
                 *cut = table.map(|table| Cut { index, entry: P::Arch::table(table) });
             }
             if part.needs_pause() {
                 part.apply_paused(counts);
-            } else if protocol::write(self, &part, counts) {
+            } else if protocol::write(map, &part, counts) {
                 plain =
                     Some(plain.map_or(stretch.level, |level: Level<_>| level.min(stretch.level)));
             }
         });
         if let Some(lowest) = plain {
-            self.invalidate(change.range, lowest, Tables::Unchanged, &mut counts);
+            map.invalidate(self.range, lowest, Tables::Unchanged, &mut counts);
         }
         pool.give_back();
         counts += pool.counts;
-        self.stats.add(&counts);
+        map.stats.add(&counts);
         Ok(())
     }
 
@@ -218,23 +228,24 @@ impl<P: Platform> KernelMap<'_, P> {
     /// includes all of the run.
     fn for_each_stretch(
         &self,
-        change: &ProtectionChange,
         counts: &mut Counts,
         mut f: impl FnMut(&LeafStretch<P::Arch>, &mut Counts),
     ) {
-        let (mut at, end) = (change.range.start(), change.range.end());
+        let map = self.map;
+        let raw = |table, index| map.load(table, index, Ordering::Relaxed);
+        let (mut at, end) = (self.range.start(), self.range.end());
         while at < end {
-            let EntryAt { node: Node { table, level }, index, .. } = self.lowest(at, counts);
+            let EntryAt { node: Node { table, level }, index, .. } = map.lowest(at, counts);
             let shift = level.span_shift();
             let base = at.align_down(1 << shift).0;
             let left = (end.0 - base).div_ceil(1 << shift);
             let room = left.min(u64::from(index.left::<P::Arch>())) as u32;
-            let is_leaf = |index: EntryIndex| level.kind(self.raw(table, index)) == Kind::Leaf;
+            let is_leaf = |index: EntryIndex| level.kind(raw(table, index)) == Kind::Leaf;
             // The next round descends into a table among huge leaves.
             let count = index.stretch(room).take_while(|index| is_leaf(*index)).count() as u32;
             if count > 0 {
                 let contig = P::Arch::CONTIG_ENTRIES;
-                let is_contig = |index: EntryIndex| P::Arch::is_contig(self.raw(table, index));
+                let is_contig = |index: EntryIndex| P::Arch::is_contig(raw(table, index));
                 let from = if is_contig(index) { index.align_down(contig) } else { index };
                 let last = index + count - 1;
                 let until =
@@ -244,15 +255,15 @@ impl<P: Platform> KernelMap<'_, P> {
                 let mut stretch =
                     LeafStretch { table, level, from, until, base, inside: from..from, new: None };
                 let inside = |index: &EntryIndex| {
-                    change.position(stretch.range_of(*index)) == Position::Inside
+                    self.position(stretch.range_of(*index)) == Position::Inside
                 };
                 let first = index.up_to(until).find(inside).unwrap_or(until);
                 let after = first.up_to(index + count).rev().find(inside);
                 let after = after.map_or(first, |last| last + 1);
                 stretch.inside = first..after;
-                stretch.new = change.permissions.map(|permissions| {
-                    let memory = P::Arch::memory_type_of(self.entry(&stretch, index));
-                    self.leaf(Frame(0), level, &Leaves::of(permissions, memory))
+                stretch.new = self.permissions.map(|permissions| {
+                    let memory = P::Arch::memory_type_of(stretch.entry(map, index));
+                    Leaves::of(permissions, memory).leaf(Frame(0), level)
                 });
                 f(&stretch, counts);
             }
@@ -262,31 +273,21 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    fn raw(&self, table: Frame, index: EntryIndex) -> Entry {
-        Entry(self.slots(table)[index.slot()].load(Ordering::Relaxed))
-    }
-
-    /// The leaf at a position, without the effect of a pause.
-    fn entry(&self, stretch: &LeafStretch<P::Arch>, index: EntryIndex) -> Entry {
-        protocol::whole::<P::Arch>(self.raw(stretch.table, index))
-    }
-
     /// Whether any stretch would need a pause; checked before the change begins.
-    fn would_pause(&self, change: &ProtectionChange, counts: &mut Counts) -> bool {
+    fn would_pause(&self, counts: &mut Counts) -> bool {
         let mut pauses = false;
-        self.for_each_stretch(change, counts, |stretch, _| {
-            pauses |= stretch.across(change).iter().any(Option::is_some)
-                || StretchChange { map: self, stretch, change, cuts: Cuts::default() }
-                    .needs_pause();
+        self.for_each_stretch(counts, |stretch, _| {
+            pauses |= stretch.across(self).iter().any(Option::is_some)
+                || StretchChange { stretch, change: self, cuts: Cuts::default() }.needs_pause();
         });
         pauses
     }
 
     /// The number of tables that the cuts may need: for a leaf of level n, one of each level below.
-    fn tables_for(&self, change: &ProtectionChange, counts: &mut Counts) -> u64 {
+    fn tables_for(&self, counts: &mut Counts) -> u64 {
         let mut needed = 0;
-        self.for_each_stretch(change, counts, |stretch, _| {
-            let across = stretch.across(change).into_iter().flatten().count() as u64;
+        self.for_each_stretch(counts, |stretch, _| {
+            let across = stretch.across(self).into_iter().flatten().count() as u64;
             needed += 2 * across * u64::from(stretch.level.below().number());
         });
         needed
@@ -295,9 +296,8 @@ impl<P: Platform> KernelMap<'_, P> {
 
 /// The change of one stretch.
 struct StretchChange<'a, 'm, P: Platform> {
-    map: &'a KernelMap<'m, P>,
     stretch: &'a LeafStretch<P::Arch>,
-    change: &'a ProtectionChange,
+    change: &'a ProtectionChange<'a, 'm, P>,
     cuts: Cuts,
 }
 
@@ -306,7 +306,7 @@ impl<P: Platform> StretchChange<'_, '_, P> {
     fn needs_pause(&self) -> bool {
         let stretch = self.stretch;
         stretch.from.up_to(stretch.until).any(|index| {
-            let old = self.map.entry(stretch, index);
+            let old = stretch.entry(self.change.map, index);
             self.breaks(old, self.new_entry(index))
         })
     }
@@ -320,7 +320,7 @@ impl<P: Platform> StretchChange<'_, '_, P> {
 
     /// Pauses the entries that need it, invalidates every TLB, and writes the new entries.
     fn apply_paused(&self, counts: &mut Counts) {
-        let map = self.map;
+        let map = self.change.map;
         // No CPU waits for the lock with interrupts off: a CPU that the invalidation interrupts
         // must be able to answer.
         let _pausing = loop {
@@ -345,7 +345,7 @@ impl<P: Platform> Rewrite for StretchChange<'_, '_, P> {
 
     #[inline]
     fn new_entry(&self, index: EntryIndex) -> Entry {
-        let (stretch, old) = (self.stretch, self.map.entry(self.stretch, index));
+        let (stretch, old) = (self.stretch, self.stretch.entry(self.change.map, index));
         let single = P::Arch::clear_contig(old, index);
         if stretch.inside.contains(&index) {
             let new = match stretch.new {
@@ -372,14 +372,13 @@ impl<P: Platform> Rewrite for StretchChange<'_, '_, P> {
     }
 
     fn flush(&self, counts: &mut Counts) {
-        self.map.invalidate(self.range(), self.stretch.level, Tables::Unchanged, counts);
+        self.change.map.invalidate(self.range(), self.stretch.level, Tables::Unchanged, counts);
     }
 }
 
 /// Builds tables that replace huge leaves, with the change applied.
 struct TableBuilder<'a, 'm, P: Platform> {
-    map: &'a KernelMap<'m, P>,
-    change: &'a ProtectionChange,
+    change: &'a ProtectionChange<'a, 'm, P>,
     pool: &'a mut TablePool<'m, P>,
     counts: &'a mut Counts,
 }
@@ -392,14 +391,14 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
             Some(permissions) => {
                 let memory = P::Arch::memory_type_of(leaf);
                 let leaves = Leaves::of(permissions, memory);
-                self.map.leaf(P::Arch::frame(leaf), level, &leaves)
+                leaves.leaf(P::Arch::frame(leaf), level)
             }
         }
     }
 
     /// Builds the table for the huge `leaf` of `level` at `base`.
     fn build(&mut self, leaf: Entry, level: Level<P::Arch>, base: VirtAddr) -> Option<Frame> {
-        let (map, change, below) = (self.map, self.change, level.below());
+        let (map, change, below) = (self.change.map, self.change, level.below());
         let table = self.pool.take(below, self.counts).ok()?;
         map.memory.frames.table(table).unlock();
         let (shift, order) = (below.span_shift(), below.order());
@@ -412,7 +411,7 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
         };
         for index in EntryIndex::all::<P::Arch>() {
             let frame = P::Arch::frame(leaf).plus(index.number() << order.0);
-            let old = map.leaf(frame, below, &leaves);
+            let old = leaves.leaf(frame, below);
             let entry = match change.position(part(index, 1)) {
                 Position::Outside => old,
                 Position::Inside => self.changed(old, below),

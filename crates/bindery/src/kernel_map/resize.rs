@@ -8,15 +8,17 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Level, MemoryType};
 use crate::error::{Failure, NoMemory};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 
-use super::area::{Area, Claim, Placement};
+use super::area::{Area, Claim};
 use super::leaves::Leaves;
+use super::protect::cut;
 use super::request::{AreaKind, VmallocOptions};
+use super::reserve::Placement;
 use super::walk::{Holes, Walk};
 use super::{KernelMap, KernelMapError};
 
@@ -57,25 +59,26 @@ impl<P: Platform> KernelMap<'_, P> {
         size: u64,
         options: &VmallocOptions,
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
-        let (pages, _) = self.check_vmalloc(size, options)?;
-        let claim = self.claim_start(start, AreaKind::Vmalloc)?;
+        let (pages, _) = options.check(self, size)?;
+        let claim = self.areas.claim_start(start, AreaKind::Vmalloc)?;
         let old = claim.pages();
-        let leaves = self.leaves(options.permissions, MemoryType::Normal, claim.pieces);
+        let leaves =
+            Leaves::new(self, options.permissions, MemoryType::Normal, claim.traits.pieces);
         let leaves = match leaves {
             Ok(leaves) => leaves,
             Err(problem) => {
-                self.release(claim);
+                self.areas.release(claim);
                 return Err(problem.into());
             }
         };
         let misaligned = !start.is_aligned(options.align);
         if pages < old && !misaligned {
-            let result = self.shrink(&claim, pages);
-            self.release(claim);
+            let result = shrink(self, &claim, pages);
+            self.areas.release(claim);
             return result.map(|()| start);
         }
         if pages == old && !misaligned {
-            self.release(claim);
+            self.areas.release(claim);
             return Ok(start);
         }
         let resize = Resize { map: self, pages, leaves: &leaves, options };
@@ -86,55 +89,42 @@ impl<P: Platform> KernelMap<'_, P> {
             Err(problem) => Err(problem),
         };
         let Ok(Some(moved)) = moved else {
-            self.release(claim);
+            self.areas.release(claim);
             return moved.map(|_| start);
         };
         let start = moved.range().start();
         // The old area is unmapped first, so that no purge frees the new one's frames before it.
         self.finish_unmap(claim, super::UnmapTime::Later);
-        self.release(moved);
+        self.areas.release(moved);
         Ok(start)
     }
+}
 
-    fn shrink(&self, area: &Claim<'_>, pages: u64) -> Result<(), Failure<KernelMapError>> {
-        let range = area.range();
-        let cut = VirtAddr(range.start().0 + (pages << PAGE_SHIFT));
-        self.cut(area, cut)?;
-        // If the area was moved, TLBs may hold its frames under the old addresses until a purge.
-        self.purge_freed();
-        self.drop_tail(area, pages, Holes::None);
-        Ok(())
-    }
+/// Shrinks a claimed area to `pages` pages.
+fn shrink<P: Platform>(
+    map: &KernelMap<'_, P>,
+    area: &Claim<'_>,
+    pages: u64,
+) -> Result<(), Failure<KernelMapError>> {
+    let range = area.range();
+    let at = VirtAddr(range.start().0 + (pages << PAGE_SHIFT));
+    cut(map, area, at)?;
+    // If the area was moved, TLBs may hold its frames under the old addresses until a purge.
+    map.purge_freed();
+    drop_tail(map, area, pages, Holes::None);
+    Ok(())
+}
 
-    /// Unmaps and frees, at once, all pages of a claimed area from page `pages` on.
-    fn drop_tail(&self, area: &Area, pages: u64, holes: Holes) {
-        let mut counts = Counts::default();
-        let range = area.range();
-        let tail = VirtRange::raw(range.start().0 + (pages << PAGE_SHIFT), range.end().0);
-        self.clear(tail, holes, &mut counts);
-        self.invalidate(tail, Level::PTE, Tables::Unchanged, &mut counts);
-        area.set_pages(pages);
-        area.blocks.cut(self.memory, pages).free(self.memory);
-        self.stats.add(&counts);
-    }
-
-    /// Extends a claimed area to `pages` pages and a guard page, if the addresses after it are
-    /// free.
-    fn extend(&self, area: &Claim<'_>, pages: u64) -> bool {
-        let _writer = self.freed.lock();
-        let Some(end) = area.start().checked_add((pages + 1) * PAGE_SIZE) else { return false };
-        if end > area.end() {
-            // SAFETY: 1. the lock is held.
-            let start_of = |next| unsafe { self.area(next) }.start();
-            let limit = self.index.next(area).map_or(u64::MAX, start_of);
-            if end > limit.min(self.arena.end().0) {
-                return false;
-            }
-            area.set_end(end);
-            self.index.bounds_changed(area);
-        }
-        true
-    }
+/// Unmaps and frees, at once, all pages of a claimed area from page `pages` on.
+fn drop_tail<P: Platform>(map: &KernelMap<'_, P>, area: &Area, pages: u64, holes: Holes) {
+    let mut counts = Counts::default();
+    let range = area.range();
+    let tail = VirtRange::raw(range.start().0 + (pages << PAGE_SHIFT), range.end().0);
+    map.clear(tail, holes, &mut counts);
+    map.invalidate(tail, Level::PTE, Tables::Unchanged, &mut counts);
+    area.set_pages(pages);
+    area.blocks.cut(map.memory, pages).free(map.memory);
+    map.stats.add(&counts);
 }
 
 /// A new size for an area.
@@ -151,19 +141,18 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
     fn grow_in_place(&self, area: &Claim<'_>) -> Result<Option<()>, Failure<KernelMapError>> {
         let (map, memory) = (self.map, self.map.memory);
         // A spare area, which returns the addresses if memory runs out.
-        let make = || Area::new(area.kind, area.pieces, area.pauses, area.memory);
-        let areas = &memory.slab::<Area>();
-        let allocate = || areas.allocate_with(&memory.frames, make);
+        let slab = &memory.slab::<Area>();
+        let allocate = || slab.allocate_with(&memory.frames, || Area::new(area.traits));
         let spare = allocate().or_else(|| {
             map.purge_freed();
             allocate()
         });
         let spare = spare.ok_or(NoMemory)?;
         let end = area.end();
-        let grown = map.extend(area, self.pages).then(|| self.grow(area));
+        let grown = map.areas.extend(area, self.pages).then(|| self.grow(area));
         if matches!(grown, Some(Err(_))) && area.end() > end {
             // SAFETY: 1. allocated above, and not used again.
-            unsafe { map.put_off_rest(area, end, spare) };
+            unsafe { map.areas.put_off_rest(area, end, spare) };
             // Memory is short, and tables may wait for a purge.
             map.purge_freed();
         } else {
@@ -181,7 +170,7 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         let result = walk.populate(area, old..pages, leaves, options.content);
         if let Err(stop) = result {
             map.stats.add(&walk.counts);
-            map.drop_tail(area, old, Holes::Perhaps);
+            drop_tail(map, area, old, Holes::Perhaps);
             return Err(stop.into());
         }
         let start = area.start();
@@ -197,10 +186,9 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         let Self { map, pages, leaves, options } = *self;
         // A shrinking area moves if its alignment needs another place.
         let kept = pages.min(old.pages());
-        let piece = map.largest_piece(pages, leaves) << PAGE_SHIFT;
-        let make = || Area::new(old.kind, old.pieces, old.pauses, old.memory);
+        let piece = leaves.largest_piece(pages) << PAGE_SHIFT;
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
-        let new = map.reserve_at_best(best, options.align, make)?;
+        let new = best.reserve_or_aligned(options.align, map, old.traits)?;
         let range = new.range();
         let mut walk = Walk::new(map);
         let from = old.range().start().0;

@@ -5,14 +5,15 @@
 use core::ops::Range;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
-use crate::arch::{Arch, Level, MemoryType};
+use crate::arch::MemoryType;
 use crate::error::Failure;
 use crate::frame::{AllocateFor, MAX_ORDER};
 use crate::platform::Platform;
 
-use super::area::{Area, Claim, Placement};
+use super::area::{AreaTraits, Claim};
 use super::leaves::Leaves;
 use super::request::{AreaKind, Content, Pieces, UnmapTime, VmallocOptions};
+use super::reserve::Placement;
 use super::walk::{Holes, Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
@@ -52,14 +53,13 @@ impl<P: Platform> KernelMap<'_, P> {
         size: u64,
         options: &VmallocOptions,
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
-        let (pages, leaves) = self.check_vmalloc(size, options)?;
-        let piece = self.largest_piece(pages, &leaves) << PAGE_SHIFT;
-        let make = || {
-            let kind = AreaKind::Vmalloc;
-            Area::new(kind, options.pieces, options.pauses, MemoryType::Normal)
-        };
+        let (pages, leaves) = options.check(self, size)?;
+        let piece = leaves.largest_piece(pages) << PAGE_SHIFT;
+        let VmallocOptions { pieces, pauses, .. } = *options;
+        let kind = AreaKind::Vmalloc;
+        let traits = AreaTraits { kind, pieces, pauses, memory: MemoryType::Normal };
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
-        let claim = self.reserve_at_best(best, options.align, make)?;
+        let claim = best.reserve_or_aligned(options.align, self, traits)?;
         let mut walk = Walk::new(self);
         if let Err(stop) = walk.populate(&claim, 0..pages, &leaves, options.content) {
             self.stats.add(&walk.counts);
@@ -69,41 +69,17 @@ impl<P: Platform> KernelMap<'_, P> {
         let range = claim.range();
         self.publish(range, &mut walk.counts);
         self.stats.add(&walk.counts);
-        self.release(claim);
+        self.areas.release(claim);
         Ok(range.start())
-    }
-
-    /// Checks a request before anything is allocated.
-    pub(super) fn check_vmalloc(
-        &self,
-        size: u64,
-        options: &VmallocOptions,
-    ) -> Result<(u64, Leaves<P::Arch>), KernelMapError> {
-        let pages = self.pages(size)?;
-        if !options.align.is_power_of_two() || options.align < PAGE_SIZE {
-            return Err(KernelMapError::BadAlignment);
-        }
-        let leaves = self.leaves(options.permissions, MemoryType::Normal, options.pieces)?;
-        if pages > self.memory.total_frames() {
-            // Refused before it takes everything from others: reclaim makes no machine larger.
-            return Err(KernelMapError::OutOfMemory);
-        }
-        Ok((pages, leaves))
     }
 
     /// The number of pages for `size` bytes, if the arena has room for them and a guard page.
     pub(super) fn pages(&self, size: u64) -> Result<u64, KernelMapError> {
         match size.div_ceil(PAGE_SIZE) {
             0 => Err(KernelMapError::Empty),
-            pages if pages >= self.arena.pages() => Err(KernelMapError::TooLarge),
+            pages if pages >= self.areas.arena.pages() => Err(KernelMapError::TooLarge),
             pages => Ok(pages),
         }
-    }
-
-    /// Pages of the largest piece that fits into `pages`.
-    pub(super) fn largest_piece(&self, pages: u64, leaves: &Leaves<P::Arch>) -> u64 {
-        let fits = |piece: &u64| *piece <= pages;
-        self.piece_sizes(leaves).find(fits).unwrap_or(1)
     }
 
     /// Takes an unfinished claimed area apart.
@@ -143,7 +119,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// ```
     pub unsafe fn vfree(&self, start: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
-            let claim = self.claim_start(start, AreaKind::Vmalloc)?;
+            let claim = self.areas.claim_start(start, AreaKind::Vmalloc)?;
             self.finish_unmap(claim, UnmapTime::Later);
             Ok(())
         })
@@ -166,21 +142,27 @@ impl<P: Platform> KernelMap<'_, P> {
         let mut counts = crate::Counts::default();
         self.clear(claim.range(), holes, &mut counts);
         self.stats.add(&counts);
-        self.put_off(claim)
+        self.areas.put_off(claim)
     }
+}
 
-    /// The sizes of pieces above a page, in pages, largest first.
-    pub(super) fn piece_sizes(
+impl VmallocOptions {
+    /// Checks a request for `size` bytes before anything is allocated: the pages, and their leaves.
+    pub(super) fn check<P: Platform>(
         &self,
-        leaves: &Leaves<P::Arch>,
-    ) -> impl Iterator<Item = u64> + use<P> {
-        let (largest, largest_contig) = (leaves.largest(), leaves.largest_contig());
-        Level::PTE.up_to(largest).rev().flat_map(move |level| {
-            let pages = 1_u64 << level.order().0;
-            let block =
-                (level <= largest_contig).then_some(pages * u64::from(P::Arch::CONTIG_ENTRIES));
-            block.into_iter().chain((level > Level::PTE).then_some(pages))
-        })
+        map: &KernelMap<'_, P>,
+        size: u64,
+    ) -> Result<(u64, Leaves<P::Arch>), KernelMapError> {
+        let pages = map.pages(size)?;
+        if !self.align.is_power_of_two() || self.align < PAGE_SIZE {
+            return Err(KernelMapError::BadAlignment);
+        }
+        let leaves = Leaves::new(map, self.permissions, MemoryType::Normal, self.pieces)?;
+        if pages > map.memory.total_frames() {
+            // Refused before it takes everything from others: reclaim makes no machine larger.
+            return Err(KernelMapError::OutOfMemory);
+        }
+        Ok((pages, leaves))
     }
 }
 
@@ -210,7 +192,7 @@ impl<P: Platform> Walk<'_, '_, P> {
                 pause = at + PAGES_AT_ONCE;
             }
             let mut order = Order((until - at).ilog2().min(u32::from(MAX_ORDER.0)) as u8);
-            if area.pieces == Pieces::Largest && at > 0 {
+            if area.traits.pieces == Pieces::Largest && at > 0 {
                 // A large block at an address not aligned to it would be mapped by single pages.
                 order = order.min(Order(at.trailing_zeros() as u8));
             }

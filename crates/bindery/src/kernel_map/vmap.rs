@@ -8,13 +8,14 @@ use crate::error::Failure;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
-use super::area::{Area, Placement};
+use super::area::AreaTraits;
 use super::leaves::Leaves;
 use super::request::{AreaKind, Pauses, Pieces, UnmapTime, VmapOptions};
+use super::reserve::Placement;
 use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
-impl<'m, P: Platform> KernelMap<'m, P> {
+impl<P: Platform> KernelMap<'_, P> {
     /// Maps single frames at consecutive addresses, in the order of the list (Linux: `vmap`).
     /// Returns the first address.
     ///
@@ -36,10 +37,11 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// [`KernelMapError::NoSuchMemoryType`], [`KernelMapError::OutOfAddresses`],
     /// [`KernelMapError::OutOfMemory`].
     pub fn vmap(&self, pages: &[Frame], options: &VmapOptions) -> Result<VirtAddr, KernelMapError> {
-        let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
-        let count = self.pages((pages.len() as u64) << PAGE_SHIFT)?;
-        let place = self.place_of_list(pages, count, &leaves);
-        self.map_at(AreaKind::Vmap, place, options, |walk, at| walk.map_list(at, pages, &leaves))
+        let leaves = options.leaves(self)?;
+        self.pages((pages.len() as u64) << PAGE_SHIFT)?;
+        let place = Placement::of_list(pages, &leaves);
+        let mapping = Mapping { place, traits: options.traits(AreaKind::Vmap) };
+        mapping.make(self, |walk, at| walk.map_list(at, pages, &leaves))
     }
 
     /// Like [`KernelMap::vmap`], for ranges of frames: folios of any orders. Ranges that are
@@ -54,7 +56,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         ranges: &[FrameRange],
         options: &VmapOptions,
     ) -> Result<VirtAddr, KernelMapError> {
-        let leaves = self.leaves(options.permissions, options.memory, options.pieces)?;
+        let leaves = options.leaves(self)?;
         let is_beyond =
             |range: &FrameRange| u64::from(range.first.0) + u64::from(range.count) > 1 << u32::BITS;
         if ranges.iter().any(is_beyond) {
@@ -70,11 +72,12 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         }
         let pages = self.pages(pages.saturating_mul(PAGE_SIZE))?;
         let (count, offset, first) = longest;
-        let piece = self.largest_piece(count, &leaves);
+        let piece = leaves.largest_piece(count);
         let congruent = u64::from(first.0).wrapping_sub(offset) & (piece - 1);
         let place =
             Placement { pages, align: piece << PAGE_SHIFT, congruent: congruent << PAGE_SHIFT };
-        self.map_at(AreaKind::Vmap, place, options, |walk, mut at| {
+        let mapping = Mapping { place, traits: options.traits(AreaKind::Vmap) };
+        mapping.make(self, |walk, mut at| {
             for (first, count) in joined(ranges) {
                 walk.map_run(at, first, count, &leaves)?;
                 at += count << PAGE_SHIFT;
@@ -96,7 +99,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// 2. Its addresses are not used any more: no reference, no access, and no CPU executes there.
     pub unsafe fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
-            let claim = self.claim_start(start, AreaKind::Vmap)?;
+            let claim = self.areas.claim_start(start, AreaKind::Vmap)?;
             self.finish_unmap(claim, time);
             Ok(())
         })
@@ -129,7 +132,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             pieces: Pieces::Largest,
             pauses: Pauses::Allowed,
         };
-        let leaves = self.leaves(options.permissions, memory, options.pieces)?;
+        let leaves = options.leaves(self)?;
         if size == 0 {
             return Err(KernelMapError::Empty);
         }
@@ -147,9 +150,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let base = from.0 - offset;
         let place = Placement { pages, align, congruent: base & (align - 1) };
         let first = Frame((base >> PAGE_SHIFT) as u32);
-        let start = self.map_at(AreaKind::Ioremap, place, &options, |walk, at| {
-            walk.map_run(at, first, pages, &leaves)
-        })?;
+        let mapping = Mapping { place, traits: options.traits(AreaKind::Ioremap) };
+        let start = mapping.make(self, |walk, at| walk.map_run(at, first, pages, &leaves))?;
         Ok(start.offset(offset))
     }
 
@@ -166,50 +168,73 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// 2. Its addresses are not used any more: no reference and no access.
     pub unsafe fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
-            let claim = self.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
+            let claim = self.areas.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
             self.finish_unmap(claim, UnmapTime::Later);
             Ok(())
         })
     }
+}
 
-    /// Reserves an area, aligned for large pieces if possible, and lets `map` fill it.
-    fn map_at(
+/// A new area for the caller's frames.
+struct Mapping {
+    place: Placement,
+    traits: AreaTraits,
+}
+
+impl Mapping {
+    /// Reserves the area, aligned for large pieces if possible, and lets `fill` map its pages.
+    /// Returns its address.
+    fn make<'m, P: Platform>(
         &self,
-        kind: AreaKind,
-        place: Placement,
-        options: &VmapOptions,
-        mut map: impl FnMut(&mut Walk<'_, 'm, P>, u64) -> Result<(), WalkError>,
+        map: &KernelMap<'m, P>,
+        mut fill: impl FnMut(&mut Walk<'_, 'm, P>, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, KernelMapError> {
-        self.memory.outermost(|| self.map_at_once(kind, place, options, &mut map))
+        map.memory.outermost(|| self.make_once(map, &mut fill))
     }
 
-    fn map_at_once(
+    fn make_once<'m, P: Platform>(
         &self,
-        kind: AreaKind,
-        place: Placement,
-        options: &VmapOptions,
-        map: &mut impl FnMut(&mut Walk<'_, 'm, P>, u64) -> Result<(), WalkError>,
+        map: &KernelMap<'m, P>,
+        fill: &mut impl FnMut(&mut Walk<'_, 'm, P>, u64) -> Result<(), WalkError>,
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
-        let make = || Area::new(kind, options.pieces, options.pauses, options.memory);
-        let claim = self.reserve_at_best(place, PAGE_SIZE, make)?;
+        let claim = self.place.reserve_or_aligned(PAGE_SIZE, map, self.traits)?;
         let range = claim.range();
-        let mut walk = Walk::new(self);
-        if let Err(stop) = map(&mut walk, range.start().0) {
-            self.stats.add(&walk.counts);
-            self.abandon(claim);
+        let mut walk = Walk::new(map);
+        if let Err(stop) = fill(&mut walk, range.start().0) {
+            map.stats.add(&walk.counts);
+            map.abandon(claim);
             return Err(stop.into());
         }
-        self.publish(range, &mut walk.counts);
-        self.stats.add(&walk.counts);
-        self.release(claim);
+        map.publish(range, &mut walk.counts);
+        map.stats.add(&walk.counts);
+        map.areas.release(claim);
         Ok(range.start())
     }
+}
 
+impl VmapOptions {
+    /// The properties of an area with these options.
+    fn traits(&self, kind: AreaKind) -> AreaTraits {
+        let Self { pieces, pauses, memory, .. } = *self;
+        AreaTraits { kind, pieces, pauses, memory }
+    }
+
+    /// The leaves of an area with these options.
+    fn leaves<P: Platform>(
+        &self,
+        map: &KernelMap<'_, P>,
+    ) -> Result<Leaves<P::Arch>, KernelMapError> {
+        Leaves::new(map, self.permissions, self.memory, self.pieces)
+    }
+}
+
+impl Placement {
     /// The alignment for the start of a list of `count` pages: chosen so that the first complete
     /// large piece in it can be mapped as one. A piece of n pages shows in the list by two entries
     /// that are n/2 - 1 apart in place and in value, so only every n/2-th place need be checked.
-    fn place_of_list(&self, pages: &[Frame], count: u64, leaves: &Leaves<P::Arch>) -> Placement {
-        for piece in self.piece_sizes(leaves).filter(|piece| *piece <= pages.len() as u64) {
+    fn of_list<A: Arch>(pages: &[Frame], leaves: &Leaves<A>) -> Self {
+        let count = pages.len() as u64;
+        for piece in leaves.piece_sizes().filter(|piece| *piece <= count) {
             let (size, half) = (piece as usize, (piece as usize / 2).max(1));
             for (chunk, place) in pages.chunks_exact(half).zip((0..).step_by(half)) {
                 let first = chunk[0].0;
@@ -223,7 +248,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
                 let ends = pages.get(begin).zip(pages.get(begin + size - 1));
                 if ends.is_some_and(|(a, b)| b.0.wrapping_sub(a.0) as usize == size - 1) {
                     let congruent = (pages[begin].0 as usize).wrapping_sub(begin) & (size - 1);
-                    return Placement {
+                    return Self {
                         pages: count,
                         align: piece << PAGE_SHIFT,
                         congruent: (congruent as u64) << PAGE_SHIFT,
@@ -231,7 +256,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
                 }
             }
         }
-        Placement { pages: count, align: PAGE_SIZE, congruent: 0 }
+        Self { pages: count, align: PAGE_SIZE, congruent: 0 }
     }
 }
 
