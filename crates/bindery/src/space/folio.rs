@@ -70,14 +70,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`FolioError::Busy`] if it has other mappings or holders, or a mapping of another VMA has a
     /// part.
     pub fn split_folio(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
-        self.page_table.memory.retry(|| self.split_once(addr, order))
-    }
-
-    fn split_once(&self, addr: VirtAddr, order: Order) -> Result<(), Failure<FolioError>> {
-        let page = addr.align_down(PAGE_SIZE);
-        let vmas = self.vmas.lock();
-        let vma = vmas.view().at(page).ok_or(FolioError::NotMapped)?;
-        split_locked(&self.page_table, &vma.lock_write(self.platform()), page, order)
+        self.page_table.memory.retry(|| split_once(self, addr, order))
     }
 
     /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
@@ -89,24 +82,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
     /// [`FolioError::OutOfMemory`].
     pub fn join_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
-        self.page_table.memory.outermost(|| self.join_leaves_locked(addr))
-    }
-
-    fn join_leaves_locked(&self, addr: VirtAddr) -> Result<(), Failure<FolioError>> {
-        let base = addr.align_down(P::Arch::PMD.span());
-        let range = VirtRange::from_len(base, P::Arch::PMD.span());
-        let vmas = self.vmas.lock();
-        let vma = vmas.view().first_ending_after(base.0).ok_or(FolioError::NotMapped)?;
-        if !range.is_some_and(|range| vma.range().covers(range)) {
-            return Err(FolioError::NotMapped.into());
-        }
-        let locked = vma.lock_write(self.platform());
-        let result = self.page_table.join_leaves(base);
-        drop(locked);
-        result.map_err(|error| match error {
-            JoinError::NotUniform => FolioError::Unsuitable.into(),
-            JoinError::NoMemory => Failure::NoMemory,
-        })
+        self.page_table.memory.outermost(|| join_leaves_locked(self, addr))
     }
 
     /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio. Waits for
@@ -141,6 +117,37 @@ impl<P: Platform> AddressSpace<'_, P> {
             Kind::Empty | Kind::Table => false,
         }
     }
+}
+
+fn split_once<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: VirtAddr,
+    order: Order,
+) -> Result<(), Failure<FolioError>> {
+    let page = addr.align_down(PAGE_SIZE);
+    let vmas = space.vmas.lock();
+    let vma = vmas.view().at(page).ok_or(FolioError::NotMapped)?;
+    split_locked(&space.page_table, &vma.lock_write(space.platform()), page, order)
+}
+
+fn join_leaves_locked<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: VirtAddr,
+) -> Result<(), Failure<FolioError>> {
+    let base = addr.align_down(P::Arch::PMD.span());
+    let range = VirtRange::from_len(base, P::Arch::PMD.span());
+    let vmas = space.vmas.lock();
+    let vma = vmas.view().first_ending_after(base.0).ok_or(FolioError::NotMapped)?;
+    if !range.is_some_and(|range| vma.range().covers(range)) {
+        return Err(FolioError::NotMapped.into());
+    }
+    let locked = vma.lock_write(space.platform());
+    let result = space.page_table.join_leaves(base);
+    drop(locked);
+    result.map_err(|error| match error {
+        JoinError::NotUniform => FolioError::Unsuitable.into(),
+        JoinError::NoMemory => Failure::NoMemory,
+    })
 }
 
 /// Splits a folio whose pages are mapped in `range`, in their order.

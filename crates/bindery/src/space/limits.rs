@@ -25,7 +25,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: any.
     pub fn usage(&self) -> Usage {
-        Usage { pinned: self.pinned_pages(), ..self.vmas.account().usage() }
+        Usage { pinned: self.pin_counts.pages(), ..self.vmas.account().usage() }
     }
 
     /// Records how many pages are resident. Called before a call unmaps pages, so that mapping them

@@ -52,9 +52,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn merging(&self) -> bool {
         self.settings.merges()
     }
+}
 
-    /// The merging flag that a new mapping with these flags gets. The caller holds the mutex.
-    pub(super) fn future_merging(&self, flags: MappingFlags) -> MappingFlags {
-        if self.settings.merges() { mergeable(flags) } else { MappingFlags::empty() }
-    }
+/// The merging flag that a new mapping with these flags gets. The caller holds the mutex.
+pub(super) fn future_merging<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    flags: MappingFlags,
+) -> MappingFlags {
+    if space.settings.merges() { mergeable(flags) } else { MappingFlags::empty() }
 }

@@ -349,7 +349,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         edit.flush();
         op::finish(&self.page_table, &mut gather, removed);
         // SAFETY: 1. this is the drop, after which no call uses the address space.
-        unsafe { self.let_go_of_pins() };
+        unsafe { self.pin_counts.release(self.page_table.memory) };
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is
         // left: the VMAs, by which others made theirs, are out of all lists.
         unsafe { self.page_table.free_root() };

@@ -27,6 +27,7 @@ use crate::table::publish::publish;
 use super::AddressSpace;
 use super::fault::written_attributes;
 use super::folio::FolioError;
+use crate::space::stack_growth::prepare_group;
 use crate::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 
 /// Why pages did not move. What lies before has moved.
@@ -142,7 +143,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let Some(group) = destination.group() else {
                 // Whose the pages will be is settled under the mutex.
                 drop(locked);
-                self.prepare_group(request.destination)?;
+                prepare_group(self, request.destination)?;
                 continue;
             };
             let at = VirtAddr(request.destination.0 + *moved);

@@ -16,7 +16,7 @@ use crate::table::locking::Depth;
 use crate::table::run::Slots;
 
 use super::fault::{Access, record_access, unshare};
-use super::pin_count::{PinCount, Share};
+use super::pin_count::{PinCount, Share, pin_count};
 use super::{AddressSpace, Protection};
 use crate::vma::{MappingFlags, Vma};
 
@@ -166,7 +166,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(FaultError::NotMapped.into());
         }
         let page = at.align_down(PAGE_SIZE);
-        let count = self.page_table.memory.retry(|| self.pin_count())?;
+        let count = self.page_table.memory.retry(|| pin_count(self))?;
         loop {
             let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
             let vma = locked.vma();
@@ -184,7 +184,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let range = VirtRange::raw(page.0, end);
             let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
             let own = match pages_to_pin(&mut cursor, access, own) {
-                Present::Pages(found) => return self.pin_pages(&mut cursor, vma, found, count),
+                Present::Pages(found) => return pin_pages(self, &mut cursor, vma, found, count),
                 Present::Other => own,
                 // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
                 // would leave it in place.
@@ -201,31 +201,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             }
         }
     }
+}
 
-    /// Pins pages that the cursor's tables map, in a VMA that is locked.
-    fn pin_pages(
-        &self,
-        cursor: &mut Cursor<'_, 'm, P>,
-        vma: &Vma,
-        found: PagesToPin<P::Arch>,
-        count: &'m PinCount,
-    ) -> Result<Pinned<'m, P>, PinError> {
-        let memory = self.page_table.memory;
-        let PagesToPin { leaf, folio, first, pages, access, shared } = found;
-        let share = self.share_of_pins(count, pages)?;
-        if !memory.frames.folio(folio).pin(share.room) {
-            return Err(PinError::FolioLimit);
-        }
-        record_access(cursor, leaf.node, leaf.index, access);
-        let noticed = vma.object().is_some_and(|object| object.notices_writes());
-        let file = if access == Access::Write && shared && noticed {
-            let at = cursor.range().start();
-            self.object_of(vma).map(|object| (object, vma.page_offset_of(at)))
-        } else {
-            None
-        };
-        Ok(Pinned { memory, folio, first, pages, access, file, _share: share })
+/// Pins pages that the cursor's tables map, in a VMA that is locked.
+fn pin_pages<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    cursor: &mut Cursor<'_, 'm, P>,
+    vma: &Vma,
+    found: PagesToPin<P::Arch>,
+    count: &'m PinCount,
+) -> Result<Pinned<'m, P>, PinError> {
+    let memory = space.page_table.memory;
+    let PagesToPin { leaf, folio, first, pages, access, shared } = found;
+    let share = Share::add(space, count, pages)?;
+    if !memory.frames.folio(folio).pin(share.room) {
+        return Err(PinError::FolioLimit);
     }
+    record_access(cursor, leaf.node, leaf.index, access);
+    let noticed = vma.object().is_some_and(|object| object.notices_writes());
+    let file = if access == Access::Write && shared && noticed {
+        let at = cursor.range().start();
+        space.object_of(vma).map(|object| (object, vma.page_offset_of(at)))
+    } else {
+        None
+    };
+    Ok(Pinned { memory, folio, first, pages, access, file, _share: share })
 }
 
 /// The pages mapped from the beginning of the cursor's range on, if the mapping allows the access

@@ -65,7 +65,7 @@ impl PinCount {
         // Release, and acquire for the last owner: all accesses of other owners happen before the
         // free.
         if self.0.fetch_sub(taken, Ordering::AcqRel) == taken {
-            // SAFETY: the count came from this slab (`AddressSpace::pin_count`). It is zero, so
+            // SAFETY: the count came from this slab (`PinCounts::get_or_allocate`). It is zero, so
             // neither the address space nor a pin knows it any more.
             unsafe { memory.slab::<PinCount>().free(&memory.frames, self.into()) };
         }
@@ -80,6 +80,46 @@ impl PinCounts {
     fn get(&self) -> Option<NonNull<PinCount>> {
         NonNull::new(self.0.load(Ordering::Acquire))
     }
+
+    /// The address space's count, allocated at its first pin.
+    fn get_or_allocate<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+    ) -> Result<NonNull<PinCount>, NoMemory> {
+        if let Some(count) = self.get() {
+            return Ok(count);
+        }
+        memory.may_wait();
+        let new = PinCount(AtomicU64::new(SPACE));
+        let new = memory.slab::<PinCount>().allocate(&memory.frames, new).ok_or(NoMemory)?;
+        let (null, made) = (ptr::null_mut(), new.as_ptr());
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        match self.0.compare_exchange(null, made, order.0, order.1) {
+            Ok(_) => Ok(new),
+            Err(other) => {
+                // SAFETY: the count came from this slab, and no other thread has seen it.
+                unsafe { memory.slab::<PinCount>().free(&memory.frames, new) };
+                NonNull::new(other).ok_or(NoMemory)
+            }
+        }
+    }
+
+    /// The number of pinned pages. A page counts once for each of its pins.
+    pub(super) fn pages(&self) -> u64 {
+        // SAFETY: the address space owns a share of the count.
+        self.get().map_or(0, |count| unsafe { count.as_ref() }.pages())
+    }
+
+    /// Subtracts the address space's own share when it is dropped. Its pins may outlive it.
+    ///
+    /// # Safety
+    /// 1. The address space does not use the count any more, and calls this once, with its memory.
+    pub(super) unsafe fn release<P: Platform>(&self, memory: &Memory<P>) {
+        if let Some(count) = self.get() {
+            // SAFETY: the address space has owned a share of the count until now.
+            unsafe { count.as_ref() }.take(memory, SPACE);
+        }
+    }
 }
 
 /// The share of one pin in the count. Dropping it subtracts the share.
@@ -91,47 +131,24 @@ pub(super) struct Share<'m, P: Platform> {
     pub(super) room: PinRoom,
 }
 
-impl<P: Platform> Drop for Share<'_, P> {
-    fn drop(&mut self) {
-        self.count.take(self.memory, self.pages);
-    }
+/// The count of an address space, allocated at its first pin.
+pub(super) fn pin_count<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+) -> Result<&'m PinCount, Failure<FaultError>> {
+    let count = space.pin_counts.get_or_allocate(space.page_table.memory)?;
+    // SAFETY: the address space owns a share of the count, and so does each pin that keeps the
+    // reference. The reference is not used after their shares are subtracted.
+    Ok(unsafe { count.as_ref() })
 }
 
-impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// The count of the address space, allocated at its first pin.
-    pub(super) fn pin_count(&self) -> Result<&'m PinCount, Failure<FaultError>> {
-        let memory = self.page_table.memory;
-        let count = match self.pin_counts.get() {
-            Some(count) => count,
-            None => {
-                memory.may_wait();
-                let new = PinCount(AtomicU64::new(SPACE));
-                let new = memory.slab::<PinCount>().allocate(&memory.frames, new);
-                let new = new.ok_or(NoMemory)?;
-                let (null, made) = (ptr::null_mut(), new.as_ptr());
-                let order = (Ordering::AcqRel, Ordering::Acquire);
-                match self.pin_counts.0.compare_exchange(null, made, order.0, order.1) {
-                    Ok(_) => new,
-                    Err(other) => {
-                        // SAFETY: the count came from this slab, and no other thread has seen it.
-                        unsafe { memory.slab::<PinCount>().free(&memory.frames, new) };
-                        NonNull::new(other).ok_or(NoMemory)?
-                    }
-                }
-            }
-        };
-        // SAFETY: the address space owns a share of the count, and so does each pin that keeps the
-        // reference. The reference is not used after their shares are subtracted.
-        Ok(unsafe { count.as_ref() })
-    }
-
-    /// Adds the share of a pin of `pages` pages.
-    pub(super) fn share_of_pins(
-        &self,
+impl<'m, P: Platform> Share<'m, P> {
+    /// Adds a pin of `pages` pages to the count of an address space.
+    pub(super) fn add(
+        space: &AddressSpace<'m, P>,
         count: &'m PinCount,
         pages: u32,
-    ) -> Result<Share<'m, P>, PinError> {
-        let limits = self.limits();
+    ) -> Result<Self, PinError> {
+        let limits = space.limits();
         let limit = match limits.locking {
             Locking::Limited => limits.pinned / PAGE_SIZE,
             Locking::Privileged => SPACE - 1,
@@ -139,24 +156,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let pages = u64::from(pages);
         let all = count.add(pages, limit).ok_or(PinError::LimitReached)?;
         let room = if all <= FEW { PinRoom::All } else { PinRoom::LowerHalf };
-        Ok(Share { memory: self.page_table.memory, count, pages, room })
+        Ok(Self { memory: space.page_table.memory, count, pages, room })
     }
+}
 
-    /// The number of pinned pages. A page counts once for each of its pins.
-    pub(super) fn pinned_pages(&self) -> u64 {
-        // SAFETY: the address space owns a share of the count.
-        self.pin_counts.get().map_or(0, |count| unsafe { count.as_ref() }.pages())
-    }
-
-    /// Subtracts the address space's own share when it is dropped. Its pins may outlive it.
-    ///
-    /// # Safety
-    /// 1. The address space does not use the count any more, and calls this once.
-    pub(super) unsafe fn let_go_of_pins(&self) {
-        if let Some(count) = self.pin_counts.get() {
-            // SAFETY: the address space has owned a share of the count until now.
-            unsafe { count.as_ref() }.take(self.page_table.memory, SPACE);
-        }
+impl<P: Platform> Drop for Share<'_, P> {
+    fn drop(&mut self) {
+        self.count.take(self.memory, self.pages);
     }
 }
 

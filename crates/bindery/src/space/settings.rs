@@ -93,6 +93,80 @@ impl Settings {
         self.change(MERGING, if merges { MERGING } else { 0 });
     }
 
+    fn large_folios(&self) -> LargeFolios {
+        match self.get() & LARGE_FOLIOS {
+            0 => LargeFolios::Allowed,
+            ADVISED => LargeFolios::Advised,
+            _ => LargeFolios::Never,
+        }
+    }
+
+    fn set_large_folios(&self, large: LargeFolios) {
+        let value = match large {
+            LargeFolios::Allowed => 0,
+            LargeFolios::Advised => ADVISED,
+            LargeFolios::Never => NEVER,
+        };
+        self.change(LARGE_FOLIOS, value);
+    }
+
+    fn exec_gain(&self) -> ExecGain {
+        match self.get() & EXEC_GAIN {
+            0 => ExecGain::Allowed,
+            EXEC_GAIN => ExecGain::RefusedHere,
+            _ => ExecGain::Refused,
+        }
+    }
+
+    /// Must be called with the address space's lock.
+    fn set_exec_gain(&self, gain: ExecGain) -> Result<(), Error> {
+        let value = match gain {
+            ExecGain::Allowed => 0,
+            ExecGain::Refused => REFUSED,
+            ExecGain::RefusedHere => EXEC_GAIN,
+        };
+        let set = self.get() & EXEC_GAIN;
+        if set != 0 && set != value {
+            return Err(Error::SealForbids);
+        }
+        self.change(EXEC_GAIN, value);
+        Ok(())
+    }
+
+    /// Of the orders that the policy allows in a mapping with these flags, those that the address
+    /// space uses.
+    #[inline]
+    pub(super) fn used_orders(&self, orders: Orders, flags: MappingFlags) -> Orders {
+        match self.get() & LARGE_FOLIOS {
+            0 => orders,
+            ADVISED if flags.contains(MappingFlags::HUGE) => orders,
+            _ => Orders::default(),
+        }
+    }
+
+    /// Whether `MADV_COLLAPSE` may make large folios.
+    pub(super) fn may_collapse_on_demand(&self) -> bool {
+        self.get() & NEVER == 0
+    }
+
+    /// Refuses what would let memory with the flags `before` become executable, or be writable and
+    /// executable. For a new mapping, both are the flags that it shall have.
+    pub(super) fn refuse_exec_gain(
+        &self,
+        before: MappingFlags,
+        after: MappingFlags,
+    ) -> Result<(), Error> {
+        let executable = after.contains(MappingFlags::EXECUTE);
+        if self.get() & REFUSED == 0 || !executable {
+            return Ok(());
+        }
+        let gained = !before.contains(MappingFlags::EXECUTE);
+        if gained || after.contains(MappingFlags::WRITE) {
+            return Err(Error::AccessDenied);
+        }
+        Ok(())
+    }
+
     fn change(&self, mask: u8, value: u8) {
         let changed = |old: u8| Some(old & !mask | value);
         // The closure never refuses.
@@ -106,23 +180,14 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: any.
     pub fn set_large_folios(&self, large: LargeFolios) {
-        let value = match large {
-            LargeFolios::Allowed => 0,
-            LargeFolios::Advised => ADVISED,
-            LargeFolios::Never => NEVER,
-        };
-        self.settings.change(LARGE_FOLIOS, value);
+        self.settings.set_large_folios(large);
     }
 
     /// The mappings in which the address space uses large folios.
     ///
     /// Context: any.
     pub fn large_folios(&self) -> LargeFolios {
-        match self.settings.get() & LARGE_FOLIOS {
-            0 => LargeFolios::Allowed,
-            ADVISED => LargeFolios::Advised,
-            _ => LargeFolios::Never,
-        }
+        self.settings.large_folios()
     }
 
     /// Sets whether memory may become executable from now on. Existing mappings do not change.
@@ -132,29 +197,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// [`Error::SealForbids`] if another value was set before: that cannot be undone.
     pub fn set_exec_gain(&self, gain: ExecGain) -> Result<(), Error> {
-        let value = match gain {
-            ExecGain::Allowed => 0,
-            ExecGain::Refused => REFUSED,
-            ExecGain::RefusedHere => EXEC_GAIN,
-        };
         let _guard = self.vmas.lock();
-        let set = self.settings.get() & EXEC_GAIN;
-        if set != 0 && set != value {
-            return Err(Error::SealForbids);
-        }
-        self.settings.change(EXEC_GAIN, value);
-        Ok(())
+        self.settings.set_exec_gain(gain)
     }
 
     /// Whether memory may become executable.
     ///
     /// Context: any.
     pub fn exec_gain(&self) -> ExecGain {
-        match self.settings.get() & EXEC_GAIN {
-            0 => ExecGain::Allowed,
-            EXEC_GAIN => ExecGain::RefusedHere,
-            _ => ExecGain::Refused,
-        }
+        self.settings.exec_gain()
     }
 
     /// Takes over those settings of `parent` that children inherit (not the limits), for the
@@ -164,39 +215,5 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: any.
     pub fn inherit_settings(&self, parent: &Self) {
         self.settings.change(u8::MAX, parent.settings.inherited());
-    }
-
-    /// Of the orders that the policy allows in a mapping with these flags, those that the address
-    /// space uses.
-    #[inline]
-    pub(crate) fn used_orders(&self, orders: Orders, flags: MappingFlags) -> Orders {
-        match self.settings.get() & LARGE_FOLIOS {
-            0 => orders,
-            ADVISED if flags.contains(MappingFlags::HUGE) => orders,
-            _ => Orders::default(),
-        }
-    }
-
-    /// Whether `MADV_COLLAPSE` may make large folios.
-    pub(super) fn may_collapse_on_demand(&self) -> bool {
-        self.settings.get() & NEVER == 0
-    }
-
-    /// Refuses what would let memory with the flags `before` become executable, or be writable and
-    /// executable. For a new mapping, both are the flags that it shall have.
-    pub(super) fn refuse_exec_gain(
-        &self,
-        before: MappingFlags,
-        after: MappingFlags,
-    ) -> Result<(), Error> {
-        let executable = after.contains(MappingFlags::EXECUTE);
-        if self.settings.get() & REFUSED == 0 || !executable {
-            return Ok(());
-        }
-        let gained = !before.contains(MappingFlags::EXECUTE);
-        if gained || after.contains(MappingFlags::WRITE) {
-            return Err(Error::AccessDenied);
-        }
-        Ok(())
     }
 }

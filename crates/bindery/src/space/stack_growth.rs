@@ -8,17 +8,21 @@ use crate::vmas::{STACK_GUARD_GAP, VmaSet};
 
 use super::AddressSpace;
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// Extends the mapping above `page` down to it, if that is one that grows down, and the limits
-    /// and the mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
-    pub(super) fn grow_down_to(&self, page: VirtAddr) -> Result<(), Failure<FaultError>> {
-        self.change_vmas(|vmas| grow_down(vmas, page))
-    }
+/// Extends the mapping above `page` down to it, if that is one that grows down, and the limits
+/// and the mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
+pub(super) fn grow_down_to<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    page: VirtAddr,
+) -> Result<(), Failure<FaultError>> {
+    space.change_vmas(|vmas| grow_down(vmas, page))
+}
 
-    /// Gives the VMA around `addr` an anon group for its anonymous pages. Takes the mutex.
-    pub(super) fn prepare_group(&self, addr: VirtAddr) -> Result<(), NoMemory> {
-        self.change_vmas(|vmas| vmas.at(addr).map_or(Ok(()), |vma| vmas.prepare_group(vma)))
-    }
+/// Gives the VMA around `addr` an anon group for its anonymous pages. Takes the mutex.
+pub(super) fn prepare_group<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    addr: VirtAddr,
+) -> Result<(), NoMemory> {
+    space.change_vmas(|vmas| vmas.at(addr).map_or(Ok(()), |vma| vmas.prepare_group(vma)))
 }
 
 fn grow_down<P: Platform>(

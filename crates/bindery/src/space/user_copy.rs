@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
@@ -17,7 +17,7 @@ use crate::vma::MappingFlags;
 /// Bytes that are on the stack between a load and a store.
 const COPIED_AT_ONCE: usize = 1024;
 
-/// On whose behalf memory is looked at.
+/// The process on whose behalf memory is accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asker {
     /// The program whose memory it is.
@@ -57,7 +57,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// The fault of such a load; the bytes before it have been read.
     pub fn read_user(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
-        self.read_as(Asker::Program, at, into)
+        UserCopy::of(self, Asker::Program).read(at, into)
     }
 
     /// As [`AddressSpace::read_user`], for a caller other than the program: a debugger, or another
@@ -68,21 +68,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As there; [`FaultError::Protection`] for secret memory ([`crate::Memory::secret_memory`]).
     pub fn read_foreign(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
-        self.read_as(Asker::Other, at, into)
-    }
-
-    fn read_as(&self, asker: Asker, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
-        let mut done = 0;
-        while done < into.len() {
-            let (part, length) = step(at, done, into.len())?;
-            let target = &mut into[done..done + length];
-            self.with_page(part, Access::Read, asker, |frame, offset| {
-                // SAFETY: 1. `step` stays in a page; 2. a mapped page, whose table is locked.
-                unsafe { bytes::read(self.platform(), frame, offset, target) };
-            })?;
-            done += length;
-        }
-        Ok(())
+        UserCopy::of(self, Asker::Other).read(at, into)
     }
 
     /// Writes `from` at `at`, like stores of the program.
@@ -92,7 +78,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// The fault of such a store; the bytes before it have been written.
     pub fn write_user(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
-        self.write_as(Asker::Program, at, from)
+        UserCopy::of(self, Asker::Program).write(at, from)
     }
 
     /// As [`AddressSpace::write_user`], for a caller other than the program.
@@ -102,22 +88,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As [`AddressSpace::read_foreign`], with the fault of a store.
     pub fn write_foreign(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
-        self.write_as(Asker::Other, at, from)
-    }
-
-    fn write_as(&self, asker: Asker, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
-        let mut done = 0;
-        while done < from.len() {
-            let (part, length) = step(at, done, from.len())?;
-            let source = &from[done..done + length];
-            self.with_page(part, Access::Write, asker, |frame, offset| {
-                // SAFETY: 1. and 2. as in `read_as`; 3. a page that is being saved is not writable.
-                unsafe { bytes::write(self.platform(), frame, offset, source) };
-                self.page_table.memory.written_for_another(frame);
-            })?;
-            done += length;
-        }
-        Ok(())
+        UserCopy::of(self, Asker::Other).write(at, from)
     }
 
     /// Copies `length` bytes at `from` in another process' memory to `to` in this one, as a load of
@@ -163,6 +134,49 @@ impl<P: Platform> AddressSpace<'_, P> {
             other.write_foreign(there, piece)
         })
     }
+}
+
+/// Copies from or to the memory of an address space.
+struct UserCopy<'s, 'm, P: Platform> {
+    space: &'s AddressSpace<'m, P>,
+    asker: Asker,
+}
+
+impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
+    fn of(space: &'s AddressSpace<'m, P>, asker: Asker) -> Self {
+        Self { space, asker }
+    }
+
+    /// Reads `into.len()` bytes at `at`.
+    fn read(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
+        let mut done = 0;
+        while done < into.len() {
+            let (part, length) = step(at, done, into.len())?;
+            let target = &mut into[done..done + length];
+            self.with_page(part, Access::Read, |frame, offset| {
+                // SAFETY: 1. `step` stays in a page; 2. a mapped page, whose table is locked.
+                unsafe { bytes::read(self.space.platform(), frame, offset, target) };
+            })?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Writes `from` at `at`.
+    fn write(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
+        let mut done = 0;
+        while done < from.len() {
+            let (part, length) = step(at, done, from.len())?;
+            let source = &from[done..done + length];
+            self.with_page(part, Access::Write, |frame, offset| {
+                // SAFETY: 1. and 2. as in `read`; 3. a page that is being saved is not writable.
+                unsafe { bytes::write(self.space.platform(), frame, offset, source) };
+                self.space.page_table.memory.written_for_another(frame);
+            })?;
+            done += length;
+        }
+        Ok(())
+    }
 
     /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access
     /// is allowed and recorded. During `work` the table is locked, so the page stays mapped. The
@@ -175,20 +189,20 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         at: VirtAddr,
         access: Access,
-        asker: Asker,
-        mut work: impl FnMut(crate::addr::Frame, usize),
+        mut work: impl FnMut(Frame, usize),
     ) -> Result<(), FaultError> {
-        if at >= self.limit() {
+        let Self { space, asker } = *self;
+        if at >= space.limit() {
             return Err(FaultError::NotMapped);
         }
         let page = at.align_down(PAGE_SIZE);
         loop {
-            if let Some(locked) = self.lock_vma(page) {
+            if let Some(locked) = space.lock_vma(page) {
                 if asker == Asker::Other && locked.vma().has(MappingFlags::SECRET) {
                     return Err(FaultError::Protection);
                 }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-                let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
+                let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
                 let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
                 if node.level.kind(raw) == Kind::Leaf {
                     let entry = node.single(raw, index);
@@ -206,7 +220,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 // A fault waits for the writer of the VMA, and the writer waits for its readers.
                 drop(locked);
             }
-            self.fault_for_kernel(at, access, KeyRights::ALL)?;
+            space.fault_for_kernel(at, access, KeyRights::ALL)?;
         }
     }
 }

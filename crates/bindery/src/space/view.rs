@@ -109,7 +109,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
             Some(object) => object.orders(memory, vma.flags()),
             None => memory.folio_policy().orders(vma.flags().huge_advice()),
         };
-        let mut orders = space.used_orders(orders, vma.flags());
+        let mut orders = space.settings.used_orders(orders, vma.flags());
         let range = vma.range();
         let fits = |order: Order| {
             let size = order.bytes();
@@ -425,7 +425,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split. The mappings
     /// before it are cleared.
     pub fn clear_accessed(&self, concerned: impl Fn(&Mapping) -> bool) -> Result<(), Error> {
-        self.clear_use_in(UseBits::Accessed, |vma| concerned(&Mapping::of(vma)))
+        clear_use_in(self, UseBits::Accessed, |vma| concerned(&Mapping::of(vma)))
     }
 
     /// Clears the soft-dirty bits of all pages and mappings (`clear_refs`). Every store after the
@@ -436,14 +436,18 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As [`AddressSpace::clear_accessed`].
     pub fn clear_soft_dirty(&self) -> Result<(), Error> {
-        self.clear_use_in(UseBits::SoftDirty, |_| true)
+        clear_use_in(self, UseBits::SoftDirty, |_| true)
     }
+}
 
-    fn clear_use_in(&self, bits: UseBits, concerned: impl Fn(&Vma) -> bool) -> Result<(), Error> {
-        // A second try clears the mappings before the failure once more, which changes nothing.
-        let clear_once = || self.operate(|op| clear_use_locked(op, bits, &concerned));
-        self.page_table.memory.outermost(|| Ok(clear_once()?))
-    }
+fn clear_use_in<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    bits: UseBits,
+    concerned: impl Fn(&Vma) -> bool,
+) -> Result<(), Error> {
+    // A second try clears the mappings before the failure once more, which changes nothing.
+    let clear_once = || space.operate(|op| clear_use_locked(op, bits, &concerned));
+    space.page_table.memory.outermost(|| Ok(clear_once()?))
 }
 
 fn clear_use_locked<P: Platform>(

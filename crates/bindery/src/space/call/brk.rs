@@ -10,6 +10,9 @@ use crate::vmas::STACK_GUARD_GAP;
 
 use super::munmap::unmap;
 use crate::space::AddressSpace;
+use crate::space::call::mlock::future_locks;
+use crate::space::call::populate::populate;
+use crate::space::merging::future_merging;
 use crate::space::op::Op;
 
 /// The start and end of the program's heap; both 0 until [`AddressSpace::set_break_start`].
@@ -64,7 +67,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             })
         });
         if let Ok(Some(range)) = moved {
-            let _ = self.populate(range);
+            let _ = populate(self, range);
         }
         now
     }
@@ -123,8 +126,8 @@ fn grow_break<P: Platform>(
         | MappingFlags::MAY_ALL
         | MappingFlags::ACCOUNT
         | MappingFlags::SOFT_DIRTY
-        | op.space.future_locks();
-    let flags = flags | op.space.future_merging(flags);
+        | future_locks(op.space);
+    let flags = flags | future_merging(op.space, flags);
     let locked = flags.contains(MappingFlags::LOCKED);
     if locked {
         op.vmas.account().may_lock(range.pages())?;

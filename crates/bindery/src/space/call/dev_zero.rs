@@ -9,6 +9,7 @@ use crate::platform::Platform;
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::mmap::Backing;
 use crate::space::AddressSpace;
+use crate::space::call::mmap::map_and_populate;
 use crate::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -58,6 +59,6 @@ impl<P: Platform> AddressSpace<'_, P> {
         let mut may = MappingFlags::MAY_ALL;
         may.set(MappingFlags::MAY_WRITE, !shared);
         let request = MapRequest { sharing: Sharing::Private, ..*request };
-        self.map(&request, Backing::anonymous(may))
+        map_and_populate(self, &request, Backing::anonymous(may))
     }
 }

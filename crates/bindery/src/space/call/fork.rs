@@ -35,22 +35,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// once more. (Linux also checks for signals at each mapping. Its check before the copy, at
     /// which any signal restarts the call, is the embedder's task.)
     pub fn fork(&self) -> Result<Self, Error> {
-        self.page_table.memory.outermost(|| self.fork_once())
+        self.page_table.memory.outermost(|| fork_once(self))
     }
+}
 
-    fn fork_once(&self) -> Result<Self, Failure> {
-        let (memory, reach) = (self.page_table.memory, self.page_table.reach);
-        let child = Self::with_limit(memory, self.vmas.bounds(), reach)?;
-        child.set_limits(&self.limits());
-        child.inherit_settings(self);
-        let result = self.operate(|op| {
-            child.program_break.copy_from(&self.program_break);
-            child.keys.copy_from(&self.keys);
-            child.change_vmas(|vmas| copy_vmas(op, &child, vmas))
-        });
-        // On failure, dropping the child frees its memory.
-        result.map(|()| child)
-    }
+fn fork_once<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpace<'m, P>, Failure> {
+    let (memory, reach) = (space.page_table.memory, space.page_table.reach);
+    let child = AddressSpace::with_limit(memory, space.vmas.bounds(), reach)?;
+    child.set_limits(&space.limits());
+    child.inherit_settings(space);
+    let result = space.operate(|op| {
+        child.program_break.copy_from(&space.program_break);
+        child.keys.copy_from(&space.keys);
+        child.change_vmas(|vmas| copy_vmas(op, &child, vmas))
+    });
+    // On failure, dropping the child frees its memory.
+    result.map(|()| child)
 }
 
 /// Copies all VMAs, with their entries, to the child.

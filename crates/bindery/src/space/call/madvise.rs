@@ -17,7 +17,10 @@ use super::cold_or_free::cold_or_free;
 use super::guard_pages;
 use super::page_out::{page_out, page_out_shared};
 use crate::space::AddressSpace;
+use crate::space::call::populate::populate_as;
+use crate::space::call::will_need::will_need;
 use crate::space::op::Op;
+use crate::space::userfault::events::notify_removed;
 
 /// Advice to the VMAs of a range, from a thread with `rights` to their protection keys.
 #[derive(Clone, Copy)]
@@ -75,12 +78,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         }
         let effect = advice.effect();
         if effect.loss == Loss::Contents && self.has_userfaults() {
-            self.notify_removed(range)?;
+            notify_removed(self, range)?;
         }
         match effect.change {
-            Change::Call(Call::WillNeed) => self.will_need(range),
-            Change::Call(Call::Populate(want)) => self.populate_as(range, want),
-            Change::Call(Call::Remove) => self.remove_contents(range, effect.loss),
+            Change::Call(Call::WillNeed) => will_need(self, range),
+            Change::Call(Call::Populate(want)) => populate_as(self, range, want),
+            Change::Call(Call::Remove) => remove_contents(self, range, effect.loss),
             Change::Call(Call::Collapse) => self.collapse_range(range),
             Change::Vmas(change) => {
                 let advice = VmaAdvice { change, loss: effect.loss, rights };
@@ -111,32 +114,36 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         self.madvise(start, length, Advice::DontNeed)
     }
+}
 
-    /// Punches a hole in the objects behind the range (`MADV_REMOVE`).
-    fn remove_contents(&self, range: VirtRange, loss: Loss) -> Result<(), Error> {
-        let mut parts = Parts::of(range);
-        loop {
-            let (object, offset, length) = {
-                let vmas = self.vmas.lock();
-                let Some((vma, part)) = parts.next(vmas.view()) else { break };
-                if !may_be_advised(vma, loss, KeyRights::ALL) {
-                    return Err(Error::Sealed(part.start()));
-                }
-                if vma.has(MappingFlags::LOCKED) {
-                    return Err(Error::Invalid);
-                }
-                let object = self.object_of(vma).ok_or(Error::Invalid)?;
-                if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
-                    return Err(Error::AccessDenied);
-                }
-                // Saturated, the offset lies behind the largest object: `Invalid`, as on Linux.
-                let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
-                (object, offset, part.len())
-            };
-            object.punch_hole(offset, length)?;
-        }
-        parts.end()
+/// Punches a hole in the objects behind the range (`MADV_REMOVE`).
+fn remove_contents<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    loss: Loss,
+) -> Result<(), Error> {
+    let mut parts = Parts::of(range);
+    loop {
+        let (object, offset, length) = {
+            let vmas = space.vmas.lock();
+            let Some((vma, part)) = parts.next(vmas.view()) else { break };
+            if !may_be_advised(vma, loss, KeyRights::ALL) {
+                return Err(Error::Sealed(part.start()));
+            }
+            if vma.has(MappingFlags::LOCKED) {
+                return Err(Error::Invalid);
+            }
+            let object = space.object_of(vma).ok_or(Error::Invalid)?;
+            if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
+                return Err(Error::AccessDenied);
+            }
+            // Saturated, the offset lies behind the largest object: `Invalid`, as on Linux.
+            let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
+            (object, offset, part.len())
+        };
+        object.punch_hole(offset, length)?;
     }
+    parts.end()
 }
 
 fn advise<P: Platform>(

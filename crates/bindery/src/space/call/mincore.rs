@@ -72,58 +72,11 @@ impl<P: Platform> AddressSpace<'_, P> {
             if vma.has(MappingFlags::HIDES_RESIDENCE) {
                 tell(Residence::Resident, part.pages());
             } else {
-                self.tell_part(vma, part, &mut tell);
+                tell_part(self, vma, part, &mut tell);
             }
             at = part.end();
         }
         Ok(())
-    }
-
-    /// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
-    /// which it reads the table.
-    fn tell_part(&self, vma: &Vma, part: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
-        let mut at = part.start();
-        while at < part.end() {
-            // The end of the unmapped pages from `at` on.
-            let mut vacant = at;
-            self.page_table.look_by_kind(VirtRange::raw(at.0, part.end().0), |looked| {
-                let stretch = looked.range;
-                let residence = match looked.node.level.kind(looked.raw) {
-                    Kind::Leaf => Some(Residence::Resident),
-                    Kind::Absent => match P::Arch::decode_absent(looked.raw) {
-                        Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
-                        Some(Absent::Marker(_)) => None,
-                        Some(Absent::Swap { device, slot, .. }) => {
-                            // A huge entry refers to the first of its slots.
-                            let span = looked.node.level.span();
-                            let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
-                            let memory = self.page_table.memory;
-                            let mut slots = first..first + stretch.pages();
-                            Some(if slots.all(|slot| memory.is_slot_resident(device, slot)) {
-                                Residence::Resident
-                            } else {
-                                Residence::Absent
-                            })
-                        }
-                        None => Some(Residence::Absent),
-                    },
-                    Kind::Empty | Kind::Table => None,
-                };
-                match residence {
-                    None => vacant = stretch.end(),
-                    Some(_) if vacant > at => return false,
-                    Some(residence) => {
-                        tell(residence, stretch.pages());
-                        (at, vacant) = (stretch.end(), stretch.end());
-                    }
-                }
-                true
-            });
-            if vacant > at {
-                self.tell_object(vma, VirtRange::raw(at.0, vacant.0), tell);
-                at = vacant;
-            }
-        }
     }
 
     /// The end of the mapping that contains `addr`; `None` if no mapping does.
@@ -132,31 +85,88 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
         self.vmas.lock().view().at(addr).map(|vma| VirtAddr(vma.end()))
     }
+}
 
-    /// Reports `stretch`, which has no entries. Its pages may be in the object.
-    fn tell_object(&self, vma: &Vma, stretch: VirtRange, tell: &mut impl FnMut(Residence, u64)) {
-        let Some(object) = vma.object() else {
-            return tell(Residence::Absent, stretch.pages());
-        };
-        let mut at = stretch.start();
-        while at < stretch.end() {
-            let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
-            // Bounds the time for which the index is locked.
-            let limit = left.min(u64::from(SPAN_ENTRIES));
-            let page = vma.page_offset_of(at);
-            let memory = self.page_table.memory;
-            let (found, mut count) = pages::resident_run(memory, object, page, limit);
-            let mut resident = found.is_some();
-            if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
-                (resident, count) = cached;
+/// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
+/// which it reads the table.
+fn tell_part<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: &Vma,
+    part: VirtRange,
+    tell: &mut impl FnMut(Residence, u64),
+) {
+    let mut at = part.start();
+    while at < part.end() {
+        // The end of the unmapped pages from `at` on.
+        let mut vacant = at;
+        space.page_table.look_by_kind(VirtRange::raw(at.0, part.end().0), |looked| {
+            let stretch = looked.range;
+            let residence = match looked.node.level.kind(looked.raw) {
+                Kind::Leaf => Some(Residence::Resident),
+                Kind::Absent => match P::Arch::decode_absent(looked.raw) {
+                    Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
+                    Some(Absent::Marker(_)) => None,
+                    Some(Absent::Swap { device, slot, .. }) => {
+                        // A huge entry refers to the first of its slots.
+                        let span = looked.node.level.span();
+                        let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
+                        let memory = space.page_table.memory;
+                        let mut slots = first..first + stretch.pages();
+                        Some(if slots.all(|slot| memory.is_slot_resident(device, slot)) {
+                            Residence::Resident
+                        } else {
+                            Residence::Absent
+                        })
+                    }
+                    None => Some(Residence::Absent),
+                },
+                Kind::Empty | Kind::Table => None,
+            };
+            match residence {
+                None => vacant = stretch.end(),
+                Some(_) if vacant > at => return false,
+                Some(residence) => {
+                    tell(residence, stretch.pages());
+                    (at, vacant) = (stretch.end(), stretch.end());
+                }
             }
-            let mut count = count.clamp(1, limit);
-            if found.is_none() && !resident && count == limit {
-                // The hole may extend far beyond the limit.
-                count = pages::hole(memory, object, page, left).max(count);
-            }
-            tell(if resident { Residence::Resident } else { Residence::Absent }, count);
-            at = at.offset(count << PAGE_SHIFT);
+            true
+        });
+        if vacant > at {
+            tell_object(space, vma, VirtRange::raw(at.0, vacant.0), tell);
+            at = vacant;
         }
+    }
+}
+
+/// Reports `stretch`, which has no entries. Its pages may be in the object.
+fn tell_object<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: &Vma,
+    stretch: VirtRange,
+    tell: &mut impl FnMut(Residence, u64),
+) {
+    let Some(object) = vma.object() else {
+        return tell(Residence::Absent, stretch.pages());
+    };
+    let mut at = stretch.start();
+    while at < stretch.end() {
+        let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+        // Bounds the time for which the index is locked.
+        let limit = left.min(u64::from(SPAN_ENTRIES));
+        let page = vma.page_offset_of(at);
+        let memory = space.page_table.memory;
+        let (found, mut count) = pages::resident_run(memory, object, page, limit);
+        let mut resident = found.is_some();
+        if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
+            (resident, count) = cached;
+        }
+        let mut count = count.clamp(1, limit);
+        if found.is_none() && !resident && count == limit {
+            // The hole may extend far beyond the limit.
+            count = pages::hole(memory, object, page, left).max(count);
+        }
+        tell(if resident { Residence::Resident } else { Residence::Absent }, count);
+        at = at.offset(count << PAGE_SHIFT);
     }
 }

@@ -13,6 +13,7 @@ use crate::vma::{MappingFlags, Vma};
 use crate::vmas::VmaView;
 
 use crate::space::AddressSpace;
+use crate::space::call::populate::populate;
 use crate::space::limits::Locking;
 use crate::space::op::Op;
 
@@ -95,7 +96,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 lock(op, range, flags)
             })
         })?;
-        self.populate(range)
+        populate(self, range)
             .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })
     }
 
@@ -131,9 +132,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         {
             return Err(Error::LockLimit);
         }
-        self.lock_all(what);
+        lock_all(self, what);
         if what.contains(LockAll::CURRENT) {
-            return self.populate_all();
+            return populate_all(self);
         }
         Ok(())
     }
@@ -142,54 +143,54 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep.
     pub fn munlockall(&self) {
-        self.lock_all(LockAll::empty());
+        lock_all(self, LockAll::empty());
     }
+}
 
-    fn lock_all(&self, what: LockAll) {
-        let mut locks = MappingFlags::LOCKED;
-        locks.set(MappingFlags::LOCK_ON_FAULT, what.contains(LockAll::ON_FAULT));
-        self.operate(|op| {
-            let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
-            self.future.store(future.bits(), Ordering::Relaxed);
-            if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
-                let current =
-                    if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
-                let mut at = 0;
-                while let Some(vma) = op.vmas.first_ending_after(at) {
-                    at = vma.end();
-                    let flags = lock_flags(vma, current);
-                    if flags == vma.flags() {
-                        continue;
-                    }
-                    // A change of a whole mapping needs no split, so it cannot fail.
-                    let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
-                    debug_assert!(done.is_ok());
+fn lock_all<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) {
+    let mut locks = MappingFlags::LOCKED;
+    locks.set(MappingFlags::LOCK_ON_FAULT, what.contains(LockAll::ON_FAULT));
+    space.operate(|op| {
+        let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
+        space.future.store(future.bits(), Ordering::Relaxed);
+        if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
+            let current =
+                if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
+            let mut at = 0;
+            while let Some(vma) = op.vmas.first_ending_after(at) {
+                at = vma.end();
+                let flags = lock_flags(vma, current);
+                if flags == vma.flags() {
+                    continue;
                 }
-            }
-        });
-        self.page_table.memory.free_some();
-    }
-
-    /// Populates all mappings as far as possible, until a fatal signal comes.
-    fn populate_all(&self) -> Result<(), Error> {
-        let mut at = 0;
-        loop {
-            let range = {
-                let vmas = self.vmas.lock();
-                let Some(vma) = vmas.view().first_ending_after(at) else { return Ok(()) };
-                vma.range()
-            };
-            at = range.end().0;
-            if self.populate(range) == Err(Error::Interrupted) {
-                return Err(Error::Interrupted);
+                // A change of a whole mapping needs no split, so it cannot fail.
+                let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
+                debug_assert!(done.is_ok());
             }
         }
-    }
+    });
+    space.page_table.memory.free_some();
+}
 
-    /// The lock flags of future mappings.
-    pub(in crate::space) fn future_locks(&self) -> MappingFlags {
-        MappingFlags::from_bits_truncate(self.future.load(Ordering::Relaxed))
+/// Populates all mappings as far as possible, until a fatal signal comes.
+fn populate_all<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
+    let mut at = 0;
+    loop {
+        let range = {
+            let vmas = space.vmas.lock();
+            let Some(vma) = vmas.view().first_ending_after(at) else { return Ok(()) };
+            vma.range()
+        };
+        at = range.end().0;
+        if populate(space, range) == Err(Error::Interrupted) {
+            return Err(Error::Interrupted);
+        }
     }
+}
+
+/// The lock flags of future mappings.
+pub(in crate::space) fn future_locks<P: Platform>(space: &AddressSpace<'_, P>) -> MappingFlags {
+    MappingFlags::from_bits_truncate(space.future.load(Ordering::Relaxed))
 }
 
 fn lock_range<P: Platform>(start: VirtAddr, length: u64) -> Result<VirtRange, Error> {

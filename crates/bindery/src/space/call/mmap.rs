@@ -18,6 +18,10 @@ use crate::vmas::VmaView;
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
 use crate::space::AddressSpace;
+use crate::space::call::mlock::future_locks;
+use crate::space::call::mprotect::heeded;
+use crate::space::call::populate::populate;
+use crate::space::merging::future_merging;
 use crate::space::op::Op;
 
 /// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
@@ -85,7 +89,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
         let may = MappingFlags::MAY_ALL;
         if request.sharing == Sharing::Private {
-            return self.map(request, Backing::anonymous(may));
+            return map_and_populate(self, request, Backing::anonymous(may));
         }
         // Before any allocation for it.
         let length = map_length::<P>(request)?;
@@ -96,7 +100,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         let memory = self.page_table.memory;
         let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-        self.map(request, Backing::of(&object, 0, may))
+        map_and_populate(self, request, Backing::of(&object, 0, may))
     }
 
     /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
@@ -129,7 +133,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             return Err(Error::Invalid);
         }
         match admit(request, source) {
-            Ok((may, _admitted)) => self.map(request, Backing::of(source.object, offset, may)),
+            Ok((may, _admitted)) => {
+                map_and_populate(self, request, Backing::of(source.object, offset, may))
+            }
             Err(error) => {
                 // Linux looks for a place first.
                 self.check_place(request)?;
@@ -154,56 +160,60 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if locked {
             account.may_lock_at_all()?;
         }
-        if locked || self.future_locks().contains(MappingFlags::LOCKED) {
+        if locked || future_locks(self).contains(MappingFlags::LOCKED) {
             account.may_lock(length >> PAGE_SHIFT)?;
         }
         Ok(())
     }
+}
 
-    /// The flags of the requested mapping.
-    fn map_flags(&self, request: &MapRequest, backing: &Backing<'_>) -> MappingFlags {
-        let asked = request.flags;
-        let mut flags = MappingFlags::of(self.heeded(request.protection)) | backing.may;
-        flags |= MappingFlags::SOFT_DIRTY;
-        flags |= self.future_locks();
-        let shared = request.sharing == Sharing::Shared;
-        flags.set(MappingFlags::SHARED, shared);
-        flags.set(MappingFlags::GROWS_DOWN, asked.contains(MapFlags::GROWS_DOWN));
-        flags.set(MappingFlags::NO_HUGE, asked.contains(MapFlags::STACK));
-        if asked.contains(MapFlags::LOCKED) {
-            flags |= MappingFlags::LOCKED;
-        }
-        if backing.is_secret {
-            flags |= MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP;
-        }
-        if asked.contains(MapFlags::DROPPABLE) {
-            flags |= MappingFlags::DROPPABLE | MappingFlags::WIPE_ON_FORK | MappingFlags::DONT_DUMP;
-            flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
-        }
-        if may_skip_reserve(self.page_table.memory, request) {
-            flags |= MappingFlags::NO_RESERVE;
-        }
-        if flags.is_accountable() {
-            flags |= MappingFlags::ACCOUNT;
-        }
-        flags | self.future_merging(flags)
+pub(in crate::space) fn map_and_populate<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &MapRequest,
+    backing: Backing<'_>,
+) -> Result<VirtAddr, Error> {
+    let length = map_length::<P>(request)?;
+    let map = || space.operate(|op| map(op, request, length, &backing));
+    let (range, flags) = space.page_table.memory.outermost(map)?;
+    let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+    if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
+        // The mapping stays even if its pages cannot be populated, as on Linux.
+        let _ = populate(space, range);
     }
+    Ok(range.start())
+}
 
-    pub(in crate::space) fn map(
-        &self,
-        request: &MapRequest,
-        backing: Backing<'_>,
-    ) -> Result<VirtAddr, Error> {
-        let length = map_length::<P>(request)?;
-        let map = || self.operate(|op| map(op, request, length, &backing));
-        let (range, flags) = self.page_table.memory.outermost(map)?;
-        let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
-        if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
-            // The mapping stays even if its pages cannot be populated, as on Linux.
-            let _ = self.populate(range);
-        }
-        Ok(range.start())
+/// The flags of the requested mapping.
+fn map_flags<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &MapRequest,
+    backing: &Backing<'_>,
+) -> MappingFlags {
+    let asked = request.flags;
+    let mut flags = MappingFlags::of(heeded(space, request.protection)) | backing.may;
+    flags |= MappingFlags::SOFT_DIRTY;
+    flags |= future_locks(space);
+    let shared = request.sharing == Sharing::Shared;
+    flags.set(MappingFlags::SHARED, shared);
+    flags.set(MappingFlags::GROWS_DOWN, asked.contains(MapFlags::GROWS_DOWN));
+    flags.set(MappingFlags::NO_HUGE, asked.contains(MapFlags::STACK));
+    if asked.contains(MapFlags::LOCKED) {
+        flags |= MappingFlags::LOCKED;
     }
+    if backing.is_secret {
+        flags |= MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP;
+    }
+    if asked.contains(MapFlags::DROPPABLE) {
+        flags |= MappingFlags::DROPPABLE | MappingFlags::WIPE_ON_FORK | MappingFlags::DONT_DUMP;
+        flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
+    }
+    if may_skip_reserve(space.page_table.memory, request) {
+        flags |= MappingFlags::NO_RESERVE;
+    }
+    if flags.is_accountable() {
+        flags |= MappingFlags::ACCOUNT;
+    }
+    flags | future_merging(space, flags)
 }
 
 pub(in crate::space) fn may_skip_reserve<P: Platform>(
@@ -259,7 +269,7 @@ pub(in crate::space) fn map<P: Platform>(
 ) -> Result<(VirtRange, MappingFlags), Failure> {
     // As on Linux, a new mapping may be the first beyond the limit.
     op.vmas.room_for(0)?;
-    let flags = op.space.map_flags(request, backing);
+    let flags = map_flags(op.space, request, backing);
     let align = match backing.object() {
         Some(object) => object_alignment(op.memory(), object, backing, (flags, length)),
         None => PAGE_SIZE,
@@ -273,7 +283,7 @@ pub(in crate::space) fn map<P: Platform>(
     let grows = asked.contains(MapFlags::GROWS_DOWN);
     let droppable = asked.contains(MapFlags::DROPPABLE);
     // Linux checks the limit before it finds that such memory is not locked.
-    let locked = if droppable { op.space.future_locks() } else { flags };
+    let locked = if droppable { future_locks(op.space) } else { flags };
     if locked.contains(MappingFlags::LOCKED) {
         account.may_lock(range.pages())?;
     }
@@ -282,7 +292,7 @@ pub(in crate::space) fn map<P: Platform>(
     {
         return Err(Error::Invalid.into());
     }
-    op.space.refuse_exec_gain(flags, flags)?;
+    op.space.settings.refuse_exec_gain(flags, flags)?;
     let MappedPages { all: replaced, committed: given_back } = pages_mapped(*op.vmas, range)?;
     account.may_expand(flags, range.pages() - replaced)?;
     let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };

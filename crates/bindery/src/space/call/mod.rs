@@ -34,7 +34,7 @@ pub(super) mod msync;
 mod munmap;
 mod page_out;
 pub(super) mod pkey;
-mod populate;
+pub(super) mod populate;
 mod reap;
 mod remap_file_pages;
 pub(super) mod scan_pages;

@@ -12,6 +12,7 @@ use crate::vmas::VmaView;
 
 use super::mlock::LOCKS;
 use crate::space::AddressSpace;
+use crate::space::call::populate::populate;
 use crate::space::op::Op;
 
 /// The start of a change of protection. The length of the change counts from the address.
@@ -107,7 +108,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         protection: Protection,
     ) -> Result<(), Error> {
-        self.protect_with(from, length, NewProtection { protection, key: None })
+        protect_with(self, from, length, NewProtection { protection, key: None })
     }
 
     /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
@@ -125,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         protection: Protection,
         key: ProtectionKey,
     ) -> Result<(), Error> {
-        self.protect_with(from, length, NewProtection { protection, key: Some(key) })
+        protect_with(self, from, length, NewProtection { protection, key: Some(key) })
     }
 
     /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
@@ -135,70 +136,72 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn branch_target_identification(&self) -> bool {
         P::Arch::BTI && self.platform().branch_target_identification()
     }
+}
 
-    /// `protection` without the bits that this machine ignores.
-    #[inline]
-    pub(in crate::space) fn heeded(&self, protection: Protection) -> Protection {
-        if self.branch_target_identification() { protection } else { protection - Protection::BTI }
+fn protect_with<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    from: ProtectFrom,
+    length: u64,
+    new: NewProtection,
+) -> Result<(), Error> {
+    let start = from.address();
+    if !start.is_aligned(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
     }
+    if length == 0 {
+        return Ok(());
+    }
+    let limit = space.limit();
+    let range = length
+        .checked_next_multiple_of(PAGE_SIZE)
+        .and_then(|length| VirtRange::from_len(start, length))
+        .filter(|range| !range.is_empty())
+        .ok_or(Error::OutOfRange { limit })?;
+    let new = NewProtection { protection: heeded(space, new.protection), ..new };
+    let mut unlocked = ArrayVec::new();
+    // A second attempt finds the part before the error changed already, and skips it.
+    let result = space.page_table.memory.outermost(|| {
+        space.operate(|op| {
+            let allowed = new.key.is_none_or(|key| space.keys.has(key));
+            let range = if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
+            protect(op, range?, new, &mut unlocked)
+        })
+    });
+    for range in unlocked {
+        populate_writable(space, range);
+    }
+    result
+}
 
-    fn protect_with(
-        &self,
-        from: ProtectFrom,
-        length: u64,
-        new: NewProtection,
-    ) -> Result<(), Error> {
-        let start = from.address();
-        if !start.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        if length == 0 {
-            return Ok(());
-        }
-        let limit = self.limit();
-        let range = length
-            .checked_next_multiple_of(PAGE_SIZE)
-            .and_then(|length| VirtRange::from_len(start, length))
-            .filter(|range| !range.is_empty())
-            .ok_or(Error::OutOfRange { limit })?;
-        let new = NewProtection { protection: self.heeded(new.protection), ..new };
-        let mut unlocked = ArrayVec::new();
-        // A second attempt finds the part before the error changed already, and skips it.
-        let result = self.page_table.memory.outermost(|| {
-            self.operate(|op| {
-                let allowed = new.key.is_none_or(|key| self.keys.has(key));
-                let range =
-                    if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
-                protect(op, range?, new, &mut unlocked)
-            })
-        });
-        for range in unlocked {
-            self.populate_writable(range);
-        }
-        result
+/// Makes the locked mappings in `range` that may be written now have pages of their own, so
+/// that the first store needs no fault.
+fn populate_writable<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) {
+    let mut at = range.start();
+    while at < range.end() {
+        let part = {
+            let vmas = space.vmas.lock();
+            let wanted = MappingFlags::LOCKED | MappingFlags::WRITE;
+            let found = vmas
+                .view()
+                .overlapping(VirtRange::raw(at.0, range.end().0))
+                .find(|vma| vma.has(wanted) && !vma.is_shared());
+            let Some(vma) = found else { return };
+            vma.range().intersection(VirtRange::raw(at.0, range.end().0))
+        };
+        // The protection has changed, so the call succeeds even if this fails. Linux does the
+        // same.
+        let _ = populate(space, part);
+        at = part.end();
     }
+}
 
-    /// Makes the locked mappings in `range` that may be written now have pages of their own, so
-    /// that the first store needs no fault.
-    fn populate_writable(&self, range: VirtRange) {
-        let mut at = range.start();
-        while at < range.end() {
-            let part = {
-                let vmas = self.vmas.lock();
-                let wanted = MappingFlags::LOCKED | MappingFlags::WRITE;
-                let found = vmas
-                    .view()
-                    .overlapping(VirtRange::raw(at.0, range.end().0))
-                    .find(|vma| vma.has(wanted) && !vma.is_shared());
-                let Some(vma) = found else { return };
-                vma.range().intersection(VirtRange::raw(at.0, range.end().0))
-            };
-            // The protection has changed, so the call succeeds even if this fails. Linux does the
-            // same.
-            let _ = self.populate(part);
-            at = part.end();
-        }
-    }
+/// `protection` without the bits that this machine ignores.
+#[inline]
+pub(in crate::space) fn heeded<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    protection: Protection,
+) -> Protection {
+    if space.branch_target_identification() { protection } else { protection - Protection::BTI }
 }
 
 /// The range of a call, whose start depends on `from`.
@@ -245,7 +248,7 @@ fn protect<P: Platform>(
         if !possible.contains(wanted & MappingFlags::PROTECTION) {
             return Err(Error::AccessDenied.into());
         }
-        op.space.refuse_exec_gain(vma.flags(), wanted)?;
+        op.space.settings.refuse_exec_gain(vma.flags(), wanted)?;
         if vma.has(MappingFlags::SEALED) {
             return Err(Error::Sealed(part.start()).into());
         }

@@ -40,70 +40,73 @@ impl Want {
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// Populates `range` as `mlock` does.
-    pub(in crate::space) fn populate(&self, range: VirtRange) -> Result<(), Error> {
-        self.populate_as(range, Want::Usual)
-    }
+/// Populates `range` as `mlock` does.
+pub(in crate::space) fn populate<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<(), Error> {
+    populate_as(space, range, Want::Usual)
+}
 
-    /// Populates `range`. Skips present pages in runs. Stops at the first page that cannot be
-    /// mapped. Also stops for a fatal signal, which it checks for before each fault, and before
-    /// each [`PIECE`] tables that it searches.
-    pub(in crate::space) fn populate_as(&self, range: VirtRange, want: Want) -> Result<(), Error> {
-        let mut at = range.start();
-        while at < range.end() {
-            let (part, access) = {
-                let vmas = self.vmas.lock();
-                let Some(vma) = vmas.view().at(at) else { return Err(Error::NotMapped(at)) };
-                if vma.has(MappingFlags::SECRET) {
-                    // Linux populates by pinning pages, and secret pages cannot be pinned.
-                    return Err(if want == Want::Usual {
-                        Error::Fault(at)
-                    } else {
-                        Error::Invalid
-                    });
-                }
-                let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
-                if want == Want::Usual && vma.has(MappingFlags::LOCK_ON_FAULT) {
-                    at = part.end();
-                    continue;
-                }
-                (part, want.access(vma).ok_or(Error::Invalid))
-            };
-            let access = match (access, want) {
-                (Ok(access), _) => access,
-                (Err(_), Want::Usual) => return Err(Error::Fault(at)),
-                (Err(error), _) => return Err(error),
-            };
-            at = self.populate_part(part, access)?;
-        }
-        Ok(())
-    }
-
-    /// Faults the missing pages of `part` in. `part` lay in one mapping when it was looked up.
-    fn populate_part(&self, part: VirtRange, access: Access) -> Result<VirtAddr, Error> {
-        let mut at = part.start();
-        while at < part.end() {
-            interrupt::check(self.platform())?;
-            let piece = PIECE * P::Arch::PMD.span();
-            let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
-            at = self.page_table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
-            if at >= end {
+/// Populates `range`. Skips present pages in runs. Stops at the first page that cannot be
+/// mapped. Also stops for a fatal signal, which it checks for before each fault, and before
+/// each [`PIECE`] tables that it searches.
+pub(in crate::space) fn populate_as<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    want: Want,
+) -> Result<(), Error> {
+    let mut at = range.start();
+    while at < range.end() {
+        let (part, access) = {
+            let vmas = space.vmas.lock();
+            let Some(vma) = vmas.view().at(at) else { return Err(Error::NotMapped(at)) };
+            if vma.has(MappingFlags::SECRET) {
+                // Linux populates by pinning pages, and secret pages cannot be pinned.
+                return Err(if want == Want::Usual { Error::Fault(at) } else { Error::Invalid });
+            }
+            let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
+            if want == Want::Usual && vma.has(MappingFlags::LOCK_ON_FAULT) {
+                at = part.end();
                 continue;
             }
-            at = match self.fault_for_kernel(at, access, KeyRights::ALL) {
-                Ok(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(at),
-                Ok(_) => at.offset(PAGE_SIZE),
-                Err(FaultError::OutOfMemory) => return Err(Error::OutOfMemory),
-                Err(FaultError::Interrupted) => return Err(Error::Interrupted),
-                Err(FaultError::Bus) => return Err(Error::Fault(at)),
-                Err(
-                    FaultError::NotMapped | FaultError::Protection | FaultError::ProtectionKey(_),
-                ) => {
-                    return Err(Error::Fault(at));
-                }
-            };
-        }
-        Ok(part.end())
+            (part, want.access(vma).ok_or(Error::Invalid))
+        };
+        let access = match (access, want) {
+            (Ok(access), _) => access,
+            (Err(_), Want::Usual) => return Err(Error::Fault(at)),
+            (Err(error), _) => return Err(error),
+        };
+        at = populate_part(space, part, access)?;
     }
+    Ok(())
+}
+
+/// Faults the missing pages of `part` in. `part` lay in one mapping when it was looked up.
+fn populate_part<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    part: VirtRange,
+    access: Access,
+) -> Result<VirtAddr, Error> {
+    let mut at = part.start();
+    while at < part.end() {
+        interrupt::check(space.platform())?;
+        let piece = PIECE * P::Arch::PMD.span();
+        let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
+        at = space.page_table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
+        if at >= end {
+            continue;
+        }
+        at = match space.fault_for_kernel(at, access, KeyRights::ALL) {
+            Ok(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(at),
+            Ok(_) => at.offset(PAGE_SIZE),
+            Err(FaultError::OutOfMemory) => return Err(Error::OutOfMemory),
+            Err(FaultError::Interrupted) => return Err(Error::Interrupted),
+            Err(FaultError::Bus) => return Err(Error::Fault(at)),
+            Err(FaultError::NotMapped | FaultError::Protection | FaultError::ProtectionKey(_)) => {
+                return Err(Error::Fault(at));
+            }
+        };
+    }
+    Ok(part.end())
 }

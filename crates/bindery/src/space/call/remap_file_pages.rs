@@ -8,6 +8,7 @@ use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::mlock::LOCKS;
 use super::mmap::{Backing, admit, map};
 use crate::space::AddressSpace;
+use crate::space::call::populate::populate;
 use crate::space::op::Op;
 use crate::vma::{MappingFlags, Protection};
 use crate::vmas::place::Place;
@@ -41,7 +42,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         let now = self.page_table.memory.outermost(|| self.operate(|op| remap(op, range, page)))?;
         if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
             // The mapping exists, so the call succeeds even if this fails. Linux does the same.
-            let _ = self.populate(range);
+            let _ = populate(self, range);
         }
         Ok(())
     }

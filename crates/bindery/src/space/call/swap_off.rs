@@ -27,78 +27,85 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] for a signal. Pages that were swapped in before stay in memory, and
     /// the others stay usable.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
-        self.bring_back(interrupt::check_any, |at| self.next_in_area(at, area.number))
+        bring_back(self, interrupt::check_any, |at| next_in_area(self, at, area.number))
     }
+}
 
-    /// Swaps in the pages of a range of one mapping. The caller holds no lock.
-    ///
-    /// # Errors
-    /// As [`AddressSpace::swap_in_area`], but only a fatal signal interrupts it.
-    #[cold]
-    pub(in crate::space) fn swap_in_range(&self, range: VirtRange) -> Result<(), Error> {
-        self.bring_back(interrupt::check, |at| {
-            let _guard = self.vmas.lock();
-            let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
-            first_in_swap(&self.page_table, rest, |_| true)
-        })
-    }
+/// Swaps in the pages of a range of one mapping. The caller holds no lock.
+///
+/// # Errors
+/// As [`AddressSpace::swap_in_area`], but only a fatal signal interrupts it.
+#[cold]
+pub(in crate::space) fn swap_in_range<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<(), Error> {
+    bring_back(space, interrupt::check, |at| {
+        let _guard = space.vmas.lock();
+        let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
+        first_in_swap(&space.page_table, rest, |_| true)
+    })
+}
 
-    /// Swaps in each page that `next` returns, until it returns `None` or `check` fails. `next`
-    /// gets the previous page.
-    fn bring_back(
-        &self,
-        check: fn(&P) -> Result<(), Error>,
-        next: impl Fn(VirtAddr) -> Option<VirtAddr>,
-    ) -> Result<(), Error> {
-        let memory = self.page_table.memory;
-        let mut at = VirtAddr(0);
-        // Keeps the folio that a device has read in the cache until it is mapped.
-        let mut _kept = None;
-        while let Some(page) = next(at) {
-            check(self.platform())?;
-            let result = memory.retry(|| {
-                if let Some(wait) = self.bring_back_page(page)? {
-                    _kept = wait.wait(memory, None).map_err(refused)?;
-                }
-                Ok(())
-            });
-            result.map_err(|error| {
-                let short = error == FaultError::OutOfMemory;
-                if short { Error::OutOfMemory } else { Error::Fault(page) }
-            })?;
-            at = page;
-        }
-        Ok(())
-    }
-
-    /// Swaps in a page, or returns the event to wait for before the next attempt.
-    fn bring_back_page(
-        &self,
-        page: VirtAddr,
-    ) -> Result<Option<Wait<'static>>, Failure<FaultError>> {
-        let Some(locked) = self.lock_vma(page) else { return Ok(None) };
-        let Some(slot) = slot_at(&self.page_table, page) else { return Ok(None) };
-        let fault = Fault::new(self, locked.vma(), page, Access::Read);
-        match fault.swap_in(slot, Reading::SwapOff)? {
-            Next::Done(_) | Next::Again => Ok(None),
-            Next::Wait(wait) => Ok(Some(wait)),
-        }
-    }
-
-    /// The first page from `at` on whose entry refers to the area.
-    fn next_in_area(&self, at: VirtAddr, area: u8) -> Option<VirtAddr> {
-        let vmas = self.vmas.lock();
-        let mut at = at;
-        while let Some(vma) = vmas.view().first_ending_after(at.0) {
-            let range = VirtRange::raw(vma.start().max(at.0), vma.end());
-            let found = first_in_swap(&self.page_table, range, |device| device == area);
-            if found.is_some() {
-                return found;
+/// Swaps in each page that `next` returns, until it returns `None` or `check` fails. `next`
+/// gets the previous page.
+fn bring_back<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    check: fn(&P) -> Result<(), Error>,
+    next: impl Fn(VirtAddr) -> Option<VirtAddr>,
+) -> Result<(), Error> {
+    let memory = space.page_table.memory;
+    let mut at = VirtAddr(0);
+    // Keeps the folio that a device has read in the cache until it is mapped.
+    let mut _kept = None;
+    while let Some(page) = next(at) {
+        check(space.platform())?;
+        let result = memory.retry(|| {
+            if let Some(wait) = bring_back_page(space, page)? {
+                _kept = wait.wait(memory, None).map_err(refused)?;
             }
-            at = VirtAddr(vma.end());
-        }
-        None
+            Ok(())
+        });
+        result.map_err(|error| {
+            let short = error == FaultError::OutOfMemory;
+            if short { Error::OutOfMemory } else { Error::Fault(page) }
+        })?;
+        at = page;
     }
+    Ok(())
+}
+
+/// Swaps in a page, or returns the event to wait for before the next attempt.
+fn bring_back_page<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    page: VirtAddr,
+) -> Result<Option<Wait<'static>>, Failure<FaultError>> {
+    let Some(locked) = space.lock_vma(page) else { return Ok(None) };
+    let Some(slot) = slot_at(&space.page_table, page) else { return Ok(None) };
+    let fault = Fault::new(space, locked.vma(), page, Access::Read);
+    match fault.swap_in(slot, Reading::SwapOff)? {
+        Next::Done(_) | Next::Again => Ok(None),
+        Next::Wait(wait) => Ok(Some(wait)),
+    }
+}
+
+/// The first page from `at` on whose entry refers to the area.
+fn next_in_area<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    at: VirtAddr,
+    area: u8,
+) -> Option<VirtAddr> {
+    let vmas = space.vmas.lock();
+    let mut at = at;
+    while let Some(vma) = vmas.view().first_ending_after(at.0) {
+        let range = VirtRange::raw(vma.start().max(at.0), vma.end());
+        let found = first_in_swap(&space.page_table, range, |device| device == area);
+        if found.is_some() {
+            return found;
+        }
+        at = VirtAddr(vma.end());
+    }
+    None
 }
 
 /// The first page of `range` that is in swap, in an area that `wanted` accepts. The caller holds

@@ -69,129 +69,143 @@ enum Found {
     NoneBefore(VirtAddr),
 }
 
-impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Swaps in the pages of `range`. Linear in the entries, and in the runs that are swapped in.
-    ///
-    /// # Errors
-    /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
-    /// [`Error::Interrupted`].
-    #[cold]
-    pub(in crate::space) fn will_need(&self, range: VirtRange) -> Result<(), Error> {
-        let mut parts = Parts::of(range);
-        let mut ended = Ended::Whole;
-        loop {
-            let (part, shared) = {
-                let vmas = self.vmas.lock();
-                let Some((vma, part)) = parts.next(vmas.view()) else { break };
-                (part, self.shared_part(vma, part))
-            };
-            // The call reports holes even if memory is short.
-            if ended == Ended::Whole && self.counts().swap_pages as i64 > 0 {
-                ended = self.bring_in_private(part)?;
-            }
-            if let Some(shared) = shared
-                && ended == Ended::Whole
-            {
-                ended = self.bring_in_shared(&shared)?;
-            }
+/// Swaps in the pages of `range`. Linear in the entries, and in the runs that are swapped in.
+///
+/// # Errors
+/// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
+/// [`Error::Interrupted`].
+#[cold]
+pub(in crate::space) fn will_need<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<(), Error> {
+    let mut parts = Parts::of(range);
+    let mut ended = Ended::Whole;
+    loop {
+        let (part, shared) = {
+            let vmas = space.vmas.lock();
+            let Some((vma, part)) = parts.next(vmas.view()) else { break };
+            (part, shared_part(space, vma, part))
+        };
+        // The call reports holes even if memory is short.
+        if ended == Ended::Whole && space.counts().swap_pages as i64 > 0 {
+            ended = bring_in_private(space, part)?;
         }
-        parts.end()
+        if let Some(shared) = shared
+            && ended == Ended::Whole
+        {
+            ended = bring_in_shared(space, &shared)?;
+        }
     }
+    parts.end()
+}
 
-    /// The pages of shared memory behind a part of a VMA; `None` if no page of the object is in
-    /// swap.
-    fn shared_part(&self, vma: &Vma, part: VirtRange) -> Option<SharedPart<'m, P>> {
-        let state = shared_memory(vma).filter(|object| object.pages.swapped() > 0)?;
-        let orders = state.orders(self.page_table.memory, vma.flags());
-        let orders = self.used_orders(orders, vma.flags());
-        let pages = PageRange::from_count(vma.page_offset_of(part.start()), part.pages());
-        Some(SharedPart { object: self.object_of(vma)?, pages, orders })
-    }
+/// The pages of shared memory behind a part of a VMA; `None` if no page of the object is in
+/// swap.
+fn shared_part<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    vma: &Vma,
+    part: VirtRange,
+) -> Option<SharedPart<'m, P>> {
+    let state = shared_memory(vma).filter(|object| object.pages.swapped() > 0)?;
+    let orders = state.orders(space.page_table.memory, vma.flags());
+    let orders = space.settings.used_orders(orders, vma.flags());
+    let pages = PageRange::from_count(vma.page_offset_of(part.start()), part.pages());
+    Some(SharedPart { object: space.object_of(vma)?, pages, orders })
+}
 
-    /// Swaps in the pages that the entries of a part of one VMA refer to.
-    fn bring_in_private(&self, part: VirtRange) -> Result<Ended, Error> {
-        let mut at = part.start();
-        // The page that a device has read last, and its folio, which stays until it is mapped.
-        let (mut read, mut _kept) = (None, None);
-        while at < part.end() {
-            interrupt::check(self.platform())?;
-            // Another thread has unmapped the rest.
-            let Some(locked) = self.lock_vma(at) else { break };
-            let rest = VirtRange::raw(at.0, part.end().0).intersection(locked.vma().range());
-            let page = match next_in_swap(&self.page_table, rest) {
-                Found::Page(page) => page,
-                Found::NoneBefore(end) => {
-                    at = end;
-                    continue;
+/// Swaps in the pages that the entries of a part of one VMA refer to.
+fn bring_in_private<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    part: VirtRange,
+) -> Result<Ended, Error> {
+    let mut at = part.start();
+    // The page that a device has read last, and its folio, which stays until it is mapped.
+    let (mut read, mut _kept) = (None, None);
+    while at < part.end() {
+        interrupt::check(space.platform())?;
+        // Another thread has unmapped the rest.
+        let Some(locked) = space.lock_vma(at) else { break };
+        let rest = VirtRange::raw(at.0, part.end().0).intersection(locked.vma().range());
+        let page = match next_in_swap(&space.page_table, rest) {
+            Found::Page(page) => page,
+            Found::NoneBefore(end) => {
+                at = end;
+                continue;
+            }
+        };
+        let was_read = read == Some(page);
+        at = match bring_in(space, locked.vma(), page, was_read) {
+            Announced::Next(next) => next,
+            Announced::Short => return Ok(Ended::Short),
+            Announced::Wait(wait) => {
+                drop(locked);
+                // Nothing was read by a wait for a request.
+                if !matches!(wait, Wait::SwapRequest { .. }) {
+                    read = Some(page);
                 }
-            };
-            let was_read = read == Some(page);
-            at = match self.bring_in(locked.vma(), page, was_read) {
-                Announced::Next(next) => next,
-                Announced::Short => return Ok(Ended::Short),
-                Announced::Wait(wait) => {
-                    drop(locked);
-                    // Nothing was read by a wait for a request.
-                    if !matches!(wait, Wait::SwapRequest { .. }) {
-                        read = Some(page);
+                match wait.wait(space.page_table.memory, None) {
+                    Ok(kept) if !was_read => {
+                        _kept = kept;
+                        page
                     }
-                    match wait.wait(self.page_table.memory, None) {
-                        Ok(kept) if !was_read => {
-                            _kept = kept;
-                            page
-                        }
-                        // Lost content is an error only for an access that needs it.
-                        Ok(_) | Err(_) => page.offset(PAGE_SIZE),
-                    }
+                    // Lost content is an error only for an access that needs it.
+                    Ok(_) | Err(_) => page.offset(PAGE_SIZE),
                 }
-            };
-        }
-        Ok(Ended::Whole)
-    }
-
-    /// Swaps in the run around `page`, or begins to read it. `was_read`: a device has read it for
-    /// this call. The caller holds the VMA's lock for reading.
-    fn bring_in(&self, vma: &Vma, page: VirtAddr, was_read: bool) -> Announced {
-        let memory = self.page_table.memory;
-        let next = Announced::Next(page.offset(PAGE_SIZE));
-        let fault = Fault::new(self, vma, page, Access::Read);
-        let mut orders = fault.swap_in_orders();
-        if !memory.has_room_for(u64::from(orders.largest().pages())) {
-            return Announced::Short;
-        }
-        let Some(slot) = slot_at(&self.page_table, page) else { return next };
-        let Some(state) = slot.state else { return next };
-        match memory.source_of(slot.area, state) {
-            Source::Cache if !was_read => next,
-            Source::Cache | Source::Memory | Source::SynchronousDevice => {
-                map_announced(&fault, slot)
             }
-            Source::Device if !memory.has_free_request(slot.area) => next,
-            Source::Device => {
-                while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
-                    if memory.begin_read(slots, order, Cause::Advice) == Begun::Yes {
-                        let size = PAGE_SIZE << order.0;
-                        return Announced::Next(page.align_down(size).offset(size));
-                    }
+        };
+    }
+    Ok(Ended::Whole)
+}
+
+/// Swaps in the run around `page`, or begins to read it. `was_read`: a device has read it for
+/// this call. The caller holds the VMA's lock for reading.
+fn bring_in<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: &Vma,
+    page: VirtAddr,
+    was_read: bool,
+) -> Announced {
+    let memory = space.page_table.memory;
+    let next = Announced::Next(page.offset(PAGE_SIZE));
+    let fault = Fault::new(space, vma, page, Access::Read);
+    let mut orders = fault.swap_in_orders();
+    if !memory.has_room_for(u64::from(orders.largest().pages())) {
+        return Announced::Short;
+    }
+    let Some(slot) = slot_at(&space.page_table, page) else { return next };
+    let Some(state) = slot.state else { return next };
+    match memory.source_of(slot.area, state) {
+        Source::Cache if !was_read => next,
+        Source::Cache | Source::Memory | Source::SynchronousDevice => map_announced(&fault, slot),
+        Source::Device if !memory.has_free_request(slot.area) => next,
+        Source::Device => {
+            while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
+                if memory.begin_read(slots, order, Cause::Advice) == Begun::Yes {
+                    let size = PAGE_SIZE << order.0;
+                    return Announced::Next(page.align_down(size).offset(size));
                 }
-                next
             }
+            next
         }
     }
+}
 
-    /// Swaps in an object's pages.
-    fn bring_in_shared(&self, shared: &SharedPart<'m, P>) -> Result<Ended, Error> {
-        let SharedPart { object, pages, orders } = shared;
-        let PageRange { mut first, end } = *pages;
-        while first < end {
-            interrupt::check(self.platform())?;
-            match object.bring_in(PageRange { first, end }, *orders, PAGES) {
-                Some(next) => first = next,
-                None => return Ok(Ended::Short),
-            }
+/// Swaps in an object's pages.
+fn bring_in_shared<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    shared: &SharedPart<'m, P>,
+) -> Result<Ended, Error> {
+    let SharedPart { object, pages, orders } = shared;
+    let PageRange { mut first, end } = *pages;
+    while first < end {
+        interrupt::check(space.platform())?;
+        match object.bring_in(PageRange { first, end }, *orders, PAGES) {
+            Some(next) => first = next,
+            None => return Ok(Ended::Short),
         }
-        Ok(Ended::Whole)
     }
+    Ok(Ended::Whole)
 }
 
 /// Maps a page, with the run around it, unless a device must read it first.

@@ -45,7 +45,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let table = found.table;
         let slots = page_table.slots(table);
         let allowed = memory.folio_policy().orders(flags.huge_advice());
-        let mut orders = self.space.used_orders(allowed, flags) | Orders::PAGE;
+        let mut orders = self.space.settings.used_orders(allowed, flags) | Orders::PAGE;
         if orders.has_large() && !run::load(slots, P::Arch::PTE.index_of(page)).is_empty() {
             // Its neighbors need not be read.
             return self.reuse_in_place(&section, &found);
@@ -121,7 +121,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let wanted = match self.access {
             Access::Write => {
                 let allowed = memory.folio_policy().orders(flags.huge_advice());
-                self.space.used_orders(allowed, flags) | Orders::PAGE
+                self.space.settings.used_orders(allowed, flags) | Orders::PAGE
             }
             // A table has no room for the huge zero page.
             Access::Read | Access::Execute if node.level == Level::PTE => return Ok(Orders::PAGE),

@@ -43,7 +43,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             return Err(FaultError::Bus.into());
         }
         let allowed = object.orders(memory, vma.flags());
-        let orders = self.space.used_orders(allowed, vma.flags()) | Orders::PAGE;
+        let orders = self.space.settings.used_orders(allowed, vma.flags()) | Orders::PAGE;
         let reads_swap = self.access != Access::Write && object.pages.swapped() > 0;
         let ahead = if reads_swap { mapped_ahead::<P::Arch>(vma, page) } else { 1 };
         let frame = match pages::get_ahead(memory, object, index, orders, ahead) {

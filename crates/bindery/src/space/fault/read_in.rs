@@ -78,7 +78,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(in crate::space) fn swap_in_orders(&self) -> Orders {
         let flags = self.vma.flags();
         let policy = self.memory().folio_policy().orders(flags.huge_advice());
-        self.space.used_orders(policy, flags) | Orders::PAGE
+        self.space.settings.used_orders(policy, flags) | Orders::PAGE
     }
 
     /// The largest run around the page, which is in `slot`, that could come back as one folio of an

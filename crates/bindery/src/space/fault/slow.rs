@@ -7,6 +7,8 @@ use crate::error::{Failure, FaultError};
 use crate::object::{ObjectState, PagesStay};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::space::stack_growth::grow_down_to;
+use crate::space::stack_growth::prepare_group;
 use crate::space::userfault::{Served, serve_by_userfault};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
@@ -63,7 +65,7 @@ pub(super) fn fault_slow<P: Platform>(
     loop {
         let touched = locked.is_some();
         let Some(mut locked) = locked.take().or_else(|| space.lock_vma(page)) else {
-            space.grow_down_to(page)?;
+            grow_down_to(space, page)?;
             continue;
         };
         let flags = locked.vma().flags();
@@ -84,7 +86,7 @@ pub(super) fn fault_slow<P: Platform>(
                 }
                 // Once for each mapping: the mutex guards its anon group.
                 drop(locked);
-                space.prepare_group(page)?;
+                prepare_group(space, page)?;
                 continue;
             }
             if !touched

@@ -5,6 +5,7 @@ use crate::arch::{Arch, Kind, Level};
 use crate::error::{Failure, FaultError};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::space::stack_growth::prepare_group;
 use crate::table::EntryAt;
 use crate::vma::Protection;
 
@@ -29,7 +30,7 @@ pub(in crate::space) fn unshare<P: Platform>(
         }
         if vma.group_pointer().is_none() {
             drop(locked);
-            space.prepare_group(page)?;
+            prepare_group(space, page)?;
             continue;
         }
         let fault = Fault::new(space, vma, page, Access::Read);

@@ -25,7 +25,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             return Orders::PAGE;
         }
         let allowed = memory.folio_policy().orders(flags.huge_advice());
-        let orders = self.space.used_orders(allowed, flags);
+        let orders = self.space.settings.used_orders(allowed, flags);
         Orders::PAGE | orders & Orders::of(memory.huge_order())
     }
 

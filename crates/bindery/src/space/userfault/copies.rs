@@ -17,6 +17,8 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
 use crate::space::op::VmaOp;
+use crate::space::userfault::fill::copy_in;
+use crate::space::userfault::fill::new_fill_folio;
 use crate::table::locking::Depth;
 use crate::table::publish::publish;
 use crate::table::{NoMemory, ReadSection, TablePool, run};
@@ -33,7 +35,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     pub(super) fn pages_together(&self, at: VirtAddr, end: VirtAddr) -> u32 {
         let (space, flags) = (self.space, self.vma.flags());
         let policy = space.page_table.memory.folio_policy().orders(flags.huge_advice());
-        let mut larger = space.used_orders(policy, flags);
+        let mut larger = space.settings.used_orders(policy, flags);
         let mut step = P::Arch::PMD.order();
         while let Some(order) = larger.take_largest() {
             step = if order > Order::PAGE { order.min(step) } else { step };
@@ -85,7 +87,7 @@ impl<P: Platform> Fill<'_, '_, P> {
                     let folio = Folio { head: *head, order: Order::PAGE };
                     memory.frames.fresh(folio).set_owner(owner, FolioIndex::new(index));
                 }
-                Ok(space.map_pages(range, &folios, op.fill_attributes(self.mode))?)
+                Ok(map_pages(space, range, &folios, op.fill_attributes(self.mode))?)
             })
         });
         for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
@@ -106,8 +108,8 @@ impl<P: Platform> Fill<'_, '_, P> {
         source: &mut impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<Folio, Error> {
         let space = self.space;
-        let folio = space.new_fill_folio(Order::PAGE)?;
-        let filled = space.copy_in(folio, |_, bytes| source(page, bytes));
+        let folio = new_fill_folio(space, Order::PAGE)?;
+        let filled = copy_in(space, folio, |_, bytes| source(page, bytes));
         if filled.is_err() {
             space.page_table.memory.frames.fresh(folio).discard();
             return Err(Error::Fault(page));
@@ -116,59 +118,57 @@ impl<P: Platform> Fill<'_, '_, P> {
     }
 }
 
-impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far as
-    /// the entries are empty. Returns how many it has mapped.
-    fn map_pages(
-        &self,
-        range: VirtRange,
-        folios: &[Frame],
-        attributes: Attributes,
-    ) -> Result<usize, NoMemory> {
-        let memory = self.page_table.memory;
-        for head in folios {
-            let folio = Folio { head: *head, order: Order::PAGE };
-            memory.before_execution(attributes.permissions, folio);
-        }
-        let mapped = self
-            .page_table
-            .with_tables(|pool| self.map_pages_locked(range, folios, attributes, pool));
-        publish(&self.page_table, range);
-        mapped
+/// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far as
+/// the entries are empty. Returns how many it has mapped.
+fn map_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    folios: &[Frame],
+    attributes: Attributes,
+) -> Result<usize, NoMemory> {
+    let memory = space.page_table.memory;
+    for head in folios {
+        let folio = Folio { head: *head, order: Order::PAGE };
+        memory.before_execution(attributes.permissions, folio);
     }
+    let mapped = space
+        .page_table
+        .with_tables(|pool| map_pages_locked(space, range, folios, attributes, pool));
+    publish(&space.page_table, range);
+    mapped
+}
 
-    fn map_pages_locked(
-        &self,
-        range: VirtRange,
-        folios: &[Frame],
-        attributes: Attributes,
-        pool: &mut TablePool<'m, P>,
-    ) -> Result<usize, NoMemory> {
-        let frames = &self.page_table.memory.frames;
-        let start = range.start();
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let found = cursor.entry_at(start);
-        if found.node.level > Level::PTE && !found.entry.is_empty() {
-            return Ok(0);
-        }
-        let table = cursor.table_at(start, Level::PTE, pool)?;
-        let first = P::Arch::PTE.index_of(start);
-        let slots = &self.page_table.slots(table)[first.slots(folios.len() as u32)];
-        let vacant = run::count_empty(slots);
-        for head in &folios[..vacant as usize] {
-            frames.fresh(Folio { head: *head, order: Order::PAGE }).map(1);
-        }
-        // A CPU that sees a leaf sees the page's contents, and its count.
-        fence(Ordering::Release);
-        for (slot, head) in slots.iter().zip(&folios[..vacant as usize]) {
-            let entry = P::Arch::page_entry(*head, Level::PTE, attributes);
-            slot.store(entry.0, Ordering::Relaxed);
-        }
-        self.page_table.change_entry_count(table, vacant, 0);
-        cursor.counts.entries_read += u64::from(vacant);
-        cursor.counts.entries_written += u64::from(vacant);
-        cursor.counts.folios_touched += u64::from(vacant);
-        cursor.counts.mapped(OwnerKind::Anonymous, vacant);
-        Ok(vacant as usize)
+fn map_pages_locked<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    range: VirtRange,
+    folios: &[Frame],
+    attributes: Attributes,
+    pool: &mut TablePool<'m, P>,
+) -> Result<usize, NoMemory> {
+    let frames = &space.page_table.memory.frames;
+    let start = range.start();
+    let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+    let found = cursor.entry_at(start);
+    if found.node.level > Level::PTE && !found.entry.is_empty() {
+        return Ok(0);
     }
+    let table = cursor.table_at(start, Level::PTE, pool)?;
+    let first = P::Arch::PTE.index_of(start);
+    let slots = &space.page_table.slots(table)[first.slots(folios.len() as u32)];
+    let vacant = run::count_empty(slots);
+    for head in &folios[..vacant as usize] {
+        frames.fresh(Folio { head: *head, order: Order::PAGE }).map(1);
+    }
+    // A CPU that sees a leaf sees the page's contents, and its count.
+    fence(Ordering::Release);
+    for (slot, head) in slots.iter().zip(&folios[..vacant as usize]) {
+        let entry = P::Arch::page_entry(*head, Level::PTE, attributes);
+        slot.store(entry.0, Ordering::Relaxed);
+    }
+    space.page_table.change_entry_count(table, vacant, 0);
+    cursor.counts.entries_read += u64::from(vacant);
+    cursor.counts.entries_written += u64::from(vacant);
+    cursor.counts.folios_touched += u64::from(vacant);
+    cursor.counts.mapped(OwnerKind::Anonymous, vacant);
+    Ok(vacant as usize)
 }

@@ -18,6 +18,7 @@ use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
+use crate::space::userfault::userfault_identity;
 use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
 
@@ -96,7 +97,7 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let Some(parent) = subscriber(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
     let Some(state) = vma.userfault() else { return Ok(None) };
     // Each attempt of a fork creates an address space, whose number identifies the attempt.
-    let identity = child.userfault_identity();
+    let identity = userfault_identity(child);
     if let Some(found) = state.child_of(identity) {
         return Ok(Some(found));
     }
@@ -120,38 +121,44 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub(in crate::space) fn has_userfaults(&self) -> bool {
         cfg!(feature = "userfault") && self.userfaults.load(Ordering::Relaxed) != 0
     }
+}
 
-    /// Notifies userfaultfds before contents in `range` are dropped, mapping by mapping. Waits
-    /// until the messages are read. Called without locks.
-    #[cold]
-    pub(in crate::space) fn notify_removed(&self, range: VirtRange) -> Result<(), Error> {
-        let memory = self.page_table.memory;
-        let mut at = range.start();
-        while at < range.end() {
-            // One mapping at a time, so that a retry does not deliver a message twice.
-            let rest = VirtRange::raw(at.0, range.end().0);
-            let next = memory.retry::<_, Error>(|| Ok(self.notice_of_removal(rest)?))?;
-            let Some((end, notices)) = next else { break };
-            if !notices.is_empty() {
-                notices.deliver(memory);
-            }
-            at = end;
+/// Notifies userfaultfds before contents in `range` are dropped, mapping by mapping. Waits
+/// until the messages are read. Called without locks.
+#[cold]
+pub(in crate::space) fn notify_removed<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<(), Error> {
+    let memory = space.page_table.memory;
+    let mut at = range.start();
+    while at < range.end() {
+        // One mapping at a time, so that a retry does not deliver a message twice.
+        let rest = VirtRange::raw(at.0, range.end().0);
+        let next = memory.retry::<_, Error>(|| Ok(notice_of_removal(space, rest)?))?;
+        let Some((end, notices)) = next else { break };
+        if !notices.is_empty() {
+            notices.deliver(memory);
         }
-        Ok(())
+        at = end;
     }
+    Ok(())
+}
 
-    /// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to
-    /// it. Returns the end of that mapping's part of the range; `None` if the range has no mapping.
-    fn notice_of_removal(&self, range: VirtRange) -> Result<Option<(VirtAddr, Notices)>, NoMemory> {
-        let vmas = self.vmas.lock();
-        let Some(vma) = vmas.view().first_in(range) else { return Ok(None) };
-        let part = vma.range().intersection(range);
-        let mut notices = Notices::default();
-        if let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_REMOVE) {
-            let memory = self.page_table.memory;
-            // SAFETY: 1. the VMA holds it, and the mutex is held.
-            unsafe { notices.push(memory, memory.new_identity(), state, Content::Remove(part)) }?;
-        }
-        Ok(Some((part.end(), notices)))
+/// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to
+/// it. Returns the end of that mapping's part of the range; `None` if the range has no mapping.
+fn notice_of_removal<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<Option<(VirtAddr, Notices)>, NoMemory> {
+    let vmas = space.vmas.lock();
+    let Some(vma) = vmas.view().first_in(range) else { return Ok(None) };
+    let part = vma.range().intersection(range);
+    let mut notices = Notices::default();
+    if let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_REMOVE) {
+        let memory = space.page_table.memory;
+        // SAFETY: 1. the VMA holds it, and the mutex is held.
+        unsafe { notices.push(memory, memory.new_identity(), state, Content::Remove(part)) }?;
     }
+    Ok(Some((part.end(), notices)))
 }

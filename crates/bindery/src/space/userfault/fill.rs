@@ -21,11 +21,17 @@ use crate::space::fault::{
     Access, Fault, Next, Occupant, Resolved, folio_place, written_attributes,
 };
 use crate::space::op::VmaOp;
+use crate::space::stack_growth::prepare_group;
+use crate::space::userfault::install::is_occupied;
+use crate::space::userfault::install::lift_markers;
+use crate::space::userfault::install::zero_entry;
+use crate::space::userfault::userfault_range;
 use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, VmaReadGuard};
 
 use super::handler::UserfaultHandler;
+use super::install::install;
 use super::is_served;
 use super::shared::{Supply, memory_of, protected};
 
@@ -166,8 +172,8 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
                 let source = |page: VirtAddr, bytes: &mut [u8]| source(page.0 - to.0, bytes);
                 return fill.copy_pages(at, count, source);
             }
-            let folio = space.new_fill_folio(order)?;
-            let filled = space.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
+            let folio = new_fill_folio(space, order)?;
+            let filled = copy_in(space, folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
                 space.page_table.memory.frames.fresh(folio).discard();
                 return Err(Error::Fault(at));
@@ -191,7 +197,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
             let is_shared = |op: &VmaOp<'_, 'm, P>| Ok::<_, Error>(op.vma.is_shared());
             if fill.in_vma(at, end, is_shared)? {
                 let next = fill.in_vma(at, end, |op| op.next_fill(at, end))?;
-                let folio = space.new_fill_folio(next.order())?;
+                let folio = new_fill_folio(space, next.order())?;
                 space.platform().zero(folio.head, folio.pages());
                 return fill.map_folio(at, end, folio);
             }
@@ -216,43 +222,44 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
             space.page_table.memory.retry(|| {
                 fill.in_vma(at, end, |op| {
                     let inside = op.end_of_object(at, end)?;
-                    space.install(VirtRange::raw(at.0, inside.0), poison)
+                    install(space, VirtRange::raw(at.0, inside.0), poison)
                 })
             })
         })
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// A fresh folio of this order, or of the smallest.
-    pub(super) fn new_fill_folio(&self, order: Order) -> Result<Folio, Error> {
-        let memory = self.page_table.memory;
-        memory.may_wait();
-        if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
-            return Ok(fresh.leave());
-        }
-        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
+/// A fresh folio of this order, or of the smallest.
+pub(super) fn new_fill_folio<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    order: Order,
+) -> Result<Folio, Error> {
+    let memory = space.page_table.memory;
+    memory.may_wait();
+    if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
+        return Ok(fresh.leave());
     }
+    memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
+}
 
-    /// Fills a fresh folio.
-    pub(super) fn copy_in(
-        &self,
-        folio: Folio,
-        mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
-    ) -> Result<(), FaultError> {
-        let length = u64::from(folio.pages()) * PAGE_SIZE;
-        let bytes = self.platform().direct_map(folio.head).as_ptr();
-        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
-        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is mapped or supplied, no other
-        // thread finds it.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
-        for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
-            source(offset, page)?;
-        }
-        self.page_table.count(&Counts { bytes_copied: length, ..Counts::default() });
-        Ok(())
+/// Fills a fresh folio.
+pub(super) fn copy_in<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    folio: Folio,
+    mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
+) -> Result<(), FaultError> {
+    let length = u64::from(folio.pages()) * PAGE_SIZE;
+    let bytes = space.platform().direct_map(folio.head).as_ptr();
+    // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
+    // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
+    // always holds some bytes. The folio is fresh: until it is mapped or supplied, no other
+    // thread finds it.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
+    for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
+        source(offset, page)?;
     }
+    space.page_table.count(&Counts { bytes_copied: length, ..Counts::default() });
+    Ok(())
 }
 
 /// One call that fills pages, for a userfaultfd.
@@ -275,7 +282,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         if state.is_changing() {
             return Err(Error::TryAgain.into());
         }
-        let range = self.space.userfault_range(to, length)?;
+        let range = userfault_range(self.space, to, length)?;
         let platform = self.space.platform();
         let mut at = range.start();
         let mut result = Ok(());
@@ -339,7 +346,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                 return Ok(locked);
             }
             drop(locked);
-            space.page_table.memory.retry::<_, Error>(|| Ok(space.prepare_group(at)?))?;
+            space.page_table.memory.retry::<_, Error>(|| Ok(prepare_group(space, at)?))?;
         }
     }
 
@@ -371,7 +378,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         }
         let order = match Fault::new(space, vma, at, Access::Write).vacant_orders() {
             Err(Occupant::Entry(entry, level))
-                if level > Level::PTE && space.is_occupied(entry) =>
+                if level > Level::PTE && is_occupied::<P::Arch>(entry) =>
             {
                 return Err(Error::Exists(at));
             }
@@ -395,7 +402,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ) -> Result<VirtAddr, Failure> {
         let (space, vma) = (self.space, self.vma);
         let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
-        space.lift_markers(range)?;
+        lift_markers(space, range)?;
         let owner = AnonGroup::as_owner(vma.group());
         space.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
         let fault = Fault::new(space, vma, at, Access::Write);
@@ -419,7 +426,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         {
             return Ok(range.end());
         }
-        space.install(VirtRange::raw(at.0, end.0), space.zero_entry(self.vma))
+        install(space, VirtRange::raw(at.0, end.0), zero_entry(space, self.vma))
     }
 
     /// The attributes of the entries of filled pages.

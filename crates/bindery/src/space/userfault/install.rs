@@ -15,7 +15,7 @@ use crate::table::{EntryAt, ReadSection, run};
 use crate::vma::Vma;
 
 /// Whether the entry is a marker that a page may replace.
-fn gives_way<A: Arch>(entry: Entry) -> bool {
+fn is_replaceable<A: Arch>(entry: Entry) -> bool {
     let marker = || match A::decode_absent(entry) {
         Some(Absent::Marker(Marker::UserfaultWriteProtect | Marker::Poison)) => true,
         Some(Absent::Marker(Marker::Guard) | Absent::Swap { .. } | Absent::ProtNone { .. })
@@ -24,65 +24,70 @@ fn gives_way<A: Arch>(entry: Entry) -> bool {
     entry.0 & A::PRESENT == 0 && marker()
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// The entry of a zero page.
-    pub(super) fn zero_entry(&self, vma: &Vma) -> Entry {
-        let attributes = read_attributes(vma.flags());
-        P::Arch::page_entry(self.page_table.memory.zero_frame, Level::PTE, attributes)
-    }
+/// The entry of a zero page.
+pub(super) fn zero_entry<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> Entry {
+    let attributes = read_attributes(vma.flags());
+    P::Arch::page_entry(space.page_table.memory.zero_frame, Level::PTE, attributes)
+}
 
-    /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
-    /// empty, in one table. Returns the end of that.
-    ///
-    /// # Errors
-    /// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
-    pub(super) fn install(&self, range: VirtRange, entry: Entry) -> Result<VirtAddr, Failure> {
-        let span = P::Arch::PTE.table_span();
-        let start = range.start();
-        let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
-        let part = VirtRange::raw(start.0, end);
-        let mapped = self.page_table.with_tables(|pool| {
-            let mut cursor = self.page_table.cursor(part, Depth::Floor(Level::PTE));
-            let EntryAt { node, entry: found, .. } = cursor.entry_at(start);
-            if node.level > Level::PTE && !found.is_empty() {
-                return Ok(0);
-            }
-            let table = cursor.table_at(start, Level::PTE, pool)?;
-            let first = P::Arch::PTE.index_of(start);
-            let slots = self.page_table.slots(table);
-            let count = run::count_empty(&slots[first.slots(part.pages() as u32)]);
-            for slot in &slots[first.slots(count)] {
-                slot.store(entry.0, Ordering::Relaxed);
-            }
-            cursor.counts.entries_read += u64::from(count);
-            cursor.counts.entries_written += u64::from(count);
-            self.page_table.change_entry_count(table, count, 0);
-            Ok(count)
-        });
-        publish(&self.page_table, part);
-        let count = mapped?;
-        if count == 0 {
-            return Err(Error::Exists(start).into());
+/// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
+/// empty, in one table. Returns the end of that.
+///
+/// # Errors
+/// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
+pub(super) fn install<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    entry: Entry,
+) -> Result<VirtAddr, Failure> {
+    let span = P::Arch::PTE.table_span();
+    let start = range.start();
+    let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
+    let part = VirtRange::raw(start.0, end);
+    let mapped = space.page_table.with_tables(|pool| {
+        let mut cursor = space.page_table.cursor(part, Depth::Floor(Level::PTE));
+        let EntryAt { node, entry: found, .. } = cursor.entry_at(start);
+        if node.level > Level::PTE && !found.is_empty() {
+            return Ok(0);
         }
-        Ok(start.offset(u64::from(count) * PAGE_SIZE))
-    }
-
-    /// Whether `entry` is in the way of a page that a handler supplies. Markers of userfaultfds are
-    /// not.
-    pub(super) fn is_occupied(&self, entry: Entry) -> bool {
-        !entry.is_empty() && !gives_way::<P::Arch>(entry)
-    }
-
-    /// Takes markers away from the range of a folio, which comes in their place.
-    pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), NoMemory> {
-        let entry = {
-            let section = ReadSection::enter(self.platform());
-            self.page_table.peek(&section, range.start(), &mut Counts::default()).entry
-        };
-        if !gives_way::<P::Arch>(entry) {
-            return Ok(());
+        let table = cursor.table_at(start, Level::PTE, pool)?;
+        let first = P::Arch::PTE.index_of(start);
+        let slots = space.page_table.slots(table);
+        let count = run::count_empty(&slots[first.slots(part.pages() as u32)]);
+        for slot in &slots[first.slots(count)] {
+            slot.store(entry.0, Ordering::Relaxed);
         }
-        let lifted = self.page_table.userfault_lift(range);
-        lifted.and_then(|()| self.page_table.unmark(range, Marker::Poison))
+        cursor.counts.entries_read += u64::from(count);
+        cursor.counts.entries_written += u64::from(count);
+        space.page_table.change_entry_count(table, count, 0);
+        Ok(count)
+    });
+    publish(&space.page_table, part);
+    let count = mapped?;
+    if count == 0 {
+        return Err(Error::Exists(start).into());
     }
+    Ok(start.offset(u64::from(count) * PAGE_SIZE))
+}
+
+/// Whether `entry` is in the way of a page that a handler supplies. Markers of userfaultfds are
+/// not.
+pub(super) fn is_occupied<A: Arch>(entry: Entry) -> bool {
+    !entry.is_empty() && !is_replaceable::<A>(entry)
+}
+
+/// Takes markers away from the range of a folio, which comes in their place.
+pub(super) fn lift_markers<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<(), NoMemory> {
+    let entry = {
+        let section = ReadSection::enter(space.platform());
+        space.page_table.peek(&section, range.start(), &mut Counts::default()).entry
+    };
+    if !is_replaceable::<P::Arch>(entry) {
+        return Ok(());
+    }
+    let lifted = space.page_table.userfault_lift(range);
+    lifted.and_then(|()| space.page_table.unmark(range, Marker::Poison))
 }

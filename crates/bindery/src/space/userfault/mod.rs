@@ -20,7 +20,7 @@ mod install;
 mod moves;
 pub(in crate::space) mod protect;
 mod register;
-mod shared;
+pub(in crate::space) mod shared;
 mod wait;
 
 pub use fill::{FillMode, FillOrder, FillSource, PartialFill};
@@ -54,7 +54,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Userfault<'m, P>, Error> {
         let built = Built::new().ok_or(Error::NotBuilt)?;
         let memory = self.page_table.memory;
-        let make = || Userfault::new(built, memory, self.userfault_identity(), features, scope);
+        let make = || Userfault::new(built, memory, userfault_identity(self), features, scope);
         memory.retry(|| Ok(make().ok_or(NoMemory)?))
     }
 
@@ -71,7 +71,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         start: VirtAddr,
         length: u64,
     ) -> Result<(), Error> {
-        let range = self.userfault_range(start, length)?;
+        let range = userfault_range(self, start, length)?;
         userfault.state().wake(self.platform(), range);
         Ok(())
     }
@@ -82,33 +82,37 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub fn owns_userfault(&self, userfault: &Userfault<'_, P>) -> bool {
         userfault.state().space() == self.userfaults.load(Ordering::Relaxed)
     }
+}
 
-    /// The number by which userfaultfds know the address space. Never given to another one, so
-    /// that a handle outlives its address space harmlessly.
-    fn userfault_identity(&self) -> u64 {
-        let known = self.userfaults.load(Ordering::Relaxed);
-        if known != 0 {
-            return known;
-        }
-        let new = self.page_table.memory.new_identity();
-        let set = self.userfaults.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
-        set.err().unwrap_or(new)
+/// The number by which userfaultfds know the address space. Never given to another one, so
+/// that a handle outlives its address space harmlessly.
+fn userfault_identity<P: Platform>(space: &AddressSpace<'_, P>) -> u64 {
+    let known = space.userfaults.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
     }
+    let new = space.page_table.memory.new_identity();
+    let set = space.userfaults.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
+    set.err().unwrap_or(new)
+}
 
-    /// The range of a call, which has to be pages that a program may have.
-    fn userfault_range(&self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
-        if !start.is_aligned(PAGE_SIZE) || !length.is_multiple_of(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        if length == 0 {
-            return Err(Error::ZeroLength);
-        }
-        let limit = self.limit();
-        let minimum = self.vmas.minimum();
-        VirtRange::from_len(start, length)
-            .filter(|range| minimum <= range.start() && range.end() <= limit)
-            .ok_or(Error::OutOfRange { limit })
+/// The range of a call, which has to be pages that a program may have.
+fn userfault_range<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+) -> Result<VirtRange, Error> {
+    if !start.is_aligned(PAGE_SIZE) || !length.is_multiple_of(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
     }
+    if length == 0 {
+        return Err(Error::ZeroLength);
+    }
+    let limit = space.limit();
+    let minimum = space.vmas.minimum();
+    VirtRange::from_len(start, length)
+        .filter(|range| minimum <= range.start() && range.end() <= limit)
+        .ok_or(Error::OutOfRange { limit })
 }
 
 /// Whether a handler serves the VMA, or write-protects it. As on Linux, pages may come by any

@@ -8,6 +8,7 @@ use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::space::fault::{Fault, Next, Resolved, Stepped, read_attributes, stopped};
 use crate::space::op::Op;
+use crate::space::userfault::userfault_range;
 use crate::table::NoMemory;
 use crate::table::edit::Edit;
 use crate::table::locking::Depth;
@@ -17,6 +18,7 @@ use crate::vma::{MappingFlags, Vma};
 
 use super::handler::UserfaultHandler;
 use super::is_served;
+use super::shared::frame_of_object;
 
 bitflags! {
     /// Modes of [`UserfaultHandler::write_protect`] (`UFFDIO_WRITEPROTECT_MODE_*`, the same bits).
@@ -73,7 +75,7 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
         if userfault.state().is_changing() {
             return Err(Error::TryAgain);
         }
-        let range = space.userfault_range(start, length)?;
+        let range = userfault_range(space, start, length)?;
         if mode == WriteProtectMode::all() || !space.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
@@ -177,7 +179,7 @@ pub(in crate::space) fn lift_protection<P: Platform>(fault: &Fault<'_, '_, P>) -
 pub(in crate::space) fn map_protected_page<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
     let Some(object) = fault.vma.object() else { return map_protected(fault, None) };
     // The invalidate lock is held: the page stays until it is mapped.
-    match fault.space.frame_of_object(fault.vma, object, fault.page) {
+    match frame_of_object(fault, object) {
         Ok(frame) => map_protected(fault, Some(frame)),
         Err(stop) => stopped(stop),
     }

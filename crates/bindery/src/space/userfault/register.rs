@@ -8,6 +8,7 @@ use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
+use crate::space::userfault::userfault_range;
 use crate::userfault::{self, Userfault, UserfaultFeatures, UserfaultModes, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 use crate::vmas::{Parts, VmaView};
@@ -69,7 +70,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if modes.is_empty() || !self.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }
-        let range = self.userfault_range(start, length)?;
+        let range = userfault_range(self, start, length)?;
         self.page_table.memory.outermost(|| {
             self.operate(|op| {
                 may_register(*op.vmas, range, userfault, modes)?;
@@ -95,7 +96,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         start: VirtAddr,
         length: u64,
     ) -> Result<(), Error> {
-        let range = self.userfault_range(start, length)?;
+        let range = userfault_range(self, start, length)?;
         if !self.owns_userfault(userfault) {
             return Err(Error::Invalid);
         }

@@ -8,8 +8,11 @@ use crate::folio::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::space::call::populate::populate;
 use crate::space::fault::{Access, Fault, Next, folio_place, object_attributes};
 use crate::space::op::VmaOp;
+use crate::space::userfault::install::is_occupied;
+use crate::space::userfault::install::lift_markers;
 use crate::stats::Counts;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, ReadSection, run};
@@ -66,78 +69,79 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// Maps the folio that collapsing has made in `range`. As on Linux, without a handler.
-    pub(in crate::space) fn populate_collapsed(&self, range: VirtRange) -> Result<(), Failure> {
-        // The folio that a device has read stays until it is mapped.
-        let mut _kept = None;
-        loop {
-            let locked = self.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
-            let vma = locked.vma();
-            if !vma.has(MappingFlags::USERFAULT_MINOR) || !vma.range().covers(range) {
-                break;
-            }
-            let map = |op: &VmaOp<'_, '_, P>| op.map_present(range, FillMode::empty());
-            let wait = match self.operate_in(locked, map) {
-                Ok(_) => return Ok(()),
-                Err(Stop::Failed(failure)) => return Err(failure),
-                Err(Stop::Wait(wait)) => wait,
-            };
-            _kept = wait.wait(self.page_table.memory, None)?;
+/// Maps the folio that collapsing has made in `range`. As on Linux, without a handler.
+pub(in crate::space) fn populate_collapsed<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+) -> Result<(), Failure> {
+    // The folio that a device has read stays until it is mapped.
+    let mut _kept = None;
+    loop {
+        let locked = space.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
+        let vma = locked.vma();
+        if !vma.has(MappingFlags::USERFAULT_MINOR) || !vma.range().covers(range) {
+            break;
         }
-        Ok(self.populate(range)?)
+        let map = |op: &VmaOp<'_, '_, P>| op.map_present(range, FillMode::empty());
+        let wait = match space.operate_in(locked, map) {
+            Ok(_) => return Ok(()),
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Wait(wait)) => wait,
+        };
+        _kept = wait.wait(space.page_table.memory, None)?;
     }
+    Ok(populate(space, range)?)
+}
 
-    /// On how many pages from the beginning of `range` on the entries are empty, in one table,
-    /// perhaps none; one page, if its entry is a marker that gives way.
-    ///
-    /// # Errors
-    /// [`Error::Exists`] for a huge leaf.
-    fn vacant_pages(&self, range: VirtRange) -> Result<u64, Error> {
-        let at = range.start();
-        let section = ReadSection::enter(self.platform());
-        let EntryAt { node, index, entry } =
-            self.page_table.peek(&section, at, &mut Counts::default());
-        if self.is_occupied(entry) {
-            // As on Linux, an error of the source comes before a page that is in the way.
-            return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
-        }
-        if !entry.is_empty() {
-            return Ok(1);
-        }
-        let span = P::Arch::PTE.table_span();
-        let table_end = at.align_down(span).0.saturating_add(span);
-        let pages = (table_end.min(range.end().0) - at.0) >> PAGE_SHIFT;
-        if node.level > Level::PTE {
-            return Ok(pages);
-        }
-        let slots = &self.page_table.slots(node.table)[index.slots(pages as u32)];
-        Ok(u64::from(run::count_empty(slots)))
+/// The frame that the object behind the VMA has at `page`, which is brought in. The invalidate
+/// lock is held.
+pub(super) fn frame_of_object<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    object: &ObjectState,
+) -> Result<Frame, Stop> {
+    let (memory, vma) = (fault.space.page_table.memory, fault.vma);
+    let index = vma.page_offset_of(fault.page);
+    if index >= object.size_in_pages() {
+        return Err(Error::Fault(fault.page).into());
     }
+    let orders = object.orders(memory, vma.flags());
+    pages::get(memory, object, index, orders)
+}
 
-    /// Whether the object behind the VMA has a page there, in memory or in swap; `None` beyond its
-    /// end.
-    pub(super) fn object_has(&self, vma: &Vma, page: VirtAddr) -> Option<bool> {
-        let object = vma.object()?;
-        let index = vma.page_offset_of(page);
-        (index < object.size_in_pages()).then(|| pages::has(self.page_table.memory, object, index))
-    }
+/// Whether the object behind the VMA has a page there, in memory or in swap; `None` beyond its
+/// end.
+pub(super) fn object_has<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<bool> {
+    let object = fault.vma.object()?;
+    let index = fault.vma.page_offset_of(fault.page);
+    let has = || pages::has(fault.space.page_table.memory, object, index);
+    (index < object.size_in_pages()).then(has)
+}
 
-    /// The frame that the object behind the VMA has at `page`, which is brought in. The invalidate
-    /// lock is held.
-    pub(super) fn frame_of_object(
-        &self,
-        vma: &Vma,
-        object: &ObjectState,
-        page: VirtAddr,
-    ) -> Result<Frame, Stop> {
-        let index = vma.page_offset_of(page);
-        if index >= object.size_in_pages() {
-            return Err(Error::Fault(page).into());
-        }
-        let orders = object.orders(self.page_table.memory, vma.flags());
-        pages::get(self.page_table.memory, object, index, orders)
+/// On how many pages from the beginning of `range` on the entries are empty, in one table,
+/// perhaps none; one page, if its entry is a marker that gives way.
+///
+/// # Errors
+/// [`Error::Exists`] for a huge leaf.
+fn vacant_pages<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> Result<u64, Error> {
+    let at = range.start();
+    let section = ReadSection::enter(space.platform());
+    let EntryAt { node, index, entry } =
+        space.page_table.peek(&section, at, &mut Counts::default());
+    if is_occupied::<P::Arch>(entry) {
+        // As on Linux, an error of the source comes before a page that is in the way.
+        return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
     }
+    if !entry.is_empty() {
+        return Ok(1);
+    }
+    let span = P::Arch::PTE.table_span();
+    let table_end = at.align_down(span).0.saturating_add(span);
+    let pages = (table_end.min(range.end().0) - at.0) >> PAGE_SHIFT;
+    if node.level > Level::PTE {
+        return Ok(pages);
+    }
+    let slots = &space.page_table.slots(node.table)[index.slots(pages as u32)];
+    Ok(u64::from(run::count_empty(slots)))
 }
 
 impl<P: Platform> VmaOp<'_, '_, P> {
@@ -162,7 +166,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         if index >= object.size_in_pages() {
             return Err(Error::Invalid.into());
         }
-        let vacant = space.vacant_pages(range)?;
+        let vacant = vacant_pages(space, range)?;
         if vacant == 0 {
             return Err(Error::Exists(at).into());
         }
@@ -190,7 +194,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         mode: FillMode,
     ) -> Result<(), Failure> {
         let (space, vma) = (self.space, self.vma);
-        space.lift_markers(part)?;
+        lift_markers(space, part)?;
         let mut attributes =
             object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
         if mode.contains(FillMode::WRITE_PROTECT) {
@@ -223,10 +227,11 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ) -> Result<Order, Error> {
         let (space, vma) = (self.space, self.vma);
         let memory = space.page_table.memory;
-        let vacant = space.vacant_pages(VirtRange::raw(at.0, end.0))?;
+        let vacant = vacant_pages(space, VirtRange::raw(at.0, end.0))?;
         let index = vma.page_offset_of(at);
         let left = object.size_in_pages().saturating_sub(index).min(vacant);
-        let mut orders = space.used_orders(object.orders(memory, vma.flags()), vma.flags());
+        let mut orders =
+            space.settings.used_orders(object.orders(memory, vma.flags()), vma.flags());
         while let Some(order) = orders.take_largest() {
             let count = u64::from(order.pages());
             let aligned = folio_place(at, order).is_some_and(|range| range.start() == at)
@@ -258,7 +263,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
                 return Err(Error::Fault(at).into());
             }
             if !supplied.given {
-                let vacant = space.vacant_pages(part)?;
+                let vacant = vacant_pages(space, part)?;
                 let fits = vacant >= pages && pages <= object.size_in_pages() - index;
                 if !fits || !supply::supply(memory, object, index, supplied.folio)? {
                     return if order > Order::PAGE {

@@ -4,6 +4,7 @@
 
 use core::ptr::NonNull;
 
+use super::shared::object_has;
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::{Failure, FaultError};
 use crate::object::Wait;
@@ -143,7 +144,7 @@ fn kind_of_write<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind>
 /// Like [`userfault_kind`], for a page that is not mapped.
 fn kind_of_vacant<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind> {
     let vma = fault.vma;
-    let has = if vma.is_anonymous() { false } else { fault.space.object_has(vma, fault.page)? };
+    let has = if vma.is_anonymous() { false } else { object_has(fault)? };
     let (mode, kind) = if has {
         (MappingFlags::USERFAULT_MINOR, UserfaultKind::Minor)
     } else {

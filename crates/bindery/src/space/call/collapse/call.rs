@@ -23,7 +23,9 @@ use super::scan_pmd::scan_pmd;
 use super::{CollapseLimits, CollapseProgress};
 use crate::space::AddressSpace;
 use crate::space::call::madvise::drop_contents;
+use crate::space::call::swap_off::swap_in_range;
 use crate::space::op::Op;
+use crate::space::userfault::shared::populate_collapsed;
 
 /// Why a span was not collapsed.
 enum Refusal {
@@ -70,7 +72,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             let part = {
                 let vmas = self.vmas.lock();
                 let Some((vma, part)) = parts.next(vmas.view()) else { break };
-                if !self.may_collapse_on_demand() {
+                if !self.settings.may_collapse_on_demand() {
                     return Err(Error::Invalid);
                 }
                 check_collapsible::<P>(vma)?;
@@ -210,7 +212,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
                 Some(object) if object.is_file() => Orders::default(),
                 Some(object) => object.orders(memory, vma.flags()),
             };
-            let wanted = self.space.used_orders(orders, vma.flags()).contains(order);
+            let wanted = self.space.settings.used_orders(orders, vma.flags()).contains(order);
             let served = vma.has(MappingFlags::USERFAULT_MINOR);
             let possible = !served && check_collapsible::<P>(vma).is_ok();
             if wanted && possible && base + span <= vma.end() {
@@ -228,7 +230,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
         let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
         let result = self.try_collapse(range);
         if let Err(Failure::Refused(Refusal::InSwap)) = result {
-            self.space.swap_in_range(range)?;
+            swap_in_range(self.space, range)?;
             return self.try_collapse(range);
         }
         result
@@ -272,7 +274,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
         }
         // Maps the huge leaf before the call returns, as Linux does. The collapse has succeeded
         // even if this fails.
-        let _ = self.space.populate_collapsed(range);
+        let _ = populate_collapsed(self.space, range);
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use crate::vmas::place::Place;
 
 use super::munmap::{may_unmap, unmap, unmap_range, unmap_supplied};
 use crate::space::AddressSpace;
+use crate::space::call::populate::populate;
 use crate::space::op::Op;
 use move_vma::{congruent_place, move_vma};
 use plan::{RemapPlan, RemapRequest};
@@ -110,7 +111,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             && let Some(range) = call.grown
         {
             // A failure to populate the locked pages is ignored, as on Linux.
-            let _ = self.populate(range);
+            let _ = populate(self, range);
         }
         result
     }
