@@ -32,7 +32,7 @@ pub(super) fn unmap<P: Platform>(
     copies: Copies,
     _: &PagesMayGo,
 ) {
-    let walked = for_each_sight(memory, object, &[pages], Locking::Wait, |sight, gather| {
+    let walked = for_each_sight(memory, object, &[pages], Locking::Wait, |sight, edit| {
         let private = !sight.vma.is_shared();
         let spared = match copies {
             Copies::Kept if private => Spared::GuardsAndCopies,
@@ -40,7 +40,7 @@ pub(super) fn unmap<P: Platform>(
         };
         let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
         let except = Exceptions { spared, protected: sight.vma.dropped_protection() };
-        let piece = if sight.page_table.takes_tables(except) && !guards {
+        let piece = if except.allow_whole_tables(&sight.page_table) && !guards {
             TABLES << P::Arch::PMD.span().ilog2()
         } else {
             // Each entry is read.
@@ -49,7 +49,7 @@ pub(super) fn unmap<P: Platform>(
         let Some(part) = sight.page_table.first_part(sight.range, piece, None) else {
             return Seen { until: sight.range.end(), entries: 0 };
         };
-        let zapped = sight.page_table.zap_sparing(part, except, gather);
+        let zapped = edit.zap_sparing(part, except);
         // A huge leaf without its deposit is a broken invariant, which the auditor reports.
         debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         Seen { until: part.end(), entries: part.pages().min(HOLD) }
@@ -67,14 +67,14 @@ pub(super) fn write_protect<P: Platform>(
     ranges: &[PageRange],
     _: &PagesMayGo,
 ) {
-    let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, gather| {
+    let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, edit| {
         if !sight.vma.is_shared() {
             return Seen { until: sight.range.end(), entries: 0 };
         }
         let pages = sight.range.pages().min(HOLD);
         let end = sight.range.start().0 + (pages << PAGE_SHIFT);
         let part = VirtRange::raw(sight.range.start().0, end);
-        let done = sight.page_table.clear_use(part, UseBits::Dirty, gather, |_, _| true);
+        let done = edit.clear_use(part, UseBits::Dirty, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its deposit");
         Seen { until: part.end(), entries: pages }
     });

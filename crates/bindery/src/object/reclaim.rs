@@ -37,10 +37,10 @@ use crate::collections::page_tree::{PageFlags, PageIndex};
 use crate::folio::{Eviction, FolioLock, FolioOwner, FolioRef, Owner};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
+use crate::table::edit::Edit;
 use crate::table::out_batch::OutBatch;
 use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap_except::{Exceptions, Spared};
-use crate::tlb::Gather;
 use crate::vma::MappingFlags;
 
 #[cfg(any(test, feature = "testing"))]
@@ -299,10 +299,9 @@ impl<P: Platform> PlacedFolio<'_, P> {
     fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
         if spare == Spare::Used {
             let mut used = 0;
-            self.visit(|hit, gather| {
+            self.visit(|hit, edit| {
                 let concerned = |folio, _| folio == Some(self.folio);
-                let aged =
-                    hit.page_table.clear_use(hit.range, UseBits::Accessed, gather, concerned);
+                let aged = edit.clear_use(hit.range, UseBits::Accessed, concerned);
                 debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
                 // Linux does the same: a program that reads in order, or at random, declares that
                 // it does not come back to a page.
@@ -313,10 +312,10 @@ impl<P: Platform> PlacedFolio<'_, P> {
             })?;
             self.look(spare, used > 0)?;
         }
-        self.visit(|hit, gather| {
+        self.visit(|hit, edit| {
             let protected = hit.vma.dropped_protection();
             let except = Exceptions { spared: Spared::AllBut(self.folio), protected };
-            let zapped = hit.page_table.zap_sparing(hit.range, except, gather);
+            let zapped = edit.zap_sparing(hit.range, except);
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         })
     }
@@ -325,7 +324,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
     /// Stops at a VMA that is locked into memory, or when a lock is taken.
     fn visit<'m>(
         &self,
-        mut work: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather),
+        mut work: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>),
     ) -> Result<(), Obstacle>
     where
         Self: 'm,
@@ -333,7 +332,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         let ranges = [PageRange { first: self.first, end: self.end() }];
         let mut stop = None;
         let walked =
-            for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, gather| {
+            for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, edit| {
                 // `mlock` sets the flag with the VMA locked for writing, and then looks for the
                 // pages.
                 match hit.vma.try_read(self.memory.platform()) {
@@ -342,7 +341,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
                     Some(_) if hit.vma.has(MappingFlags::LOCKED) => {
                         stop = Some(ObjectFolio::NotReclaimable);
                     }
-                    Some(_vma) => work(hit, gather),
+                    Some(_vma) => work(hit, edit),
                 }
                 Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }
             });

@@ -244,7 +244,7 @@ fn unmap<P: Platform>(
     let first = mapped().map(|leaving| leaving.first).min().unwrap_or(0);
     let end = mapped().map(Leaving::end).max();
     let ranges = [PageRange { first, end: end.unwrap_or(first) }];
-    let walked = for_each_sight(memory, object, &ranges, Locking::Try, |hit, gather| {
+    let walked = for_each_sight(memory, object, &ranges, Locking::Try, |hit, edit| {
         let part = hit.range;
         // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
         let locked = hit.vma.try_read(memory.platform());
@@ -268,7 +268,7 @@ fn unmap<P: Platform>(
             let start = hit.vma.page_offset_of(part.start());
             // The runs ascend as the folios do.
             let mut next = 0;
-            let zapped = hit.page_table.zap_chosen(part, protected, gather, |mapped| {
+            let zapped = edit.zap_chosen(part, protected, |mapped| {
                 let page = start + u64::from(mapped.number);
                 let passed = folios[next..].iter().take_while(|leaving| leaving.end() <= page);
                 next += passed.count();

@@ -15,8 +15,8 @@ use crate::platform::Platform;
 use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
 use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
+use crate::table::edit::Edit;
 use crate::table::swap_out_shared::{SharedFolio, SharedFolios, StretchPart};
-use crate::tlb::Gather;
 use crate::vma::{MappingFlags, Vma};
 
 use super::pressure::Batch;
@@ -64,10 +64,10 @@ impl<P: Platform> Memory<P> {
         batch: &mut Batch<'m, P>,
     ) {
         let mut kept = None;
-        let walked = self.walk_stretch(folios, |hit, part, folios, gather| {
+        let walked = self.walk_stretch(folios, |hit, part, folios, edit| {
             let looked = self.unless_locked(hit.vma, || {
                 let attributes = hit.vma.flags().attributes();
-                hit.page_table.look_at_shared(part, attributes, folios, gather);
+                edit.look_at_shared(part, attributes, folios);
             });
             kept = kept.or(looked.err());
         });
@@ -95,18 +95,23 @@ impl<P: Platform> Memory<P> {
     fn walk_stretch<'m>(
         &'m self,
         folios: &mut SharedFolios<'m, P>,
-        mut visit: impl FnMut(&RmapHit<'_, 'm, P>, StretchPart, &mut SharedFolios<'m, P>, &mut Gather),
+        mut visit: impl FnMut(
+            &RmapHit<'_, 'm, P>,
+            StretchPart,
+            &mut SharedFolios<'m, P>,
+            &mut Edit<'_, 'm, P>,
+        ),
     ) -> Walked {
         let Some(first) = folios.folios.first() else { return Walked::NotMapped };
         let folio = first.leaving.folio();
         let pages = folios.pages();
         let count = pages.end - pages.first;
-        rmap::for_each_sight_from(self, folio, count, Locking::Try, |hit, gather| {
+        rmap::for_each_sight_from(self, folio, count, Locking::Try, |hit, edit| {
             let mut entries = 0;
             let index = hit.vma.page_offset_of(hit.range.start());
             if let Some(part) = folios.part_of(index, hit.range) {
                 entries = part.range.pages();
-                visit(hit, part, folios, gather);
+                visit(hit, part, folios, edit);
             }
             Seen { until: hit.range.end(), entries }
         })
@@ -140,10 +145,10 @@ impl<P: Platform> Memory<P> {
 
     /// Swaps out the folios, whose slots are busy. Returns the number of pages freed.
     fn send_family<'m>(&'m self, mut folios: SharedFolios<'m, P>) -> u64 {
-        let _ = self.walk_stretch(&mut folios, |hit, part, folios, gather| {
+        let _ = self.walk_stretch(&mut folios, |hit, part, folios, edit| {
             let _ = self.unless_locked(hit.vma, || {
                 let attributes = hit.vma.flags().attributes();
-                hit.page_table.swap_out_shared(part.range, attributes, folios, gather);
+                edit.swap_out_shared(part.range, attributes, folios);
             });
         });
         // After clearing the entries, which lead to the folios, and before reading their content: a

@@ -22,10 +22,11 @@ use crate::arch::Arch;
 use crate::object::reclaim::Looked;
 use crate::platform::Platform;
 use crate::rmap::RmapHit;
-use crate::stats::Counts;
 use crate::table::PageTable;
+use crate::table::edit::Edit;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
+use crate::table::swap_out::swap_out_deferred;
 use crate::table::swap_out_scan::SwapOutScan;
 use crate::tlb::Gather;
 use crate::vma::{MappingFlags, ReadLockedVma};
@@ -137,13 +138,12 @@ impl<'m, P: Platform> Batch<'m, P> {
         }
         let number = self.space_of(hit);
         let Some(space) = self.spaces.get_mut(number) else { return false };
-        let gather = &mut space.gather;
-        let mut cursor =
-            hit.page_table.cursor_beside(window(hit), Depth::Floor(Level::PTE), Some(&*gather));
+        let mut edit = Edit::new(&hit.page_table, &mut space.gather);
+        let mut span = edit.span(window(hit), Depth::Floor(Level::PTE));
         let attributes = hit.vma.flags().attributes();
-        let _ = PageTable::swap_out_deferred(&mut cursor, attributes, scan, &mut self.out, gather);
+        let _ = swap_out_deferred(&mut span, attributes, scan, &mut self.out);
         self.later |= scan.may_find_more();
-        self.folios += cursor.counts.folios_touched;
+        self.folios += span.counts.folios_touched;
         self.pages = self.out.pages();
         false
     }
@@ -175,9 +175,7 @@ impl<'m, P: Platform> Batch<'m, P> {
 
     fn flush(&mut self) {
         for Space { page_table, gather } in &mut self.spaces {
-            let mut counts = Counts::default();
-            page_table.flush(gather, &mut counts);
-            page_table.count(&counts);
+            Edit::new(page_table, gather).flush_stale();
         }
     }
 

@@ -56,6 +56,7 @@ use crate::addr::{PAGE_SHIFT, PageRange, VirtAddr, VirtRange};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::table::PageTable;
+use crate::table::edit::Edit;
 use crate::tlb::Gather;
 use crate::vma::Vma;
 use {
@@ -107,7 +108,7 @@ pub(crate) struct Seen {
 
 /// Calls `visit` for each part of `ranges` in each VMA that maps `object`, with the lock of the
 /// object's tree held shared, in the order and number of visits that the module describes. Flushes
-/// and finishes the gather before it releases the lock, and before it visits another VMA. The
+/// and finishes the edit before it releases the lock, and before it visits another VMA. The
 /// ranges rise and do not overlap.
 ///
 /// Complexity: O(log n) of the n VMAs that map the object, for each VMA that maps one of the ranges
@@ -120,7 +121,7 @@ pub(crate) fn for_each_sight<'m, P: Platform>(
     object: &ObjectState,
     ranges: &[PageRange],
     locking: Locking,
-    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
 ) -> Result<(), Busy> {
     let mut walk = ObjectWalk::new(object, ranges);
     while !walk.hold(memory, locking, &mut visit)? {}
@@ -143,7 +144,7 @@ impl<'a> ObjectWalk<'a> {
         &mut self,
         memory: &'m Memory<P>,
         locking: Locking,
-        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
     ) -> Result<bool, Busy> {
         let tree_lock = &self.object.mapping_lock;
         let _held = lock(memory, tree_lock, locking)?;
@@ -212,7 +213,7 @@ impl<'r> Walk<'r> {
         memory: &'m Memory<P>,
         tree: LockedTree<'_, Vma, M>,
         left: &mut u64,
-        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
     ) -> bool {
         let mut gather = Gather::new();
         let mut hit: Option<RmapHit<'_, 'm, P>> = None;
@@ -235,14 +236,14 @@ impl<'r> Walk<'r> {
                         RmapHit { page_table, vma, range }
                     });
                     hit.range = range;
-                    let seen = visit(hit, &mut gather);
+                    let seen = visit(hit, &mut Edit::new(&hit.page_table, &mut gather));
                     debug_assert!(range.start() < seen.until, "nothing was done");
                     self.page = vma.page_offset_of(seen.until.min(range.end()));
                     *left = left.saturating_sub(seen.entries);
                 }
                 Step::Arrived => {
                     if let Some(last) = hit.take() {
-                        last.page_table.finish(&mut gather);
+                        Edit::new(&last.page_table, &mut gather).finish();
                     }
                     looked_at_one(memory);
                     *left = left.saturating_sub(1);
@@ -252,7 +253,7 @@ impl<'r> Walk<'r> {
             }
         };
         if let Some(last) = hit {
-            last.page_table.finish(&mut gather);
+            Edit::new(&last.page_table, &mut gather).finish();
         }
         done
     }
@@ -331,7 +332,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
     locking: Locking,
-    visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+    visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
 ) -> Walked {
     for_each_sight_from(memory, folio, u64::from(folio.pages()), locking, visit)
 }
@@ -342,7 +343,7 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
     folio: Folio,
     pages: u64,
     locking: Locking,
-    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
 ) -> Walked {
     let frames = &memory.frames;
     let (node, first) = {
@@ -374,7 +375,7 @@ fn walk_family<'m, P: Platform>(
     top: &AnonGroup,
     ranges: &[PageRange],
     locking: Locking,
-    visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+    visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
 ) -> Result<u64, Busy> {
     let tree_lock = top.family_lock();
     let mut walk = FamilyWalk { top, at: top, walk: Walk::new(ranges), visited: 0 };
@@ -417,7 +418,7 @@ impl FamilyWalk<'_, '_> {
     unsafe fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
-        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Gather) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
     ) -> bool {
         let mut left = HOLD;
         loop {

@@ -142,7 +142,7 @@ fn join_leaves_locked<P: Platform>(
         return Err(FolioError::NotMapped.into());
     }
     let locked = vma.lock_write(space.platform());
-    let result = space.page_table.join_leaves(base);
+    let result = space.page_table.edit(|edit| edit.join_leaves(base));
     drop(locked);
     result.map_err(|error| match error {
         JoinError::NotUniform => FolioError::Unsuitable.into(),

@@ -347,7 +347,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let zapped = edit.zap(everything, everything, Flush::AtEnd);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         edit.flush();
-        op::finish(&self.page_table, &mut gather, removed);
+        op::finish(&mut edit, removed);
         // SAFETY: 1. this is the drop, after which no call uses the address space.
         unsafe { self.pin_counts.release(self.page_table.memory) };
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is

@@ -94,7 +94,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         };
         drop(guard);
         if !gather.is_done() || !removed.is_empty() {
-            finish(&self.page_table, &mut gather, mem::take(&mut removed));
+            let mut edit = Edit::new(&self.page_table, &mut gather);
+            finish(&mut edit, mem::take(&mut removed));
         }
         if !notices.is_empty() {
             notices.deliver(self.page_table.memory);
@@ -140,13 +141,8 @@ fn free_removed<P: Platform>(page_table: &PageTable<'_, P>, removed: Removed) {
 
 /// Counts unmapped pages down, releases what the removed VMAs hold, and frees the tables and VMAs
 /// when no reader is left. Everything is flushed. Called without locks on VMAs or tables.
-pub(super) fn finish<P: Platform>(
-    page_table: &PageTable<'_, P>,
-    gather: &mut Gather,
-    removed: Removed,
-) {
-    page_table.drop_contents_yielding(gather);
-    let tables = page_table.take_emptied(gather);
+pub(super) fn finish<P: Platform>(edit: &mut Edit<'_, '_, P>, removed: Removed) {
+    let tables = edit.take_detached();
     // SAFETY: 1. both are of one address space; 2. emptied above.
-    unsafe { removed.free(page_table.memory, tables) };
+    unsafe { removed.free(edit.memory, tables) };
 }

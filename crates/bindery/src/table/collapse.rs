@@ -10,11 +10,11 @@ use crate::arch::{Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
 use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::Gather;
 
-use super::cursor::Cursor;
+use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Run, Slots, What};
+use super::span::Span;
 use super::{EntryAt, PageTable, free_table, new_table, run};
 
 /// The huge leaf that replaces a table of small leaves.
@@ -39,126 +39,127 @@ pub(crate) enum JoinError {
     NoMemory,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts
-    /// one leaf into the table's place. The old table is in the gather, with all that it maps. Says
-    /// whether there was such a table, with nothing in it but leaves; nothing has changed
-    /// otherwise. Called without locks on tables and outside of read sections.
-    ///
-    /// The caller keeps faults and pins out of the range: no page may be written while it is
-    /// copied, and no translation of it is left by then:
-    /// 1. the entry that names the table is cleared, and flushed, and the table marked;
-    /// 2. with no lock held, the pages are copied: no other thread changes a table that is marked;
-    /// 3. under the parent's lock, the leaf is written.
-    ///
-    /// No thread fills the entry between 1 and 3, since the VMA is held for writing. A walker of
-    /// the reverse map then finds the folios busy: they are mapped, and no entry names them.
-    pub(crate) fn replace_by_copy(&self, what: &Replacement, gather: &mut Gather) -> bool {
-        let Some(table) = self.take_table(what.base, gather) else { return false };
-        let mut counts = Counts::default();
-        self.copy_all(table, what.folio, &mut counts);
-        self.count(&counts);
-        self.memory.before_execution(what.attributes.permissions, what.folio);
-        self.put_leaf(what);
-        true
-    }
+/// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts one
+/// leaf into the table's place. The old table is in the gather, with all that it maps. Says whether
+/// there was such a table, with nothing in it but leaves; nothing has changed otherwise. Called
+/// without locks on tables and outside of read sections.
+///
+/// The caller keeps faults and pins out of the range: no page may be written while it is copied, and
+/// no translation of it is left by then:
+/// 1. the entry that refers to the table is cleared, and flushed, and the table marked;
+/// 2. with no lock held, the pages are copied: no other thread changes a table that is marked;
+/// 3. under the parent's lock, the leaf is written.
+///
+/// No thread fills the entry between 1 and 3, since the VMA is held for writing. A walker of the
+/// reverse map then finds the folios busy: they are mapped, and no entry refers to them.
+pub(super) fn replace_by_copy<P: Platform>(edit: &mut Edit<'_, '_, P>, what: &Replacement) -> bool {
+    let Some(table) = take_table(edit, what.base) else { return false };
+    copy_all(edit, table, what.folio);
+    edit.memory.before_execution(what.attributes.permissions, what.folio);
+    put_leaf(edit, what);
+    true
+}
 
-    /// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
-    fn take_table(&self, base: VirtAddr, gather: &mut Gather) -> Option<Frame> {
-        let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
-        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
-        let EntryAt { node, .. } = cursor.entry_at(base);
-        let EntryAt { node: parent, index, .. } = cursor.parent_of(base, Level::PTE)?;
-        let slots = self.slots(node.table);
-        let entries = P::Arch::ENTRIES;
-        let leaf_or_empty = |index: EntryIndex| {
-            matches!(P::Arch::PTE.kind(run::load(slots, index)), Kind::Leaf | Kind::Empty)
+/// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
+fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option<Frame> {
+    let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
+    let page_table = edit.table();
+    let mut span = edit.span(range, Depth::Floor(Level::PTE));
+    let EntryAt { node, .. } = span.entry_at(base);
+    let EntryAt { node: parent, index, .. } = span.parent_of(base, Level::PTE)?;
+    let slots = page_table.slots(node.table);
+    let entries = P::Arch::ENTRIES;
+    let leaf_or_empty = |index: EntryIndex| {
+        matches!(P::Arch::PTE.kind(run::load(slots, index)), Kind::Leaf | Kind::Empty)
+    };
+    if node.level != Level::PTE || !EntryIndex::all::<P::Arch>().all(leaf_or_empty) {
+        return None;
+    }
+    page_table.memory.worked(u64::from(entries), 0);
+    let what = What::Table(node.table);
+    let run = Run { at: base, node: parent, index, count: 1, what };
+    span.clear_table_entry(&run, range);
+    page_table.change_entry_count(parent.table, 0, 1);
+    span.flush();
+    span.gather_subtree(node, Level::PTE);
+    Some(node.table)
+}
+
+/// Copies the pages of `table`, which is out of the tree, into the folio.
+fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Frame, folio: Folio) {
+    let memory = page_table.memory;
+    let mut counts = Counts::default();
+    let slots = page_table.slots(table);
+    let mut index = EntryIndex::FIRST;
+    while index.left::<P::Arch>() > 0 {
+        let raw = run::load(slots, index);
+        let to = folio.head.plus(index.number());
+        let count = if P::Arch::PTE.kind(raw) == Kind::Leaf {
+            let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
+            let count = consecutive::<P>(slots, index, first, memory.zero_frame);
+            memory.platform().copy(first, to, count);
+            counts.bytes_copied += u64::from(count) * PAGE_SIZE;
+            count
+        } else {
+            let count = run::count_empty(&slots[index.slots(index.left::<P::Arch>())]);
+            memory.platform().zero(to, count);
+            counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
+            count
         };
-        if node.level != Level::PTE || !EntryIndex::all::<P::Arch>().all(leaf_or_empty) {
-            return None;
-        }
-        self.memory.worked(u64::from(entries), 0);
-        let what = What::Table(node.table);
-        let run = Run { at: base, node: parent, index, count: 1, what };
-        cursor.clear_table_entry(&run, range, gather);
-        self.change_entry_count(parent.table, 0, 1);
-        cursor.flush(gather);
-        self.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
-        Some(node.table)
+        counts.entries_read += u64::from(count);
+        index += count;
     }
+    page_table.count(&counts);
+}
 
-    /// Copies the pages of `table`, which is out of the tree, into the folio.
-    fn copy_all(&self, table: Frame, folio: Folio, counts: &mut Counts) {
-        let memory = self.memory;
-        let slots = self.slots(table);
-        let mut index = EntryIndex::FIRST;
-        while index.left::<P::Arch>() > 0 {
-            let raw = run::load(slots, index);
-            let to = folio.head.plus(index.number());
-            let count = if P::Arch::PTE.kind(raw) == Kind::Leaf {
-                let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
-                let count = consecutive::<P>(slots, index, first, memory.zero_frame);
-                memory.platform().copy(first, to, count);
-                counts.bytes_copied += u64::from(count) * PAGE_SIZE;
-                count
-            } else {
-                let count = run::count_empty(&slots[index.slots(index.left::<P::Arch>())]);
-                memory.platform().zero(to, count);
-                counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
-                count
-            };
-            counts.entries_read += u64::from(count);
-            index += count;
-        }
-    }
+/// Puts the leaf where the table was.
+fn put_leaf<P: Platform>(page_table: &PageTable<'_, P>, what: &Replacement) {
+    let memory = page_table.memory;
+    let range = VirtRange::raw(what.base.0, what.base.0 + P::Arch::PMD.span());
+    let mut cursor = page_table.cursor(range, Depth::Floor(Level::PMD));
+    let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
+    debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is taken");
+    memory.frames.fresh(what.folio).map(what.folio.pages());
+    let leaf = P::Arch::page_entry(what.folio.head, Level::PMD, what.attributes);
+    page_table.publish_huge(parent.table, index, leaf);
+    page_table.deposit_table(parent.table, what.deposit);
+    cursor.counts.entries_written += 1;
+    cursor.counts.folios_touched += 1;
+    cursor.counts.mapped(memory.frames.folio(what.folio).owner_kind(), what.folio.pages());
+}
 
-    /// Puts the leaf where the table was.
-    fn put_leaf(&self, what: &Replacement) {
-        let range = VirtRange::raw(what.base.0, what.base.0 + P::Arch::PMD.span());
-        let mut cursor = self.cursor(range, Depth::Floor(Level::PMD));
-        let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
-        debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is gone");
-        self.memory.frames.fresh(what.folio).map(what.folio.pages());
-        let leaf = P::Arch::page_entry(what.folio.head, Level::PMD, what.attributes);
-        self.publish_huge(parent.table, index, leaf);
-        self.deposit_table(parent.table, what.deposit);
-        cursor.counts.entries_written += 1;
-        cursor.counts.folios_touched += 1;
-        cursor.counts.mapped(self.memory.frames.folio(what.folio).owner_kind(), what.folio.pages());
+/// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its span: they
+/// must be all pages, in order, of one folio of that size, with equal attributes. Accessed and dirty
+/// of the leaf are those of them all. One walk of the table, one invalidation. The old table is in
+/// the gather. The caller keeps faults out of the range.
+pub(super) fn join_leaves<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    base: VirtAddr,
+) -> Result<(), JoinError> {
+    let memory = edit.memory;
+    let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
+    let mut counts = Counts::default();
+    memory.may_wait();
+    let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::NoMemory)?;
+    let done = {
+        let mut span = edit.span(range, Depth::Floor(Level::PTE));
+        join_leaves_locked(&mut span, base, deposit)
+    };
+    if !done {
+        // SAFETY: 1. made above; 2. a join that failed has put it nowhere.
+        unsafe { free_table(memory, deposit, &mut counts) };
     }
-
-    /// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its
-    /// span: they must be all pages, in order, of one folio of that size, with equal attributes.
-    /// Accessed and dirty of the leaf are those of them all. One walk of the table, one
-    /// invalidation. The caller keeps faults out of the range.
-    pub(crate) fn join_leaves(&self, base: VirtAddr) -> Result<(), JoinError> {
-        let memory = self.memory;
-        let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
-        let mut counts = Counts::default();
-        memory.may_wait();
-        let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::NoMemory)?;
-        let mut gather = Gather::new();
-        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
-        let done = join_leaves_locked(&mut cursor, base, deposit, &mut gather);
-        drop(cursor);
-        if !done {
-            // SAFETY: 1. made above; 2. a join that failed has put it nowhere.
-            unsafe { free_table(memory, deposit, &mut counts) };
-        }
-        self.count(&counts);
-        self.finish(&mut gather);
-        if done { Ok(()) } else { Err(JoinError::NotUniform) }
-    }
+    edit.count(&counts);
+    if done { Ok(()) } else { Err(JoinError::NotUniform) }
 }
 
 fn join_leaves_locked<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     base: VirtAddr,
     deposit: Frame,
-    gather: &mut Gather,
 ) -> bool {
-    let page_table = cursor.page_table;
-    let EntryAt { node, .. } = cursor.entry_at(base);
+    let page_table = span.page_table;
+    let EntryAt { node, .. } = span.entry_at(base);
     if node.level != Level::PTE {
         return false;
     }
@@ -177,16 +178,16 @@ fn join_leaves_locked<P: Platform>(
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
     let match_all = || P::Arch::match_leaves(slots, EntryIndex::FIRST, equal, P::Arch::STEP, 0);
     let (count, _) = match_all();
-    cursor.counts.entries_read += u64::from(count);
+    span.counts.entries_read += u64::from(count);
     if count != entries {
         return false;
     }
-    // The table hangs in the table above it, which the cursor holds: the range is its whole slot.
-    let Some(above) = cursor.parent_of(base, Level::PTE) else { return false };
+    // The table hangs in the table above it, which the span holds: the range is its whole slot.
+    let Some(above) = span.parent_of(base, Level::PTE) else { return false };
     let EntryAt { node: parent, index, .. } = above;
     let run = Run { at: base, node: parent, index, count: 1, what: What::Table(node.table) };
-    cursor.clear_table_entry(&run, run.range(), gather);
-    cursor.flush(gather);
+    span.clear_table_entry(&run, run.range());
+    span.flush();
     // No MMU walks the table any more: accessed and dirty are final.
     let (_, gathered) = match_all();
     for slot in slots {
@@ -196,12 +197,12 @@ fn join_leaves_locked<P: Platform>(
     let leaf = P::Arch::page_entry(frame, Level::PMD, P::Arch::attributes(gathered));
     page_table.slots_of(&run)[0].store(leaf.0, Ordering::Release);
     page_table.deposit_table(parent.table, deposit);
-    cursor.counts.entries_written += 1 + u64::from(entries);
-    page_table.gather_subtree(node, Level::PTE, gather, &mut cursor.counts);
+    span.counts.entries_written += 1 + u64::from(entries);
+    span.gather_subtree(node, Level::PTE);
     true
 }
 
-/// How many leaves from `index` on name consecutive frames from `first` on; the zero page has no
+/// How many leaves from `index` on map consecutive frames from `first` on; the zero page has no
 /// successor.
 fn consecutive<P: Platform>(
     slots: &[AtomicU64],

@@ -7,111 +7,122 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::cursor::Cursor;
+use super::edit::Edit;
 use super::locking::{Depth, LockTree, Node};
 use super::run::{Run, What};
+use super::span::Span;
 use super::stray::{mark_children, mark_subtree_stray};
 use super::{EntryAt, PageTable, ReadSection};
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from
-    /// one level higher and looked at again, since a fault may have filled it in between.
-    pub(crate) fn prune(&self, addr: VirtAddr, gather: &mut Gather) {
-        for level in Level::PMD.up_to(P::Arch::ROOT) {
-            let span = level.span();
-            let Some(slot) = VirtRange::from_len(addr.align_down(span), span) else { return };
-            let mut cursor = self.cursor(slot, Depth::Floor(level.below()));
-            let Some(found) = cursor.parent_of(addr, level.below()) else { continue };
-            let EntryAt { node, index, entry } = found;
-            if level.kind(entry) != Kind::Table {
-                continue;
-            }
-            let table = P::Arch::frame(entry);
-            if self.entry_count(table) > 0 {
-                return;
-            }
-            let what = What::Table(table);
-            let run = Run { at: slot.start(), node, index, count: 1, what };
-            cursor.clear_table_entry(&run, slot, gather);
-            self.change_entry_count(node.table, 0, 1);
-            self.gather_subtree(node.child(table), level.below(), gather, &mut cursor.counts);
-            // Under the lock: the neighbor's next fault may install another table in its place,
-            // and no walker may then remember the old one.
-            cursor.flush(gather);
+/// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from one
+/// level higher and looked at again, since a fault may have filled it in between.
+pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
+    let page_table = edit.table();
+    for level in Level::PMD.up_to(P::Arch::ROOT) {
+        let size = level.span();
+        let Some(slot) = VirtRange::from_len(addr.align_down(size), size) else { return };
+        let mut span = edit.span(slot, Depth::Floor(level.below()));
+        let Some(found) = span.parent_of(addr, level.below()) else { continue };
+        let EntryAt { node, index, entry } = found;
+        if level.kind(entry) != Kind::Table {
+            continue;
         }
-    }
-
-    /// Marks what hangs in the detached tables, and puts all of it on the list of detached ones.
-    /// Called without locks and outside of read sections.
-    pub(super) fn gather_detached(&self, gather: &mut Gather, counts: &mut Counts) {
-        while let Some(table) = gather.unscanned.pop(&self.memory.frames) {
-            let node = Node { table, level: self.meta(table).level() };
-            self.gather_below(node, gather, counts);
+        let table = P::Arch::frame(entry);
+        if page_table.entry_count(table) > 0 {
+            return;
         }
-    }
-
-    fn gather_below(&self, node: Node<P::Arch>, gather: &mut Gather, counts: &mut Counts) {
-        let level = node.level.below();
-        let children = {
-            let _section = ReadSection::enter(self.memory.platform());
-            mark_children(self, node, &mut |child| {
-                self.memory.worked(1, 1);
-                if level == Level::PTE {
-                    gather.detached.push(&self.memory.frames, child);
-                }
-            })
-        };
-        if level > Level::PTE {
-            // The entries of a marked table do not change.
-            for index in EntryIndex::all::<P::Arch>() {
-                if let Some(table) = self.child(node, index) {
-                    self.gather_below(Node { table, level }, gather, counts);
-                }
-            }
-        }
-        counts.entries_descended += u64::from(children);
-        counts.tables_locked += u64::from(children);
-        // They are on the list themselves.
-        self.change_entry_count(node.table, 0, children);
-        gather.detached.push(&self.memory.frames, node.table);
-    }
-
-    /// Marks the detached table of `node` and all below it, and puts each on the gather's list, so
-    /// that dropping them is no search. Tables at `held` and above are locked by the caller.
-    pub(crate) fn gather_subtree(
-        &self,
-        node: Node<P::Arch>,
-        held: Level<P::Arch>,
-        gather: &mut Gather,
-        counts: &mut Counts,
-    ) {
-        mark_subtree_stray(self, node, held, &mut |table, children| {
-            counts.entries_descended += u64::from(children);
-            counts.tables_locked += 1;
-            self.memory.worked(0, 1);
-            // The children are on the list themselves.
-            self.change_entry_count(table, 0, children);
-            gather.detached.push(&self.memory.frames, table);
-        });
+        let what = What::Table(table);
+        let run = Run { at: slot.start(), node, index, count: 1, what };
+        span.clear_table_entry(&run, slot);
+        page_table.change_entry_count(node.table, 0, 1);
+        span.gather_subtree(node.child(table), level.below());
+        // Under the lock: the neighbor's next fault may install another table in its place, and no
+        // walker may then remember the old one.
+        span.flush();
     }
 }
 
-impl<P: Platform> Cursor<'_, '_, P> {
+/// Marks what hangs in the detached tables of the gather, and puts all of it on the list of detached
+/// ones. Called without locks and outside of read sections.
+pub(super) fn gather_detached<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    gather: &mut Gather,
+    counts: &mut Counts,
+) {
+    while let Some(table) = gather.unscanned.pop(&page_table.memory.frames) {
+        let node = Node { table, level: page_table.meta(table).level() };
+        gather_below(page_table, node, gather, counts);
+    }
+}
+
+fn gather_below<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    node: Node<P::Arch>,
+    gather: &mut Gather,
+    counts: &mut Counts,
+) {
+    let memory = page_table.memory;
+    let level = node.level.below();
+    let children = {
+        let _section = ReadSection::enter(memory.platform());
+        mark_children(page_table, node, &mut |child| {
+            memory.worked(1, 1);
+            if level == Level::PTE {
+                gather.detached.push(&memory.frames, child);
+            }
+        })
+    };
+    if level > Level::PTE {
+        // The entries of a marked table do not change.
+        for index in EntryIndex::all::<P::Arch>() {
+            if let Some(table) = page_table.child(node, index) {
+                gather_below(page_table, Node { table, level }, gather, counts);
+            }
+        }
+    }
+    counts.entries_descended += u64::from(children);
+    counts.tables_locked += u64::from(children);
+    // They are on the list themselves.
+    page_table.change_entry_count(node.table, 0, children);
+    gather.detached.push(&memory.frames, node.table);
+}
+
+/// Marks the detached table of `node` and all below it, and puts each on the gather's list, so that
+/// dropping them is no search. Tables at `held` and above are locked by the caller.
+pub(super) fn gather_subtree<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    node: Node<P::Arch>,
+    held: Level<P::Arch>,
+    gather: &mut Gather,
+    counts: &mut Counts,
+) {
+    mark_subtree_stray(page_table, node, held, &mut |table, children| {
+        counts.entries_descended += u64::from(children);
+        counts.tables_locked += 1;
+        page_table.memory.worked(0, 1);
+        // The children are on the list themselves.
+        page_table.change_entry_count(table, 0, children);
+        gather.detached.push(&page_table.memory.frames, table);
+    });
+}
+
+impl<P: Platform> Span<'_, '_, P> {
+    /// Puts the detached table of `node` and all below it on the gather's list. The span holds the
+    /// locks of tables at `held` and above.
+    pub(super) fn gather_subtree(&mut self, node: Node<P::Arch>, held: Level<P::Arch>) {
+        let (page_table, counts, gather) = self.parts();
+        gather_subtree(page_table, node, held, gather, counts);
+    }
+
     /// Detaches the `table` of `run`, in which at most `mapped` was mapped; it is freed when the
     /// gather is finished. Only this table is marked. Those below it are marked later, when no lock
     /// is held any more but before their entries are dropped: a thread that locks one of them until
     /// then finds that it is not in the tree, and the present holder of a lock is waited for.
     ///
-    /// The caller must flush as after [`Cursor::clear_table_entry`].
-    pub(super) fn detach(
-        &mut self,
-        run: &Run<P::Arch>,
-        table: Frame,
-        mapped: VirtRange,
-        gather: &mut Gather,
-    ) {
+    /// The caller must flush as after [`Span::clear_table_entry`].
+    pub(super) fn detach(&mut self, run: &Run<P::Arch>, table: Frame, mapped: VirtRange) {
         let page_table = self.page_table;
-        self.clear_table_entry(run, mapped, gather);
+        self.clear_table_entry(run, mapped);
         page_table.change_entry_count(run.node.table, 0, 1);
         page_table.lock(table);
         page_table.mark_stray(table);
@@ -120,9 +131,9 @@ impl<P: Platform> Cursor<'_, '_, P> {
         page_table.memory.worked(0, 1);
         let frames = &page_table.memory.frames;
         if run.node.level == Level::PMD {
-            gather.detached.push(frames, table);
+            self.gather.detached.push(frames, table);
         } else {
-            gather.unscanned.push(frames, table);
+            self.gather.unscanned.push(frames, table);
         }
     }
 }

@@ -1,22 +1,32 @@
 //! The page table, lent to one call that edits it.
+//!
+//! | part | lifetime |
+//! |---|---|
+//! | gather | the call: one flush serves all of its lock spans |
+//! | locked range ([`Span`](super::span::Span)), its counters | one lock span ([`Edit::span`]) |
+//! | spare tables | one place of the tree ([`PageTable::with_tables`]) |
+//!
+//! The functions here are the face of the operations that narrow entries or free tables.
 
 use core::ops::Deref;
 
 use crate::addr::{VirtAddr, VirtRange};
+use crate::arch::{Attributes, Marker};
 use crate::error::{Failure, NoMemory};
 use crate::folio::Folio;
 use crate::platform::Platform;
-use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::PageTable;
-use super::collapse::Replacement;
-use super::copy::ForkCopy;
-use super::rewrite::protect::EntryPolicy;
-use super::rewrite::use_bits::UseBits;
-use super::zap::Flush;
-use super::zap_chosen::{Fate, Mapped};
-use super::zap_except::{Exceptions, Protected};
+use super::collapse::{self, JoinError, Replacement};
+use super::copy::{self, ForkCopy};
+use super::rewrite::protect::{self, EntryPolicy};
+use super::rewrite::use_bits::{self, UseBits};
+use super::rewrite::{marker, write_protect};
+use super::swap_out_shared::{self, SharedFolios, StretchPart};
+use super::zap::{self, Flush};
+use super::zap_chosen::{self, Fate, Mapped};
+use super::zap_except::{self, Exceptions, Protected};
+use super::{PageTable, detach};
 
 /// The page table of an address space, and the gather of one call. What the call makes stale is
 /// flushed once, or by [`Edit::flush`] before a fault may look; its owner flushes and frees the rest
@@ -37,6 +47,19 @@ impl<'m, P: Platform> Deref for Edit<'_, 'm, P> {
     }
 }
 
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Lends an edit to `work`, and then flushes and frees what it has gathered. Never waits for
+    /// readers, so locks of VMAs and objects may be held. Called outside of read sections.
+    #[inline]
+    pub(crate) fn edit<R>(&self, work: impl FnOnce(&mut Edit<'_, 'm, P>) -> R) -> R {
+        let mut gather = Gather::new();
+        let mut edit = Edit::new(self, &mut gather);
+        let result = work(&mut edit);
+        edit.finish();
+        result
+    }
+}
+
 impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
     /// An edit whose flushes and frees are collected in `gather`.
     #[inline]
@@ -50,25 +73,16 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         self.page_table
     }
 
-    /// The gather, for functions of the page table that this type does not forward.
-    #[inline]
-    pub(crate) fn gather(&mut self) -> &mut Gather {
-        self.gather
+    /// The page table and the gather.
+    #[inline(always)]
+    pub(super) fn parts(&mut self) -> (&'op PageTable<'m, P>, &mut Gather) {
+        (self.page_table, self.gather)
     }
 
-    /// Invalidates stale translations, and counts down pages that were unmapped in VMAs that stay.
-    /// Called by every operation before it releases the mutex. (No other thread relies on that for
-    /// the flush: a thread that locks a table meets the mark of the pending flush, see
-    /// [`crate::tlb`].)
-    pub(crate) fn flush(&mut self) {
-        if self.gather.is_stale() {
-            let mut counts = Counts::default();
-            self.page_table.flush(self.gather, &mut counts);
-            self.page_table.count(&counts);
-        }
-        if self.gather.take_uncharge_before_unlock() {
-            self.page_table.drop_contents(self.gather);
-        }
+    /// Whether translations are stale, or tables wait for a flush.
+    #[inline]
+    pub(super) fn is_stale(&self) -> bool {
+        self.gather.is_stale()
     }
 
     /// As [`Gather::uncharge_before_unlock`].
@@ -77,7 +91,13 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         self.gather.uncharge_before_unlock();
     }
 
-    /// As [`PageTable::zap`].
+    /// As [`PageTable::first_part`]. Flushes that are pending for this edit stay so.
+    #[inline]
+    pub(crate) fn first_part(&self, range: VirtRange, size: u64) -> Option<VirtRange> {
+        self.page_table.first_part(range, size, Some(&*self.gather))
+    }
+
+    /// As [`zap::zap`].
     #[inline]
     pub(crate) fn zap(
         &mut self,
@@ -85,20 +105,20 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         freeable: VirtRange,
         flush: Flush,
     ) -> Result<(), NoMemory> {
-        self.page_table.zap(range, freeable, flush, self.gather)
+        zap::zap(self, range, freeable, flush)
     }
 
-    /// As [`PageTable::zap_sparing`].
+    /// As [`zap_except::zap_sparing`].
     #[inline]
     pub(crate) fn zap_sparing(
         &mut self,
         range: VirtRange,
         except: Exceptions,
     ) -> Result<(), NoMemory> {
-        self.page_table.zap_sparing(range, except, self.gather)
+        zap_except::zap_sparing(self, range, except)
     }
 
-    /// As [`PageTable::zap_chosen`].
+    /// As [`zap_chosen::zap_chosen`].
     #[inline]
     pub(crate) fn zap_chosen(
         &mut self,
@@ -106,55 +126,111 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         protected: Protected,
         fate: impl FnMut(Mapped) -> Fate,
     ) -> Result<(), NoMemory> {
-        self.page_table.zap_chosen(range, protected, self.gather, fate)
+        zap_chosen::zap_chosen(self, range, protected, fate)
     }
 
-    /// As [`PageTable::prune`].
+    /// As [`detach::prune`].
     #[inline]
     pub(crate) fn prune(&mut self, addr: VirtAddr) {
-        self.page_table.prune(addr, self.gather);
+        detach::prune(self, addr);
     }
 
-    /// As [`PageTable::protect`].
+    /// As [`protect::protect`].
     #[inline]
     pub(crate) fn protect(
         &mut self,
         range: VirtRange,
         policy: &EntryPolicy,
     ) -> Result<(), NoMemory> {
-        self.page_table.protect(range, policy, self.gather)
+        protect::protect(self, range, policy)
     }
 
-    /// As [`PageTable::userfault_protect`].
+    /// As [`write_protect::userfault_protect`].
     #[inline]
     pub(crate) fn userfault_protect(&mut self, range: VirtRange) -> Result<(), NoMemory> {
-        self.page_table.userfault_protect(range, self.gather)
+        write_protect::userfault_protect(self, range)
     }
 
-    /// As [`PageTable::clear_use`].
+    /// As [`write_protect::userfault_lift`].
+    #[inline]
+    pub(crate) fn userfault_lift(&mut self, range: VirtRange) -> Result<(), NoMemory> {
+        write_protect::userfault_lift(self, range)
+    }
+
+    /// As [`write_protect::userfault_mark`].
+    #[inline]
+    pub(crate) fn userfault_mark(
+        &mut self,
+        range: VirtRange,
+        reached: &mut VirtAddr,
+    ) -> Result<(), NoMemory> {
+        write_protect::userfault_mark(self.page_table, range, reached)
+    }
+
+    /// As [`marker::mark`].
+    #[inline]
+    pub(crate) fn mark(&mut self, range: VirtRange, marker: Marker) -> Result<(), NoMemory> {
+        marker::mark(self.page_table, range, marker)
+    }
+
+    /// As [`marker::unmark`].
+    #[inline]
+    pub(crate) fn unmark(&mut self, range: VirtRange, marker: Marker) -> Result<(), NoMemory> {
+        marker::unmark(self, range, marker)
+    }
+
+    /// As [`use_bits::clear_use`].
     #[inline]
     pub(crate) fn clear_use(
         &mut self,
         range: VirtRange,
-        forget: UseBits,
-        concerned: impl FnMut(Option<Folio>, u32) -> bool,
+        bits: UseBits,
+        concerns: impl FnMut(Option<Folio>, u32) -> bool,
     ) -> Result<u64, NoMemory> {
-        self.page_table.clear_use(range, forget, self.gather, concerned)
+        use_bits::clear_use(self, range, bits, concerns)
     }
 
-    /// As [`PageTable::copy_to`].
+    /// As [`copy::copy_to`].
     #[inline]
     pub(crate) fn copy_to(
         &mut self,
         child: &PageTable<'m, P>,
         what: &ForkCopy<'_>,
     ) -> Result<(), Failure> {
-        self.page_table.copy_to(child, what, self.gather)
+        copy::copy_to(self, child, what)
     }
 
-    /// As [`PageTable::replace_by_copy`].
+    /// As [`collapse::replace_by_copy`].
     #[inline]
     pub(crate) fn replace_by_copy(&mut self, what: &Replacement) -> bool {
-        self.page_table.replace_by_copy(what, self.gather)
+        collapse::replace_by_copy(self, what)
+    }
+
+    /// As [`collapse::join_leaves`].
+    #[inline]
+    pub(crate) fn join_leaves(&mut self, base: VirtAddr) -> Result<(), JoinError> {
+        collapse::join_leaves(self, base)
+    }
+
+    /// As [`swap_out_shared::look_at_shared`].
+    #[inline]
+    pub(crate) fn look_at_shared(
+        &mut self,
+        part: StretchPart,
+        attributes: Attributes,
+        folios: &mut SharedFolios<'m, P>,
+    ) {
+        swap_out_shared::look_at_shared(self, part, attributes, folios);
+    }
+
+    /// As [`swap_out_shared::swap_out_shared`].
+    #[inline]
+    pub(crate) fn swap_out_shared(
+        &mut self,
+        range: VirtRange,
+        attributes: Attributes,
+        folios: &mut SharedFolios<'m, P>,
+    ) {
+        swap_out_shared::swap_out_shared(self, range, attributes, folios);
     }
 }

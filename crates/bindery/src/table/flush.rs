@@ -10,6 +10,8 @@ use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
 use super::PageTable;
+use super::detach::gather_detached;
+use super::edit::Edit;
 use super::locking::{Depth, LockSet, LockTree, Node};
 use super::zap_rmap::RmapZap;
 use crate::frame::pending::{self, Last};
@@ -141,58 +143,84 @@ impl<P: Platform> PageTable<'_, P> {
         // The cursor waits for the lock, and looks at the count.
         drop(self.cursor_beside(range, Depth::Floor(node.level), own));
     }
+}
+
+impl<P: Platform> Edit<'_, '_, P> {
+    /// Invalidates stale translations, and counts down pages that were unmapped in VMAs that stay.
+    /// Called by every operation before it releases the mutex. (No other thread relies on that for
+    /// the flush: a thread that locks a table meets the mark of the pending flush, see
+    /// [`crate::tlb`].)
+    pub(crate) fn flush(&mut self) {
+        if self.is_stale() {
+            self.flush_stale();
+        }
+        let (_, gather) = self.parts();
+        if gather.take_uncharge_before_unlock() {
+            self.drop_contents();
+        }
+    }
+
+    /// Invalidates stale translations.
+    pub(crate) fn flush_stale(&mut self) {
+        let (page_table, gather) = self.parts();
+        let mut counts = Counts::default();
+        page_table.flush(gather, &mut counts);
+        page_table.count(&counts);
+    }
 
     /// Flushes what is left, and frees what was gathered, the tables after their readers. Never
     /// waits for those, so locks of VMAs and objects may be held. Called outside of read sections.
-    pub(crate) fn finish(&self, gather: &mut Gather) {
-        let mut counts = Counts::default();
-        self.flush(gather, &mut counts);
-        self.count(&counts);
-        self.drop_contents(gather);
-        let tables = self.take_emptied(gather);
+    pub(crate) fn finish(&mut self) {
+        self.flush_stale();
+        self.drop_contents();
+        let tables = self.take_emptied();
         self.memory.free_after_readers(Batch::of(tables));
     }
 
+    /// The detached tables, with their pages freed, for a caller that has them freed after their
+    /// readers. They count as freed from here on. Called after the flush and without locks: other
+    /// threads may run between two tables.
+    pub(crate) fn take_detached(&mut self) -> DetachedTables {
+        let platform = self.memory.platform();
+        self.drop_contents_with(|| platform.yield_if_due());
+        self.take_emptied()
+    }
+
     /// Frees the pages of the detached tables, after the flush.
-    pub(crate) fn drop_contents(&self, gather: &mut Gather) {
-        self.drop_contents_with(gather, || {});
+    fn drop_contents(&mut self) {
+        self.drop_contents_with(|| {});
     }
 
-    /// As [`PageTable::drop_contents`], for a caller that holds no lock: other threads may run
-    /// between two tables.
-    pub(crate) fn drop_contents_yielding(&self, gather: &mut Gather) {
-        self.drop_contents_with(gather, || self.memory.platform().yield_if_due());
-    }
-
-    fn drop_contents_with(&self, gather: &mut Gather, between: impl Fn()) {
-        debug_assert!(!gather.is_stale(), "given back before it was flushed");
+    fn drop_contents_with(&mut self, between: impl Fn()) {
+        let (page_table, gather) = self.parts();
+        let memory = page_table.memory;
+        debug_assert!(!gather.is_stale(), "freed before it was flushed");
         if gather.detached.is_empty() && gather.unscanned.is_empty() {
             return;
         }
         let mut counts = Counts::default();
-        self.gather_detached(gather, &mut counts);
-        let mut batch = self.memory.free_batch();
-        let mut zap = RmapZap::detached(self.memory, &mut batch, &mut counts);
-        while let Some(table) = gather.detached.pop(&self.memory.frames) {
+        gather_detached(page_table, gather, &mut counts);
+        let mut batch = memory.free_batch();
+        let mut zap = RmapZap::detached(memory, &mut batch, &mut counts);
+        while let Some(table) = gather.detached.pop(&memory.frames) {
             // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed,
             // as asserted above. `push`: 1. and 2. the same.
             unsafe {
                 zap.contents(table);
-                gather.emptied.push(&self.memory.frames, table);
+                gather.emptied.push(&memory.frames, table);
             }
             between();
         }
-        self.count(&counts);
+        page_table.count(&counts);
     }
 
-    /// The detached tables, for a caller that has them freed after their readers. They count as
-    /// freed from here on.
-    pub(crate) fn take_emptied(&self, gather: &mut Gather) -> DetachedTables {
-        debug_assert!(gather.detached.is_empty(), "freed before it was given back");
+    fn take_emptied(&mut self) -> DetachedTables {
+        let (page_table, gather) = self.parts();
+        debug_assert!(gather.detached.is_empty(), "freed before its pages were");
         let tables = core::mem::take(&mut gather.emptied);
         if !tables.is_empty() {
             let tables_freed = u64::from(tables.count());
-            self.count(&Counts { tables_freed, ..Counts::default() });
+            page_table.count(&Counts { tables_freed, ..Counts::default() });
         }
         tables
     }

@@ -22,7 +22,7 @@
 //! | `pool` | spare tables while locks are held |
 //! | `publish` | new entries become visible to the walkers |
 //! | `counts` | the counters of a tree, by CPU |
-//! | `edit` | the page table and the gather of one call |
+//! | `edit`, `span` | the page table and the gather of one call, which lends a locked range for each lock span |
 //! | `reach` | how far a run may reach, for the baseline of benchmarks |
 //! | `run` | the longest stretch that can be treated as one |
 //! | `cursor` | a locked range that yields runs |
@@ -69,6 +69,7 @@ pub(crate) mod publish;
 mod reach;
 pub(crate) mod rewrite;
 pub(crate) mod run;
+pub(crate) mod span;
 pub(crate) mod split_folio;
 pub(crate) mod stray;
 pub(crate) mod swap_in;

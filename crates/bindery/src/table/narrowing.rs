@@ -7,14 +7,15 @@
 //!
 //! | call | the flush comes |
 //! |---|---|
-//! | [`Cursor::narrow`] | later: the call has raised the table's pending count |
-//! | [`Cursor::narrow_some`] | later: the first store raises the table's pending count |
-//! | [`Cursor::narrow_until_flush`], [`Cursor::clear_table_entry`] | before the locks are released; a debug build checks it |
-//! | [`Cursor::suspend`] | as for one of the first two, if the entries are cleared; never, if they are restored |
+//! | [`Span::narrow`] | later: the call has raised the table's pending count |
+//! | [`Span::narrow_some`] | later: the first store raises the table's pending count |
+//! | [`Span::narrow_until_flush`], [`Span::clear_table_entry`] | before the locks are released; a debug build checks it |
+//! | [`Span::suspend`] | as for one of the first two, if the entries are cleared; never, if they are restored |
 //! | [`Cursor::break_run`] | at once, between break and make |
 //! | [`Cursor::widen`] | never; a debug build checks that no store narrows |
 //!
-//! Each value borrows the cursor, so none outlives the lock.
+//! Each value borrows the span or its cursor, so none outlives the lock. A span exists only in an
+//! [`Edit`](super::edit::Edit), which has the gather.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +23,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::VirtRange;
 use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal, Level, Permissions};
 use crate::platform::Platform;
-use crate::stats::Counts;
-use crate::tlb::Gather;
 
-use super::PageTable;
 use super::cursor::Cursor;
 use super::run::{Run, Slots};
+use super::span::Span;
 
 /// Entries of one locked table that may be narrowed.
 #[must_use = "the range counts as stale already"]
@@ -38,10 +37,8 @@ pub(crate) struct Narrowing<'c, A: Arch> {
 }
 
 /// Entries of one locked table, some of which may be narrowed.
-pub(crate) struct LazyNarrowing<'c, 'm, P: Platform> {
-    page_table: &'c PageTable<'m, P>,
-    counts: &'c mut Counts,
-    gather: &'c mut Gather,
+pub(super) struct LazyNarrowing<'c, 'e, 'm, P: Platform> {
+    span: &'c mut Span<'e, 'm, P>,
     run: &'c Run<P::Arch>,
     entries: &'c [AtomicU64],
     /// How many were narrowed.
@@ -63,80 +60,63 @@ pub(crate) struct Broken<'c, A: Arch> {
 
 /// Entries of one locked table that have lost their valid bit, and that TLBs may still hold.
 #[must_use = "the entries are invalid until they are restored or cleared"]
-pub(super) struct Suspended<'c, 'a, 'm, P: Platform> {
-    cursor: &'c mut Cursor<'a, 'm, P>,
+pub(super) struct Suspended<'c, 'e, 'm, P: Platform> {
+    span: &'c mut Span<'e, 'm, P>,
     run: &'c Run<P::Arch>,
     /// One of the entries was dirty.
     pub(super) dirty: bool,
 }
 
-impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
+impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// Takes the valid bit from the entries of `run`, for a caller that clears or restores them
     /// under the same lock. Accessed and dirty that the MMU has set stay visible. The entries are
     /// not empty, so a walker without the lock does not take the range for unmapped.
-    pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Suspended<'c, 'a, 'm, P> {
+    pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Suspended<'c, 'e, 'm, P> {
         let mut dirty = false;
         for entry in self.page_table.slots_of(run) {
             let raw = entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
             dirty |= P::Arch::attributes(Entry(raw)).dirty;
         }
-        Suspended { cursor: self, run, dirty }
+        Suspended { span: self, run, dirty }
     }
-}
 
-impl<'m, P: Platform> Cursor<'_, 'm, P> {
-    /// The entries of `run`, to be narrowed. Raises the pending count of their table: the flush of
-    /// `gather` comes after the lock is released. May flush `gather` first, if it is full.
+    /// The entries of `run`, to be narrowed. Raises the pending count of their table: the flush
+    /// comes after the lock is released. May flush first, if the gather is full.
     #[inline]
-    pub(crate) fn narrow(
-        &mut self,
-        run: &Run<P::Arch>,
-        gather: &mut Gather,
-    ) -> Narrowing<'_, P::Arch> {
-        self.page_table.mark_pending(run.node.table, gather, &mut self.counts);
-        gather.stale(run.range(), run.node.level);
+    pub(crate) fn narrow(&mut self, run: &Run<P::Arch>) -> Narrowing<'_, P::Arch> {
+        self.mark_pending(run.node.table);
+        self.gather.stale(run.range(), run.node.level);
         Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
     }
 
-    /// The entries of `run`, some of which may be narrowed. As [`Cursor::narrow`] from the first
+    /// The entries of `run`, some of which may be narrowed. As [`Span::narrow`] from the first
     /// store on.
     #[inline(always)]
     pub(super) fn narrow_some<'c>(
         &'c mut self,
         run: &'c Run<P::Arch>,
-        gather: &'c mut Gather,
-    ) -> LazyNarrowing<'c, 'm, P> {
-        let page_table = self.page_table;
-        let entries = page_table.slots_of(run);
-        LazyNarrowing { page_table, counts: &mut self.counts, gather, run, entries, narrowed: 0 }
+    ) -> LazyNarrowing<'c, 'e, 'm, P> {
+        let entries = self.page_table.slots_of(run);
+        LazyNarrowing { span: self, run, entries, narrowed: 0 }
     }
 
-    /// The entries of `run`, to be narrowed. The caller must call [`Cursor::flush`] with `gather`
-    /// before it drops the cursor.
+    /// The entries of `run`, to be narrowed. The caller must call [`Span::flush`] before it drops
+    /// the span.
     #[inline]
-    pub(crate) fn narrow_until_flush(
-        &mut self,
-        run: &Run<P::Arch>,
-        gather: &mut Gather,
-    ) -> Narrowing<'_, P::Arch> {
-        gather.stale(run.range(), run.node.level);
+    pub(crate) fn narrow_until_flush(&mut self, run: &Run<P::Arch>) -> Narrowing<'_, P::Arch> {
+        self.gather.stale(run.range(), run.node.level);
         self.unflushed.raise();
         Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
     }
 
     /// Clears the entry of `run`, which refers to a table in which at most `mapped` was mapped. The
-    /// caller must call [`Cursor::flush`] with `gather` before it drops the cursor.
-    pub(super) fn clear_table_entry(
-        &mut self,
-        run: &Run<P::Arch>,
-        mapped: VirtRange,
-        gather: &mut Gather,
-    ) {
+    /// caller must call [`Span::flush`] before it drops the span.
+    pub(super) fn clear_table_entry(&mut self, run: &Run<P::Arch>, mapped: VirtRange) {
         // Release: a reader of the empty entry finds its table locked, or the flush done.
         self.page_table.slots_of(run)[0].store(0, Ordering::Release);
         self.counts.entries_written += 1;
         // No walker can remember a table in which nothing was mapped.
-        gather.stale_tables(run.range().intersection(mapped));
+        self.gather.stale_tables(run.range().intersection(mapped));
         self.unflushed.raise();
     }
 
@@ -145,13 +125,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     pub(super) fn flush_at_end(&mut self) {
         self.unflushed.lower();
     }
+}
 
-    /// Flushes what is stale, with the locks held.
-    pub(crate) fn flush(&mut self, gather: &mut Gather) {
-        self.page_table.flush(gather, &mut self.counts);
-        self.unflushed.lower();
-    }
-
+impl<P: Platform> Cursor<'_, '_, P> {
     /// The entries of `run`, to be widened: a TLB that holds the old entry raises a fault, which
     /// reads the table again.
     #[inline]
@@ -175,23 +151,23 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 impl<P: Platform> Suspended<'_, '_, '_, P> {
     /// Sets the valid bit again: a TLB that holds an entry holds it as it is.
     pub(super) fn restore(self) {
-        for entry in self.cursor.page_table.slots_of(self.run) {
+        for entry in self.span.page_table.slots_of(self.run) {
             entry.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
         }
     }
 
-    /// Clears the entries, which the table then has fewer. As [`Cursor::narrow`].
-    pub(super) fn clear(self, gather: &mut Gather) {
-        let cursor = self.cursor;
-        cursor.narrow(self.run, gather).clear_each();
-        cursor.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
+    /// Clears the entries, which the table then has fewer. As [`Span::narrow`].
+    pub(super) fn clear(self) {
+        let span = self.span;
+        span.narrow(self.run).clear_each();
+        span.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
     }
 
-    /// As [`Suspended::clear`], and as [`Cursor::narrow_until_flush`].
-    pub(super) fn clear_until_flush(self, gather: &mut Gather) {
-        let cursor = self.cursor;
-        cursor.narrow_until_flush(self.run, gather).clear_each();
-        cursor.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
+    /// As [`Suspended::clear`], and as [`Span::narrow_until_flush`].
+    pub(super) fn clear_until_flush(self) {
+        let span = self.span;
+        span.narrow_until_flush(self.run).clear_each();
+        span.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
     }
 }
 
@@ -262,7 +238,7 @@ impl<A: Arch> Narrowing<'_, A> {
     }
 }
 
-impl<P: Platform> LazyNarrowing<'_, '_, P> {
+impl<P: Platform> LazyNarrowing<'_, '_, '_, P> {
     /// Replaces the entry with that number in the run, just read as `old`, and returns it with
     /// everything that the MMU added.
     #[inline(always)]
@@ -273,8 +249,8 @@ impl<P: Platform> LazyNarrowing<'_, '_, P> {
         change: impl Fn(Entry) -> Entry,
     ) -> Entry {
         if self.narrowed == 0 {
-            self.page_table.mark_pending(self.run.node.table, self.gather, self.counts);
-            self.gather.stale(self.run.range(), self.run.node.level);
+            self.span.mark_pending(self.run.node.table);
+            self.span.gather.stale(self.run.range(), self.run.node.level);
         }
         self.narrowed += 1;
         P::Arch::replace_entry(&self.entries[number], old, change)
@@ -353,7 +329,7 @@ impl Unflushed {
     }
 
     #[inline(always)]
-    fn lower(&mut self) {
+    pub(super) fn lower(&mut self) {
         #[cfg(debug_assertions)]
         {
             self.0 = false;

@@ -22,14 +22,14 @@ use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equ
 use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, OwnerKind};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
-use crate::tlb::Gather;
 
 use super::cursor::Cursor;
 use super::out_batch::{InCache, OutBatch, OutRun};
 use super::rewrite::clear_accessed;
 use super::run::{self, Run, What};
+use super::span::Span;
 use super::swap_out_scan::{Choice, SwapOutScan, SwapOutStop};
-use super::{EntryAt, NoMemory, PageTable};
+use super::{EntryAt, NoMemory};
 
 mod cached;
 pub(super) mod no_access;
@@ -38,9 +38,8 @@ mod restore;
 /// The swap-out of the leaves of one part.
 struct SwapOut<'c, 'l, 'a, 'm, P: Platform> {
     scan: &'c mut SwapOutScan<'l>,
-    cursor: &'c mut Cursor<'a, 'm, P>,
+    span: &'c mut Span<'a, 'm, P>,
     batch: &'c mut OutBatch,
-    gather: &'c mut Gather,
     /// The attributes of the VMA's leaves.
     attributes: Attributes,
     flush: Flush,
@@ -84,44 +83,37 @@ enum Flush {
     Deferred,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Makes swap entries of the leaves that the cursor has locked, in a VMA whose leaves say
-    /// `attributes`, where they are all that maps an anonymous folio. One flush, before the locks
-    /// are released.
-    #[inline(never)]
-    pub(crate) fn swap_out(
-        cursor: &mut Cursor<'_, '_, P>,
-        attributes: Attributes,
-        scan: &mut SwapOutScan<'_>,
-        batch: &mut OutBatch,
-        gather: &mut Gather,
-    ) -> Result<SwapOutStop, NoMemory> {
-        let flush = Flush::Here;
-        let mut work = SwapOut { scan, cursor, batch, gather, attributes, flush };
-        let stop = work.store_entries();
-        work.unmap_lazy();
-        work.unmap_folios();
-        stop
-    }
+/// Makes swap entries of the leaves that `span` has locked, in a VMA whose leaves say `attributes`,
+/// where they are all that maps an anonymous folio. One flush, before the locks are released.
+#[inline(never)]
+pub(crate) fn swap_out<P: Platform>(
+    span: &mut Span<'_, '_, P>,
+    attributes: Attributes,
+    scan: &mut SwapOutScan<'_>,
+    batch: &mut OutBatch,
+) -> Result<SwapOutStop, NoMemory> {
+    let mut work = SwapOut { scan, span, batch, attributes, flush: Flush::Here };
+    let stop = work.store_entries();
+    work.unmap_lazy();
+    work.unmap_folios();
+    stop
+}
 
-    /// As [`PageTable::swap_out`], for a caller that collects folios of many places: it flushes the
-    /// gather, and calls [`OutBatch::unmap_deferred`] then, with the VMA locked for reading until
-    /// that is done. A folio that the caller holds has lost none of its references.
-    pub(crate) fn swap_out_deferred(
-        cursor: &mut Cursor<'_, '_, P>,
-        attributes: Attributes,
-        scan: &mut SwapOutScan<'_>,
-        batch: &mut OutBatch,
-        gather: &mut Gather,
-    ) -> Result<SwapOutStop, NoMemory> {
-        let flush = Flush::Deferred;
-        SwapOut { scan, cursor, batch, gather, attributes, flush }.store_entries()
-    }
+/// As [`swap_out`], for a caller that collects folios of many places: it flushes the edit, and calls
+/// [`OutBatch::unmap_deferred`] then, with the VMA locked for reading until that is done. A folio that
+/// the caller holds has lost none of its references.
+pub(crate) fn swap_out_deferred<P: Platform>(
+    span: &mut Span<'_, '_, P>,
+    attributes: Attributes,
+    scan: &mut SwapOutScan<'_>,
+    batch: &mut OutBatch,
+) -> Result<SwapOutStop, NoMemory> {
+    SwapOut { scan, span, batch, attributes, flush: Flush::Deferred }.store_entries()
 }
 
 impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
-        while let Some(mut run) = self.cursor.next_run(Equal::SOFT_DIRTY)? {
+        while let Some(mut run) = self.span.next_run(Equal::SOFT_DIRTY)? {
             let (What::Leaf(first) | What::Absent(first)) = run.what else { continue };
             if self.batch.is_full() {
                 return Ok(SwapOutStop::Full(run.at));
@@ -145,7 +137,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// folio. Says how to go on.
     // The run is not copied: that would be a call for each page.
     fn store_run(&mut self, run: &mut Run<P::Arch>, first: Entry) -> Next {
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
         let Some(folio) =
@@ -171,7 +163,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             self.drop_lazy(run, folio, pages);
             return Next::Run;
         }
-        let left = (self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT;
+        let left = (self.span.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
             return self.without_slots(folio);
         };
@@ -199,7 +191,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         if folio.order == Order::PAGE {
             return Next::NoSlots;
         }
-        if !self.cursor.page_table.memory.has_room_in_swap() {
+        if !self.span.page_table.memory.has_room_in_swap() {
             return Next::Run;
         }
         if self.scan.choice == Choice::All {
@@ -221,7 +213,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         number: u32,
         pages: u32,
     ) -> Result<SlotRun, Next> {
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         if let Some(slots) = memory.send_out_again(folio, number, pages) {
             return Ok(slots);
         }
@@ -239,7 +231,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         'm: 'k,
         'l: 'k,
     {
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         match self.scan.held {
             Some(held) if *held == folio => Some(OutLock::OfCaller(held)),
             _ => memory.frames.folio(folio).try_lock().map(OutLock::Taken),
@@ -258,7 +250,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
     #[cold]
     fn ask_for_split(&mut self, folio: Folio) -> Next {
-        let page_table = self.cursor.page_table;
+        let page_table = self.span.page_table;
         let frames = &page_table.memory.frames;
         let tried = self.scan.choice != Choice::All || self.scan.unsplittable == Some(folio);
         // More mappings than pages: others map it, too.
@@ -270,7 +262,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         // After a fork, all pages of a table are mapped twice: one pass instead of a run for each.
         // Reclaim counts the mappings of the folio that it holds, and so has to meet them.
         if self.scan.choice == Choice::All && frames.is_shared_page(folio.head) {
-            self.cursor.skip_leaves(|frame| frames.is_shared_page(frame));
+            self.span.skip_leaves(|frame| frames.is_shared_page(frame));
         }
         Next::Run
     }
@@ -278,7 +270,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// Whether the pages of the run go one by one: the baseline.
     #[inline(always)]
     fn is_page_by_page(&self, run: &Run<P::Arch>) -> bool {
-        self.cursor.page_table.reach.is_page()
+        self.span.page_table.reach.is_page()
             && run.node.level == Level::PTE
             && self.flush == Flush::Here
     }
@@ -293,7 +285,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         number: u32,
         slots: SlotRun,
     ) {
-        let page_table = self.cursor.page_table;
+        let page_table = self.span.page_table;
         for done in 0..run.count {
             let at = VirtAddr(run.at.0 + (u64::from(done) << PAGE_SHIFT));
             let page = Run { at, index: run.index + done, count: 1, ..*run };
@@ -301,7 +293,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             let named = page_table.memory.dup_slots(SlotRun { first, count: 1, ..slots });
             debug_assert!(named.is_ok(), "a slot that is new has no entries");
             self.write_entries(&page, folio, number + done, slots);
-            self.cursor.flush(self.gather);
+            self.span.flush();
         }
     }
 
@@ -315,7 +307,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
 
     fn is_chosen(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         if self.scan.choice == Choice::Passing {
-            return self.cursor.page_table.memory.frames.folio(folio).reclaim_state().age()
+            return self.span.page_table.memory.frames.folio(folio).reclaim_state().age()
                 == Age::Passing;
         }
         !self.is_used(run, used, folio)
@@ -324,13 +316,13 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// Looks at the accessed bits of a folio, and forgets them, once in a turn. Says whether it was
     /// used lately.
     fn is_used(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
-        let frames = &self.cursor.page_table.memory.frames;
+        let frames = &self.span.page_table.memory.frames;
         let turn = self.scan.turn;
         if frames.folio(folio).reclaim_state().is_looked_at(turn) {
             return true;
         }
         if used {
-            clear_accessed(self.cursor, run, self.gather);
+            clear_accessed(self.span, run);
         }
         frames.folio(folio).reclaim_state().note_look(turn);
         let later = frames.folio(folio).reclaim_state().update_age(used) == Eviction::Later;
@@ -348,26 +340,26 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             }
             self.unmap_lazy();
         }
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         let part = Run { count: pages >> run.node.level.order().0, ..*run };
-        let suspended = self.cursor.suspend(&part);
+        let suspended = self.span.suspend(&part);
         if suspended.dirty {
             memory.frames.folio(folio).mark_dirty();
             suspended.restore();
             return;
         }
         match self.flush {
-            Flush::Here => suspended.clear_until_flush(self.gather),
-            Flush::Deferred => suspended.clear(self.gather),
+            Flush::Here => suspended.clear_until_flush(),
+            Flush::Deferred => suspended.clear(),
         }
         if self.flush == Flush::Deferred {
-            self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
+            self.span.counts.unmapped(OwnerKind::Anonymous, pages);
         }
         if run.node.level > Level::PTE {
-            let Cursor { locks, counts, .. } = &mut *self.cursor;
+            let Cursor { locks, counts, .. } = &mut **self.span;
             super::zap_rmap::free_deposit(memory, locks, run.node.table, counts);
         }
-        self.cursor.counts.entries_written += u64::from(part.count);
+        self.span.counts.entries_written += u64::from(part.count);
         // There is room: it was asked above.
         let _ = self.batch.lazy.try_push((folio, pages));
     }
@@ -378,8 +370,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     #[inline]
     fn defer(&mut self, table: Frame, unmapped: u32, named: u32) {
         if self.flush == Flush::Deferred {
-            self.cursor.page_table.mark_pending(table, self.gather, &mut self.cursor.counts);
-            let counts = &mut self.cursor.counts;
+            self.span.mark_pending(table);
+            let counts = &mut self.span.counts;
             counts.unmapped(OwnerKind::Anonymous, unmapped);
             counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(named));
         }
@@ -387,11 +379,11 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
 
     /// Frees the lazy folios, after a flush.
     fn unmap_lazy(&mut self) {
-        let memory = self.cursor.page_table.memory;
-        self.cursor.flush(self.gather);
+        let memory = self.span.page_table.memory;
+        self.span.flush();
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
-            self.cursor.counts.unmapped(OwnerKind::Anonymous, pages);
+            self.span.counts.unmapped(OwnerKind::Anonymous, pages);
             memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
         }
     }
@@ -404,9 +396,9 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         if pages >= rest || run.node.level > Level::PTE {
             return pages;
         }
-        let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
+        let left = ((self.span.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
         let most = rest.min(left).min(run.index.left::<P::Arch>());
-        let slots = self.cursor.page_table.slots(run.node.table);
+        let slots = self.span.page_table.slots(run.node.table);
         let maps = |index: &EntryIndex| {
             let entry = run::load(slots, *index);
             P::Arch::PTE.kind(entry) == Kind::Leaf
@@ -415,7 +407,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         };
         let more = run.index.stretch(most).skip(pages as usize).take_while(maps).count() as u32;
         if more > 0 {
-            self.cursor.unfold_edges(&Run { count: pages + more, ..*run });
+            self.span.unfold_edges(&Run { count: pages + more, ..*run });
         }
         pages + more
     }
@@ -424,13 +416,13 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     // Always: the other callers are rare, and a call for each page costs more than the work.
     #[inline(always)]
     fn write_entries(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32, place: SlotRun) {
-        let page_table = self.cursor.page_table;
+        let page_table = self.span.page_table;
         let slots = page_table.slots(run.node.table);
         let scale = run.node.level.order().0;
         let uniform = !matches!(run.what, What::Leaf(_)) || self.is_uniform(run);
         let narrowing = match self.flush {
-            Flush::Here => self.cursor.narrow_until_flush(run, self.gather),
-            Flush::Deferred => self.cursor.narrow(run, self.gather),
+            Flush::Here => self.span.narrow_until_flush(run),
+            Flush::Deferred => self.span.narrow(run),
         };
         let mut done = 0;
         while done < run.count {
@@ -461,19 +453,19 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             narrowing.overwrite(done, count, entry);
             done += count;
         }
-        self.cursor.counts.entries_written += u64::from(run.count);
-        self.cursor.counts.folios_touched += 1;
+        self.span.counts.entries_written += u64::from(run.count);
+        self.span.counts.folios_touched += 1;
     }
 
     /// Whether the run is one that the cursor has yielded whole: its entries agree.
     fn is_uniform(&self, run: &Run<P::Arch>) -> bool {
-        self.cursor.passed().end() == run.range().end()
+        self.span.passed().end() == run.range().end()
     }
 
     /// After the flush: folios without other references lose their mappings, and the entries of the
     /// others are restored.
     fn unmap_folios(&mut self) {
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         let mut unmapped = 0;
         for number in self.batch.settled..self.batch.runs.len() {
             let OutRun { slots, at } = self.batch.runs[number];
@@ -497,7 +489,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             }
         }
         self.batch.settled = self.batch.runs.len();
-        let counts = &mut self.cursor.counts;
+        let counts = &mut self.span.counts;
         counts.unmapped(OwnerKind::Anonymous, unmapped);
         counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(unmapped));
     }

@@ -17,16 +17,14 @@ use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
 use crate::folio::{ExclusiveRun, Folio, FolioOwner, LockedFolio, Owner, OwnerKind, Turn};
 use crate::platform::Platform;
-use crate::stats::Counts;
 use crate::swap::SlotRun;
-use crate::tlb::Gather;
 
-use super::PageTable;
-use super::cursor::Cursor;
+use super::edit::Edit;
 use super::locking::Depth;
 use super::narrowing::Narrowing;
 use super::rewrite::clear_accessed;
 use super::run::{Run, What};
+use super::span::Span;
 use super::swap_out::no_access::{page_without_access, write_without_access};
 
 /// The most folios of a stretch.
@@ -159,91 +157,88 @@ fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, 
     }
 }
 
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Looks at the leaves of `part` that map pages of the folios, and clears that they were used.
-    /// The stretch grows in the first part in which its first folio is found. Leaves of the VMA
-    /// have `attributes`. Stale ranges are in the gather.
-    pub(crate) fn look_at_shared(
-        &self,
-        part: StretchPart,
-        attributes: Attributes,
-        folios: &mut SharedFolios<'m, P>,
-        gather: &mut Gather,
-    ) {
-        let StretchPart { range, index } = part;
-        let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
-        let mut next = 0;
-        while let Ok(Some(run)) = cursor.next_run(Equal::empty()) {
-            let page = mapped_page::<P::Arch>(&run, attributes);
-            let mut number = page.and_then(|(frame, _)| folios.number_of(frame, next));
-            let index = index + ((run.at - range.start()) >> PAGE_SHIFT);
-            if number.is_none() && folios.grows && index >= folios.end() {
-                number =
-                    page.and_then(|(frame, _)| folios.add(self.memory, frame, run.pages(), index));
-                if number.is_none() {
-                    break;
-                }
+/// Looks at the leaves of `part` that map pages of the folios, and clears that they were used. The
+/// stretch grows in the first part in which its first folio is found. Leaves of the VMA have
+/// `attributes`. Stale ranges are in the gather.
+pub(super) fn look_at_shared<'m, P: Platform>(
+    edit: &mut Edit<'_, 'm, P>,
+    part: StretchPart,
+    attributes: Attributes,
+    folios: &mut SharedFolios<'m, P>,
+) {
+    let StretchPart { range, index } = part;
+    let memory = edit.memory;
+    let mut span = edit.span(range, Depth::Floor(Level::PTE));
+    let mut next = 0;
+    while let Ok(Some(run)) = span.next_run(Equal::empty()) {
+        let page = mapped_page::<P::Arch>(&run, attributes);
+        let mut number = page.and_then(|(frame, _)| folios.number_of(frame, next));
+        let index = index + ((run.at - range.start()) >> PAGE_SHIFT);
+        if number.is_none() && folios.grows && index >= folios.end() {
+            number = page.and_then(|(frame, _)| folios.add(memory, frame, run.pages(), index));
+            if number.is_none() {
+                break;
             }
-            let (Some((_, used)), Some(number)) = (page, number) else { continue };
-            let folio = &mut folios.folios[number];
-            folio.met += run.pages();
-            if used {
-                folio.used = true;
-                clear_accessed(&mut cursor, &run, gather);
-            }
-            next = number + 1;
         }
-        folios.grows &= folios.folios.iter().all(|folio| folio.met == 0);
+        let (Some((_, used)), Some(number)) = (page, number) else { continue };
+        let folio = &mut folios.folios[number];
+        folio.met += run.pages();
+        if used {
+            folio.used = true;
+            clear_accessed(&mut span, &run);
+        }
+        next = number + 1;
     }
+    folios.grows &= folios.folios.iter().all(|folio| folio.met == 0);
+}
 
-    /// Makes swap entries of the leaves in `range` that map pages of the folios, whose slots are
-    /// busy, and counts the mappings down after one flush.
-    pub(crate) fn swap_out_shared(
-        &self,
-        range: VirtRange,
-        attributes: Attributes,
-        folios: &mut SharedFolios<'m, P>,
-        gather: &mut Gather,
-    ) {
-        folios.folios.iter_mut().for_each(|folio| folio.met = 0);
-        let mut cursor = self.cursor_beside(range, Depth::Floor(Level::PTE), Some(&*gather));
-        let mut next = 0;
-        while let Ok(Some(run)) = cursor.next_run(Equal::SOFT_DIRTY) {
-            let page = mapped_page::<P::Arch>(&run, attributes);
-            let number = page.and_then(|(frame, _)| folios.number_of(frame, next));
-            let (Some((frame, _)), Some(number)) = (page, number) else { continue };
-            next = number + 1;
-            let shared = &mut folios.folios[number];
-            let folio = shared.leaving.folio();
-            if dup_slots_and_store(&mut cursor, &run, frame, folio, gather) {
-                shared.met += run.pages();
-            }
-        }
-        cursor.flush(gather);
-        for shared in folios.folios.iter().filter(|shared| shared.met > 0) {
-            self.count_down(&mut cursor.counts, shared.leaving.folio(), shared.met);
+/// Makes swap entries of the leaves in `range` that map pages of the folios, whose slots are busy,
+/// and counts the mappings down after one flush.
+pub(super) fn swap_out_shared<'m, P: Platform>(
+    edit: &mut Edit<'_, 'm, P>,
+    range: VirtRange,
+    attributes: Attributes,
+    folios: &mut SharedFolios<'m, P>,
+) {
+    folios.folios.iter_mut().for_each(|folio| folio.met = 0);
+    let mut span = edit.span(range, Depth::Floor(Level::PTE));
+    let mut next = 0;
+    while let Ok(Some(run)) = span.next_run(Equal::SOFT_DIRTY) {
+        let page = mapped_page::<P::Arch>(&run, attributes);
+        let number = page.and_then(|(frame, _)| folios.number_of(frame, next));
+        let (Some((frame, _)), Some(number)) = (page, number) else { continue };
+        next = number + 1;
+        let shared = &mut folios.folios[number];
+        let folio = shared.leaving.folio();
+        if dup_slots_and_store(&mut span, &run, frame, folio) {
+            shared.met += run.pages();
         }
     }
+    span.flush();
+    for shared in folios.folios.iter().filter(|shared| shared.met > 0) {
+        span.count_down(shared.leaving.folio(), shared.met);
+    }
+}
 
+impl<P: Platform> Span<'_, '_, P> {
     /// The folio has lost `pages` mappings to swap entries, which were flushed.
-    fn count_down(&self, counts: &mut Counts, folio: Folio, pages: u32) {
-        counts.folios_touched += 1;
-        counts.unmapped(OwnerKind::Anonymous, pages);
-        counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(pages));
-        self.memory.frames.folio(folio).unmap(pages);
+    fn count_down(&mut self, folio: Folio, pages: u32) {
+        self.counts.folios_touched += 1;
+        self.counts.unmapped(OwnerKind::Anonymous, pages);
+        self.counts.swap_pages = self.counts.swap_pages.wrapping_add(u64::from(pages));
+        self.page_table.memory.frames.folio(folio).unmap(pages);
     }
 }
 
 /// Makes swap entries of the run, which maps pages of the folio from `frame` on. Says whether that
 /// was possible.
 fn dup_slots_and_store<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
     frame: Frame,
     folio: Folio,
-    gather: &mut Gather,
 ) -> bool {
-    let page_table = cursor.page_table;
+    let page_table = span.page_table;
     let memory = page_table.memory;
     let (number, pages) = (frame.0 - folio.head.0, run.pages());
     let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
@@ -252,14 +247,14 @@ fn dup_slots_and_store<P: Platform>(
     if pages > folio.pages() - number || memory.dup_slots(named).is_err() {
         return false;
     }
-    let narrowing = cursor.narrow_until_flush(run, gather);
+    let narrowing = span.narrow_until_flush(run);
     match run.what {
         What::Leaf(leaf) => write_swap_entries(memory, &narrowing, run, leaf, (folio, slots)),
         What::Absent(_) | What::Empty | What::Table(_) => {
             write_without_access(page_table, run, folio, number, slots);
         }
     }
-    cursor.counts.entries_written += u64::from(run.count);
+    span.counts.entries_written += u64::from(run.count);
     true
 }
 

@@ -28,13 +28,14 @@ use core::sync::atomic::Ordering;
 use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
+use super::NoMemory;
 use super::cursor::{Chunks, Cursor, WholeTables};
+use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Run, What};
+use super::span::Span;
 use super::zap_rmap::{drop_suspended, free_deposit, release_absent};
-use super::{NoMemory, PageTable};
 
 /// The time of the flush after an unmapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,52 +47,48 @@ pub(crate) enum Flush {
     AtEnd,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with
-    /// what is free around it. They end up in the gather, flushed; pages and slots are released
-    /// already. The caller keeps faults out of the range.
-    ///
-    /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge
-    /// leaf that must be split has no deposit; the runs before it are unmapped then.
-    pub(crate) fn zap(
-        &self,
-        range: VirtRange,
-        freeable: VirtRange,
-        flush: Flush,
-        gather: &mut Gather,
-    ) -> Result<(), NoMemory> {
-        if !self.reach.takes_tables() {
-            // The baseline looks at every leaf first, and finds the tables empty afterwards.
-            let mut chunks = Chunks::of(range);
-            while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
-                zap_locked(&mut cursor, range, WholeTables::Entered, flush, gather)?;
-            }
+/// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with what is
+/// free around it. They end up in the gather, flushed; pages and slots are released already. The
+/// caller keeps faults out of the range.
+///
+/// Reads the runs of the edges and one entry for each whole table. Fails only where a huge leaf that
+/// must be split has no deposit; the runs before it are unmapped then.
+pub(super) fn zap<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    freeable: VirtRange,
+    flush: Flush,
+) -> Result<(), NoMemory> {
+    if !edit.reach.takes_tables() {
+        // The baseline looks at every leaf first, and finds the tables empty afterwards.
+        let mut chunks = Chunks::of(range);
+        while let Some(mut span) = edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) {
+            zap_locked(&mut span, range, WholeTables::Entered, flush)?;
         }
-        let mut left = freeable;
-        loop {
-            // Mostly the whole span: one entry detaches a table with all tables below it. The
-            // gather's own marks are flushed with the rest.
-            let mut cursor = self.cursor_beside(left, Depth::Edges, Some(&*gather));
-            zap_locked(&mut cursor, range, WholeTables::Yielded, flush, gather)?;
-            left = VirtRange::raw(cursor.range().end().0, freeable.end().0);
-            if left.is_empty() {
-                return Ok(());
-            }
+    }
+    let mut left = freeable;
+    loop {
+        // Mostly the whole span: one entry detaches a table with all tables below it. The edit's
+        // own marks are flushed with the rest.
+        let mut span = edit.span(left, Depth::Edges);
+        zap_locked(&mut span, range, WholeTables::Yielded, flush)?;
+        left = VirtRange::raw(span.range().end().0, freeable.end().0);
+        if left.is_empty() {
+            return Ok(());
         }
     }
 }
 
 fn zap_locked<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     mapped: VirtRange,
     whole: WholeTables,
     flush: Flush,
-    gather: &mut Gather,
 ) -> Result<(), NoMemory> {
     let mut suspended = false;
     let mut failed = Ok(());
     loop {
-        let run = match cursor.next_run_or_table(Equal::empty(), whole) {
+        let run = match span.next_run_or_table(Equal::empty(), whole) {
             Ok(Some(run)) => run,
             Ok(None) => break,
             Err(error) => {
@@ -101,36 +98,31 @@ fn zap_locked<P: Platform>(
         };
         match run.what {
             What::Empty => {}
-            What::Table(table) => {
-                cursor.detach(&run, table, mapped, gather);
-            }
+            What::Table(table) => span.detach(&run, table, mapped),
             What::Leaf(_) => {
-                suspend(cursor, &run, gather);
+                suspend(span, &run);
                 suspended = true;
             }
-            What::Absent(first) => clear_absent(cursor, &run, first),
+            What::Absent(first) => clear_absent(span, &run, first),
         }
     }
     if suspended || flush == Flush::BeforeUnlock {
-        cursor.flush(gather);
+        span.flush();
     } else {
-        cursor.flush_at_end();
+        span.flush_at_end();
     }
     if suspended {
         // Entries that were not reached were not suspended either.
-        drop_suspended(cursor, cursor.passed());
+        let passed = span.passed();
+        drop_suspended(span, passed);
     }
     failed
 }
 
 /// Phase 1: takes the valid bit from the leaves of the run.
-pub(super) fn suspend<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
-    cursor.narrow_until_flush(run, gather).suspend_each();
-    cursor.counts.entries_written += u64::from(run.count);
+pub(super) fn suspend<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
+    span.narrow_until_flush(run).suspend_each();
+    span.counts.entries_written += u64::from(run.count);
 }
 
 /// Clears the absent entries of the run, which no TLB holds, and releases what they refer to.
@@ -153,18 +145,14 @@ pub(super) fn clear_absent<P: Platform>(
 }
 
 /// Drops a run of pages that a userfaultfd has write-protected, and leaves markers in their places.
-pub(super) fn leave_markers<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
-    let page_table = cursor.page_table;
+pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
+    let page_table = span.page_table;
     let slots = page_table.slots_of(run);
     let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     match run.what {
         What::Leaf(first) => {
-            suspend(cursor, run, gather);
-            cursor.flush(gather);
+            suspend(span, run);
+            span.flush();
             // After the flush: the MMU may have recorded a write until then.
             let dirty = slots.iter().any(|slot| {
                 let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
@@ -172,15 +160,15 @@ pub(super) fn leave_markers<P: Platform>(
             });
             let pages = run.pages();
             let frame = P::Arch::frame(first);
-            page_table.memory.unmap_frames(frame, pages, dirty, &mut cursor.counts);
+            page_table.memory.unmap_frames(frame, pages, dirty, &mut span.counts);
         }
         What::Absent(first) => {
-            release_absent(page_table.memory, run.node.level, first, run.count, &mut cursor.counts);
+            release_absent(page_table.memory, run.node.level, first, run.count, &mut span.counts);
         }
         What::Empty | What::Table(_) => return,
     }
     for slot in slots {
         slot.store(marker.0, Ordering::Relaxed);
     }
-    cursor.counts.entries_written += u64::from(run.count);
+    span.counts.entries_written += u64::from(run.count);
 }

@@ -3,22 +3,24 @@
 //! As in [`super::zap`], leaves are suspended under the lock, flushed, and dropped. Entries that
 //! stay may lie between them, so a set for each table says which were suspended.
 
+use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level};
 use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
-use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor};
+use super::NoMemory;
+use super::cursor::Chunks;
+use super::edit::Edit;
 use super::locking::{Depth, Node};
 use super::rewrite::clear_accessed;
 use super::rewrite::write_protect::is_protected;
 use super::run::{Run, What};
+use super::span::Span;
 use super::zap::{clear_absent, leave_markers, suspend};
 use super::zap_except::Protected;
 use super::zap_rmap::drop_suspended;
-use super::{NoMemory, PageTable};
 
 /// A run of entries that map pages of one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,92 +52,89 @@ struct Suspended<A: Arch> {
     entries: PageSet,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Unmaps the runs of `range` that `fate` chooses: it is asked about each run that maps pages
-    /// of one folio. At most one flush for each table; the ranges of runs that only age are in the
-    /// gather.
-    pub(crate) fn zap_chosen(
-        &self,
-        range: VirtRange,
-        protected: Protected,
-        gather: &mut Gather,
-        mut fate: impl FnMut(Mapped) -> Fate,
-    ) -> Result<(), NoMemory> {
-        let mut chunks = Chunks::of(range);
-        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
-            let mut suspended = None;
-            let done = loop {
-                let run = match cursor.next_run(Equal::empty()) {
-                    Ok(Some(run)) => run,
-                    Ok(None) => break Ok(()),
-                    Err(error) => break Err(error),
-                };
-                let Some(mapped) = self.mapped_by(&run, range.start()) else { continue };
-                match (fate(mapped), run.what) {
-                    (Fate::Goes, _) if protected == Protected::Marked && is_protected(&run) => {
-                        leave_markers(&mut cursor, &run, gather);
-                    }
-                    (Fate::Goes, What::Leaf(_)) => {
-                        suspend_one_of_many(&mut cursor, &run, &mut suspended, gather);
-                    }
-                    (Fate::Goes, What::Absent(first)) => clear_absent(&mut cursor, &run, first),
-                    (Fate::Ages, What::Leaf(_)) => clear_accessed(&mut cursor, &run, gather),
-                    (Fate::Goes | Fate::Ages, What::Empty | What::Table(_))
-                    | (Fate::Ages, What::Absent(_))
-                    | (Fate::Stays, _) => {}
-                }
+/// Unmaps the runs of `range` that `fate` chooses: it is asked about each run that maps pages of one
+/// folio. At most one flush for each table; the ranges of runs that only age are in the gather.
+#[inline]
+pub(super) fn zap_chosen<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    protected: Protected,
+    mut fate: impl FnMut(Mapped) -> Fate,
+) -> Result<(), NoMemory> {
+    let memory = edit.memory;
+    let mut chunks = Chunks::of(range);
+    while let Some(mut span) = edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) {
+        let mut suspended = None;
+        let done = loop {
+            let run = match span.next_run(Equal::empty()) {
+                Ok(Some(run)) => run,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
             };
-            drop_all(&mut cursor, suspended.take(), gather);
-            done?;
-        }
-        Ok(())
-    }
-
-    /// The folio that the run maps, present or `PROT_NONE`.
-    fn mapped_by(&self, run: &Run<P::Arch>, start: VirtAddr) -> Option<Mapped> {
-        let of = |frame, used| {
-            let number = ((run.at.0 - start.0) >> PAGE_SHIFT) as u32;
-            Some(Mapped { folio: self.memory.frames.folio_of(frame)?, number, used })
+            let Some(mapped) = mapped_by(memory, &run, range.start()) else { continue };
+            match (fate(mapped), run.what) {
+                (Fate::Goes, _) if protected == Protected::Marked && is_protected(&run) => {
+                    leave_markers(&mut span, &run);
+                }
+                (Fate::Goes, What::Leaf(_)) => {
+                    suspend_one_of_many(&mut span, &run, &mut suspended);
+                }
+                (Fate::Goes, What::Absent(first)) => clear_absent(&mut span, &run, first),
+                (Fate::Ages, What::Leaf(_)) => clear_accessed(&mut span, &run),
+                (Fate::Goes | Fate::Ages, What::Empty | What::Table(_))
+                | (Fate::Ages, What::Absent(_))
+                | (Fate::Stays, _) => {}
+            }
         };
-        match run.what {
-            What::Leaf(first) => of(P::Arch::frame(first), P::Arch::attributes(first).accessed),
-            What::Absent(first) => match P::Arch::decode_absent(first)? {
-                Absent::ProtNone { frame, .. } => of(frame, false),
-                Absent::Swap { .. } | Absent::Marker(_) => None,
-            },
-            What::Empty | What::Table(_) => None,
-        }
+        drop_all(&mut span, suspended.take());
+        done?;
+    }
+    Ok(())
+}
+
+/// The folio that the run maps, present or `PROT_NONE`.
+fn mapped_by<P: Platform>(
+    memory: &Memory<P>,
+    run: &Run<P::Arch>,
+    start: VirtAddr,
+) -> Option<Mapped> {
+    let of = |frame, used| {
+        let number = ((run.at.0 - start.0) >> PAGE_SHIFT) as u32;
+        Some(Mapped { folio: memory.frames.folio_of(frame)?, number, used })
+    };
+    match run.what {
+        What::Leaf(first) => of(P::Arch::frame(first), P::Arch::attributes(first).accessed),
+        What::Absent(first) => match P::Arch::decode_absent(first)? {
+            Absent::ProtNone { frame, .. } => of(frame, false),
+            Absent::Swap { .. } | Absent::Marker(_) => None,
+        },
+        What::Empty | What::Table(_) => None,
     }
 }
 
 /// Suspends the run; those of another table are dropped first.
 fn suspend_one_of_many<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
     suspended: &mut Option<Suspended<P::Arch>>,
-    gather: &mut Gather,
 ) {
     if suspended.as_ref().is_some_and(|before| before.node.table != run.node.table) {
-        drop_all(cursor, suspended.take(), gather);
+        drop_all(span, suspended.take());
     }
     let start = run.at.0 - (u64::from(run.index.number()) << run.node.level.span_shift());
     let new = || Suspended { node: run.node, start, entries: PageSet::EMPTY };
     suspended.get_or_insert_with(new).entries.add(run.index.number(), run.count);
-    suspend(cursor, run, gather);
+    suspend(span, run);
 }
 
 /// Flushes, and drops what was suspended.
-fn drop_all<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    suspended: Option<Suspended<P::Arch>>,
-    gather: &mut Gather,
-) {
+fn drop_all<P: Platform>(span: &mut Span<'_, '_, P>, suspended: Option<Suspended<P::Arch>>) {
     let Some(Suspended { node, start, entries }) = suspended else { return };
-    cursor.flush(gather);
+    span.flush();
     let at = |index: u32| start + (u64::from(index) << node.level.span_shift());
     let mut next = entries.next_run(0);
     while let Some(run) = next {
-        drop_suspended(cursor, VirtRange::raw(at(run.first), at(run.end())));
+        drop_suspended(span, VirtRange::raw(at(run.first), at(run.end())));
         next = entries.next_run(run.end());
     }
 }

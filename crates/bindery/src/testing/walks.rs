@@ -43,13 +43,13 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     /// held. Returns whether the walk is done. `None` if the lock is held for a change of the set
     /// of mappings: it is only tried.
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
-        let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, gather| {
+        let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, edit| {
             inside(sight.range.start());
             let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE, None) else {
                 return Seen { until: sight.range.end(), entries: 1 };
             };
             let except = Exceptions { spared: Spared::Guards, protected: Protected::Forgotten };
-            let zapped = sight.page_table.zap_sparing(rest, except, gather);
+            let zapped = edit.zap_sparing(rest, except);
             assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
             Seen { until: rest.end(), entries: HOLD }
         });

@@ -19,10 +19,9 @@ use crate::stats::Counts;
 use crate::swap::content::ClaimedFolio;
 use crate::swap::page_set::PageSet;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
-use crate::table::cursor::Cursor;
 use crate::table::run::Run;
+use crate::table::span::Span;
 use crate::table::{PageTable, ReadSection};
-use crate::tlb::Gather;
 use crate::userfault::{Interrupts, UserfaultFault, UserfaultState};
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 use crate::vmas::{NewVma, Removed, ReservedVma, VmaIndex, VmaSet, VmaView};
@@ -312,46 +311,34 @@ pub(crate) fn fail<P: Platform>(
     Ok(())
 }
 
-/// An entry is narrowed with the gather whose flush raises the table's pending count.
-pub(crate) fn narrow<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
+/// An entry is narrowed in a span of an edit, whose gather remembers the flush. A cursor has none.
+pub(crate) fn narrow<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     #[cfg(not(lock_violations = "types"))]
-    cursor.narrow(run, gather).suspend_each();
+    span.narrow(run).suspend_each();
     #[cfg(lock_violations = "types")]
-    cursor.narrow(run).suspend_each(); //~ E0061
+    let cursor: &mut crate::table::cursor::Cursor<'_, '_, P> = span;
     #[cfg(lock_violations = "types")]
-    let _ = gather;
+    cursor.narrow(run).suspend_each(); //~ E0599
 }
 
 /// An entry that only comes to allow more is not suspended: no flush would follow.
-pub(crate) fn widen<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
+pub(crate) fn widen<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     #[cfg(not(lock_violations = "types"))]
-    cursor.narrow_until_flush(run, gather).suspend_each();
+    span.narrow_until_flush(run).suspend_each();
     #[cfg(lock_violations = "types")]
-    cursor.widen(run).suspend_each(); //~ E0599
-    cursor.flush(gather);
+    span.widen(run).suspend_each(); //~ E0599
+    span.flush();
 }
 
 /// No entry is narrowed after the table's lock was released.
-pub(crate) fn narrow_unlocked<P: Platform>(
-    mut cursor: Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
-    let narrowing = cursor.narrow(run, gather);
+pub(crate) fn narrow_unlocked<P: Platform>(mut span: Span<'_, '_, P>, run: &Run<P::Arch>) {
+    let narrowing = span.narrow(run);
     #[cfg(not(lock_violations = "moves"))]
     narrowing.suspend_each();
     #[cfg(not(lock_violations = "moves"))]
-    drop(cursor);
+    drop(span);
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(cursor), narrowing.suspend_each()); //~ E0505
+    let _ = (drop(span), narrowing.suspend_each()); //~ E0505
 }
 
 /// An attempt that ran out of memory is no result of a call.

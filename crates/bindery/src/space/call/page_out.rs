@@ -11,13 +11,14 @@ use crate::folio::Folio;
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::object::reclaim::Spare;
-use crate::object::swap_out::{FOLIOS, Leaving, add_folios, swap_out};
+use crate::object::swap_out::{FOLIOS, Leaving, add_folios, swap_out as swap_out_of_object};
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::table::PageTable;
 use crate::table::cursor::Chunks;
 use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
+use crate::table::swap_out;
 use crate::table::swap_out_scan::{SwapOutScan, SwapOutStop};
 use crate::table::zap_chosen::{Fate, Mapped};
 use crate::vma::Vma;
@@ -43,12 +44,10 @@ pub(in crate::space) fn page_out<P: Platform>(
         let stop = {
             // The mutex keeps writers out.
             let Some(_locked) = vma.try_read(op.platform()) else { return Ok(()) };
-            let (table, gather) = (op.edit.table(), op.edit.gather());
-            let Some(mut cursor) = chunks.next(table, Depth::Floor(Level::PTE), Some(&*gather))
-            else {
+            let Some(mut span) = op.edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) else {
                 break;
             };
-            PageTable::swap_out(&mut cursor, attributes, &mut scan, &mut batch, gather)
+            swap_out::swap_out(&mut span, attributes, &mut scan, &mut batch)
         };
         // With the VMA unlocked: a device may work, or be waited for.
         batch.write_out(memory);
@@ -86,7 +85,7 @@ pub(in crate::space) fn page_out_shared<P: Platform>(
     let (mut left, span) = (part, P::Arch::PMD.span());
     // Skips ranges without tables in one step. Pages that a concurrent fault maps there stay in
     // memory.
-    while let Some(here) = page_table.first_part(left, span, Some(&*op.edit.gather())) {
+    while let Some(here) = op.edit.first_part(left, span) {
         interrupt::check(op.platform())?;
         if let Some(folio) = huge_folio(page_table, here) {
             leaving.add_huge(folio);
@@ -226,7 +225,7 @@ impl<P: Platform> SharedOut<'_, '_, P> {
         if !self.folios.is_empty() {
             let mut batch = OutBatch::new();
             let memory = self.page_table.memory;
-            swap_out(memory, self.object, &mut self.folios, Spare::Nothing, &mut batch);
+            swap_out_of_object(memory, self.object, &mut self.folios, Spare::Nothing, &mut batch);
             batch.write_out(memory);
         }
     }

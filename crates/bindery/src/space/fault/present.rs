@@ -17,7 +17,6 @@ use crate::table::locking::Node;
 use crate::table::publish::flush_local;
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection, run};
-use crate::tlb::Gather;
 use crate::vma::MappingFlags;
 
 use super::copy_on_write::folio_range;
@@ -136,10 +135,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// page.
     fn reuse(&self, range: VirtRange) -> Stepped {
         let page_table = self.page_table();
-        let mut gather = Gather::new();
-        let done = page_table.protect(range, &self.vma.entry_policy(), &mut gather);
-        page_table.finish(&mut gather);
-        done?;
+        page_table.edit(|edit| edit.protect(range, &self.vma.entry_policy()))?;
         let mut cursor = self.cursor();
         let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
         let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);

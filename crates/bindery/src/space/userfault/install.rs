@@ -88,6 +88,8 @@ pub(super) fn lift_markers<P: Platform>(
     if !is_replaceable::<P::Arch>(entry) {
         return Ok(());
     }
-    let lifted = space.page_table.userfault_lift(range);
-    lifted.and_then(|()| space.page_table.unmark(range, Marker::Poison))
+    space.page_table.edit(|edit| {
+        edit.userfault_lift(range)?;
+        edit.unmark(range, Marker::Poison)
+    })
 }

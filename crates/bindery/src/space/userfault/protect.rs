@@ -170,7 +170,7 @@ fn lift_part<P: Platform>(
 #[cold]
 pub(in crate::space) fn lift_protection<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
     let range = VirtRange::raw(fault.page.0, fault.page.0 + PAGE_SIZE);
-    fault.space.page_table.userfault_lift(range)?;
+    fault.space.page_table.edit(|edit| edit.userfault_lift(range))?;
     Ok(Next::Again)
 }
 

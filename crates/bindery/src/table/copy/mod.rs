@@ -13,16 +13,16 @@ use crate::error::Failure;
 use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::stats::Counts;
 use crate::swap::SlotRun;
-use crate::tlb::Gather;
 
 use super::cursor::{Chunks, Cursor};
+use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Run, What};
+use super::span::Span;
 use super::zap_rmap::free_deposit;
 use super::{PageTable, TablePool};
-use pinned::{PinnedRun, copy_attributes};
+use pinned::{PinnedCopy, PinnedRun, copy_attributes};
 
 /// Whether the child's writes are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,89 +52,71 @@ impl ForkCopy<'_> {
     }
 }
 
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Copies the range's entries into `child`, a tree that no other thread can reach yet, and
-    /// write-protects both sides if writes are private. Pinned pages of this side, `PROT_NONE` ones
-    /// too, are copied for the child, and stay as they are: the holder of the pin must still see
-    /// this side's writes. Entries that are stale on this side afterwards are in the gather. The
-    /// caller keeps faults out of the range. One pass over the runs; a folio's count rises once per
-    /// run.
-    ///
-    /// On failure, and after a fatal signal, `child` has a part, and the pages of that part are
-    /// write-protected here; the next write restores its permission.
-    pub(crate) fn copy_to(
-        &self,
-        child: &Self,
-        what: &ForkCopy<'_>,
-        gather: &mut Gather,
-    ) -> Result<(), Failure> {
-        let mut supplies = Supplies { tables: TablePool::new(self.memory) };
-        let result = self.copy_parts(child, what, gather, &mut supplies);
-        supplies.give_back(self);
-        result
-    }
+/// Copies the range's entries into `child`, a tree that no other thread can reach yet, and
+/// write-protects both sides if writes are private. Pinned pages of this side, `PROT_NONE` ones too,
+/// are copied for the child, and stay as they are: the holder of the pin must still see this side's
+/// writes. Entries that are stale on this side afterwards are in the gather. The caller keeps faults
+/// out of the range. One pass over the runs; a folio's count rises once per run.
+///
+/// On failure, and after a fatal signal, `child` has a part, and the pages of that part are
+/// write-protected here; the next write restores its permission.
+pub(super) fn copy_to<'m, P: Platform>(
+    edit: &mut Edit<'_, 'm, P>,
+    child: &PageTable<'m, P>,
+    what: &ForkCopy<'_>,
+) -> Result<(), Failure> {
+    let mut tables = TablePool::new(edit.memory);
+    let result = copy_parts(edit, child, what, &mut tables);
+    tables.give_back();
+    edit.count(&tables.counts);
+    result
+}
 
-    /// Copies part by part. If memory is not available at once, or pages must be copied, releases
-    /// the locks of both sides, and resumes from there. Neither side has changed by then, except
-    /// for entries that a truncation removes: the parent's VMAs are held for writing, and no other
-    /// thread knows the child.
-    fn copy_parts(
-        &self,
-        child: &Self,
-        what: &ForkCopy<'_>,
-        gather: &mut Gather,
-        supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), Failure> {
-        let mut parts = Chunks::of(what.range);
-        loop {
-            let stopped = {
-                let own = Some(&*gather);
-                let Some(mut source) = parts.next(self, Depth::Floor(Level::PTE), own) else {
-                    return Ok(());
-                };
-                let range = source.range();
-                let mut target = child.cursor(range, Depth::Floor(Level::PTE));
-                debug_assert_eq!(target.range(), range, "the child has more than the parent");
-                let (source, target) = (&mut source, &mut target);
-                CopySpan { source, target, what, gather, supplies }.copy()
+/// Copies part by part. If memory is not available at once, or pages must be copied, releases the
+/// locks of both sides, and resumes from there. Neither side has changed by then, except for entries
+/// that a truncation removes: the parent's VMAs are held for writing, and no other thread knows the
+/// child.
+fn copy_parts<'m, P: Platform>(
+    edit: &mut Edit<'_, 'm, P>,
+    child: &PageTable<'m, P>,
+    what: &ForkCopy<'_>,
+    tables: &mut TablePool<'m, P>,
+) -> Result<(), Failure> {
+    let parent = edit.table();
+    let mut parts = Chunks::of(what.range);
+    loop {
+        let stopped = {
+            let Some(mut source) = edit.next_span(&mut parts, Depth::Floor(Level::PTE)) else {
+                return Ok(());
             };
-            match stopped {
-                Ok(()) => {}
-                Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
-                Err(CopyStop::Full(at)) => {
-                    parts.go_on_from(at);
-                    let mut counts = Counts::default();
-                    self.flush(gather, &mut counts);
-                    self.count(&counts);
-                }
-                Err(CopyStop::Refused) => return Err(Failure::NoMemory),
-                Err(CopyStop::Short(at)) => {
-                    supplies.tables.refill()?;
-                    parts.go_on_from(at);
-                }
-                Err(CopyStop::Pinned(run)) => {
-                    self.copy_pinned(child, &run, what, supplies)?;
-                    parts.go_on_from(run.range.end());
-                }
+            let range = source.range();
+            let mut target = child.cursor(range, Depth::Floor(Level::PTE));
+            debug_assert_eq!(target.range(), range, "the child has more than the parent");
+            let (source, target) = (&mut source, &mut target);
+            CopySpan { source, target, what, tables }.copy()
+        };
+        match stopped {
+            Ok(()) => {}
+            Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
+            Err(CopyStop::Full(at)) => {
+                parts.go_on_from(at);
+                edit.flush_stale();
             }
-            interrupt::check(self.memory.platform())?;
-            // Other threads wait for locked VMAs by sleeping, but spin for a pending flush.
-            if !gather.is_stale() {
-                self.memory.platform().yield_if_due();
+            Err(CopyStop::Refused) => return Err(Failure::NoMemory),
+            Err(CopyStop::Short(at)) => {
+                tables.refill()?;
+                parts.go_on_from(at);
+            }
+            Err(CopyStop::Pinned(run)) => {
+                PinnedCopy { parent, child, run: &run, what, tables }.copy()?;
+                parts.go_on_from(run.range.end());
             }
         }
-    }
-}
-
-/// The memory that a copy may use while it holds locks.
-struct Supplies<'m, P: Platform> {
-    tables: TablePool<'m, P>,
-}
-
-impl<'m, P: Platform> Supplies<'m, P> {
-    fn give_back(mut self, page_table: &PageTable<'m, P>) {
-        self.tables.give_back();
-        page_table.count(&self.tables.counts);
+        interrupt::check(parent.memory.platform())?;
+        // Other threads wait for locked VMAs by sleeping, but spin for a pending flush.
+        if !edit.is_stale() {
+            parent.memory.platform().yield_if_due();
+        }
     }
 }
 
@@ -158,22 +140,25 @@ enum CopyStop {
 }
 
 /// The copy of one lock span: the locked entries of both sides.
-struct CopySpan<'c, 'a, 'm, P: Platform> {
-    source: &'c mut Cursor<'a, 'm, P>,
-    target: &'c mut Cursor<'a, 'm, P>,
+struct CopySpan<'c, 'a, 'b, 'm, P: Platform> {
+    source: &'c mut Span<'a, 'm, P>,
+    target: &'c mut Cursor<'b, 'm, P>,
     what: &'c ForkCopy<'c>,
-    gather: &'c mut Gather,
-    supplies: &'c mut Supplies<'m, P>,
+    /// New tables of the child, while locks are held.
+    tables: &'c mut TablePool<'m, P>,
 }
 
-impl<P: Platform> CopySpan<'_, '_, '_, P> {
+impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
     fn copy(&mut self) -> Result<(), CopyStop> {
         while let Some(run) = self.source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
             if self.target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
                 return Err(CopyStop::Zeroed(run.at));
             }
             let is_first_of_table = run.at.is_aligned(P::Arch::PMD.span());
-            if is_first_of_table && !self.gather.has_room_for_mark() && run.what != What::Empty {
+            if is_first_of_table
+                && !self.source.gather.has_room_for_mark()
+                && run.what != What::Empty
+            {
                 return Err(CopyStop::Full(run.at));
             }
             match run.what {
@@ -207,11 +192,11 @@ impl<P: Platform> CopySpan<'_, '_, '_, P> {
 
     /// The child's table for the run, with a deposit for a huge leaf or a similar entry.
     fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Frame, CopyStop> {
-        let Self { target, supplies, .. } = self;
+        let Self { target, tables, .. } = self;
         let short = |_| CopyStop::Short(run.at);
-        let table = target.table_at(run.at, run.node.level, &mut supplies.tables).map_err(short)?;
+        let table = target.table_at(run.at, run.node.level, tables).map_err(short)?;
         if run.node.level > Level::PTE {
-            let deposit = supplies.tables.take(Level::PTE, &mut target.counts).map_err(short)?;
+            let deposit = tables.take(Level::PTE, &mut target.counts).map_err(short)?;
             target.page_table.deposit_table(table, deposit);
         }
         Ok(table)
@@ -223,7 +208,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, P> {
         first: Entry,
         table: Frame,
     ) -> Result<(), CopyStop> {
-        let Self { source, target, what, gather, .. } = self;
+        let Self { source, target, what, .. } = self;
         let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
         let memory = source.page_table.memory;
         let pages = run.pages();
@@ -234,7 +219,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, P> {
         }
         let ours = source.page_table.slots(run.node.table);
         let theirs = target.page_table.slots(table);
-        let mut narrowing = source.narrow_some(run, gather);
+        let mut narrowing = source.narrow_some(run);
         for (number, index) in run.index.slots(run.count).enumerate() {
             let raw = Entry(ours[index].load(Ordering::Relaxed));
             let mut protected =

@@ -28,9 +28,9 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::{EntryAt, NoMemory, PageTable};
+use crate::table::{EntryAt, NoMemory, PageTable, TablePool};
 
-use super::{ForkCopy, Supplies};
+use super::ForkCopy;
 
 /// So many pages are copied between two looks at the parent's entries.
 const BATCH: usize = 16;
@@ -52,40 +52,33 @@ pub(super) struct PinnedRun {
     pub(super) attributes: Attributes,
 }
 
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Gives the child copies of the run's pages, and the reference back. Called without locks on
-    /// tables and outside of read sections. May wait for memory.
-    pub(super) fn copy_pinned(
-        &self,
-        child: &Self,
-        run: &PinnedRun,
-        what: &ForkCopy<'_>,
-        supplies: &mut Supplies<'m, P>,
-    ) -> Result<(), Failure> {
-        let mut copy = PinnedCopy { parent: self, child, run, what, supplies };
+/// The copy of one pinned run.
+pub(super) struct PinnedCopy<'c, 'm, P: Platform> {
+    pub(super) parent: &'c PageTable<'m, P>,
+    pub(super) child: &'c PageTable<'m, P>,
+    pub(super) run: &'c PinnedRun,
+    pub(super) what: &'c ForkCopy<'c>,
+    /// New tables of the child, while locks are held.
+    pub(super) tables: &'c mut TablePool<'m, P>,
+}
+
+impl<P: Platform> PinnedCopy<'_, '_, P> {
+    /// Gives the child copies of the run's pages, and drops the run's reference. Called without locks
+    /// on tables and outside of read sections. May wait for memory.
+    pub(super) fn copy(mut self) -> Result<(), Failure> {
+        let (memory, run) = (self.parent.memory, self.run);
         let mut done = 0;
         let mut result = Ok(());
         while result.is_ok() && done < run.range.pages() {
             let count = (run.range.pages() - done).min(BATCH as u64);
-            let copied = copy.copy_batch(done..done + count).map_err(Failure::from);
-            result = copied.and_then(|()| Ok(interrupt::check(self.memory.platform())?));
+            let copied = self.copy_batch(done..done + count).map_err(Failure::from);
+            result = copied.and_then(|()| Ok(interrupt::check(memory.platform())?));
             done += count;
         }
-        self.memory.frames.folio(run.folio).release();
+        memory.frames.folio(run.folio).release();
         result
     }
-}
 
-/// The copy of one pinned run.
-struct PinnedCopy<'c, 'm, P: Platform> {
-    parent: &'c PageTable<'m, P>,
-    child: &'c PageTable<'m, P>,
-    run: &'c PinnedRun,
-    what: &'c ForkCopy<'c>,
-    supplies: &'c mut Supplies<'m, P>,
-}
-
-impl<P: Platform> PinnedCopy<'_, '_, P> {
     /// Copies pages of the run.
     fn copy_batch(&mut self, pages: Range<u64>) -> Result<(), NoMemory> {
         let memory = self.parent.memory;
@@ -108,7 +101,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             let (done, stopped) = self.install(from, &copies[installed..]);
             installed += done;
             if stopped.is_err() {
-                copied = self.supplies.tables.refill();
+                copied = self.tables.refill();
             } else if installed < copies.len() {
                 // The parent has no longer what was copied.
                 break;
@@ -124,7 +117,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
     /// the pages that they were made of. Returns how many were mapped, and whether there were tables for
     /// them.
     fn install(&mut self, first: u64, copies: &[Folio]) -> (usize, Result<(), NoMemory>) {
-        let Self { parent, child, run, what, supplies } = self;
+        let Self { parent, child, run, what, tables } = self;
         let memory = parent.memory;
         let frames = &memory.frames;
         let start = run.range.start().0 + (first << PAGE_SHIFT);
@@ -137,7 +130,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             if frame_at(&mut source, at) != Some(frame) {
                 return (done, Ok(()));
             }
-            let Ok(table) = target.table_at(at, Level::PTE, &mut supplies.tables) else {
+            let Ok(table) = target.table_at(at, Level::PTE, tables) else {
                 return (done, Err(NoMemory));
             };
             target.counts.bytes_copied += PAGE_SIZE;

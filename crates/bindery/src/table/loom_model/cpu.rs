@@ -214,7 +214,7 @@ impl Cpu {
         }
     }
 
-    /// As `PageTable::gather_below`.
+    /// As `detach::gather_below`.
     fn gather_below(&self, node: Node<Tiny>, gathered: &mut Vec<Frame>) {
         let level = node.level.below();
         let mut tables = Vec::new();
@@ -237,7 +237,7 @@ impl Cpu {
         gathered.push(node.table);
     }
 
-    /// As `PageTable::gather_subtree`. Counts are changed without the lock: nobody else may be in
+    /// As `detach::gather_subtree`. Counts are changed without the lock: nobody else may be in
     /// a table that is marked.
     pub(super) fn gather_subtree(
         &self,

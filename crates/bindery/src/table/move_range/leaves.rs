@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
+use crate::table::detach::gather_subtree;
 use crate::table::locked_piece::{Below, LockedPiece, MovePolicy};
 use crate::table::locking::{LockTree, Node};
 use crate::table::run::Slots;
@@ -273,7 +274,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker holds anything below this table.
             self.gather.stale_tables(slot.intersection(piece.source()));
-            page_table.gather_subtree(child, piece.level, self.gather, self.counts);
+            gather_subtree(page_table, child, piece.level, self.gather, self.counts);
         }
     }
 }

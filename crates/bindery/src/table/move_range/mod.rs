@@ -115,7 +115,7 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         pool: &'a mut TablePool<'m, P>,
         counts: &'a mut Counts,
     ) -> Mover<'a, 'm, P> {
-        let (page_table, gather) = (self.table(), self.gather());
+        let (page_table, gather) = self.parts();
         let first = None;
         let mut mover = Mover { page_table, source, to, pool, gather, counts, first, marks: false };
         mover.first = mover.next_piece(source.range.start().0);
@@ -238,19 +238,18 @@ impl<P: Platform> Mover<'_, '_, P> {
         }
         let freeable = VirtRange::raw(start, end);
         let flush = Flush::BeforeUnlock;
-        let emptied = self.page_table.zap(self.source.range, freeable, flush, self.gather);
+        let mut edit = Edit::new(self.page_table, self.gather);
+        let emptied = edit.zap(self.source.range, freeable, flush);
         debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
     }
 
     /// Detaches the empty tables that a failed move has left in its target.
     #[cold]
     fn free_preallocated_tables(&self) {
-        let mut gather = Gather::new();
         let span = P::Arch::PMD.span();
         let (start, end) = (self.to.0, self.to.0 + self.source.range.len());
         let slots = (start & !(span - 1)..end).step_by(span as usize);
-        slots.for_each(|at| self.page_table.prune(VirtAddr(at), &mut gather));
-        self.page_table.finish(&mut gather);
+        self.page_table.edit(|edit| slots.for_each(|at| edit.prune(VirtAddr(at))));
     }
 
     #[inline]

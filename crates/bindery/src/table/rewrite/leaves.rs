@@ -7,31 +7,28 @@ use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Write, absent,
 };
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
 use super::super::cursor::Cursor;
 use super::super::narrowing::is_narrower;
 use super::super::run::{Run, What};
+use super::super::span::Span;
 use super::use_bits::UseBits;
 
 /// Clears bits that record the use of a run's leaves. Returns how many leaves had one.
 #[inline(always)]
 pub(super) fn clear_use<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
     bits: UseBits,
-    gather: &mut Gather,
 ) -> u64 {
     let level = run.node.level;
     match bits {
         // The commonest, of every folio that reclaim looks at: one bit, wherever the leaf is.
-        UseBits::Accessed => {
-            narrow_changed(cursor, run, gather, |raw, _| P::Arch::mark_unused(raw))
+        UseBits::Accessed => narrow_changed(span, run, |raw, _| P::Arch::mark_unused(raw)),
+        UseBits::AccessedAndDirty => {
+            narrow_changed(span, run, |raw, _| P::Arch::mark_clean(P::Arch::mark_unused(raw)))
         }
-        UseBits::AccessedAndDirty => narrow_changed(cursor, run, gather, |raw, _| {
-            P::Arch::mark_clean(P::Arch::mark_unused(raw))
-        }),
-        UseBits::SoftDirty | UseBits::Dirty => narrow_changed(cursor, run, gather, |raw, index| {
+        UseBits::SoftDirty | UseBits::Dirty => narrow_changed(span, run, |raw, index| {
             let contig = level == Level::PTE && P::Arch::is_contig(raw);
             let leaf = if level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = bits.cleared_from(P::Arch::attributes(leaf));
@@ -44,13 +41,12 @@ pub(super) fn clear_use<P: Platform>(
 /// Narrows those leaves of a run that `change` changes, as they are in memory. Returns how many.
 #[inline(always)]
 fn narrow_changed<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
-    gather: &mut Gather,
     change: impl Fn(Entry, EntryIndex) -> Entry,
 ) -> u64 {
-    let entries = cursor.page_table.slots_of(run);
-    let mut narrowing = cursor.narrow_some(run, gather);
+    let entries = span.page_table.slots_of(run);
+    let mut narrowing = span.narrow_some(run);
     for ((number, slot), index) in entries.iter().enumerate().zip(run.index.stretch(run.count)) {
         let raw = Entry(slot.load(Ordering::Relaxed));
         if change(raw, index) != raw {
@@ -58,21 +54,20 @@ fn narrow_changed<P: Platform>(
         }
     }
     let narrowed = u64::from(narrowing.narrowed());
-    cursor.counts.entries_read += u64::from(run.count);
-    cursor.counts.entries_written += narrowed;
+    span.counts.entries_read += u64::from(run.count);
+    span.counts.entries_written += narrowed;
     narrowed
 }
 
 /// Clears the accessed bits of a run, of leaves or of `PROT_NONE` entries.
 pub(in crate::table) fn clear_accessed<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
-    gather: &mut Gather,
 ) {
     match run.what {
-        What::Leaf(_) => _ = clear_use(cursor, run, UseBits::Accessed, gather),
+        What::Leaf(_) => _ = clear_use(span, run, UseBits::Accessed),
         What::Absent(first) if P::Arch::is_prot_none(first) => {
-            change_absent_bits(cursor, run, absent::ACCESSED, 0);
+            change_absent_bits(span, run, absent::ACCESSED, 0);
         }
         What::Absent(_) | What::Empty | What::Table(_) => {}
     }
@@ -82,11 +77,10 @@ pub(in crate::table) fn clear_accessed<P: Platform>(
 /// ranges are in the gather.
 #[inline(always)]
 pub(super) fn permit<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+    span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
     first: Entry,
     new: Attributes,
-    gather: &mut Gather,
 ) {
     let frame = P::Arch::frame(first);
     let old = P::Arch::attributes(first);
@@ -100,7 +94,7 @@ pub(super) fn permit<P: Platform>(
         return;
     }
     // Memory that was executable before was synchronized then.
-    cursor.page_table.memory.before_execution_of(new.permissions - old.permissions, frame);
+    span.page_table.memory.before_execution_of(new.permissions - old.permissions, frame);
     let writable = new.permissions.contains(Permissions::WRITE);
     let difference = P::Arch::write_protect(before).0 ^ P::Arch::write_protect(after).0;
     let change = |entry: Entry| {
@@ -113,21 +107,21 @@ pub(super) fn permit<P: Platform>(
     };
     if P::Arch::CONTIG_ENTRIES > 1 && run.node.level == Level::PTE {
         // A part may cut contiguous runs that the run did not.
-        cursor.unfold_edges(run);
+        span.unfold_edges(run);
     }
     // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous run
     // is broken first. Losing only the permission to write is safe in place: until the flush either
     // answer is right.
-    if (difference != 0 || writable) && has_contig(cursor, run) {
-        cursor.break_run(run).make(change);
+    if (difference != 0 || writable) && has_contig(span, run) {
+        span.break_run(run).make(change);
     } else if is_narrower::<P::Arch>(before, after) {
-        cursor.narrow(run, gather).replace_each(change);
+        span.narrow(run).replace_each(change);
     } else {
-        cursor.widen(run).replace_each(change);
-        cursor.counts.invalidations_saved += 1;
+        span.widen(run).replace_each(change);
+        span.counts.invalidations_saved += 1;
     }
-    cursor.counts.entries_read += u64::from(run.count);
-    cursor.counts.entries_written += u64::from(run.count);
+    span.counts.entries_read += u64::from(run.count);
+    span.counts.entries_written += u64::from(run.count);
 }
 
 /// Whether an entry of `run` is in a contiguous run.
@@ -139,15 +133,11 @@ fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bo
 
 /// Makes `PROT_NONE` entries of the run's leaves.
 #[inline(always)]
-pub(super) fn hide<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
+pub(super) fn hide<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     let prot_none =
         |leaf| P::Arch::encode_prot_none(P::Arch::frame(leaf), P::Arch::attributes(leaf));
-    let entries = cursor.page_table.slots_of(run);
-    let narrowing = cursor.narrow(run, gather);
+    let entries = span.page_table.slots_of(run);
+    let narrowing = span.narrow(run);
     let mut gathered = None;
     for (number, index) in run.index.stretch(run.count).enumerate() {
         let load = || Entry(entries[number].load(Ordering::Relaxed));
@@ -167,8 +157,8 @@ pub(super) fn hide<P: Platform>(
             prot_none(gathered.map_or(entry, |all| P::Arch::gather(entry, all)))
         });
     }
-    cursor.counts.entries_read += u64::from(run.count);
-    cursor.counts.entries_written += u64::from(run.count);
+    span.counts.entries_read += u64::from(run.count);
+    span.counts.entries_written += u64::from(run.count);
 }
 
 /// Makes leaves of the run's `PROT_NONE` entries, in contiguous runs where alignment allows. Nothing
@@ -209,16 +199,11 @@ pub(super) fn reveal<P: Platform>(
 /// Takes the permission to write, and sets the userfault bit. In place: until the flush either
 /// answer is right, and the MMU ignores the bit.
 #[inline(always)]
-pub(super) fn write_protect<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    gather: &mut Gather,
-) {
-    cursor
-        .narrow(run, gather)
+pub(super) fn write_protect<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
+    span.narrow(run)
         .replace_each(|entry| Entry(P::Arch::write_protect(entry).0 | P::Arch::USERFAULT));
-    cursor.counts.entries_read += u64::from(run.count);
-    cursor.counts.entries_written += u64::from(run.count);
+    span.counts.entries_read += u64::from(run.count);
+    span.counts.entries_written += u64::from(run.count);
 }
 
 /// Clears the userfault bit of leaves, which stay write-protected.

@@ -5,68 +5,72 @@ use core::sync::atomic::Ordering;
 use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Marker};
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
 use super::super::cursor::Cursor;
+use super::super::edit::Edit;
 use super::super::locking::Depth;
 use super::super::run::{self, What};
 use super::super::{EntryAt, TablePool};
-use super::{Change, NoMemory, PageTable};
+use super::{Change, NoMemory, PageTable, rewrite};
 
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Puts `marker` everywhere in `range`, whose entries are empty: into one entry of level 2 that
-    /// the range covers whole, with a table on deposit, or into one entry for each page. On failure
-    /// the front of the range is marked.
-    pub(crate) fn mark(&self, range: VirtRange, marker: Marker) -> Result<(), NoMemory> {
-        let entry = P::Arch::encode_absent(Absent::Marker(marker));
-        self.for_each_leaf_table(range, |cursor, part, pool| {
-            let whole = part.len() == P::Arch::PMD.span();
-            let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
-            if whole && node.level > Level::PTE && found.is_empty() {
-                mark_whole_table(cursor, part, entry, pool)
-            } else {
-                mark_pages(cursor, part, entry, pool)
-            }
-        })
-    }
-
-    /// Removes all of `marker` from `range`.
-    pub(crate) fn unmark(&self, range: VirtRange, marker: Marker) -> Result<(), NoMemory> {
-        let wanted = Some(Absent::Marker(marker));
-        let mut gather = Gather::new();
-        let unmarked = self.rewrite(range, Equal::empty(), &mut gather, |run| match run.what {
-            What::Absent(first) if P::Arch::decode_absent(first) == wanted => Change::Release,
-            What::Absent(_) | What::Leaf(_) | What::Empty | What::Table(_) => Change::Keep,
-        });
-        debug_assert!(!gather.is_stale(), "no TLB knows of markers");
-        unmarked.map(|_| ())
-    }
-
-    /// Calls `visit` for each part of `range` that lies under one entry of level 2, with a cursor
-    /// over the part, until it fails for more than tables.
-    #[inline]
-    pub(super) fn for_each_leaf_table(
-        &self,
-        range: VirtRange,
-        mut visit: impl FnMut(
-            &mut Cursor<'_, 'm, P>,
-            VirtRange,
-            &mut TablePool<'m, P>,
-        ) -> Result<(), NoMemory>,
-    ) -> Result<(), NoMemory> {
-        let span = P::Arch::PTE.table_span();
-        let mut at = range.start();
-        while at < range.end() {
-            let end = (at.0 & !(span - 1)).saturating_add(span).min(range.end().0);
-            let part = VirtRange::raw(at.0, end);
-            self.with_tables(|pool| {
-                let mut cursor = self.cursor(part, Depth::Floor(Level::PTE));
-                visit(&mut cursor, part, pool)
-            })?;
-            at = part.end();
+/// Puts `marker` everywhere in `range`, whose entries are empty: into one entry of level 2 that the
+/// range covers whole, with a table on deposit, or into one entry for each page. On failure the front
+/// of the range is marked.
+pub(in crate::table) fn mark<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    marker: Marker,
+) -> Result<(), NoMemory> {
+    let entry = P::Arch::encode_absent(Absent::Marker(marker));
+    for_each_leaf_table(page_table, range, |cursor, part, pool| {
+        let whole = part.len() == P::Arch::PMD.span();
+        let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
+        if whole && node.level > Level::PTE && found.is_empty() {
+            mark_whole_table(cursor, part, entry, pool)
+        } else {
+            mark_pages(cursor, part, entry, pool)
         }
-        Ok(())
+    })
+}
+
+/// Removes all of `marker` from `range`. No TLB knows of markers.
+pub(in crate::table) fn unmark<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    marker: Marker,
+) -> Result<(), NoMemory> {
+    let wanted = Some(Absent::Marker(marker));
+    let unmarked = rewrite(edit, range, Equal::empty(), |run| match run.what {
+        What::Absent(first) if P::Arch::decode_absent(first) == wanted => Change::Release,
+        What::Absent(_) | What::Leaf(_) | What::Empty | What::Table(_) => Change::Keep,
+    });
+    unmarked.map(|_| ())
+}
+
+/// Calls `visit` for each part of `range` that lies under one entry of level 2, with a cursor over
+/// the part, until it fails for more than tables.
+#[inline]
+pub(super) fn for_each_leaf_table<'m, P: Platform>(
+    page_table: &PageTable<'m, P>,
+    range: VirtRange,
+    mut visit: impl FnMut(
+        &mut Cursor<'_, 'm, P>,
+        VirtRange,
+        &mut TablePool<'m, P>,
+    ) -> Result<(), NoMemory>,
+) -> Result<(), NoMemory> {
+    let span = P::Arch::PTE.table_span();
+    let mut at = range.start();
+    while at < range.end() {
+        let end = (at.0 & !(span - 1)).saturating_add(span).min(range.end().0);
+        let part = VirtRange::raw(at.0, end);
+        page_table.with_tables(|pool| {
+            let mut cursor = page_table.cursor(part, Depth::Floor(Level::PTE));
+            visit(&mut cursor, part, pool)
+        })?;
+        at = part.end();
     }
+    Ok(())
 }
 
 /// Puts one marker into the empty entry of level 2 that covers `part`, with a table on deposit.

@@ -23,11 +23,12 @@ use crate::addr::{Frame, VirtRange};
 use crate::arch::{Arch, Attributes, EntryIndex, Equal, Level};
 use crate::folio::Folio;
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
-use super::cursor::{Chunks, Cursor};
+use super::cursor::Chunks;
+use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{self, Run, What};
+use super::span::Span;
 use super::zap::clear_absent;
 use super::{NoMemory, PageTable};
 
@@ -58,43 +59,38 @@ enum Change {
     Release,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Rewrites the runs of `range`, whose leaves agree in what `equal` names. `decide` says what
-    /// becomes of each run that is not empty. It may shorten the run: then the loop asks again for
-    /// the rest. Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`]
-    /// had such a bit.
-    ///
-    /// Fails only where a huge leaf that must be split has no deposit; the runs before it are
-    /// rewritten.
-    // Always: `decide` and the changes that it can answer with are known to the caller.
-    #[inline(always)]
-    fn rewrite(
-        &self,
-        range: VirtRange,
-        equal: Equal,
-        gather: &mut Gather,
-        mut decide: impl FnMut(&mut Run<P::Arch>) -> Change,
-    ) -> Result<u64, NoMemory> {
-        let mut cleared = 0;
-        let mut chunks = Chunks::of(range);
-        while let Some(mut cursor) = chunks.next(self, Depth::Floor(Level::PTE), Some(&*gather)) {
-            while let Some(mut run) = cursor.next_run(equal)? {
-                if matches!(run.what, What::Empty | What::Table(_)) {
-                    continue;
+/// Rewrites the runs of `range`, whose leaves agree in what `equal` names. `decide` says what becomes
+/// of each run that is not empty. It may shorten the run: then the loop asks again for the rest.
+/// Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`] had such a bit.
+///
+/// Fails only where a huge leaf that must be split has no deposit; the runs before it are rewritten.
+// Always: `decide` and the changes that it can answer with are known to the caller.
+#[inline(always)]
+fn rewrite<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    equal: Equal,
+    mut decide: impl FnMut(&mut Run<P::Arch>) -> Change,
+) -> Result<u64, NoMemory> {
+    let mut cleared = 0;
+    let mut chunks = Chunks::of(range);
+    while let Some(mut span) = edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) {
+        while let Some(mut run) = span.next_run(equal)? {
+            if matches!(run.what, What::Empty | What::Table(_)) {
+                continue;
+            }
+            loop {
+                let count = run.count;
+                let change = decide(&mut run);
+                cleared += carry_out(&mut span, &run, change);
+                if run.count == count {
+                    break;
                 }
-                loop {
-                    let count = run.count;
-                    let change = decide(&mut run);
-                    cleared += carry_out(&mut cursor, &run, change, gather);
-                    if run.count == count {
-                        break;
-                    }
-                    run = Run { count, ..run }.rest(run.count);
-                }
+                run = Run { count, ..run }.rest(run.count);
             }
         }
-        Ok(cleared)
     }
+    Ok(cleared)
 }
 
 /// Neighboring level-1 leaves that map consecutive pages of one folio.
@@ -107,53 +103,71 @@ struct FolioPart {
     count: u32,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// The part of a run of level-1 leaves, which may map any frames ([`Equal::ANY_FRAMES`]), that
-    /// begins with its leaf `number` and maps one folio.
-    #[inline(always)]
-    fn folio_part(&self, run: &Run<P::Arch>, number: u32) -> FolioPart {
-        let frames = &self.memory.frames;
-        let entries = self.slots_of(run);
-        let frame_at = |number: u32| {
-            let entry = run::load(entries, EntryIndex::new(number));
-            P::Arch::frame(P::Arch::clear_contig(entry, run.index + number))
-        };
-        let first = frame_at(number);
-        let Some(folio) = frames.folio_of(first) else {
-            return FolioPart { folio: None, first, count: 1 };
-        };
-        let within = first.0 - folio.head.0;
-        let most = (run.count - number).min(folio.pages() - within);
-        let next = |ahead: &u32| frame_at(number + ahead) == first.plus(*ahead);
-        let count = 1 + (1..most).take_while(next).count() as u32;
-        FolioPart { folio: Some(folio), first, count }
+/// The answer of `ask` for the folios of a run of level-1 leaves, which may map any frames
+/// ([`Equal::ANY_FRAMES`]). Shortens the run to those for which it is the same. `ask` also says for
+/// how many leaves of the part its answer holds.
+#[inline(always)]
+fn ask_each_folio<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &mut Run<P::Arch>,
+    mut ask: impl FnMut(&FolioPart) -> (bool, u32),
+) -> bool {
+    let mut answer = None;
+    let mut number = 0;
+    while number < run.count {
+        let (found, count) = ask(&folio_part(page_table, run, number));
+        if *answer.get_or_insert(found) != found {
+            break;
+        }
+        number += count;
     }
+    run.count = number;
+    answer.unwrap_or(false)
+}
+
+/// The part of a run of level-1 leaves that begins with its leaf `number` and maps one folio.
+#[inline(always)]
+fn folio_part<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &Run<P::Arch>,
+    number: u32,
+) -> FolioPart {
+    let frames = &page_table.memory.frames;
+    let entries = page_table.slots_of(run);
+    let frame_at = |number: u32| {
+        let entry = run::load(entries, EntryIndex::new(number));
+        P::Arch::frame(P::Arch::clear_contig(entry, run.index + number))
+    };
+    let first = frame_at(number);
+    let Some(folio) = frames.folio_of(first) else {
+        return FolioPart { folio: None, first, count: 1 };
+    };
+    let within = first.0 - folio.head.0;
+    let most = (run.count - number).min(folio.pages() - within);
+    let next = |ahead: &u32| frame_at(number + ahead) == first.plus(*ahead);
+    let count = 1 + (1..most).take_while(next).count() as u32;
+    FolioPart { folio: Some(folio), first, count }
 }
 
 /// Carries a change out. Returns how many leaves had one of the bits of [`Change::ClearUse`].
 // Always: a caller knows most of the match.
 #[inline(always)]
-fn carry_out<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    run: &Run<P::Arch>,
-    change: Change,
-    gather: &mut Gather,
-) -> u64 {
+fn carry_out<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>, change: Change) -> u64 {
     match run.what {
         What::Leaf(first) => match change {
-            Change::ClearUse(bits) => return leaves::clear_use(cursor, run, bits, gather),
-            Change::Permit(new) => leaves::permit(cursor, run, first, new, gather),
-            Change::Hide => leaves::hide(cursor, run, gather),
-            Change::WriteProtect => leaves::write_protect(cursor, run, gather),
-            Change::LiftWriteProtect => leaves::lift_write_protect(cursor, run),
+            Change::ClearUse(bits) => return leaves::clear_use(span, run, bits),
+            Change::Permit(new) => leaves::permit(span, run, first, new),
+            Change::Hide => leaves::hide(span, run),
+            Change::WriteProtect => leaves::write_protect(span, run),
+            Change::LiftWriteProtect => leaves::lift_write_protect(span, run),
             Change::Keep | Change::Reveal(_) | Change::AbsentBits { .. } | Change::Release => {}
         },
         What::Absent(first) => match change {
-            Change::Reveal(new) => leaves::reveal(cursor, run, first, new),
+            Change::Reveal(new) => leaves::reveal(span, run, first, new),
             Change::AbsentBits { cleared, set } => {
-                leaves::change_absent_bits(cursor, run, cleared, set);
+                leaves::change_absent_bits(span, run, cleared, set);
             }
-            Change::Release => clear_absent(cursor, run, first),
+            Change::Release => clear_absent(span, run, first),
             Change::Keep
             | Change::ClearUse(_)
             | Change::Permit(_)

@@ -4,11 +4,11 @@ use crate::addr::{Frame, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Permissions, ProtectionKey};
 use crate::memory::Memory;
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
+use super::super::edit::Edit;
 use super::super::leaf::user_attributes;
 use super::super::run::{Run, What};
-use super::{Change, FolioPart, NoMemory, PageTable};
+use super::{Change, NoMemory, PageTable, ask_each_folio, rewrite};
 
 /// The pages that may become writable at once, if the mapping allows stores. The next store to any
 /// other page faults, and makes it writable then.
@@ -44,30 +44,28 @@ pub(crate) enum Watched {
     SoftDirty,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Gives every page in `range` the permissions of `policy`. Stale ranges are in the gather. The
-    /// caller keeps faults out of the range.
-    pub(crate) fn protect(
-        &self,
-        range: VirtRange,
-        policy: &EntryPolicy,
-        gather: &mut Gather,
-    ) -> Result<(), NoMemory> {
-        let mut equal = match policy.watched {
-            Watched::No => Equal::WRITABLE,
-            Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
-        };
-        // Memory that becomes executable is synchronized folio by folio.
-        equal.set(Equal::ANY_FRAMES, !policy.permissions.contains(Permissions::EXECUTE));
-        let allows = policy.permissions.intersects(Permissions::ACCESS);
-        let rewritten = self.rewrite(range, equal, gather, |run| match run.what {
-            What::Leaf(_) if !allows => Change::Hide,
-            What::Leaf(first) => permit(self, run, first, policy),
-            What::Absent(first) if allows => reveal(self.memory, run, first, policy),
-            What::Absent(_) | What::Empty | What::Table(_) => Change::Keep,
-        });
-        rewritten.map(|_| ())
-    }
+/// Gives every page in `range` the permissions of `policy`. Stale ranges are in the gather. The
+/// caller keeps faults out of the range.
+pub(in crate::table) fn protect<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    policy: &EntryPolicy,
+) -> Result<(), NoMemory> {
+    let mut equal = match policy.watched {
+        Watched::No => Equal::WRITABLE,
+        Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
+    };
+    // Memory that becomes executable is synchronized folio by folio.
+    equal.set(Equal::ANY_FRAMES, !policy.permissions.contains(Permissions::EXECUTE));
+    let allows = policy.permissions.intersects(Permissions::ACCESS);
+    let page_table = edit.table();
+    let rewritten = rewrite(edit, range, equal, |run| match run.what {
+        What::Leaf(_) if !allows => Change::Hide,
+        What::Leaf(first) => permit(page_table, run, first, policy),
+        What::Absent(first) if allows => reveal(page_table.memory, run, first, policy),
+        What::Absent(_) | What::Empty | What::Table(_) => Change::Keep,
+    });
+    rewritten.map(|_| ())
 }
 
 /// The change of a run of leaves, which agree with `first`. Shortens the run to those that are alike
@@ -145,28 +143,17 @@ fn is_writable<P: Platform>(
     found.exclusive
 }
 
-/// Whether the pages of the run of level-1 leaves, which may map any frames, are exclusive. Shortens
-/// the run to those for which the answer is the same. Zero pages have no owner.
+/// Whether the pages of the run of level-1 leaves are exclusive. Shortens the run to those for which
+/// the answer is the same. Zero pages have no owner.
 #[inline(always)]
 fn are_exclusive<P: Platform>(page_table: &PageTable<'_, P>, run: &mut Run<P::Arch>) -> bool {
     let frames = &page_table.memory.frames;
-    let mut answer = None;
-    let mut number = 0;
-    while number < run.count {
-        let FolioPart { folio, first, count } = page_table.folio_part(run, number);
-        let (exclusive, count) = match folio {
-            None => (false, count),
-            Some(folio) => {
-                let number = first.0 - folio.head.0;
-                let found = frames.folio(folio).exclusive().run(number, count);
-                (found.exclusive, found.count.max(1))
-            }
-        };
-        if *answer.get_or_insert(exclusive) != exclusive {
-            break;
+    ask_each_folio(page_table, run, |part| match part.folio {
+        None => (false, part.count),
+        Some(folio) => {
+            let number = part.first.0 - folio.head.0;
+            let found = frames.folio(folio).exclusive().run(number, part.count);
+            (found.exclusive, found.count.max(1))
         }
-        number += count;
-    }
-    run.count = number;
-    answer.unwrap_or(false)
+    })
 }

@@ -7,10 +7,10 @@ use crate::arch::{
 };
 use crate::folio::Folio;
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
-use super::super::run::{Run, What};
-use super::{Change, NoMemory, PageTable};
+use super::super::edit::Edit;
+use super::super::run::What;
+use super::{Change, FolioPart, NoMemory, ask_each_folio, rewrite};
 
 /// The bits that leaves lose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,50 +64,29 @@ impl UseBits {
     }
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the
-    /// number of its pages, perhaps twice, and says whether its leaves lose them. Stale ranges are in
-    /// the gather. Returns how many leaves had such a bit.
-    pub(crate) fn clear_use(
-        &self,
-        range: VirtRange,
-        bits: UseBits,
-        gather: &mut Gather,
-        mut concerns: impl FnMut(Option<Folio>, u32) -> bool,
-    ) -> Result<u64, NoMemory> {
-        self.rewrite(range, Equal::ANY_FRAMES, gather, |run| match run.what {
-            What::Leaf(first) => {
-                let concerned = if run.node.level == Level::PTE {
-                    self.are_concerned(run, &mut concerns)
-                } else {
-                    concerns(self.memory.frames.folio_of(P::Arch::frame(first)), run.pages())
-                };
-                if concerned { Change::ClearUse(bits) } else { Change::Keep }
-            }
-            What::Absent(first) => bits.change_of_absent::<P::Arch>(first),
-            What::Empty | What::Table(_) => Change::Keep,
-        })
-    }
-
-    /// The answer of `concerns` for the folios of a run of level-1 leaves, which may map any frames.
-    /// Shortens the run to those for which it is the same.
-    #[inline(always)]
-    fn are_concerned(
-        &self,
-        run: &mut Run<P::Arch>,
-        concerns: &mut impl FnMut(Option<Folio>, u32) -> bool,
-    ) -> bool {
-        let mut answer = None;
-        let mut number = 0;
-        while number < run.count {
-            let part = self.folio_part(run, number);
-            let concerned = concerns(part.folio, part.count);
-            if *answer.get_or_insert(concerned) != concerned {
-                break;
-            }
-            number += part.count;
+/// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the number of
+/// its pages, perhaps twice, and says whether its leaves lose them. Stale ranges are in the gather.
+/// Returns how many leaves had such a bit.
+#[inline]
+pub(in crate::table) fn clear_use<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    bits: UseBits,
+    mut concerns: impl FnMut(Option<Folio>, u32) -> bool,
+) -> Result<u64, NoMemory> {
+    let page_table = edit.table();
+    rewrite(edit, range, Equal::ANY_FRAMES, |run| match run.what {
+        What::Leaf(first) => {
+            let concerned = if run.node.level == Level::PTE {
+                let ask = |part: &FolioPart| (concerns(part.folio, part.count), part.count);
+                ask_each_folio(page_table, run, ask)
+            } else {
+                let folio = page_table.memory.frames.folio_of(P::Arch::frame(first));
+                concerns(folio, run.pages())
+            };
+            if concerned { Change::ClearUse(bits) } else { Change::Keep }
         }
-        run.count = number;
-        answer.unwrap_or(false)
-    }
+        What::Absent(first) => bits.change_of_absent::<P::Arch>(first),
+        What::Empty | What::Table(_) => Change::Keep,
+    })
 }

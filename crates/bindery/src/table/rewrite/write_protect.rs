@@ -9,13 +9,13 @@ use core::sync::atomic::Ordering;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker, absent};
 use crate::platform::Platform;
-use crate::tlb::Gather;
 
 use super::super::cursor::Cursor;
+use super::super::edit::Edit;
 use super::super::run::{self, Run, What};
 use super::super::{EntryAt, TablePool};
-use super::marker::mark_whole_table;
-use super::{Change, NoMemory, PageTable};
+use super::marker::{for_each_leaf_table, mark_whole_table};
+use super::{Change, NoMemory, PageTable, rewrite};
 
 /// Whether a run has the bit, or is one of its markers.
 pub(in crate::table) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
@@ -56,39 +56,36 @@ fn lift<A: Arch>(run: &Run<A>) -> Change {
     }
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Write-protects the pages of `range`. Stale ranges are in the gather. The caller keeps faults
-    /// out of the range.
-    pub(crate) fn userfault_protect(
-        &self,
-        range: VirtRange,
-        gather: &mut Gather,
-    ) -> Result<(), NoMemory> {
-        self.rewrite(range, Equal::WRITABLE, gather, |run| protect(run)).map(|_| ())
-    }
+/// Write-protects the pages of `range`. Stale ranges are in the gather. The caller keeps faults out of
+/// the range.
+pub(in crate::table) fn userfault_protect<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+) -> Result<(), NoMemory> {
+    rewrite(edit, range, Equal::WRITABLE, |run| protect(run)).map(|_| ())
+}
 
-    /// Removes the protection of the pages of `range`, and its markers. Leaves allow no more than
-    /// before. The caller keeps faults out of the range.
-    pub(crate) fn userfault_lift(&self, range: VirtRange) -> Result<(), NoMemory> {
-        let mut gather = Gather::new();
-        let lifted = self.rewrite(range, Equal::empty(), &mut gather, |run| lift(run));
-        debug_assert!(!gather.is_stale(), "a lift narrows no entry");
-        lifted.map(|_| ())
-    }
+/// Removes the protection of the pages of `range`, and its markers. Leaves allow no more than before.
+/// The caller keeps faults out of the range.
+pub(in crate::table) fn userfault_lift<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+) -> Result<(), NoMemory> {
+    rewrite(edit, range, Equal::empty(), |run| lift(run)).map(|_| ())
+}
 
-    /// Puts markers into the empty entries of `range`. On failure all before `reached` are marked,
-    /// and none behind it.
-    pub(crate) fn userfault_mark(
-        &self,
-        range: VirtRange,
-        reached: &mut VirtAddr,
-    ) -> Result<(), NoMemory> {
-        self.for_each_leaf_table(range, |cursor, part, pool| {
-            mark_vacant(cursor, part, pool)?;
-            *reached = part.end();
-            Ok(())
-        })
-    }
+/// Puts markers into the empty entries of `range`. On failure all before `reached` are marked, and
+/// none behind it.
+pub(in crate::table) fn userfault_mark<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    reached: &mut VirtAddr,
+) -> Result<(), NoMemory> {
+    for_each_leaf_table(page_table, range, |cursor, part, pool| {
+        mark_vacant(cursor, part, pool)?;
+        *reached = part.end();
+        Ok(())
+    })
 }
 
 /// Puts markers into the empty entries of `part`, which lies under one entry of level 2.

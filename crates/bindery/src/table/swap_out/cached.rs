@@ -22,7 +22,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         folio: Folio,
         pages: u32,
     ) -> Next {
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         let frames = &memory.frames;
         let held = self.scan.holds(folio);
         let references = u32::from(held) + InCache::Before.references();

@@ -77,7 +77,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     #[cold]
     #[inline(never)]
     pub(super) fn store_absent(&mut self, run: &Run<P::Arch>, first: Entry) -> Next {
-        let memory = self.cursor.page_table.memory;
+        let memory = self.span.page_table.memory;
         let frames = &memory.frames;
         let found = page_without_access::<P::Arch>(first, self.attributes);
         let Some((frame, used)) = found else { return Next::Run };
@@ -117,11 +117,11 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         self.leave_to_batch(lock);
         self.scan.left = self.scan.left.saturating_sub(pages);
         self.defer(run.node.table, pages, pages);
-        write_without_access(self.cursor.page_table, &run, folio, number, slots);
-        self.cursor.counts.entries_written += u64::from(run.count);
-        self.cursor.counts.folios_touched += 1;
+        write_without_access(self.span.page_table, &run, folio, number, slots);
+        self.span.counts.entries_written += u64::from(run.count);
+        self.span.counts.folios_touched += 1;
         // No TLB knows the pages. The batch has its flush all the same.
-        self.gather.stale(run.range(), run.node.level);
+        self.span.gather.stale(run.range(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), in_cache);
         Next::Run
@@ -134,9 +134,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         if pages >= rest || run.node.level > Level::PTE {
             return pages;
         }
-        let left = ((self.cursor.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
+        let left = ((self.span.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
         let most = rest.min(left).min(run.index.left::<P::Arch>());
-        let slots = self.cursor.page_table.slots(run.node.table);
+        let slots = self.span.page_table.slots(run.node.table);
         let has = |index: &EntryIndex| {
             let wanted = folio.head.plus(number + (*index - run.index));
             let hidden = P::Arch::decode_absent(run::load(slots, *index));

@@ -17,23 +17,23 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
     #[cold]
     pub(super) fn restore(&mut self, folio: Folio, start: VirtAddr) {
-        let page_table = self.cursor.page_table;
+        let page_table = self.span.page_table;
         let memory = page_table.memory;
         let Some(place) = memory.frames.folio(folio).swap_place() else { return };
         RareEvents::note(&memory.rare.swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
         // The first page may belong below address zero, where none is mapped.
         let first = if start.0 < end { start.0 } else { 0 };
-        let part = VirtRange::raw(first, end).intersection(self.cursor.range());
+        let part = VirtRange::raw(first, end).intersection(self.span.range());
         let mut at = part.start();
         while at < part.end() {
-            let EntryAt { node, index, entry: raw } = self.cursor.entry_at(at);
+            let EntryAt { node, index, entry: raw } = self.span.entry_at(at);
             let page = (at.0.wrapping_sub(start.0) >> PAGE_SHIFT) as u32;
             if let Some(attributes) = self.attributes_of(raw, place, page) {
                 let frame = folio.head.plus(page);
                 let leaf = P::Arch::page_entry(frame, node.level, attributes);
                 page_table.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
-                self.cursor.counts.entries_written += 1;
+                self.span.counts.entries_written += 1;
             }
             at = VirtAddr(at.0 + node.level.span());
         }

@@ -1,0 +1,86 @@
+//! A cursor that an edit lends: its entries may also be narrowed.
+
+use core::ops::{Deref, DerefMut};
+
+use crate::addr::{Frame, VirtRange};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::PageTable;
+use super::cursor::{Chunks, Cursor};
+use super::edit::Edit;
+use super::locking::Depth;
+
+/// A locked range of the page table that an [`Edit`] edits. Having one means that stale translations
+/// have a gather, which the edit flushes: only a span narrows entries ([`super::narrowing`]).
+///
+/// Everything else is a method of the [`Cursor`].
+pub(crate) struct Span<'e, 'm, P: Platform> {
+    cursor: Cursor<'e, 'm, P>,
+    /// The gather of the edit.
+    pub(super) gather: &'e mut Gather,
+}
+
+impl<'e, 'm, P: Platform> Deref for Span<'e, 'm, P> {
+    type Target = Cursor<'e, 'm, P>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Cursor<'e, 'm, P> {
+        &self.cursor
+    }
+}
+
+impl<'e, 'm, P: Platform> DerefMut for Span<'e, 'm, P> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Cursor<'e, 'm, P> {
+        &mut self.cursor
+    }
+}
+
+impl<'m, P: Platform> Edit<'_, 'm, P> {
+    /// Locks `range`, or its front, as [`PageTable::cursor`] does. Flushes
+    /// that are pending for this edit stay so.
+    // Always: as `PageTable::cursor`.
+    #[inline(always)]
+    pub(crate) fn span(&mut self, range: VirtRange, depth: Depth<P::Arch>) -> Span<'_, 'm, P> {
+        let (page_table, gather) = self.parts();
+        let cursor = page_table.cursor_beside(range, depth, Some(&*gather));
+        Span { cursor, gather }
+    }
+
+    /// Locks the next of `chunks`. Flushes that are pending for this edit stay so.
+    #[inline(always)]
+    pub(crate) fn next_span(
+        &mut self,
+        chunks: &mut Chunks,
+        depth: Depth<P::Arch>,
+    ) -> Option<Span<'_, 'm, P>> {
+        let (page_table, gather) = self.parts();
+        let cursor = chunks.next(page_table, depth, Some(&*gather))?;
+        Some(Span { cursor, gather })
+    }
+}
+
+impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
+    /// The page table, the counters of this lock span, and the gather.
+    #[inline(always)]
+    pub(super) fn parts(&mut self) -> (&'e PageTable<'m, P>, &mut Counts, &mut Gather) {
+        (self.cursor.page_table, &mut self.cursor.counts, self.gather)
+    }
+
+    /// Raises the pending count of `table`, a locked one in which an entry is about to be narrowed:
+    /// the flush comes after the lock is released. May flush first, if the gather is full.
+    #[inline(always)]
+    pub(super) fn mark_pending(&mut self, table: Frame) {
+        let (page_table, counts, gather) = self.parts();
+        page_table.mark_pending(table, gather, counts);
+    }
+
+    /// Flushes what is stale, with the locks held.
+    pub(crate) fn flush(&mut self) {
+        let (page_table, counts, gather) = self.parts();
+        page_table.flush(gather, counts);
+        self.cursor.unflushed.lower();
+    }
+}
