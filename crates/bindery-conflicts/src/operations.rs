@@ -41,7 +41,7 @@ impl Operation {
         }
     }
 
-    /// An operation on the piece of 64 KiB, each page of which was written. A page beside it keeps
+    /// An operation on the piece of 64 KiB, whose pages were all written. A page beside it keeps
     /// its table.
     const fn on_filled_piece(name: &'static str, run: Step) -> Self {
         Self {

@@ -76,7 +76,7 @@ impl Credit {
         self.0.swap(CLOSED, Relaxed)
     }
 
-    /// Ends [`Credit::close`]. Credit of a CPU that came online meanwhile was never closed, and may
+    /// Ends [`Credit::close`]. Credit of a CPU that came online since then was never closed, and may
     /// hold pages: it stays as it is.
     fn open(&self, pages: i64) {
         let _was_open = self.0.compare_exchange(CLOSED, pages, Relaxed, Relaxed);

@@ -6,7 +6,7 @@
 //!
 //! # Stale numbers
 //! A thread that was preempted after [`Platform::cpu`] may use the record of another CPU, or that
-//! of a CPU that has gone offline. That is harmless for each record in a table: a spin lock guards
+//! of a CPU that is offline now. That is harmless for each record in a table: a spin lock guards
 //! it, or read-modify-write instructions change it, and it lives as long as the memory. The thread
 //! only shares a line for once.
 //!

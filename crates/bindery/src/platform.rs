@@ -188,7 +188,7 @@ pub struct Work {
 ///    section that was entered before the matching [`Platform::grace_period`] has ended.
 /// 4. **CPUs.** [`Platform::cpu`] returns the caller's CPU, below [`MAX_CPUS`]. From the first
 ///    [`crate::Memory::cpu_online`] on, every CPU is online for as long as it is in a read section,
-///    and no other thread calls the core on that CPU meanwhile.
+///    and no other thread calls the core on that CPU until the section ends.
 /// 5. **Kernel root.** [`Platform::kernel_root`] returns a table of the highest level, or none.
 ///    [`Platform::direct_map`] shows it for as long as the platform lives, and its entries are
 ///    accessed only as aligned 64-bit atomics.

@@ -31,8 +31,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         }
     }
 
-    /// Cuts the folio into folios of `order`, each of which has one reference, the caller's, so
-    /// that the caller releases every part (and thereby frees those without mappings).
+    /// Cuts the folio into folios of `order`. Each has one reference, the caller's, so that the
+    /// caller releases every part (and thereby frees those without mappings).
     ///
     /// ```text
     /// before  | order 4, 1 reference, 16 pages, mappings 4+4+0+0 ...         |

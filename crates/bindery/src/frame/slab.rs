@@ -378,7 +378,7 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Puts a slot on its frame's list. A frame that becomes empty is kept as the spare, or returned
-    /// to be freed. Without `shape`, the frame's header tells it.
+    /// to be freed. Without `shape`, the frame's header says it.
     ///
     /// # Safety
     ///

@@ -174,8 +174,8 @@ fn split_mapped<P: Platform>(
     })
 }
 
-/// Splits the folio that is mapped at `page` into single pages, if nobody holds it and no other
-/// address space maps it. Says whether it did; nothing has changed otherwise. The caller has the
+/// Splits the folio that is mapped at `page` into single pages, if it has no other reference and
+/// no other address space maps it. Returns whether it did; nothing has changed otherwise. The caller has the
 /// mutex: pages of the folio may be mapped by VMAs beside that of `page`.
 #[inline(never)]
 pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: VirtAddr) -> bool {

@@ -1,6 +1,6 @@
 //! Address spaces: the memory calls, and page faults.
 //!
-//! # Who locks what
+//! # Locks
 //! 1. The *mutex* of the address space ([`crate::vmas`]): every operation that changes VMAs takes it
 //!    (`mmap`, `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
 //! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken

@@ -103,8 +103,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         result
     }
 
-    /// Does `work` in the locked VMA, and unlocks the VMA. What the work has to wait for is its
-    /// result, and is waited for afterwards.
+    /// Does `work` in the locked VMA, and unlocks the VMA. If the work has to wait for an event, its
+    /// result names the event, and the caller waits afterwards.
     #[inline(always)]
     pub(in crate::space) fn operate_in<R>(
         &self,

@@ -81,11 +81,11 @@ impl World {
         match self.omit {
             Omit::ClosedUnderLock if self.state.is_closed() => false,
             Omit::ClosedUnderLock | Omit::Arrival => {
-                self.state.alone(&self.sleepers, add);
+                self.state.with_queues(&self.sleepers, add);
                 true
             }
             Omit::ReadableBeforeArrival => {
-                self.state.alone(&self.sleepers, |queues| {
+                self.state.with_queues(&self.sleepers, |queues| {
                     add(queues);
                     self.state.note_arrival(&self.sleepers);
                 });
@@ -153,7 +153,8 @@ impl World {
             return self.state.read(&self.sleepers, Forks::Read);
         }
         let wake = |word| self.sleepers.unpark(word);
-        let read = self.state.alone(&self.sleepers, |queues| queues.read(Forks::Read, || (), wake));
+        let read =
+            self.state.with_queues(&self.sleepers, |queues| queues.read(Forks::Read, || (), wake));
         self.state.end_change();
         read
     }

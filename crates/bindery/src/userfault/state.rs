@@ -52,8 +52,8 @@ struct LastNotice {
     asked: AtomicU64,
 }
 
-// SAFETY: all fields are atomic except the queues, which only `alone` uses, with the lock held for
-// writing. Waiters are used in the same way, from any thread.
+// SAFETY: all fields are atomic except the queues, which only `with_queues` uses, with the lock
+// held for writing. Waiters are used in the same way, from any thread.
 unsafe impl<W: Send + Sync> Send for UserfaultState<W> {}
 // SAFETY: as above.
 unsafe impl<W: Send + Sync> Sync for UserfaultState<W> {}
@@ -217,7 +217,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn alone<R>(
+    pub(super) fn with_queues<R>(
         &self,
         parking: &impl Parking<W>,
         work: impl FnOnce(&mut Queues<W>) -> R,
@@ -236,7 +236,7 @@ impl<W: Word<u32>> UserfaultState<W> {
     /// # Safety
     /// As for [`UserfaultState::queue`].
     pub(super) unsafe fn add(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> bool {
-        let queued = self.alone(parking, |queues| {
+        let queued = self.with_queues(parking, |queues| {
             // With the lock held: a closing thread takes the lock once more, and would not find the
             // message.
             if self.is_closed() {
@@ -279,18 +279,18 @@ impl<W: Word<u32>> UserfaultState<W> {
 
     /// Withdraws a message, unless it has just been done.
     pub(super) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
-        self.alone(parking, |queues| queues.take(waiter));
+        self.with_queues(parking, |queues| queues.take(waiter));
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
     /// Lets the faults in `range` continue, which check again.
     pub(crate) fn wake(&self, parking: &impl Parking<W>, range: VirtRange) {
-        self.alone(parking, |queues| queues.wake(range, |word| parking.unpark(word)));
+        self.with_queues(parking, |queues| queues.wake(range, |word| parking.unpark(word)));
     }
 
     /// Like [`Queues::faults`].
     pub(super) fn faults(&self, parking: &impl Parking<W>) -> WaitingFaults {
-        self.alone(parking, |queues| queues.faults())
+        self.with_queues(parking, |queues| queues.faults())
     }
 
     /// The next message.
@@ -299,7 +299,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         parking: &impl Parking<W>,
         forks: Forks,
     ) -> Result<Option<Content>, ForkIsNext> {
-        self.alone(parking, |queues| {
+        self.with_queues(parking, |queues| {
             // After its message is read, the change is over.
             queues.read(forks, || self.end_change(), |word| parking.unpark(word))
         })
@@ -317,16 +317,16 @@ impl<W: Word<u32>> UserfaultState<W> {
 
     /// Like [`UserfaultState::close`], and wakes waiting readers.
     pub(super) fn end_all(&self, parking: &impl Parking<W>) {
-        self.alone(parking, |queues| {
+        self.with_queues(parking, |queues| {
             self.closed.store(1, Ordering::Release);
             queues.close(|word| parking.unpark(word));
         });
         self.note_arrival(parking);
     }
 
-    /// Wakes the threads that wait for a message. Must come after `alone`, which makes it readable.
-    /// If it came before:
-    /// 1. CPU A, in `alone`, changes `arrived`.
+    /// Wakes the threads that wait for a message. Must come after `with_queues`, which makes it
+    /// readable. If it came before:
+    /// 1. CPU A, in `with_queues`, changes `arrived`.
     /// 2. CPU B reads `arrived`, and finds no readable message yet.
     /// 3. CPU A makes the message readable, and finds no thread to wake.
     /// 4. CPU B sleeps, since `arrived` has not changed.

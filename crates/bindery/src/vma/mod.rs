@@ -152,7 +152,7 @@ impl Vma {
     /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
     ///
     /// # Safety
-    /// 1. What `purpose` is borrowed from lives until the VMA holds its records, or is dropped.
+    /// 1. The records that `purpose` borrows live until the VMA holds its records, or is dropped.
     #[inline(always)]
     pub(crate) unsafe fn new(
         range: VirtRange,
