@@ -3,7 +3,8 @@
 //! | file | contents |
 //! |---|---|
 //! | `meta` | `FrameMeta`: 32 bytes about each frame, one layout for each use |
-//! | `range` | [`FrameRange`]: consecutive frames |
+//! | `range` | [`FrameRange`]: consecutive frames; checks the machine's ranges |
+//! | `error` | [`FramesError`]: the reasons why they cannot be used |
 //! | `buddy` | the allocator of blocks of 2^order frames |
 //! | `front`, `fronts`, `drains` | free frames that each CPU keeps for itself |
 //! | `batch` | frames that are freed together |
@@ -25,6 +26,7 @@ mod buddy;
 mod drains;
 #[cfg(all(test, loom))]
 mod drains_loom_model;
+mod error;
 mod front;
 mod fronts;
 #[cfg(any(test, feature = "testing"))]
@@ -40,7 +42,6 @@ pub(crate) mod table_meta;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crossbeam_utils::CachePadded;
@@ -52,60 +53,15 @@ use crate::sync::Mutex;
 
 use buddy::Buddy;
 use drains::Drains;
-use meta::{FrameMeta, Kind, META_SIZE, MetaArray, NONE};
+use meta::{FrameMeta, Kind, META_SIZE, MetaArray};
+use range::span_of;
 
 pub(crate) use batch::FreeBatch;
 pub use buddy::MAX_ORDER;
+pub use error::FramesError;
 pub(crate) use front::{Front, MOST_FRAMES};
 pub(crate) use magazine::Magazines;
 pub use range::FrameRange;
-
-/// The reason why the ranges of memory cannot be used.
-///
-/// ```
-/// use bindery::FramesError;
-///
-/// /// For the boot log.
-/// fn reason(error: FramesError) -> &'static str {
-///     match error {
-///         FramesError::Empty => "the firmware reports no memory",
-///         FramesError::Overlapping => "two ranges of the memory map overlap",
-///         FramesError::TooHigh | FramesError::TooSmall => "the memory map is out of bounds",
-///         FramesError::DirectMap => "the direct map is not contiguous",
-///     }
-/// }
-/// assert_eq!(reason(FramesError::Empty), "the firmware reports no memory");
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FramesError {
-    /// There is no range, or all are empty.
-    Empty,
-    /// Two ranges share a frame.
-    Overlapping,
-    /// A range reaches the last frame number of 32 bits, which means "none", or lies above.
-    TooHigh,
-    /// The largest range has no room for the metadata of all frames, or nothing else is left.
-    TooSmall,
-    /// The platform's direct map breaks its promise: a frame's bytes are not aligned to a page, or
-    /// not consecutive across two ranges that touch (blocks of frames may lie across both).
-    DirectMap,
-}
-
-impl fmt::Display for FramesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Empty => "no range of memory holds a frame",
-            Self::Overlapping => "two ranges of memory overlap",
-            Self::TooHigh => "a range of memory lies beyond 16 TiB",
-            Self::TooSmall => "the memory has no room for its own metadata",
-            Self::DirectMap => {
-                "the direct map of physical memory is not aligned or not consecutive"
-            }
-        })
-    }
-}
-
-impl core::error::Error for FramesError {}
 
 /// The machine's memory: which frames there are, which are free, and what each is used for.
 pub(crate) struct Frames<P: Platform> {
@@ -174,7 +130,7 @@ impl<P: Platform> Frames<P> {
     ///
     /// 1. Nothing else uses the frames in `ranges` from now on.
     pub(crate) unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
-        let (first, count) = check_ranges(&platform, ranges)?;
+        let (first, count) = span_of(&platform, ranges)?;
         let largest = ranges.iter().max_by_key(|range| range.count).ok_or(FramesError::Empty)?;
         let meta_frames = (u64::from(count) * META_SIZE as u64).div_ceil(PAGE_SIZE) as u32;
         let all: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
@@ -186,7 +142,7 @@ impl<P: Platform> Frames<P> {
         platform.zero(meta_first, meta_frames);
         let base = platform.direct_map(meta_first).cast::<FrameMeta>().as_ptr();
         // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
-        // consecutive, `check_ranges` saw that they begin aligned to a page, and they stay while
+        // consecutive, `span_of` saw that they begin aligned to a page, and they stay while
         // the platform does, which the value owns. Nothing else uses them (1). They are zeroed,
         // and since they are not handed to the buddy allocator below, no other user ever gets them.
         let metas = unsafe { MetaArray::new(base, first, count) };
@@ -506,40 +462,6 @@ impl<P: Platform> Frames<P> {
     fn fails_on_purpose(&self) -> bool {
         false
     }
-}
-
-/// The span of `ranges`: first frame and count.
-fn check_ranges<P: Platform>(
-    platform: &P,
-    ranges: &[FrameRange],
-) -> Result<(Frame, u32), FramesError> {
-    let used = || ranges.iter().copied().filter(|range| range.count > 0);
-    let first = used().map(|range| range.first).min().ok_or(FramesError::Empty)?;
-    let end = used().map(FrameRange::end).max().ok_or(FramesError::Empty)?;
-    if end > u64::from(NONE) {
-        return Err(FramesError::TooHigh);
-    }
-    for (index, range) in ranges.iter().enumerate().filter(|(_, range)| range.count > 0) {
-        let start = u64::from(range.first.0);
-        let shares =
-            |other: FrameRange| start < other.end() && u64::from(other.first.0) < range.end();
-        if ranges[index + 1..].iter().copied().filter(|range| range.count > 0).any(shares) {
-            return Err(FramesError::Overlapping);
-        }
-    }
-    for range in used() {
-        let start = platform.direct_map(range.first).as_ptr();
-        if !start.addr().is_multiple_of(PAGE_SIZE as usize) {
-            return Err(FramesError::DirectMap);
-        }
-        let last = platform.direct_map(range.first.plus(range.count - 1)).as_ptr();
-        let after = last.wrapping_add(PAGE_SIZE as usize);
-        let mut touching = used().filter(|other| u64::from(other.first.0) == range.end());
-        if touching.any(|other| platform.direct_map(other.first).as_ptr() != after) {
-            return Err(FramesError::DirectMap);
-        }
-    }
-    Ok((first, (end - u64::from(first.0)) as u32))
 }
 
 #[cfg(test)]

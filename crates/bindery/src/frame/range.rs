@@ -3,6 +3,10 @@
 use core::fmt;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, PhysAddr};
+use crate::platform::Platform;
+
+use super::error::FramesError;
+use super::meta::NONE;
 
 /// Consecutive frames of memory, by number.
 ///
@@ -62,4 +66,38 @@ impl fmt::Display for FrameRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}..{:#x}", self.first.0, self.end())
     }
+}
+
+/// The span of the machine's `ranges`: first frame and count. Fails if they cannot be used.
+pub(super) fn span_of<P: Platform>(
+    platform: &P,
+    ranges: &[FrameRange],
+) -> Result<(Frame, u32), FramesError> {
+    let used = || ranges.iter().copied().filter(|range| range.count > 0);
+    let first = used().map(|range| range.first).min().ok_or(FramesError::Empty)?;
+    let end = used().map(FrameRange::end).max().ok_or(FramesError::Empty)?;
+    if end > u64::from(NONE) {
+        return Err(FramesError::TooHigh);
+    }
+    for (index, range) in ranges.iter().enumerate().filter(|(_, range)| range.count > 0) {
+        let start = u64::from(range.first.0);
+        let shares =
+            |other: FrameRange| start < other.end() && u64::from(other.first.0) < range.end();
+        if ranges[index + 1..].iter().copied().filter(|range| range.count > 0).any(shares) {
+            return Err(FramesError::Overlapping);
+        }
+    }
+    for range in used() {
+        let start = platform.direct_map(range.first).as_ptr();
+        if !start.addr().is_multiple_of(PAGE_SIZE as usize) {
+            return Err(FramesError::DirectMap);
+        }
+        let last = platform.direct_map(range.first.plus(range.count - 1)).as_ptr();
+        let after = last.wrapping_add(PAGE_SIZE as usize);
+        let mut touching = used().filter(|other| u64::from(other.first.0) == range.end());
+        if touching.any(|other| platform.direct_map(other.first).as_ptr() != after) {
+            return Err(FramesError::DirectMap);
+        }
+    }
+    Ok((first, (end - u64::from(first.0)) as u32))
 }

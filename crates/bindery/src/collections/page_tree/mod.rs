@@ -35,11 +35,10 @@
 //! Costs are given in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
 //! Callers hold a lock for which others spin, so a run is counted only up to [`LONGEST_RUN`].
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
 mod growth;
 mod marks;
 mod node;
+mod seek;
 mod shadows;
 mod swapped;
 
@@ -50,8 +49,7 @@ use crate::error::NoMemory;
 use crate::platform::Platform;
 
 use node::{
-    HEIGHT, Link, PRESENT, SLOTS, Slots, Words, first_page, frame_in, has, leaf_end, level_of,
-    mask, pieces, slot, word_of,
+    Link, PRESENT, SLOTS, Words, first_page, frame_in, leaf_end, mask, pieces, slot, word_of,
 };
 pub(crate) use node::{NODES_OF_A_FOLIO, Node, Nodes};
 pub(crate) use swapped::{SwapSlot, SwappedRun};
@@ -384,152 +382,6 @@ impl PageIndex {
             }
             self.node_mut(at).used = 0;
             self.free_empty(first, nodes);
-        }
-    }
-
-    #[inline]
-    fn node(&self, link: Link) -> &Node {
-        self.note(1);
-        // SAFETY: links come out of the tree. `free_node` frees a node only after it has left the
-        // tree, in a method that borrows the index exclusively and does not use the link again.
-        // Nodes change only through `node_mut`, which excludes us by the borrow.
-        unsafe { link.0.as_ref() }
-    }
-
-    #[inline]
-    fn node_mut(&mut self, mut link: Link) -> &mut Node {
-        self.note(1);
-        // SAFETY: as in `node`; the borrow excludes every other reference to a node of this index,
-        // and no other index links it.
-        unsafe { link.0.as_mut() }
-    }
-
-    /// The root, if it spans `page`.
-    #[inline]
-    fn root_over(&self, page: u64) -> Option<Link> {
-        self.root.filter(|_| level_of(page) <= self.level)
-    }
-
-    /// The node of level 0 that has the slot of `page`.
-    #[inline]
-    fn link(&self, page: u64) -> Option<Link> {
-        let mut at = self.root_over(page)?;
-        for level in (1..=self.level).rev() {
-            at = self.node(at).child(slot(page, level))?;
-        }
-        Some(at)
-    }
-
-    /// The slots of the node of level 0 that has `page`'s.
-    #[inline]
-    fn words(&self, page: u64) -> Option<&Words> {
-        match &self.node(self.link(page)?).slots {
-            Slots::Pages(words) => Some(words),
-            Slots::Children(_) => None,
-        }
-    }
-
-    /// The node of level 0 that has the slot of `page`, for changes.
-    fn leaf_mut(&mut self, page: u64) -> Option<Leaf<'_>> {
-        let link = self.link(page)?;
-        let Node { used, dirty, swapped, slots } = self.node_mut(link);
-        match slots {
-            Slots::Pages(words) => Some(Leaf { used, dirty, swapped, words }),
-            Slots::Children(_) => None,
-        }
-    }
-
-    /// On each level, the node on the way to `page`, if it exists.
-    fn path(&self, page: u64) -> [Option<Link>; HEIGHT] {
-        let mut path = [None; HEIGHT];
-        let mut at = self.root_over(page);
-        for level in (0..=self.level).rev() {
-            path[level] = at;
-            at = at.and_then(|link| self.node(link).child(slot(page, level)));
-        }
-        path
-    }
-
-    /// The first page at or after `from` that is in memory and has all of `flags`, and the slots of
-    /// its node. O(h), and O(h) for each node without such pages on the way.
-    fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
-        self.seek(from, |node, level| node.slots_with(flags, level))
-    }
-
-    /// Like [`PageIndex::seek_with`], for all pages.
-    fn seek_used(&self, from: u64) -> Option<(u64, &Words)> {
-        self.seek(from, |node, _| node.used)
-    }
-
-    /// The first page at or after `from` below slots that `slots` selects in each node, given its
-    /// level.
-    #[inline]
-    fn seek(&self, from: u64, slots: impl Fn(&Node, usize) -> u64) -> Option<(u64, &Words)> {
-        let mut page = from;
-        loop {
-            // The place to continue at if the descent ends: the next used slot, in the lowest node
-            // that has one.
-            let mut after = None;
-            let mut at = self.root_over(page)?;
-            for level in (0..=self.level).rev() {
-                let node = self.node(at);
-                let used = slots(node, level) & u64::MAX << slot(page, level);
-                if used == 0 {
-                    break;
-                }
-                let index = used.trailing_zeros() as usize;
-                page = page.max(first_page(page, level, index));
-                let others = used & (used - 1);
-                if others != 0 {
-                    after = Some(first_page(page, level, others.trailing_zeros() as usize));
-                }
-                match &node.slots {
-                    Slots::Pages(words) => return Some((page, words)),
-                    Slots::Children(children) => at = children[index]?,
-                }
-            }
-            page = after?;
-        }
-    }
-
-    /// The number of pages from `page` on, which `frame` holds, that form a run of pages with
-    /// `flags` ending before `end`.
-    fn length(&self, page: u64, frame: Frame, flags: PageFlags, end: u64) -> u32 {
-        let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
-        let mut next = u64::from(frame.0);
-        for (piece, slots) in pieces(page, end) {
-            let words = self.words(piece).map_or(&[][..], |words| &words[slots.clone()]);
-            let pairs = words.iter().zip(next..);
-            let fits = |word: u64, frame| has(word, flags) && word >> PAGE_SHIFT == frame;
-            let count = pairs.take_while(|(word, frame)| fits(**word, *frame)).count();
-            next += count as u64;
-            self.note(count as u64);
-            if count < slots.len() {
-                break;
-            }
-        }
-        (next - u64::from(frame.0)) as u32
-    }
-
-    /// Replaces the words of the present ones of `count` pages from `first` on, node by node; nodes
-    /// without a page that has `flags` stay.
-    fn change(&mut self, first: u64, count: u64, flags: PageFlags, to: impl Fn(u64) -> u64) {
-        let end = first.saturating_add(count);
-        let mut from = first;
-        while let Some((page, _)) = self.seek_with(flags, from).filter(|(page, _)| *page < end) {
-            from = end.min(leaf_end(page));
-            let slots = slot(page, 0)..slot(from - 1, 0) + 1;
-            let Some(Leaf { dirty, words, .. }) = self.leaf_mut(page) else { return };
-            let before = *dirty;
-            for (word, n) in words[slots.clone()].iter_mut().zip(slots) {
-                if *word & PRESENT != 0 {
-                    *word = to(*word);
-                    *dirty = *dirty & !(1 << n) | u64::from(has(*word, PageFlags::DIRTY)) << n;
-                }
-            }
-            if (*dirty == 0) != (before == 0) {
-                self.mark_above(page);
-            }
         }
     }
 }
