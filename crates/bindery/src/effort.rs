@@ -64,28 +64,19 @@ impl EffortSetting {
     pub(crate) const fn new() -> Self {
         Self(AtomicU8::new(LargeFolioEffort::Madvise as u8))
     }
-}
 
-impl<P: Platform> Memory<P> {
-    /// Sets the effort of faults if no block is free for a large folio.
-    ///
-    /// Context: any.
-    pub fn set_large_folio_effort(&self, effort: LargeFolioEffort) {
-        self.effort.0.store(effort as u8, Ordering::Relaxed);
+    fn set(&self, effort: LargeFolioEffort) {
+        self.0.store(effort as u8, Ordering::Relaxed);
     }
 
-    /// The value of [`Memory::set_large_folio_effort`]; [`LargeFolioEffort::Madvise`] at first.
-    ///
-    /// Context: any.
-    pub fn large_folio_effort(&self) -> LargeFolioEffort {
-        let number = usize::from(self.effort.0.load(Ordering::Relaxed));
-        ALL.get(number).copied().unwrap_or_default()
+    fn get(&self) -> LargeFolioEffort {
+        ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
 
     /// The time at which memory is collected for a mapping with this advice.
     pub(crate) fn collecting(&self, advice: HugeAdvice) -> Collecting {
         let advised = advice == HugeAdvice::Use;
-        match self.large_folio_effort() {
+        match self.get() {
             LargeFolioEffort::Always => Collecting::Now,
             LargeFolioEffort::DeferMadvise | LargeFolioEffort::Madvise if advised => {
                 Collecting::Now
@@ -93,6 +84,22 @@ impl<P: Platform> Memory<P> {
             LargeFolioEffort::Defer | LargeFolioEffort::DeferMadvise => Collecting::Later,
             LargeFolioEffort::Madvise | LargeFolioEffort::Never => Collecting::Never,
         }
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// Sets the effort of faults if no block is free for a large folio.
+    ///
+    /// Context: any.
+    pub fn set_large_folio_effort(&self, effort: LargeFolioEffort) {
+        self.effort.set(effort);
+    }
+
+    /// The value of [`Memory::set_large_folio_effort`]; [`LargeFolioEffort::Madvise`] at first.
+    ///
+    /// Context: any.
+    pub fn large_folio_effort(&self) -> LargeFolioEffort {
+        self.effort.get()
     }
 
     /// Frees all frames that are unused but kept: those of the core's caches, those that wait for

@@ -16,10 +16,10 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::addr::Frame;
+use crate::addr::{Frame, Order};
 use crate::arch::Arch;
 use crate::events::RareEvents;
-use crate::frame::{AllocateFor, FrameRange, meta};
+use crate::frame::{AllocateFor, FrameRange, Frames, meta};
 use crate::memory::Memory;
 use crate::platform::Platform;
 
@@ -34,10 +34,60 @@ impl HugeZero {
         Self { used: AtomicBool::new(false), first: AtomicU32::new(meta::NONE) }
     }
 
+    fn set_used(&self, used: bool) {
+        self.used.store(used, Ordering::Relaxed);
+    }
+
+    fn is_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
     fn first(&self) -> Option<Frame> {
         // Acquire: a thread that finds the block finds zeroes in it.
         let first = self.first.load(Ordering::Acquire);
         (first != meta::NONE).then_some(Frame(first))
+    }
+
+    /// The first frame of the block, which is made if necessary; `None` if no block is free for it.
+    /// Called without locks on tables and outside of read sections.
+    pub(crate) fn frame<P: Platform>(
+        &self,
+        frames: &Frames<P>,
+        events: &RareEvents,
+    ) -> Option<Frame> {
+        if let Some(first) = self.first() {
+            return Some(first);
+        }
+        let (platform, order) = (frames.platform(), P::Arch::PMD.order());
+        platform.allocation_may_wait();
+        let first = frames.allocate(order, AllocateFor::Use)?;
+        platform.zero(first, order.pages());
+        if !P::Arch::COHERENT_FETCHES {
+            platform.synchronize_instructions(first, order.pages());
+        }
+        let (none, ours) = (meta::NONE, first.0);
+        match self.first.compare_exchange(none, ours, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                let state = meta::state_of(meta::Kind::Zero, order);
+                frames.meta(first).state.store(state, Ordering::Relaxed);
+                RareEvents::note(&events.huge_zero_pages);
+                Some(first)
+            }
+            Err(theirs) => {
+                // SAFETY: 1. and 2. allocated above, and never shared.
+                unsafe { frames.free(first, order) };
+                Some(Frame(theirs))
+            }
+        }
+    }
+
+    /// The number of frames of the block, of 2^`order`, from `frame` on; 0 if the frame is not one
+    /// of them.
+    #[cold]
+    pub(crate) fn pages_from(&self, frame: Frame, order: Order) -> u32 {
+        let pages: u32 = order.pages();
+        let number = self.first().map_or(pages, |first| frame.0.wrapping_sub(first.0));
+        pages.saturating_sub(number)
     }
 }
 
@@ -49,14 +99,14 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any. Complexity: constant.
     pub fn set_huge_zero_page(&self, used: bool) {
-        self.huge_zero.used.store(used, Ordering::Relaxed);
+        self.huge_zero.set_used(used);
     }
 
     /// The value of [`Memory::set_huge_zero_page`].
     ///
     /// Context: any. Complexity: constant.
     pub fn uses_huge_zero_page(&self) -> bool {
-        self.huge_zero.used.load(Ordering::Relaxed)
+        self.huge_zero.is_used()
     }
 
     /// The frames of the huge zero page, if a read has needed it; they are never freed.
@@ -65,49 +115,5 @@ impl<P: Platform> Memory<P> {
     pub fn huge_zero_page(&self) -> Option<FrameRange> {
         let first = self.huge_zero.first()?;
         Some(FrameRange { first, count: self.huge_order().pages() })
-    }
-
-    /// The first frame of the huge zero page, which is made if necessary; `None` if no block is
-    /// free for it. Called without locks on tables and outside of read sections.
-    pub(crate) fn huge_zero_frame(&self) -> Option<Frame> {
-        if let Some(first) = self.huge_zero.first() {
-            return Some(first);
-        }
-        let order = self.huge_order();
-        self.may_wait();
-        let first = self.frames.allocate(order, AllocateFor::Use)?;
-        self.platform().zero(first, order.pages());
-        if !P::Arch::COHERENT_FETCHES {
-            self.platform().synchronize_instructions(first, order.pages());
-        }
-        let (none, ours) = (meta::NONE, first.0);
-        let slot = &self.huge_zero.first;
-        match slot.compare_exchange(none, ours, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                let state = meta::state_of(meta::Kind::Zero, order);
-                self.frames.meta(first).state.store(state, Ordering::Relaxed);
-                RareEvents::note(&self.rare.huge_zero_pages);
-                Some(first)
-            }
-            Err(theirs) => {
-                // SAFETY: 1. and 2. allocated above, and never shared.
-                unsafe { self.frames.free(first, order) };
-                Some(Frame(theirs))
-            }
-        }
-    }
-
-    /// The number of frames of the huge zero page from `frame` on; 0 if the frame is not one of
-    /// them.
-    #[cold]
-    pub(crate) fn huge_zero_pages_from(&self, frame: Frame) -> u32 {
-        let pages: u32 = self.huge_order().pages();
-        let number = self.huge_zero.first().map_or(pages, |first| frame.0.wrapping_sub(first.0));
-        pages.saturating_sub(number)
-    }
-
-    /// Whether the frame is the zero page or part of the huge one, which all address spaces share.
-    pub(crate) fn is_zero(&self, frame: Frame) -> bool {
-        frame == self.zero_frame || self.huge_zero_pages_from(frame) > 0
     }
 }

@@ -20,7 +20,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     pub(super) fn deferred(&mut self) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut waiting, mut result) = (Waiting::default(), Ok(()));
-        memory.for_each_deferred(|batch| {
+        memory.deferred.for_each_batch(&memory.cpus, |batch| {
             waiting.vmas += u64::from(batch.count(RecordKind::Vma));
             waiting.groups += u64::from(batch.count(RecordKind::AnonGroup));
             waiting.areas += u64::from(batch.count(RecordKind::KernelArea));

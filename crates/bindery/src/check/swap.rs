@@ -18,7 +18,11 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let SlotRun { area, first, count } = slots;
         for slot in first..first + u64::from(count) {
-            let cell = self.memory.slot_state(area, slot).ok_or(Violation::NoSlot(at))?;
+            let cell = self
+                .memory
+                .swap
+                .state_of(self.memory.platform(), area, slot)
+                .ok_or(Violation::NoSlot(at))?;
             let content = cell.0 & SlotState::CONTENT != 0 || self.cached(cell, area, slot);
             let named = cell.entries() == 1 || cell.entries() > 1 && !exclusive;
             if !content || !named || cell.has(SlotState::BUSY) {
@@ -47,7 +51,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (mut named, mut taken) = (0, 0);
         for area in memory.swap_areas() {
             for slot in 0..area.slots {
-                let Some(cell) = memory.slot_state(area.number, slot) else { continue };
+                let Some(cell) = memory.swap.state_of(memory.platform(), area.number, slot) else {
+                    continue;
+                };
                 named += u64::from(cell.entries());
                 taken += u64::from(cell != SlotState::FREE);
                 if cell.has(SlotState::CACHED) && !self.cached(cell, area.number, slot) {
@@ -80,7 +86,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         });
         let store = &memory.swap.store;
         store.check(&memory.frames).map_err(Violation::Leaked)?;
-        let held = (store.frames_held(), memory.swap_account());
+        let held = (store.frames_held(), memory.swap.account(&memory.frames));
         if (compressed, account) != held {
             return Err(Violation::SwapFrames { compressed, account, held });
         }

@@ -214,7 +214,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let order = found.level.order();
         let pages = order.pages();
         self.report.pages += u64::from(pages);
-        let zeroes = self.memory.huge_zero_pages_from(found.frame);
+        let zeroes = self.memory.huge_zero.pages_from(found.frame, P::Arch::PMD.order());
         if found.frame == self.memory.zero_frame && found.level == Level::PTE
             || zeroes >= pages && found.frame.is_aligned(order)
         {

@@ -13,11 +13,11 @@
 //!
 //! If only the caller's CPU is online, items are freed at once: no other CPU can be in a read
 //! section (`Cpus::no_other_reads`). When a CPU goes offline, another one takes over its items, with
-//! a grace period that begins anew ([`Memory::hand_over_deferred`]). Drains ([`queue::Queue`]) and
+//! a grace period that begins anew ([`hand_over`]). Drains ([`queue::Queue`]) and
 //! [`Memory::trim`] visit all queues.
 //!
 //! # Callers that may wait
-//! A call that holds a lock only adds items ([`Memory::free_after_readers`]). A call from the
+//! A call that holds a lock only adds items ([`Batch::free_after_readers`]). A call from the
 //! embedder that holds no lock any more tests whether items can be freed ([`Memory::outermost`]),
 //! and frees at most [`FREED_AT_ONCE`] of them, so that no call pays for all others. Only two
 //! callers wait for readers, both without locks and outside read sections:
@@ -67,7 +67,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::Memory;
-use crate::memory::CpuRecord;
+use crate::memory::{CpuRecord, Cpus};
 use crate::platform::{GracePeriod, Platform};
 
 pub(crate) use batch::{Batch, Chain, Linked, Tables};
@@ -154,132 +154,6 @@ impl<P: Platform> Machine for Memory<P> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Frees the items that the caller has unlinked, now or after all readers have left. Never
-    /// waits; locks may be held, but the caller is in no read section.
-    #[inline]
-    pub(crate) fn free_after_readers(&self, mut batch: Batch<P>) {
-        if batch.is_empty() {
-            return;
-        }
-        if self.no_reader_left() {
-            batch.free(self, u32::MAX);
-        } else {
-            self.put_off(batch);
-        }
-    }
-
-    /// Like [`Memory::free_after_readers`], for tables and for records of two types. If no reader
-    /// is left, the usual case, makes no batch of them.
-    ///
-    /// # Safety
-    /// 1. The records were unlinked from all lookups.
-    #[inline]
-    pub(crate) unsafe fn free_unlinked<A: Linked, B: Linked>(
-        &self,
-        tables: Tables,
-        some: Chain<A>,
-        others: Chain<B>,
-    ) {
-        if tables.is_empty() && some.is_empty() && others.is_empty() {
-            return;
-        }
-        if self.no_reader_left() {
-            tables.free(self);
-            // SAFETY: 1. the caller's obligation 1; no reader is left.
-            unsafe {
-                some.free(self);
-                others.free(self);
-            }
-        } else {
-            self.put_off(Batch::of(tables).with(some).with(others));
-        }
-    }
-
-    /// Whether no read section remains that could have found the items that the caller has just
-    /// unlinked.
-    #[inline]
-    fn no_reader_left(&self) -> bool {
-        queue::no_reader_left(self) || self.cpus.no_other_reads(self.platform())
-    }
-
-    #[cold]
-    fn put_off(&self, batch: Batch<P>) {
-        self.queue().add(self, batch);
-    }
-
-    /// The queue of the running CPU.
-    #[inline]
-    fn queue(&self) -> &LockedQueue<P> {
-        match self.cpus.own(self.platform()) {
-            Some(record) => &record.deferred,
-            None => &self.deferred.shared,
-        }
-    }
-
-    /// All queues, always in the same order.
-    fn queues(&self) -> impl Iterator<Item = &LockedQueue<P>> {
-        let own = self.cpus.records().map(|record| &*record.deferred);
-        core::iter::once(&*self.deferred.shared).chain(own)
-    }
-
-    /// Whether any item waits for readers.
-    pub(crate) fn has_deferred(&self) -> bool {
-        self.queues().any(|queue| queue.waiting() > 0)
-    }
-
-    /// Frees some of the waiting items. The caller holds no lock.
-    #[inline]
-    pub(crate) fn free_some(&self) {
-        let queue = self.queue();
-        if queue.waiting() > 0 {
-            self.free_some_of(queue);
-        }
-    }
-
-    #[cold]
-    fn free_some_of(&self, queue: &LockedQueue<P>) {
-        queue.free_ripe(self, FREED_AT_ONCE);
-        if queue.waiting() > self.deferred.share.load(Ordering::Relaxed) {
-            let all: u64 = self.queues().map(LockedQueue::waiting).sum();
-            // With queues of CPUs, those below their shares may hold the other half.
-            let has_queues = self.cpus.records().next().is_some();
-            if all > if has_queues { self.deferred.limit / 2 } else { self.deferred.limit } {
-                self.drain_deferred();
-            }
-        }
-    }
-
-    /// Divides half of the limit among the queues. Called when a CPU has got its queue.
-    pub(crate) fn share_deferred_limit(&self) {
-        let share = self.deferred.limit / 2 / self.queues().count() as u64;
-        self.deferred.share.store(share, Ordering::Relaxed);
-    }
-
-    /// Gives a CPU that goes online the items that calls have put off before any CPU was: from now
-    /// on no call looks at the shared queue. Called with the lock of all changes held.
-    pub(crate) fn adopt_deferred(&self, record: &CpuRecord<P>) {
-        self.hand_over(&self.deferred.shared, &record.deferred);
-    }
-
-    /// Gives the items of a CPU that goes offline to one that stays online, or to the shared queue.
-    /// They wait for a grace period that begins anew. Called with the lock of all changes held.
-    pub(crate) fn hand_over_deferred(&self, from: &CpuRecord<P>, to: Option<&CpuRecord<P>>) {
-        self.hand_over(&from.deferred, to.map_or(&self.deferred.shared, |to| &to.deferred));
-    }
-
-    fn hand_over(&self, from: &LockedQueue<P>, to: &LockedQueue<P>) {
-        if from.waiting() > 0 {
-            from.hand_over(self, to, || {
-                self.deferred.hand_overs.fetch_add(1, Ordering::Release);
-            });
-        }
-    }
-
-    /// Frees all items whose readers have all left.
-    pub(crate) fn free_all_ripe(&self) {
-        self.queues().for_each(|queue| queue.free_ripe(self, u32::MAX));
-    }
-
     /// Waits for the readers of all items that were unlinked before the call, and frees them: page
     /// tables and records of the core. The core does so itself before it fails for lack of memory.
     /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
@@ -288,48 +162,14 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep, but not with a lock held for which a reader may wait. Complexity: linear
     /// in the waiting items.
     pub fn drain_deferred(&self) {
-        let deferred = &self.deferred;
-        loop {
-            let hand_overs = deferred.hand_overs.load(Ordering::Acquire);
-            if self.has_deferred() {
-                self.drain_queues();
-            }
-            // Otherwise items may have come to a queue that was drained already.
-            if deferred.hand_overs.load(Ordering::Acquire) == hand_overs {
-                return;
-            }
-        }
-    }
-
-    fn drain_queues(&self) {
-        let deferred = &self.deferred;
-        let number = deferred.drains.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut must_wait = false;
-        self.queues().for_each(|queue| must_wait |= queue.close_for(self, number));
-        if must_wait {
-            deferred.waits.fetch_add(1, Ordering::Relaxed);
-            self.platform().synchronize();
-        }
-        self.queues().for_each(|queue| queue.free_drained(self, number));
-    }
-
-    /// Calls `f` with the waiting batches. For the auditor: no other thread runs.
-    pub(crate) fn for_each_deferred(&self, mut f: impl FnMut(&Batch<P>)) {
-        self.queues().for_each(|queue| queue.for_each_batch(&mut f));
+        drain(self);
     }
 
     /// The items that wait for readers. Holds a lock for a constant number of steps.
     ///
     /// Context: spins.
     pub fn deferred(&self) -> Deferred {
-        let waits = self.deferred.waits.load(Ordering::Relaxed);
-        let ever = batch::frames_of_weight(self.queues().map(LockedQueue::ever).sum());
-        let mut sums = Deferred { waits, ever, ..Deferred::default() };
-        self.for_each_deferred(|batch| {
-            sums.tables += u64::from(batch.tables.count());
-            sums.records += batch.records();
-        });
-        sums
+        self.deferred.sums(&self.cpus)
     }
 
     /// The number of frames that may wait for readers before a call waits for the readers itself; 8
@@ -337,6 +177,193 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn deferred_limit(&self) -> u64 {
-        batch::frames_of_weight(self.deferred.limit)
+        self.deferred.limit()
     }
+}
+
+impl<P: Platform> Deferral<P> {
+    /// All queues, always in the same order.
+    fn queues<'a>(&'a self, cpus: &'a Cpus<P>) -> impl Iterator<Item = &'a LockedQueue<P>> {
+        let own = cpus.records().map(|record| &*record.deferred);
+        core::iter::once(&*self.shared).chain(own)
+    }
+
+    /// Divides half of the limit among the queues. Called when a CPU has got its queue.
+    pub(crate) fn share_limit(&self, cpus: &Cpus<P>) {
+        let share = self.limit / 2 / self.queues(cpus).count() as u64;
+        self.share.store(share, Ordering::Relaxed);
+    }
+
+    /// The limit of the waiting items, in frames.
+    fn limit(&self) -> u64 {
+        batch::frames_of_weight(self.limit)
+    }
+
+    /// Whether callers must wait for readers: the items of all queues weigh too much.
+    fn is_above_limit(&self, cpus: &Cpus<P>) -> bool {
+        let all: u64 = self.queues(cpus).map(LockedQueue::waiting).sum();
+        // With queues of CPUs, those below their shares may hold the other half.
+        let has_queues = cpus.records().next().is_some();
+        all > if has_queues { self.limit / 2 } else { self.limit }
+    }
+
+    /// Calls `f` with the waiting batches.
+    pub(crate) fn for_each_batch(&self, cpus: &Cpus<P>, mut f: impl FnMut(&Batch<P>)) {
+        self.queues(cpus).for_each(|queue| queue.for_each_batch(&mut f));
+    }
+
+    fn sums(&self, cpus: &Cpus<P>) -> Deferred {
+        let waits = self.waits.load(Ordering::Relaxed);
+        let ever = batch::frames_of_weight(self.queues(cpus).map(LockedQueue::ever).sum());
+        let mut sums = Deferred { waits, ever, ..Deferred::default() };
+        self.for_each_batch(cpus, |batch| {
+            sums.tables += u64::from(batch.tables.count());
+            sums.records += batch.records();
+        });
+        sums
+    }
+}
+
+impl<P: Platform> Batch<P> {
+    /// Frees the items that the caller has unlinked, now or after all readers have left. Never
+    /// waits; locks may be held, but the caller is in no read section.
+    #[inline]
+    pub(crate) fn free_after_readers(mut self, memory: &Memory<P>) {
+        if self.is_empty() {
+            return;
+        }
+        if no_reader_left(memory) {
+            self.free(memory, u32::MAX);
+        } else {
+            put_off(memory, self);
+        }
+    }
+}
+
+/// Like [`Batch::free_after_readers`], for tables and for records of two types. If no reader is
+/// left, the usual case, makes no batch of them.
+///
+/// # Safety
+/// 1. The records were unlinked from all lookups.
+#[inline]
+pub(crate) unsafe fn free_unlinked<P: Platform, A: Linked, B: Linked>(
+    memory: &Memory<P>,
+    tables: Tables,
+    some: Chain<A>,
+    others: Chain<B>,
+) {
+    if tables.is_empty() && some.is_empty() && others.is_empty() {
+        return;
+    }
+    if no_reader_left(memory) {
+        tables.free(memory);
+        // SAFETY: 1. the caller's obligation 1; no reader is left.
+        unsafe {
+            some.free(memory);
+            others.free(memory);
+        }
+    } else {
+        put_off(memory, Batch::of(tables).with(some).with(others));
+    }
+}
+
+/// Whether no read section remains that could have found the items that the caller has just
+/// unlinked.
+#[inline]
+fn no_reader_left<P: Platform>(memory: &Memory<P>) -> bool {
+    queue::no_reader_left(memory) || memory.cpus.no_other_reads(memory.platform())
+}
+
+#[cold]
+fn put_off<P: Platform>(memory: &Memory<P>, batch: Batch<P>) {
+    own_queue(memory).add(memory, batch);
+}
+
+/// The queue of the running CPU.
+#[inline]
+fn own_queue<P: Platform>(memory: &Memory<P>) -> &LockedQueue<P> {
+    match memory.cpus.own(memory.platform()) {
+        Some(record) => &record.deferred,
+        None => &memory.deferred.shared,
+    }
+}
+
+/// Whether any item waits for readers.
+pub(crate) fn has_items<P: Platform>(Memory { deferred, cpus, .. }: &Memory<P>) -> bool {
+    deferred.queues(cpus).any(|queue| queue.waiting() > 0)
+}
+
+/// Frees some of the waiting items. The caller holds no lock.
+#[inline]
+pub(crate) fn free_some<P: Platform>(memory: &Memory<P>) {
+    let queue = own_queue(memory);
+    if queue.waiting() > 0 {
+        free_some_of(memory, queue);
+    }
+}
+
+#[cold]
+fn free_some_of<P: Platform>(memory: &Memory<P>, queue: &LockedQueue<P>) {
+    let Memory { deferred, cpus, .. } = memory;
+    queue.free_ripe(memory, FREED_AT_ONCE);
+    if queue.waiting() > deferred.share.load(Ordering::Relaxed) && deferred.is_above_limit(cpus) {
+        drain(memory);
+    }
+}
+
+/// Frees all items whose readers have all left.
+pub(crate) fn free_all_ripe<P: Platform>(memory: &Memory<P>) {
+    memory.deferred.queues(&memory.cpus).for_each(|queue| queue.free_ripe(memory, u32::MAX));
+}
+
+/// Gives a CPU that goes online the items that calls have put off before any CPU was: from now on no
+/// call looks at the shared queue. Called with the lock of all changes held.
+pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, record: &CpuRecord<P>) {
+    hand_over_queue(memory, &memory.deferred.shared, &record.deferred);
+}
+
+/// Gives the items of a CPU that goes offline to one that stays online, or to the shared queue. They
+/// wait for a grace period that begins anew. Called with the lock of all changes held.
+pub(crate) fn hand_over<P: Platform>(
+    memory: &Memory<P>,
+    from: &CpuRecord<P>,
+    to: Option<&CpuRecord<P>>,
+) {
+    let to = to.map_or(&memory.deferred.shared, |to| &to.deferred);
+    hand_over_queue(memory, &from.deferred, to);
+}
+
+fn hand_over_queue<P: Platform>(memory: &Memory<P>, from: &LockedQueue<P>, to: &LockedQueue<P>) {
+    if from.waiting() > 0 {
+        from.hand_over(memory, to, || {
+            memory.deferred.hand_overs.fetch_add(1, Ordering::Release);
+        });
+    }
+}
+
+/// Waits for the readers of all items that were unlinked before the call, and frees them.
+fn drain<P: Platform>(memory: &Memory<P>) {
+    let hand_overs = &memory.deferred.hand_overs;
+    loop {
+        let before = hand_overs.load(Ordering::Acquire);
+        if has_items(memory) {
+            drain_queues(memory);
+        }
+        // Otherwise items may have come to a queue that was drained already.
+        if hand_overs.load(Ordering::Acquire) == before {
+            return;
+        }
+    }
+}
+
+fn drain_queues<P: Platform>(memory: &Memory<P>) {
+    let Memory { deferred, cpus, .. } = memory;
+    let number = deferred.drains.fetch_add(1, Ordering::Relaxed) + 1;
+    let mut must_wait = false;
+    deferred.queues(cpus).for_each(|queue| must_wait |= queue.close_for(memory, number));
+    if must_wait {
+        deferred.waits.fetch_add(1, Ordering::Relaxed);
+        memory.platform().synchronize();
+    }
+    deferred.queues(cpus).for_each(|queue| queue.free_drained(memory, number));
 }

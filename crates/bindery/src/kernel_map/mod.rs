@@ -353,7 +353,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             }
         }
         self.invalidate(arena, Level::PTE, Tables::Changed, &mut counts);
-        self.memory.free_after_readers(Batch::of(tables));
+        Batch::of(tables).free_after_readers(self.memory);
     }
 
     /// The root table, which AArch64 loads into `TTBR1_EL1`. [`Platform::invalidate_kernel`]
@@ -432,7 +432,7 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
         if let Some(indices) = Self::root_indices(self.areas.arena) {
             self.free_everything();
             self.empty_root_entries(self.areas.arena, indices);
-            self.memory.free_some();
+            crate::deferred::free_some(self.memory);
         }
         if self.ownership == Ownership::Own {
             // SAFETY: 1. the map made it; 2. neither the map's addresses nor its root are in use

@@ -48,7 +48,7 @@ impl Batch {
             // batch's list, which ends here, and the list has passed it.
             unsafe { areas.push(node) };
         }
-        memory.free_after_readers(Unlinked::of(tables).with(areas));
+        Unlinked::of(tables).with(areas).free_after_readers(memory);
     }
 }
 
@@ -88,7 +88,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Context: may sleep. Complexity: linear in the freed areas, times the logarithm of all areas.
     pub fn purge(&self) {
         self.purge_freed();
-        self.memory.free_some();
+        crate::deferred::free_some(self.memory);
     }
 
     /// Like [`KernelMap::purge`], for a caller that holds a claim: does not wait for readers.

@@ -42,11 +42,6 @@ impl<P: Platform> Memory<P> {
     pub fn commitment(&self) -> Commitment<'_, P> {
         Commitment { memory: self }
     }
-
-    /// Returns the credit of a CPU that goes offline.
-    pub(super) fn collect_credit(&self, credit: &Credit) {
-        self.commit.collect(&self.commitment(), credit);
-    }
 }
 
 impl<'m, P: Platform> Commitment<'m, P> {
@@ -78,6 +73,11 @@ impl<'m, P: Platform> Commitment<'m, P> {
     /// Swap areas were added or removed: adds `slots` slots.
     pub(crate) fn swap_changed(&self, slots: i64) {
         self.memory.commit.swap_changed(slots);
+    }
+
+    /// Returns the credit of a CPU that goes offline.
+    pub(super) fn collect(&self, credit: &Credit) {
+        self.memory.commit.collect(self, credit);
     }
 
     #[inline]

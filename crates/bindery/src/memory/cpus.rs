@@ -1,5 +1,5 @@
 //! CPUs that come and go: [`Memory::cpu_online`] makes the records of a CPU, and
-//! [`Memory::cpu_offline`] gives back what it keeps.
+//! [`Memory::cpu_offline`] returns to the memory the things that the CPU keeps.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -12,10 +12,10 @@ use super::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::commit::Credit;
 use crate::cpu::{CpuTable, SLOTS_SIZE};
-use crate::deferred::LockedQueue;
+use crate::deferred::{self, LockedQueue};
 use crate::error::Error;
 use crate::frame::meta::{Kind, state_of};
-use crate::frame::{AllocateFor, Front, Magazines};
+use crate::frame::{AllocateFor, Frames, Front, Magazines};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
 use crate::sync::Mutex;
 
@@ -108,6 +108,100 @@ impl<P: Platform> Cpus<P> {
         self.own(platform).is_some_and(|record| record.is_online.load(Ordering::Relaxed))
             && self.online.load(Ordering::Acquire) == 1
     }
+
+    /// The number of CPUs that are online.
+    fn online(&self) -> u32 {
+        self.online.load(Ordering::Relaxed)
+    }
+
+    /// Makes a CPU of `memory` keep things for itself.
+    fn bring_online(&self, memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
+        if usize::from(cpu.0) >= MAX_CPUS {
+            return Err(Error::Invalid);
+        }
+        let _change = self.change.lock();
+        let record = match self.records.get(cpu) {
+            Some(record) => record,
+            // SAFETY: 1. tested above; 2. it is held.
+            None => unsafe { self.make_records(memory, cpu) }.ok_or(Error::OutOfMemory)?,
+        };
+        if record.is_online.swap(true, Ordering::Relaxed) {
+            return Err(Error::Busy);
+        }
+        deferred::adopt(memory, record);
+        let before = self.online.fetch_add(1, Ordering::Relaxed);
+        memory.frames.share_fronts(before + 1);
+        // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
+        // Either it reads the new number, or a read section of the new CPU does not find the VMA.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Returns to `memory` the things that a CPU keeps for itself.
+    fn take_offline(&self, memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
+        let _change = self.change.lock();
+        let record = self.records.get(cpu).ok_or(Error::Invalid)?;
+        if !record.is_online.swap(false, Ordering::Relaxed) {
+            return Err(Error::Invalid);
+        }
+        // Release: a CPU that reads the new number may free what the last sections have read.
+        let before = self.online.fetch_sub(1, Ordering::Release);
+        let other = self.records().find(|record| record.is_online.load(Ordering::Relaxed));
+        deferred::hand_over(memory, record, other);
+        memory.commitment().collect(&record.credit);
+        memory.frames.share_fronts(before - 1);
+        memory.frames.empty_front(cpu);
+        memory.slabs().for_each(|slab| slab.empty_magazine(&memory.frames, cpu));
+        Ok(())
+    }
+
+    /// Makes the records of a CPU that has none.
+    ///
+    /// # Safety
+    /// 1. `cpu` is below [`MAX_CPUS`].
+    /// 2. The caller holds the lock of all changes.
+    unsafe fn make_records(&self, memory: &Memory<P>, cpu: Cpu) -> Option<&CpuRecord<P>> {
+        let (fronts, magazines) = (memory.frames.fronts(), memory.frames.magazines());
+        let records = &self.records;
+        if !records.has_slots() {
+            const ORDER: Order = order_of(3 * SLOTS_SIZE);
+            let slots = take_frames(&memory.frames, ORDER)?;
+            memory.platform().zero(slots, ORDER.pages());
+            let slots = memory.platform().direct_map(slots);
+            // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
+            // and aligned, are never freed, and have room for three tables; 2. the caller's
+            // obligation 2.
+            unsafe {
+                fronts.give_slots(slots);
+                magazines.give_slots(slots.add(SLOTS_SIZE));
+                records.give_slots(slots.add(2 * SLOTS_SIZE));
+            }
+        }
+        let block = take_frames(&memory.frames, Block::<P>::ORDER)?;
+        let block = memory.platform().direct_map(block).cast::<Block<P>>();
+        // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
+        // page, and have room for a block (`Block::ORDER`). The block is never freed.
+        let block = unsafe {
+            block.write(Block::new());
+            block.as_ref()
+        };
+        // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's
+        // obligation 1; 3. its obligation 2.
+        unsafe {
+            fronts.enter(cpu, NonNull::from(&*block.front));
+            magazines.enter(cpu, NonNull::from(&block.magazines));
+            records.enter(cpu, NonNull::from(&*block.record));
+        }
+        memory.deferred.share_limit(self);
+        Some(&block.record)
+    }
+}
+
+/// Takes frames for records, which are never freed.
+fn take_frames<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Frame> {
+    let first = frames.allocate(order, AllocateFor::Use)?;
+    frames.meta(first).state.store(state_of(Kind::Cpu, order), Ordering::Relaxed);
+    Some(first)
 }
 
 impl<P: Platform> Memory<P> {
@@ -138,33 +232,15 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub fn cpu_online(&self, cpu: Cpu) -> Result<(), Error> {
-        if usize::from(cpu.0) >= MAX_CPUS {
-            return Err(Error::Invalid);
-        }
-        let _change = self.cpus.change.lock();
-        let record = match self.cpus.records.get(cpu) {
-            Some(record) => record,
-            // SAFETY: 1. tested above; 2. it is held.
-            None => unsafe { self.make_records(cpu) }.ok_or(Error::OutOfMemory)?,
-        };
-        if record.is_online.swap(true, Ordering::Relaxed) {
-            return Err(Error::Busy);
-        }
-        self.adopt_deferred(record);
-        let before = self.cpus.online.fetch_add(1, Ordering::Relaxed);
-        self.frames.share_fronts(before + 1);
-        // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
-        // Either it reads the new number, or a read section of the new CPU does not find the VMA.
-        fence(Ordering::SeqCst);
-        Ok(())
+        self.cpus.bring_online(self, cpu)
     }
 
-    /// Gives back what a CPU keeps for itself: the others can use it. `cpu` has left its last read
+    /// Returns the things that a CPU keeps for itself: the others can use them. `cpu` has left its last read
     /// section, and enters none until [`Memory::cpu_online`].
     ///
     /// Called on any CPU.
     ///
-    /// Context: spins. Complexity: linear in what the CPU keeps, which is bounded.
+    /// Context: spins. Complexity: linear in the things that the CPU keeps, which are bounded.
     ///
     /// # Errors
     /// [`Error::Invalid`]: the CPU is not online.
@@ -179,74 +255,13 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub fn cpu_offline(&self, cpu: Cpu) -> Result<(), Error> {
-        let _change = self.cpus.change.lock();
-        let record = self.cpus.records.get(cpu).ok_or(Error::Invalid)?;
-        if !record.is_online.swap(false, Ordering::Relaxed) {
-            return Err(Error::Invalid);
-        }
-        // Release: a CPU that reads the new number may free what the last sections have read.
-        let before = self.cpus.online.fetch_sub(1, Ordering::Release);
-        let other = self.cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
-        self.hand_over_deferred(record, other);
-        self.collect_credit(&record.credit);
-        self.frames.share_fronts(before - 1);
-        self.frames.empty_front(cpu);
-        self.slabs().for_each(|slab| slab.empty_magazine(&self.frames, cpu));
-        Ok(())
+        self.cpus.take_offline(self, cpu)
     }
 
     /// The number of CPUs that are online; 0 before the first [`Memory::cpu_online`].
     ///
     /// Context: any.
     pub fn online_cpus(&self) -> u32 {
-        self.cpus.online.load(Ordering::Relaxed)
-    }
-
-    /// Makes the records of a CPU that has none.
-    ///
-    /// # Safety
-    /// 1. `cpu` is below [`MAX_CPUS`].
-    /// 2. The caller holds the lock of all changes.
-    unsafe fn make_records(&self, cpu: Cpu) -> Option<&CpuRecord<P>> {
-        let (fronts, magazines) = (self.frames.fronts(), self.frames.magazines());
-        let records = &self.cpus.records;
-        if !records.has_slots() {
-            const ORDER: Order = order_of(3 * SLOTS_SIZE);
-            let slots = self.take_for_records(ORDER)?;
-            self.platform().zero(slots, ORDER.pages());
-            let slots = self.platform().direct_map(slots);
-            // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
-            // and aligned, are never freed, and have room for three tables; 2. the caller's
-            // obligation 2.
-            unsafe {
-                fronts.give_slots(slots);
-                magazines.give_slots(slots.add(SLOTS_SIZE));
-                records.give_slots(slots.add(2 * SLOTS_SIZE));
-            }
-        }
-        let block = self.take_for_records(Block::<P>::ORDER)?;
-        let block = self.platform().direct_map(block).cast::<Block<P>>();
-        // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
-        // page, and have room for a block (`Block::ORDER`). The block is never freed.
-        let block = unsafe {
-            block.write(Block::new());
-            block.as_ref()
-        };
-        // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's
-        // obligation 1; 3. its obligation 2.
-        unsafe {
-            fronts.enter(cpu, NonNull::from(&*block.front));
-            magazines.enter(cpu, NonNull::from(&block.magazines));
-            records.enter(cpu, NonNull::from(&*block.record));
-        }
-        self.share_deferred_limit();
-        Some(&block.record)
-    }
-
-    /// Takes frames that are never freed.
-    fn take_for_records(&self, order: Order) -> Option<Frame> {
-        let first = self.frames.allocate(order, AllocateFor::Use)?;
-        self.frames.meta(first).state.store(state_of(Kind::Cpu, order), Ordering::Relaxed);
-        Some(first)
+        self.cpus.online()
     }
 }

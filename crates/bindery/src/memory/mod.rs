@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::{Arch, Entry};
 use crate::commit::CommitState;
-use crate::deferred::Deferral;
+use crate::deferred::{self, Deferral};
 use crate::effort::EffortSetting;
 use crate::events::{Events, RareEvents};
 use crate::folio::{FrameUsage, FrameView};
@@ -26,13 +26,12 @@ use crate::frame::{
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::swap::{Clock, Swap};
+use crate::swap::{Clock, Swap, after_unmapping};
 use crate::sync::Mutex;
 
 use crate::error::NoMemory;
 pub use commitment::Commitment;
-pub(crate) use cpus::CpuRecord;
-use cpus::Cpus;
+pub(crate) use cpus::{CpuRecord, Cpus};
 pub(crate) use folio_policy::HugeAdvice;
 pub use folio_policy::{FolioPolicy, SizeMode};
 use record::Slabs;
@@ -125,7 +124,7 @@ impl<P: Platform> Memory<P> {
         }
         frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
         let total = frames.total_frames();
-        let deferred = Deferral::new(frames.total_frames());
+        let deferral = Deferral::new(frames.total_frames());
         Ok(Self {
             frames,
             zero_frame,
@@ -134,7 +133,7 @@ impl<P: Platform> Memory<P> {
             clock: Clock::new(),
             slabs: Slabs::new(),
             objects: Anchor::new(),
-            deferred,
+            deferred: deferral,
             effort: EffortSetting::new(),
             policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
             shared_policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Never),
@@ -258,6 +257,11 @@ impl<P: Platform> Memory<P> {
         self.rare.read(taken, returned)
     }
 
+    /// Whether the frame is the zero page or part of the huge one, which all address spaces share.
+    pub(crate) fn is_zero(&self, frame: Frame) -> bool {
+        frame == self.zero_frame || self.huge_zero.pages_from(frame, self.huge_order()) > 0
+    }
+
     /// Allocates 2^`order` consecutive frames, aligned to their size, for the embedder's own use:
     /// to map them by [`crate::KernelMap::vmap`], or for a device. Their content is unspecified.
     /// `None` if there is no such block beside the frames that are kept for reclaim, or if `order`
@@ -365,7 +369,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: spins. Complexity: linear in the frames and items that are freed.
     pub fn trim(&self) {
-        self.free_all_ripe();
+        deferred::free_all_ripe(self);
         self.slabs().for_each(|slab| slab.trim(&self.frames));
         self.frames.trim();
     }
@@ -445,7 +449,7 @@ impl<P: Platform> Memory<P> {
                 let left = folio.head.0 + folio.pages() - frame.0;
                 (limit.min(left), P::Arch::STEP)
             }
-            None => match self.huge_zero_pages_from(frame) {
+            None => match self.huge_zero.pages_from(frame, self.huge_order()) {
                 0 => (limit, P::Arch::STEP),
                 left => (limit.min(left), P::Arch::STEP),
             },
@@ -473,7 +477,7 @@ impl<P: Platform> Memory<P> {
         counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
         let dirty = || P::Arch::attributes(first).dirty;
         let freed = self.frames.folio(folio).unmap_into(batch, pages, dirty);
-        self.after_unmapping(batch, folio, freed);
+        after_unmapping(self, batch, folio, freed);
     }
 
     pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
@@ -485,7 +489,7 @@ impl<P: Platform> Memory<P> {
         counts.folios_touched += 1;
         counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
         let freed = self.frames.folio(folio).unmap(pages);
-        self.after_unmapping(&mut self.free_batch(), folio, freed);
+        after_unmapping(self, &mut self.free_batch(), folio, freed);
     }
 
     /// Adds mappings of `pages` pages of one folio to another address space, whose counts are

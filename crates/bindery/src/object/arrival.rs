@@ -37,6 +37,6 @@ impl Arrival {
                 .reclaim_state()
                 .set_age(memory.clock.note_return(shadow, folio.pages()));
         }
-        memory.note_way(folio, self.place);
+        memory.clock.passing.note_way(&memory.frames, folio, self.place);
     }
 }

@@ -169,7 +169,7 @@ impl<P: Platform> Object<'_, P> {
             match read {
                 Ok(moved) => {
                     if let Some(read) = begun {
-                        drop(self.memory.finish_device_read(read));
+                        drop(read.finish(self.memory));
                     }
                     return Ok(moved);
                 }

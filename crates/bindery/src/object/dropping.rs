@@ -69,7 +69,7 @@ fn drop_swapped<P: Platform>(
         let SlotRun { area, first, count } = slots_of(run);
         for done in (0..count).step_by(PIECE as usize) {
             let count = PIECE.min(count - done);
-            memory.release_slots(SlotRun { area, first: first + u64::from(done), count });
+            SlotRun { area, first: first + u64::from(done), count }.release(memory);
             piece.add(count);
         }
         if object.accounting() == Accounting::PerPage {

@@ -4,6 +4,8 @@
 
 use core::ptr::NonNull;
 
+use super::{Attachments, Pager};
+
 /// A pager, quota or follower that was lent to an object. Having one tells you that it lives: its
 /// lender keeps it longer than any holder of the object, which is longer than any use of this.
 pub(super) struct Lent<T: ?Sized>(NonNull<T>);
@@ -28,5 +30,33 @@ impl<T: ?Sized> Lent<T> {
     pub(super) fn get(&self) -> &T {
         // SAFETY: it is borrowed shared as long as this is used (obligation 1 of `new`).
         unsafe { self.0.as_ref() }
+    }
+}
+
+impl Lent<dyn Pager> {
+    /// Keeps a pager, whose lifetime the type does not show.
+    ///
+    /// # Safety
+    /// 1. As of [`Lent::new`].
+    pub(super) unsafe fn pager<'m>(pager: &'m (dyn Pager + 'm)) -> Self {
+        let pager: NonNull<dyn Pager + 'm> = NonNull::from(pager);
+        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
+        // nothing.
+        let pager: NonNull<dyn Pager> = unsafe { core::mem::transmute(pager) };
+        Self(pager)
+    }
+}
+
+impl Lent<dyn Attachments> {
+    /// Keeps a follower, whose lifetime the type does not show.
+    ///
+    /// # Safety
+    /// 1. As of [`Lent::new`].
+    pub(super) unsafe fn follower<'m>(follower: &'m (dyn Attachments + 'm)) -> Self {
+        let follower: NonNull<dyn Attachments + 'm> = NonNull::from(follower);
+        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
+        // nothing.
+        let follower: NonNull<dyn Attachments> = unsafe { core::mem::transmute(follower) };
+        Self(follower)
     }
 }

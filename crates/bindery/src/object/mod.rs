@@ -205,11 +205,9 @@ impl<P: Platform> Memory<P> {
         sealing: Sealing,
         accounting: Accounting,
     ) -> Result<Object<'_, P>, Error> {
-        self.add_shared_memory(
-            size,
-            sealing,
-            Backing::Memory { accounting, quota: None, segment: None, content: Secrecy::None },
-        )
+        let content = Secrecy::None;
+        let backing = Backing::Memory { accounting, quota: None, segment: None, content };
+        add_shared_memory(self, size, sealing, backing)
     }
 
     /// Like [`Memory::shared_memory`], in a file system of limited size. The object's commitments
@@ -228,14 +226,11 @@ impl<P: Platform> Memory<P> {
         sealing: Sealing,
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
-        // SAFETY: 1. it is lent for 'm. Holders of the object (handles and address spaces) have that
-        // lifetime too, and so has the call that releases the last one.
+        // SAFETY: 1. it is lent for 'm, the lifetime of all holders and of the last release.
         let quota = Some(unsafe { Lent::new(NonNull::from(quota)) });
-        self.add_shared_memory(
-            size,
-            sealing,
-            Backing::Memory { accounting, quota, segment: None, content: Secrecy::None },
-        )
+        let content = Secrecy::None;
+        let backing = Backing::Memory { accounting, quota, segment: None, content };
+        add_shared_memory(self, size, sealing, backing)
     }
 
     /// Secret memory, empty. It gets a size once, and is mapped shared and locked. Only programs
@@ -253,7 +248,7 @@ impl<P: Platform> Memory<P> {
     pub fn secret_memory(&self) -> Result<Object<'_, P>, Error> {
         let (accounting, content) = (Accounting::None, Secrecy::Secret);
         let backing = Backing::Memory { accounting, quota: None, segment: None, content };
-        self.add_shared_memory(0, Sealing::Forbidden, backing)
+        add_shared_memory(self, 0, Sealing::Forbidden, backing)
     }
 
     /// The memory of a System V segment of `size` bytes: `follower` follows its mappings, under the
@@ -271,31 +266,11 @@ impl<P: Platform> Memory<P> {
         size: u64,
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
-        let follower: NonNull<dyn Attachments + 'm> = NonNull::from(follower);
-        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
-        // nothing.
-        let follower: NonNull<dyn Attachments> = unsafe { core::mem::transmute(follower) };
         // SAFETY: 1. as for a quota.
-        let follower = unsafe { Lent::new(follower) };
-        let segment = Some(SegmentMark { follower, id });
-        let backing = Backing::Memory { accounting, quota: None, segment, content: Secrecy::None };
-        self.add_shared_memory(size, Sealing::Forbidden, backing)
-    }
-
-    fn add_shared_memory(
-        &self,
-        size: u64,
-        sealing: Sealing,
-        backing: Backing,
-    ) -> Result<Object<'_, P>, Error> {
-        let seals = match sealing {
-            Sealing::Allowed => Seals::empty(),
-            Sealing::Forbidden => Seals::SEAL,
-        };
-        let object = self.add_object(backing, size, seals)?;
-        // On failure the handle is dropped, and the object with it.
-        object.state().promise_size(self, size)?;
-        Ok(object)
+        let follower = unsafe { Lent::follower(follower) };
+        let (segment, content) = (Some(SegmentMark { follower, id }), Secrecy::None);
+        let backing = Backing::Memory { accounting, quota: None, segment, content };
+        add_shared_memory(self, size, Sealing::Forbidden, backing)
     }
 
     /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages are
@@ -335,35 +310,47 @@ impl<P: Platform> Memory<P> {
         file: u64,
         size: u64,
     ) -> Result<Object<'m, P>, Error> {
-        let pager: NonNull<dyn Pager + 'm> = NonNull::from(pager);
-        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
-        // nothing.
-        let pager: NonNull<dyn Pager> = unsafe { core::mem::transmute(pager) };
         // SAFETY: 1. as for a quota.
-        let pager = unsafe { Lent::new(pager) };
-        self.add_object(Backing::File { pager, file }, size, Seals::empty())
+        let pager = unsafe { Lent::pager(pager) };
+        add(self, Backing::File { pager, file }, size, Seals::empty())
     }
+}
 
-    fn add_object(
-        &self,
-        backing: Backing,
-        size: u64,
-        seals: Seals,
-    ) -> Result<Object<'_, P>, Error> {
-        if size > MAX_SIZE {
-            return Err(Error::TooLarge);
-        }
-        self.may_wait();
-        let identity = Registry::of(self).new_identity();
-        let state = self.retry::<_, Error>(|| {
-            let state = ObjectState::new(identity, backing, size, seals);
-            let objects = self.slab::<ObjectState>();
-            Ok(objects.allocate(&self.frames, state).ok_or(NoMemory)?)
-        })?;
-        // SAFETY: 1. `state::release` frees it after it took it out of the list.
-        unsafe { Registry::of(self).add(state) };
-        Ok(Object { memory: self, state, pager: PhantomData })
+fn add_shared_memory<P: Platform>(
+    memory: &Memory<P>,
+    size: u64,
+    sealing: Sealing,
+    backing: Backing,
+) -> Result<Object<'_, P>, Error> {
+    let seals = match sealing {
+        Sealing::Allowed => Seals::empty(),
+        Sealing::Forbidden => Seals::SEAL,
+    };
+    let object = add(memory, backing, size, seals)?;
+    // On failure the handle is dropped, and the object with it.
+    object.state().promise_size(memory, size)?;
+    Ok(object)
+}
+
+fn add<P: Platform>(
+    memory: &Memory<P>,
+    backing: Backing,
+    size: u64,
+    seals: Seals,
+) -> Result<Object<'_, P>, Error> {
+    if size > MAX_SIZE {
+        return Err(Error::TooLarge);
     }
+    memory.may_wait();
+    let identity = Registry::of(memory).new_identity();
+    let state = memory.retry::<_, Error>(|| {
+        let state = ObjectState::new(identity, backing, size, seals);
+        let objects = memory.slab::<ObjectState>();
+        Ok(objects.allocate(&memory.frames, state).ok_or(NoMemory)?)
+    })?;
+    // SAFETY: 1. `state::release` frees it after it took it out of the list.
+    unsafe { Registry::of(memory).add(state) };
+    Ok(Object { memory, state, pager: PhantomData })
 }
 
 impl<'m, P: Platform> Object<'m, P> {
@@ -419,7 +406,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// Context: any.
     pub fn allow_swap(&self) {
         self.state().keep_in_memory(false);
-        self.memory.note_unlocked();
+        self.memory.clock.note_unlocked(self.memory.frames.span().count);
     }
 
     /// The number of steps that all calls have taken so far in the tree of its mappings: `mmap` and

@@ -97,7 +97,7 @@ pub(crate) fn cached_run<P: Platform>(
     }
     let cached = |n: u64| {
         let SwapSlot { area, slot } = run.first.plus(n);
-        memory.is_slot_resident(area, slot)
+        memory.swap.is_resident(memory.platform(), area, slot)
     };
     let first = cached(0);
     let alike = (0..u64::from(run.count)).take_while(|n| cached(*n) == first).count();

@@ -7,6 +7,7 @@ use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
 use crate::folio::{Folio, FolioIndex, FolioLock, Freed, SwapPlace};
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
+use crate::swap::{CachedFolio, lock_folio};
 
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
@@ -77,7 +78,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
             return;
         }
         if !self.is_in_index() {
-            self.memory.lock_folio(self.folio).detach_from_object();
+            lock_folio(self.memory, self.folio).detach_from_object();
         }
         folio.release_pages(count);
     }
@@ -87,6 +88,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
     pub(super) fn swap_in(&self, place: SwapPlace, lock: &FolioLock<'_, P>) {
         let Self { memory, object, first, .. } = *self;
         let (locked, folio, end) = (lock.locked(), lock.folio(), self.end());
+        let cached = CachedFolio::new(memory, locked, place);
         debug_assert_eq!(folio, self.folio);
         let put = object.pages.change(memory, |index, _| {
             let (mut put, mut count, mut from) = (PageSet::EMPTY, 0, first);
@@ -94,8 +96,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
                 let number = (run.page - first) as u32;
                 let slot = place.first + u64::from(number);
                 let ours = run.first.area == place.area && run.first.slot == slot;
-                let pages =
-                    if ours { memory.pages_in_cache(locked, place, number, run.count) } else { 0 };
+                let pages = if ours { cached.pages_in_cache(number, run.count) } else { 0 };
                 from = run.page + u64::from(pages.max(1));
                 if pages == 0 {
                     continue;
@@ -114,6 +115,6 @@ impl<P: Platform> PlacedFolio<'_, P> {
             object.pages.count_swapped(-count);
             (put, count)
         });
-        memory.unlock_claimed(locked, place, &put);
+        cached.unlock(&put);
     }
 }

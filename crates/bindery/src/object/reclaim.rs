@@ -119,7 +119,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
     match owner {
         // SAFETY: 1. it is the owner of the locked folio.
         Owner::File(object) => unsafe { evict(memory, object.cast(), first, &lock, spare) },
-        Owner::Memory(object) if memory.has_room_in_swap() => {
+        Owner::Memory(object) if memory.swap.has_room(&memory.frames) => {
             let leaving = Leaving::locked(lock, held, first);
             // SAFETY: 1. it is the owner of the locked folio.
             unsafe { send_to_swap(memory, object.cast(), leaving, spare) }

@@ -213,7 +213,7 @@ impl<P: Platform> Object<'_, P> {
             return Err(Error::NotSupported);
         }
         let allocated = memory.retry_for_content(|| self.allocate_once(offset, end, growth));
-        memory.free_some();
+        crate::deferred::free_some(memory);
         allocated
     }
 

@@ -16,8 +16,9 @@ use crate::collections::page_tree::{PageIndex, SwapSlot, SwappedRun};
 use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{FOLIO_ORDERS, FreshFolio};
 use crate::platform::Platform;
-use crate::swap::SlotRun;
+use crate::swap::content::ClaimedFolio;
 use crate::swap::device_read::Load;
+use crate::swap::{SlotRun, find_cached};
 
 use super::ObjectState;
 use super::placed_folio::PlacedFolio;
@@ -50,7 +51,7 @@ pub(super) fn swap_in<P: Platform>(
 ) -> Result<Swapped, Stop> {
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(memory.platform(), look) else { return Ok(Swapped::No) };
-    let Some(cached) = memory.find_cached(slot.area, slot.slot) else {
+    let Some(cached) = find_cached(memory, slot.area, slot.slot) else {
         let swapped = read_in(memory, object, page, slot, orders)?;
         if swapped == Swapped::Read && memory.clock.has_reclaimed() {
             note_way(memory, object, page);
@@ -101,7 +102,7 @@ fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     let held = slot.and_then(|slot| memory.frames.try_hold(slot.frame));
     if let Some(folio) = held {
         let first = page & !u64::from(folio.pages() - 1);
-        memory.note_way(*folio, object.place_of(first));
+        memory.clock.passing.note_way(&memory.frames, *folio, object.place_of(first));
     }
 }
 
@@ -186,16 +187,17 @@ fn read_folio<P: Platform>(
     wanted: u64,
 ) -> Result<(), Unread> {
     let slots = slots_of(run);
-    let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
+    let claimed = ClaimedFolio::claim(memory, fresh, slots).ok_or(Unread::Slots)?;
     let folio = claimed.folio();
-    let locked = if memory.is_on_device(slots.area) {
-        match memory.begin_device_read(claimed, wanted) {
+    let locked = if memory.swap.is_on_device(slots.area) {
+        match claimed.begin_device_read(memory, wanted) {
             Load::Done(locked) => locked,
             Load::Lost => return Err(Unread::Content),
             Load::Full => return Err(Unread::Wait(Wait::SwapRequest { area: slots.area })),
             Load::Begun(read) => {
                 if memory.clock.has_reclaimed() {
-                    memory.note_way(folio, object.place_of(run.page));
+                    let place = object.place_of(run.page);
+                    memory.clock.passing.note_way(&memory.frames, folio, place);
                 }
                 return Err(Unread::Wait(Wait::SwapRead(read)));
             }

@@ -31,19 +31,23 @@ impl<P: Platform> Memory<P> {
     /// lost; [`Error::Interrupted`] for a signal. Pages swapped in before the error stay in memory,
     /// and everything can be used as before.
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
-        let mut last: Option<Object<'_, P>> = None;
-        let after = |last: &Option<Object<'_, P>>| {
-            let last = last.as_ref().map(Object::state);
-            let next = Registry::of(self).next_held(last);
-            // SAFETY: 1. `next_held` has made us a holder.
-            next.map(|state| unsafe { Object::of_holder(self, state) })
-        };
-        while let Some(object) = after(&last) {
-            object.swap_in_area(area.number)?;
-            last = Some(object);
-        }
-        Ok(())
+        swap_in_all(self, area.number)
     }
+}
+
+fn swap_in_all<P: Platform>(memory: &Memory<P>, area: u8) -> Result<(), Error> {
+    let mut last: Option<Object<'_, P>> = None;
+    let after = |last: &Option<Object<'_, P>>| {
+        let last = last.as_ref().map(Object::state);
+        let next = Registry::of(memory).next_held(last);
+        // SAFETY: 1. `next_held` has made the caller a holder.
+        next.map(|state| unsafe { Object::of_holder(memory, state) })
+    };
+    while let Some(object) = after(&last) {
+        object.swap_in_area(area)?;
+        last = Some(object);
+    }
+    Ok(())
 }
 
 impl<'m, P: Platform> Object<'m, P> {

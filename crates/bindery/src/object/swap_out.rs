@@ -37,7 +37,7 @@ use crate::collections::page_tree::{PageFlags, SwapSlot};
 use crate::folio::{Age, Eviction, FolioLock, FolioOwner, FolioRef, LockedFolio, Owner, Turn};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
-use crate::swap::SlotRun;
+use crate::swap::{CachedFolio, SlotRun};
 use crate::table::out_batch::{InCache, OutBatch};
 use crate::table::zap_chosen::{Fate, Mapped};
 use crate::vma::MappingFlags;
@@ -198,7 +198,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
         let Plan { slots: Some(slots), mapped, stays, .. } = leaving.plan else { continue };
         note(match stays {
             Some(why) => {
-                memory.free_unused_slots(slots);
+                slots.free_unused(memory);
                 if mapped && why == ObjectFolio::NotReclaimable {
                     memory.frames.folio(*leaving.held).reclaim_state().mark_unevictable();
                 }
@@ -333,13 +333,13 @@ fn send<P: Platform>(
     let victim = leaving.placed(memory, object);
     let Leaving { lock, held, first, .. } = leaving;
     let folio = *held;
-    let place = memory.send_out(lock.locked(), slots, 0, 0);
+    let cached = CachedFolio::send_out(memory, lock.locked(), slots, 0, 0);
     let sent = enter_slots(&victim, slots);
     let named = match sent {
         Ok(named) => named,
         Err(obstacle) => {
-            memory.call_back(lock.locked(), place);
-            memory.free_unused_slots(slots);
+            cached.call_back();
+            slots.free_unused(memory);
             return Err(match obstacle {
                 Obstacle::Stays(why) => why,
                 Obstacle::Mapped => ObjectFolio::Busy,
@@ -369,7 +369,7 @@ fn enter_slots<P: Platform>(victim: &PlacedFolio<'_, P>, slots: SlotRun) -> Resu
     while let Some(run) = next(from) {
         from = run.page + u64::from(run.count);
         let named = SlotRun { first: slots.first + (run.page - first), count: run.count, ..slots };
-        if memory.dup_slots(named).is_err() {
+        if named.dup(memory).is_err() {
             return Err(Obstacle::Stays(ObjectFolio::Busy));
         }
     }

@@ -6,6 +6,7 @@ use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{Folio, FolioRef};
 use crate::platform::Platform;
 use crate::swap::device_read::DeviceRead;
+use crate::swap::{find_cached, lock_folio, wait_for_request};
 use crate::userfault::{Ending, Interrupts, QueuedFault};
 
 use super::Object;
@@ -77,20 +78,20 @@ impl Wait<'_> {
                 }
                 Ok(None)
             }
-            Self::SwapRead(read) => memory.finish_device_read(read),
+            Self::SwapRead(read) => read.finish(memory),
             Self::SwapCache { area, slot } => {
-                let cached = memory.find_cached(area, slot);
+                let cached = find_cached(memory, area, slot);
                 if let Some(cached) = &cached {
-                    drop(memory.lock_folio(**cached));
+                    drop(lock_folio(memory, **cached));
                 }
                 Ok(cached)
             }
             Self::SwapRequest { area } => {
-                memory.wait_for_request(area);
+                wait_for_request(memory, area);
                 Ok(None)
             }
             Self::Folio(folio) => {
-                drop(memory.lock_folio(folio));
+                drop(lock_folio(memory, folio));
                 memory.frames.folio(folio).release();
                 Ok(None)
             }

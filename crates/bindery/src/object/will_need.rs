@@ -58,7 +58,7 @@ pub(super) fn bring_in<P: Platform>(
     // The run may be in memory by now, and its slots may have another owner.
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(memory.platform(), look) else { return Some(page + 1) };
-    match memory.source_of_slot(slot.area, slot.slot) {
+    match memory.swap.source_of_slot(memory.platform(), slot.area, slot.slot) {
         Some(Source::Device | Source::SynchronousDevice) if sources == Sources::Memory => None,
         Some(Source::Memory | Source::SynchronousDevice) => {
             match read_in(memory, object, page, slot, orders) {
@@ -74,7 +74,7 @@ pub(super) fn bring_in<P: Platform>(
                 }
             }
         }
-        Some(Source::Device) if memory.has_free_request(slot.area) => {
+        Some(Source::Device) if memory.swap.has_free_request(slot.area) => {
             Some(begin(memory, object, page, slot, &mut orders))
         }
         Some(Source::Device | Source::Cache) | None => Some(page + 1),
@@ -90,7 +90,7 @@ fn begin<P: Platform>(
     orders: &mut Orders,
 ) -> u64 {
     while let Some((order, run)) = next_run(memory, object, page, slot, orders) {
-        if memory.begin_read(slots_of(run), order, Cause::Advice) == Begun::Yes {
+        if slots_of(run).begin_read(memory, order, Cause::Advice) == Begun::Yes {
             return run.page + u64::from(run.count);
         }
     }

@@ -3,10 +3,11 @@
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
-use crate::folio::{Folio, FolioLock, FolioLocked, FolioRef, LockedFolio, SwapPlace};
+use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
 use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::page_set::PageSet;
+use crate::swap::{CachedFolio, write_out};
 use crate::table::swap_out_scan::SwapOutScan;
 
 use super::pressure::Batch;
@@ -24,39 +25,34 @@ enum Mapped {
     InSeveral,
 }
 
-impl<P: Platform> Memory<P> {
+impl<'m, P: Platform> Batch<'m, P> {
     /// Examines the folio of the frame, and the folios around it in the same table; adds those to
     /// be swapped out to the batch. Returns the number of pages freed at once.
     #[inline(never)]
-    pub(super) fn reclaim_anonymous<'m>(
-        &'m self,
-        frame: Frame,
-        which: Which,
-        target: u64,
-        batch: &mut Batch<'m, P>,
-    ) -> u64 {
-        let Some(held) = self.frames.try_hold(frame) else { return 0 };
-        let Some(lock) = self.frames.folio(*held).try_lock() else {
-            batch.later = true;
+    pub(super) fn reclaim_anonymous(&mut self, frame: Frame, which: Which, target: u64) -> u64 {
+        let memory = self.memory;
+        let Some(held) = memory.frames.try_hold(frame) else { return 0 };
+        let Some(lock) = memory.frames.folio(*held).try_lock() else {
+            self.later = true;
             return 0;
         };
-        if self.frames.folio(*held).mappings() == 0 {
-            return batch.finish() + self.reclaim_cached(held, lock);
+        if memory.frames.folio(*held).mappings() == 0 {
+            return self.finish() + reclaim_cached(memory, held, lock);
         }
         let folio = *held;
-        let pinned = self.frames.folio(folio).pins() > 0;
+        let handle = memory.frames.folio(folio);
+        let pinned = handle.pins() > 0;
         let pages = target.min(u64::from(u32::MAX)) as u32;
         let mut scan = match which {
             Which::Cold(turn) => SwapOutScan::cold(lock.locked(), turn, pages),
             Which::Passing => SwapOutScan::passing(lock.locked(), pages),
         };
-        let mapped =
-            if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut scan, batch) };
+        let mapped = if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut scan) };
         if mapped == Mapped::Locked {
-            self.frames.folio(folio).reclaim_state().mark_unevictable();
+            handle.reclaim_state().mark_unevictable();
         }
         if scan.is_held_to_be_cut() {
-            return self.cut_held(held, lock, batch);
+            return self.cut_held(held, lock);
         }
         if scan.took_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
@@ -65,12 +61,12 @@ impl<P: Platform> Memory<P> {
         }
         let Which::Cold(turn) = which else { return 0 };
         if mapped == Mapped::InSeveral {
-            return self.reclaim_family(LockedFolio::new(lock, held), turn, target, batch);
+            return self.reclaim_family(LockedFolio::new(lock, held), turn, target);
         }
         // Otherwise a folio that cannot be freed would count as one that may be freed later, in
         // every turn.
-        if !self.frames.folio(folio).reclaim_state().is_looked_at(turn) {
-            self.frames.folio(folio).reclaim_state().note_look(turn);
+        if !handle.reclaim_state().is_looked_at(turn) {
+            handle.reclaim_state().note_look(turn);
         }
         0
     }
@@ -79,25 +75,20 @@ impl<P: Platform> Memory<P> {
     /// turn swaps out its pages. Frees its unmapped pages.
     #[cold]
     #[inline(never)]
-    fn cut_held<'m>(
-        &'m self,
-        held: FolioRef<'m, P>,
-        lock: FolioLock<'m, P>,
-        batch: &mut Batch<'m, P>,
-    ) -> u64 {
+    fn cut_held(&mut self, held: FolioRef<'m, P>, lock: FolioLock<'m, P>) -> u64 {
         // The window's entries are marked as pending until then.
-        let freed = batch.finish();
-        let (folio, mut is_cut) = (*held, false);
-        let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, _| {
+        let freed = self.finish();
+        let (memory, folio, mut is_cut) = (self.memory, *held, false);
+        let walked = rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |hit, _| {
             let mut entries = 0;
-            if !is_cut && let Some(_vma) = hit.vma.try_read(self.platform()) {
+            if !is_cut && let Some(_vma) = hit.vma.try_read(memory.platform()) {
                 entries = hit.range.pages();
                 let cut = hit.page_table.split_folio(folio, hit.range, Order::PAGE, || true);
                 is_cut = cut.is_ok();
             }
             Seen { until: hit.range.end(), entries }
         });
-        batch.later |= is_cut || walked == Walked::Busy;
+        self.later |= is_cut || walked == Walked::Busy;
         drop(lock);
         if is_cut {
             held.release_parts(Order::PAGE);
@@ -107,18 +98,14 @@ impl<P: Platform> Memory<P> {
 
     /// Finds the places that map the folio; if it is one, examines the window around it. So a
     /// window is examined only in the VMA that maps its folio, and in no other VMA of the family.
-    fn take_around<'m>(
-        &'m self,
-        folio: Folio,
-        scan: &mut SwapOutScan<'_>,
-        batch: &mut Batch<'m, P>,
-    ) -> Mapped {
-        let mappings = self.frames.folio(folio).mappings();
+    fn take_around(&mut self, folio: Folio, scan: &mut SwapOutScan<'_>) -> Mapped {
+        let memory = self.memory;
+        let mappings = memory.frames.folio(folio).mappings();
         if mappings > folio.pages() {
             return Mapped::InSeveral;
         }
         let mut mapped = Mapped::Nowhere;
-        let walked = rmap::for_each_anonymous_sight(self, folio, Locking::Try, |hit, _| {
+        let walked = rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |hit, _| {
             let mut entries = 0;
             if mapped == Mapped::Nowhere {
                 entries = hit.range.pages();
@@ -128,7 +115,7 @@ impl<P: Platform> Memory<P> {
                 let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);
                 if met >= mappings && table.pages() << PAGE_SHIFT <= span {
                     entries += u64::from(P::Arch::ENTRIES);
-                    let locked = batch.take_window(hit, scan);
+                    let locked = self.take_window(hit, scan);
                     mapped = if locked { Mapped::Locked } else { Mapped::InOne };
                 } else if met > 0 {
                     mapped = Mapped::InSeveral;
@@ -136,30 +123,28 @@ impl<P: Platform> Memory<P> {
             }
             Seen { until: hit.range.end(), entries }
         });
-        batch.later |= walked == Walked::Busy;
+        self.later |= walked == Walked::Busy;
         mapped
     }
+}
 
-    /// Evicts an unmapped folio of the swap cache once its content is in swap.
-    fn reclaim_cached(&self, held: FolioRef<'_, P>, lock: FolioLock<'_, P>) -> u64 {
-        let folio = *held;
-        let Some(place) = self.frames.folio(folio).swap_place() else { return 0 };
-        let Some(stored) = self.prepare_eviction(lock.locked(), place) else { return 0 };
-        if !self.may_write_out(stored, place) {
-            return self.keep_in_cache(lock.locked(), place);
-        }
-        let leaving = LockedFolio::new(lock, held);
-        if self.write_out_locked(leaving, stored) { self.free_frozen(folio) } else { 0 }
+/// Evicts an unmapped folio of the swap cache once its content is in swap. Returns the number of
+/// pages freed.
+fn reclaim_cached<P: Platform>(
+    memory: &Memory<P>,
+    held: FolioRef<'_, P>,
+    lock: FolioLock<'_, P>,
+) -> u64 {
+    let folio = *held;
+    let Some(cached) = CachedFolio::find(memory, lock.locked()) else { return 0 };
+    let Some(stored) = cached.prepare_eviction() else { return 0 };
+    if !cached.may_be_written(stored) {
+        cached.unlock(&PageSet::EMPTY);
+        return 0;
     }
-
-    /// Keeps a folio in the swap cache that had been prepared for eviction. Frees nothing.
-    fn keep_in_cache(&self, folio: FolioLocked<'_>, place: SwapPlace) -> u64 {
-        self.unlock_claimed(folio, place, &PageSet::EMPTY);
-        0
+    if !write_out(memory, LockedFolio::new(lock, held), stored) {
+        return 0;
     }
-
-    fn free_frozen(&self, folio: Folio) -> u64 {
-        self.frames.folio(folio).free_frozen_into(&mut self.free_batch());
-        u64::from(folio.pages())
-    }
+    memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
+    u64::from(folio.pages())
 }

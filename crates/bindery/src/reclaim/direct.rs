@@ -5,7 +5,9 @@
 //! lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its caller
 //! holds; nor does it call itself, since it does not use `retry`.
 
+use super::reclaim_until;
 use crate::Memory;
+use crate::deferred;
 use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 
@@ -26,13 +28,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        let result = self.retry(call);
-        if result.is_ok() {
-            // The call may have unlocked, unmapped or protected pages: reclaim must search again.
-            self.clock.exhausted.forget();
-        }
-        self.free_some();
-        result
+        outermost(self, call)
     }
 
     /// Like [`Memory::outermost`], for a call that unlinks nothing.
@@ -41,7 +37,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        self.retry_from(Tried::default(), call)
+        retry_from(self, Tried::default(), call)
     }
 
     /// Like [`Memory::retry`], for a call that takes memory for the content of files. If frames are
@@ -52,59 +48,37 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        self.retry_from(Tried { hook: self.fault_reserve() > 0, ..Tried::default() }, call)
+        retry_from(self, Tried { hook: self.fault_reserve() > 0, ..Tried::default() }, call)
     }
+}
 
-    #[inline]
-    fn retry_from<T, E: CallError>(
-        &self,
-        mut tried: Tried,
-        mut call: impl FnMut() -> Result<T, Failure<E>>,
-    ) -> Result<T, E> {
-        loop {
-            match call() {
-                Ok(value) => return Ok(value),
-                Err(Failure::Refused(error)) => return Err(error),
-                Err(Failure::NoMemory) if self.frees_for_call(&mut tried) => {}
-                Err(Failure::NoMemory) => return Err(E::OUT_OF_MEMORY),
-            }
-        }
+#[inline]
+fn outermost<P: Platform, T, E: CallError>(
+    memory: &Memory<P>,
+    call: impl FnMut() -> Result<T, Failure<E>>,
+) -> Result<T, E> {
+    let result = memory.retry(call);
+    if result.is_ok() {
+        // The call may have unlocked, unmapped or protected pages: reclaim must search again.
+        memory.clock.exhausted.forget();
     }
+    deferred::free_some(memory);
+    result
+}
 
-    /// Frees memory for a failed call. Returns whether that may help.
-    #[cold]
-    #[inline(never)]
-    fn frees_for_call(&self, tried: &mut Tried) -> bool {
-        let first = |tried: &mut bool| !core::mem::replace(tried, true);
-        if first(&mut tried.drain) && self.has_deferred() {
-            self.drain_deferred();
-            return true;
+#[inline]
+fn retry_from<P: Platform, T, E: CallError>(
+    memory: &Memory<P>,
+    mut tried: Tried,
+    mut call: impl FnMut() -> Result<T, Failure<E>>,
+) -> Result<T, E> {
+    loop {
+        match call() {
+            Ok(value) => return Ok(value),
+            Err(Failure::Refused(error)) => return Err(error),
+            Err(Failure::NoMemory) if tried.free_memory(memory) => {}
+            Err(Failure::NoMemory) => return Err(E::OUT_OF_MEMORY),
         }
-        if tried.rounds == ROUNDS {
-            return false;
-        }
-        tried.rounds += 1;
-        let returned = self.frames.traffic().returned;
-        // The call has failed with this number of free frames, and has released its own. If they
-        // are few, it wants few, and other calls have taken those that the last round freed.
-        let available = self.free_frame_count().saturating_sub(self.frames.reserve());
-        let target = (FIRST_ROUND << (tried.rounds - 1)).min((2 * available).max(FIRST_ROUND));
-        let enough = self.free_frame_count() + target;
-        if self.reclaim_until(target, enough).freed > 0 || self.free_frame_count() >= enough {
-            return true;
-        }
-        if first(&mut tried.collect) {
-            let before = self.free_frame_count();
-            self.collect();
-            if self.free_frame_count() > before {
-                return true;
-            }
-        }
-        // The hook may end a program: not if another CPU has freed some since the call failed.
-        if self.frames.traffic().returned > returned && first(&mut tried.last) {
-            return true;
-        }
-        first(&mut tried.hook) && self.platform().out_of_memory()
     }
 }
 
@@ -120,4 +94,42 @@ struct Tried {
     last: bool,
     /// The embedder's hook was called.
     hook: bool,
+}
+
+impl Tried {
+    /// Frees memory for a failed call. Returns whether that may help.
+    #[cold]
+    #[inline(never)]
+    fn free_memory<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
+        let first = |tried: &mut bool| !core::mem::replace(tried, true);
+        if first(&mut self.drain) && deferred::has_items(memory) {
+            memory.drain_deferred();
+            return true;
+        }
+        if self.rounds == ROUNDS {
+            return false;
+        }
+        self.rounds += 1;
+        let returned = memory.frames.traffic().returned;
+        // The call has failed with this number of free frames, and has released its own. If they
+        // are few, it wants few, and other calls have taken those that the last round freed.
+        let available = memory.free_frame_count().saturating_sub(memory.frames.reserve());
+        let target = (FIRST_ROUND << (self.rounds - 1)).min((2 * available).max(FIRST_ROUND));
+        let enough = memory.free_frame_count() + target;
+        if reclaim_until(memory, target, enough).freed > 0 || memory.free_frame_count() >= enough {
+            return true;
+        }
+        if first(&mut self.collect) {
+            let before = memory.free_frame_count();
+            memory.collect();
+            if memory.free_frame_count() > before {
+                return true;
+            }
+        }
+        // The hook may end a program: not if another CPU has freed some since the call failed.
+        if memory.frames.traffic().returned > returned && first(&mut self.last) {
+            return true;
+        }
+        first(&mut self.hook) && memory.platform().out_of_memory()
+    }
 }

@@ -11,54 +11,45 @@ use crate::platform::Platform;
 use super::pressure::Batch;
 use super::sweep::Which;
 
-impl<P: Platform> Memory<P> {
+impl<'m, P: Platform> Batch<'m, P> {
     /// Examines the folio of the frame, and those after it, up to `most` pages. They are swapped
-    /// out through `batch`, which is finished before. Returns the number of freed pages.
-    // Separate: the list is on the stack, where the paths of other folios do not need it.
+    /// out through the batch, which is finished before. Returns the number of freed pages.
+    // Separate: the list is on the stack, and the paths of other folios do not need it.
     #[inline(never)]
-    pub(super) fn reclaim_shared_memory<'m>(
-        &'m self,
-        frame: Frame,
-        which: Which,
-        most: u64,
-        batch: &mut Batch<'m, P>,
-    ) -> u64 {
+    pub(super) fn reclaim_shared_memory(&mut self, frame: Frame, which: Which, most: u64) -> u64 {
         // Swapping out may wait for a device, which a batch must not.
-        let finished = batch.finish();
-        let Some(held) = self.frames.try_hold(frame) else { return finished };
-        let looked = reclaim_around(self, held, which.turn(), most, batch.idle());
-        finished + batch.note(looked)
+        let finished = self.finish();
+        let Some(held) = self.memory.frames.try_hold(frame) else { return finished };
+        let looked = reclaim_around(self.memory, held, which.turn(), most, self.idle());
+        finished + self.note(looked)
     }
 
-    /// Examines the folio of the frame.
-    pub(super) fn reclaim_of_file(&self, frame: Frame, spare: Spare) -> Looked {
-        let held = self.frames.try_hold(frame);
-        held.map_or(Looked::NOTHING, |held| reclaim_folio(self, held, spare).into())
+    /// Examines the folio of the frame. Returns the number of freed pages.
+    pub(super) fn reclaim_of_file(&mut self, frame: Frame, spare: Spare) -> u64 {
+        let memory = self.memory;
+        let held = memory.frames.try_hold(frame);
+        self.note(held.map_or(Looked::NOTHING, |held| reclaim_folio(memory, held, spare).into()))
     }
+}
 
-    /// Drops the clean pages of all files, recently used or not (`/proc/sys/vm/drop_caches`).
-    /// Dirty, locked and pinned pages stay, and those in use by another thread. Returns the number
-    /// of freed pages.
-    ///
-    /// Context: may sleep. Complexity: linear in the frames, plus a reclaim of each file's folio.
-    pub fn drop_clean_pages(&self) -> u64 {
-        let FrameRange { first, count } = self.frames.span();
-        let (mut at, mut freed) = (0, 0);
-        while at < count {
-            let frame = first.plus(at);
-            at += crate::folio::pages_of_block(&self.frames, frame);
-            let folio = self.frames.folio_of(frame).filter(|folio| folio.head == frame);
-            let of_file = |folio: &_| {
-                self.frames.folio(*folio).is_of_object()
-                    && self.frames.folio(*folio).owner_kind() == OwnerKind::File
-            };
-            if folio.filter(of_file).is_some()
-                && let Some(held) = self.frames.try_hold(frame)
-                && let ObjectFolio::Freed(pages) = reclaim_folio(self, held, Spare::Nothing)
-            {
-                freed += u64::from(pages);
-            }
+/// Drops the clean pages of all files, recently used or not. Returns the number of freed pages.
+pub(super) fn drop_clean_pages<P: Platform>(memory: &Memory<P>) -> u64 {
+    let FrameRange { first, count } = memory.frames.span();
+    let (mut at, mut freed) = (0, 0);
+    while at < count {
+        let frame = first.plus(at);
+        at += crate::folio::pages_of_block(&memory.frames, frame);
+        let folio = memory.frames.folio_of(frame).filter(|folio| folio.head == frame);
+        let of_file = |folio: &_| {
+            let handle = memory.frames.folio(*folio);
+            handle.is_of_object() && handle.owner_kind() == OwnerKind::File
+        };
+        if folio.filter(of_file).is_some()
+            && let Some(held) = memory.frames.try_hold(frame)
+            && let ObjectFolio::Freed(pages) = reclaim_folio(memory, held, Spare::Nothing)
+        {
+            freed += u64::from(pages);
         }
-        freed
     }
+    freed
 }

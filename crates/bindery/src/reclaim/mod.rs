@@ -48,8 +48,10 @@ mod sweep;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Folio, OwnerKind};
+use crate::frame::Frames;
 use crate::object::reclaim::Spare;
 use crate::platform::Platform;
+use crate::swap::wait_for_a_write;
 
 use pressure::Batch;
 use search::{Search, Step};
@@ -89,147 +91,149 @@ impl<P: Platform> Memory<P> {
     /// frames if an earlier search found nothing and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
-        self.reclaim_until(target, u64::MAX)
+        reclaim_until(self, target, u64::MAX)
     }
 
-    /// Like [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that
-    /// other CPUs freed.
-    pub(super) fn reclaim_until(&self, target: u64, enough: u64) -> Reclaimed {
-        let before = self.free_frame_count();
-        self.trim();
-        let freed = self.free_frame_count().saturating_sub(before) + self.finish_swap_writes();
-        let mut done = Reclaimed { freed, scanned: 0 };
-        self.discard_free_slots();
-        self.clock.note_use(self.total_frames() - self.free_frame_count());
-        let mut search = Search::new(self);
-        let mut batch = Batch::new(self);
-        done.freed += self.sweep(target.saturating_sub(done.freed), &mut search, &mut batch);
-        while done.freed < target && self.free_frame_count() < enough {
-            let coming = batch.pages() + self.pages_under_writeback();
-            if search.is_over() || done.freed + coming >= target {
-                if !batch.is_empty() {
-                    done.freed += batch.finish();
-                    continue;
-                }
-                if search.may_wait(self) {
-                    done.freed += self.wait_for_a_write();
-                    continue;
-                }
-                if search.is_over() {
-                    break;
-                }
+    /// Drops the clean pages of all files, recently used or not (`/proc/sys/vm/drop_caches`).
+    /// Dirty, locked and pinned pages stay, and those in use by another thread. Returns the number
+    /// of freed pages.
+    ///
+    /// Context: may sleep. Complexity: linear in the frames, plus a reclaim of each file's folio.
+    pub fn drop_clean_pages(&self) -> u64 {
+        files::drop_clean_pages(self)
+    }
+}
+
+/// Like [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that other
+/// CPUs freed.
+fn reclaim_until<P: Platform>(memory: &Memory<P>, target: u64, enough: u64) -> Reclaimed {
+    let before = memory.free_frame_count();
+    memory.trim();
+    let freed = memory.free_frame_count().saturating_sub(before) + memory.finish_swap_writes();
+    let mut done = Reclaimed { freed, scanned: 0 };
+    memory.discard_free_slots();
+    memory.clock.note_use(memory.total_frames() - memory.free_frame_count());
+    let mut search = Search::new(memory);
+    let mut batch = Batch::new(memory);
+    done.freed += batch.sweep(target.saturating_sub(done.freed), &mut search);
+    while done.freed < target && memory.free_frame_count() < enough {
+        let coming = batch.pages() + memory.swap.pages_under_writeback();
+        if search.is_over() || done.freed + coming >= target {
+            if !batch.is_empty() {
+                done.freed += batch.finish();
+                continue;
             }
-            let step = search.step(self);
-            done.freed += self.pass_over(&step, target - done.freed, &search, &mut batch);
-            search.end_step(self, done.freed, &mut batch);
-            // Never in the middle of a batch. Without the condition, on a CPU without preemption:
-            // 1. Thread A has VMAs of a program locked for reading, and yields the CPU.
-            // 2. Thread B drops the program's address space. It spins until no VMA is locked.
-            if batch.is_empty() {
-                self.platform().yield_if_due();
+            if search.may_wait(memory) {
+                done.freed += wait_for_a_write(memory);
+                continue;
+            }
+            if search.is_over() {
+                break;
             }
         }
-        done.freed += batch.finish();
-        done.scanned = search.scanned;
-        done
+        let step = search.step(memory);
+        done.freed += batch.pass_over(&step, target - done.freed, &search);
+        search.end_step(memory, done.freed, &mut batch);
+        // Never in the middle of a batch. Without the condition, on a CPU without preemption:
+        // 1. Thread A has VMAs of a program locked for reading, and yields the CPU.
+        // 2. Thread B drops the program's address space. It spins until no VMA is locked.
+        if batch.is_empty() {
+            memory.platform().yield_if_due();
+        }
     }
+    done.freed += batch.finish();
+    done.scanned = search.scanned;
+    done
+}
 
+impl<P: Platform> Batch<'_, P> {
     /// Examines the folios of the step, until `target` pages are free or in flight. Returns the
     /// number of pages freed.
-    fn pass_over<'m>(
-        &'m self,
-        step: &Step,
-        target: u64,
-        search: &Search,
-        batch: &mut Batch<'m, P>,
-    ) -> u64 {
+    fn pass_over(&mut self, step: &Step, target: u64, search: &Search) -> u64 {
+        let memory = self.memory;
         let (mut at, mut freed) = (step.begin, 0);
-        while at < step.end && freed + batch.pages() < target {
-            let frame = self.frames.span().first.plus(at);
-            at += crate::folio::pages_of_block(&self.frames, frame);
-            let left = target - freed - batch.pages();
-            freed += self.reclaim_at(frame, step, left, batch);
-            if batch.is_due(search.scanned) {
-                freed += batch.finish();
-                self.platform().yield_if_due();
+        while at < step.end && freed + self.pages() < target {
+            let frame = memory.frames.span().first.plus(at);
+            at += crate::folio::pages_of_block(&memory.frames, frame);
+            let left = target - freed - self.pages();
+            freed += self.reclaim_at(frame, step, left);
+            if self.is_due(search.scanned) {
+                freed += self.finish();
+                memory.platform().yield_if_due();
             }
         }
         if step.all {
-            self.clear_marks(at, step.end);
+            step.clear_marks(&memory.frames, at);
         }
         freed
     }
 
     /// Examines the folio that begins at `frame`, if any.
-    fn reclaim_at<'m>(
-        &'m self,
-        frame: Frame,
-        step: &Step,
-        target: u64,
-        batch: &mut Batch<'m, P>,
-    ) -> u64 {
-        let Some(folio) = self.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
+    fn reclaim_at(&mut self, frame: Frame, step: &Step, target: u64) -> u64 {
+        let memory = self.memory;
+        let Some(folio) = memory.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
             return 0;
         };
-        let anonymous = self.frames.folio(folio).is_anonymous();
-        let cached = self.frames.folio(folio).is_swap_cached();
-        if anonymous && !cached && !self.frames.folio(folio).is_lazy() && !step.room_in_swap {
+        let handle = memory.frames.folio(folio);
+        let anonymous = handle.is_anonymous();
+        let cached = handle.is_swap_cached();
+        if anonymous && !cached && !handle.is_lazy() && !step.room_in_swap {
             // Swap has no room for it, so its age is irrelevant.
             return 0;
         }
-        if self.frames.folio(folio).reclaim_state().is_unevictable()
-            && self.passes_over(folio, step, batch)
-        {
+        if handle.reclaim_state().is_unevictable() && self.passes_over(folio, step) {
             return 0;
         }
-        if anonymous && self.frames.folio(folio).reclaim_state().is_looked_at(step.turn) {
-            return batch.leave_to_next_turn();
+        if anonymous && handle.reclaim_state().is_looked_at(step.turn) {
+            return self.leave_to_next_turn();
         }
         if anonymous || cached {
-            return self.reclaim_anonymous(frame, Which::Cold(step.turn), target, batch);
+            return self.reclaim_anonymous(frame, Which::Cold(step.turn), target);
         }
-        if !self.frames.folio(folio).is_of_object() {
+        if !handle.is_of_object() {
             return 0;
         }
-        if self.frames.folio(folio).owner_kind() != OwnerKind::SharedMemory {
-            return batch.note(self.reclaim_of_file(frame, Spare::Used));
+        if handle.owner_kind() != OwnerKind::SharedMemory {
+            return self.reclaim_of_file(frame, Spare::Used);
         }
         if !step.room_in_swap {
             return 0;
         }
-        if self.frames.folio(folio).reclaim_state().is_looked_at(step.turn) {
-            return batch.leave_to_next_turn();
+        if handle.reclaim_state().is_looked_at(step.turn) {
+            return self.leave_to_next_turn();
         }
-        self.reclaim_shared_memory(frame, Which::Cold(step.turn), target, batch)
+        self.reclaim_shared_memory(frame, Which::Cold(step.turn), target)
     }
 
     /// Whether the hand skips a folio that was found locked into memory. If not, clears the mark.
     #[cold]
-    fn passes_over(&self, folio: Folio, step: &Step, batch: &mut Batch<'_, P>) -> bool {
+    fn passes_over(&mut self, folio: Folio, step: &Step) -> bool {
+        let state = self.memory.frames.folio(folio).reclaim_state();
         if step.all {
-            self.frames.folio(folio).reclaim_state().clear_unevictable();
+            state.clear_unevictable();
             return false;
         }
         if step.room_in_swap {
-            batch.passed_over = true;
+            self.passed_over = true;
         }
-        self.frames.folio(folio).reclaim_state().note_pass(step.turn);
+        state.note_pass(step.turn);
         true
     }
+}
 
-    /// Clears the marks in the rest of a step that reached its target early: the rest is not
-    /// examined in this turn, so the next turn does.
+impl Step {
+    /// Clears the marks from frame `from` on in a step that reached its target early: the rest is
+    /// not examined in this turn, so the next turn does.
     #[cold]
-    fn clear_marks(&self, from: u32, to: u32) {
+    fn clear_marks<P: Platform>(&self, frames: &Frames<P>, from: u32) {
         let mut at = from;
-        while at < to {
-            let frame = self.frames.span().first.plus(at);
-            at += crate::folio::pages_of_block(&self.frames, frame);
-            let folio = self.frames.folio_of(frame).filter(|folio| folio.head == frame);
-            if let Some(folio) =
-                folio.filter(|folio| self.frames.folio(*folio).reclaim_state().is_unevictable())
+        while at < self.end {
+            let frame = frames.span().first.plus(at);
+            at += crate::folio::pages_of_block(frames, frame);
+            if let Some(folio) = frames.folio_of(frame).filter(|folio| folio.head == frame)
+                && frames.folio(folio).reclaim_state().is_unevictable()
             {
-                self.frames.folio(folio).reclaim_state().clear_unevictable();
+                frames.folio(folio).reclaim_state().clear_unevictable();
             }
         }
     }

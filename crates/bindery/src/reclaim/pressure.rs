@@ -50,7 +50,7 @@ struct Space<'m, P: Platform> {
 
 /// A batch of folios from any address space; see the module.
 pub(super) struct Batch<'m, P: Platform> {
-    memory: &'m Memory<P>,
+    pub(super) memory: &'m Memory<P>,
     out: OutBatch,
     spaces: ArrayVec<Space<'m, P>, SPACES>,
     vmas: ArrayVec<ReadLockedVma, VMAS>,

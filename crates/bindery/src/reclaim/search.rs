@@ -62,7 +62,7 @@ pub(super) struct Search {
 impl Search {
     pub(super) fn new<P: Platform>(memory: &Memory<P>) -> Self {
         let all = u64::from(memory.frames.span().count).next_multiple_of(u64::from(STEP));
-        let supply = memory.supply();
+        let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
@@ -92,7 +92,7 @@ impl Search {
         let all = self.looks_at_all || memory.clock.looks_at_all();
         let (begin, turn) = memory.clock.advance(frames, count);
         self.scanned += u64::from(frames);
-        let room_in_swap = memory.has_room_in_swap();
+        let room_in_swap = memory.swap.has_room(&memory.frames);
         Step { begin, end: (begin + frames).min(count), turn, all, room_in_swap }
     }
 
@@ -106,7 +106,7 @@ impl Search {
         let found = batch.later
             || !batch.is_empty()
             || freed > self.begin.freed
-            || memory.pages_under_writeback() > 0;
+            || memory.swap.pages_under_writeback() > 0;
         if self.most < self.all && found {
             // A change occurred that did not reset the record.
             memory.clock.exhausted.forget();
@@ -132,7 +132,7 @@ impl Search {
         self.looks_at_all = false;
         (batch.later, batch.passed_over) = (false, false);
         self.begin = Begin {
-            supply: memory.supply(),
+            supply: supply(memory),
             hand: memory.clock.hand(),
             scanned: self.scanned,
             freed,
@@ -142,7 +142,7 @@ impl Search {
     /// Whether to wait for a device. Before the search is over, the pages in flight may be all that
     /// is wanted.
     pub(super) fn may_wait<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
-        let writes = memory.pages_under_writeback();
+        let writes = memory.swap.pages_under_writeback();
         if writes == 0 || !self.is_over() {
             return writes > 0;
         }
@@ -153,16 +153,7 @@ impl Search {
     }
 }
 
-impl<P: Platform> Memory<P> {
-    /// Records that pages were unlocked from memory.
-    #[cold]
-    pub(crate) fn note_unlocked(&self) {
-        self.clock.exhausted.forget();
-        self.clock.look_at_all(self.frames.span().count);
-    }
-
-    fn supply(&self) -> Supply {
-        let returned = self.frames.traffic().returned;
-        Supply { returned, room_in_swap: self.has_room_in_swap() }
-    }
+/// The state of memory that a search depends on.
+fn supply<P: Platform>(Memory { frames, swap, .. }: &Memory<P>) -> Supply {
+    Supply { returned: frames.traffic().returned, room_in_swap: swap.has_room(frames) }
 }

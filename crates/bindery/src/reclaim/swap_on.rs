@@ -3,7 +3,7 @@
 
 use crate::Memory;
 use crate::platform::Platform;
-use crate::swap::{SwapArea, SwapDevice, SwapError};
+use crate::swap::{SwapArea, SwapDevice, SwapError, turn_on_once};
 
 impl<P: Platform> Memory<P> {
     /// Adds a swap area of `slots` pages in compressed memory (Linux: `swapon(2)` of a zram
@@ -17,7 +17,7 @@ impl<P: Platform> Memory<P> {
         if cfg!(not(feature = "compression")) {
             return Err(SwapError::NotBuilt);
         }
-        self.turn_area_on(slots, priority, None)
+        turn_area_on(self, slots, priority, None)
     }
 
     /// Adds a swap area on a device (Linux: `swapon(2)` of a partition or a file). Areas of both
@@ -33,21 +33,21 @@ impl<P: Platform> Memory<P> {
         device: &'static dyn SwapDevice<P>,
         priority: i16,
     ) -> Result<SwapArea, SwapError> {
-        self.turn_area_on(device.slots(), priority, Some(device))
+        turn_area_on(self, device.slots(), priority, Some(device))
     }
+}
 
-    fn turn_area_on(
-        &self,
-        slots: u64,
-        priority: i16,
-        device: Option<&'static dyn SwapDevice<P>>,
-    ) -> Result<SwapArea, SwapError> {
-        if cfg!(not(feature = "swap")) {
-            return Err(SwapError::NotBuilt);
-        }
-        if slots == 0 || slots > 1 << 30 {
-            return Err(SwapError::Size);
-        }
-        self.retry(|| self.turn_area_on_once(slots, priority, device))
+fn turn_area_on<P: Platform>(
+    memory: &Memory<P>,
+    slots: u64,
+    priority: i16,
+    device: Option<&'static dyn SwapDevice<P>>,
+) -> Result<SwapArea, SwapError> {
+    if cfg!(not(feature = "swap")) {
+        return Err(SwapError::NotBuilt);
     }
+    if slots == 0 || slots > 1 << 30 {
+        return Err(SwapError::Size);
+    }
+    memory.retry(|| turn_on_once(memory, slots, priority, device))
 }

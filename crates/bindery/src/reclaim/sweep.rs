@@ -31,58 +31,53 @@ impl Which {
     }
 }
 
-impl<P: Platform> Memory<P> {
+impl<P: Platform> Batch<'_, P> {
     /// Swaps out passing folios, up to `target` pages. Returns the number of freed pages; the batch
     /// is finished.
-    pub(super) fn sweep<'m>(
-        &'m self,
-        target: u64,
-        search: &mut Search,
-        batch: &mut Batch<'m, P>,
-    ) -> u64 {
-        let passing = &self.clock.passing;
+    pub(super) fn sweep(&mut self, target: u64, search: &mut Search) -> u64 {
+        let memory = self.memory;
+        let passing = &memory.clock.passing;
         if passing.waiting() == 0 {
             return 0;
         }
         let missed = passing.take_missed();
         let mut freed = 0;
         if missed > 0 {
-            let step = search.step_of(self, missed);
-            freed += self.pass_over(&step, target, search, batch) + batch.finish();
+            let step = search.step_of(memory, missed);
+            freed += self.pass_over(&step, target, search) + self.finish();
         }
-        self.clock.begin_sweep();
-        while freed + batch.pages() < target {
-            let left = (target - freed - batch.pages()).min(passing.waiting());
+        memory.clock.begin_sweep();
+        while freed + self.pages() < target {
+            let left = (target - freed - self.pages()).min(passing.waiting());
             let Some(head) = passing.take() else { break };
-            freed += self.send_passing(head, left, batch);
-            if batch.is_due(search.scanned) {
-                freed += batch.finish();
+            freed += self.send_passing(head, left);
+            if self.is_due(search.scanned) {
+                freed += self.finish();
             }
         }
-        freed += batch.finish();
-        self.clock.end_sweep();
+        freed += self.finish();
+        memory.clock.end_sweep();
         freed
     }
 
     /// Swaps out the folio of that frame, if it is passing, and others beside it. Returns the
     /// number of pages freed at once.
-    fn send_passing<'m>(&'m self, head: Frame, target: u64, batch: &mut Batch<'m, P>) -> u64 {
-        let found = self.frames.folio_of(head).filter(|folio| folio.head == head);
-        let Some(folio) =
-            found.filter(|folio| self.frames.folio(*folio).reclaim_state().age() == Age::Passing)
-        else {
+    fn send_passing(&mut self, head: Frame, target: u64) -> u64 {
+        let Memory { frames, swap, .. } = self.memory;
+        let Some(folio) = frames.folio_of(head).filter(|folio| folio.head == head) else {
             return 0;
         };
-        if !self.frames.folio(folio).is_anonymous() && !self.frames.folio(folio).is_of_object() {
+        let handle = frames.folio(folio);
+        if handle.reclaim_state().age() != Age::Passing
+            || !handle.is_anonymous() && !handle.is_of_object()
+        {
             return 0;
         }
-        match self.frames.folio(folio).owner_kind() {
-            OwnerKind::File => batch.note(self.reclaim_of_file(head, Spare::Nothing)),
-            OwnerKind::Anonymous | OwnerKind::SharedMemory if !self.has_room_in_swap() => 0,
-            OwnerKind::Anonymous => self.reclaim_anonymous(head, Which::Passing, target, batch),
-            OwnerKind::SharedMemory => {
-                self.reclaim_shared_memory(head, Which::Passing, target, batch)
-            }
+        match handle.owner_kind() {
+            OwnerKind::File => self.reclaim_of_file(head, Spare::Nothing),
+            OwnerKind::Anonymous | OwnerKind::SharedMemory if !swap.has_room(frames) => 0,
+            OwnerKind::Anonymous => self.reclaim_anonymous(head, Which::Passing, target),
+            OwnerKind::SharedMemory => self.reclaim_shared_memory(head, Which::Passing, target),
         }
     }
 }

@@ -42,7 +42,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 }
             }
         });
-        self.page_table.memory.free_some();
+        crate::deferred::free_some(self.page_table.memory);
     }
 
     /// Whether pages with equal contents may be merged in all private mappings

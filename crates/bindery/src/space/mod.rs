@@ -353,6 +353,6 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is
         // left: the VMAs, by which others made theirs, are out of all lists.
         unsafe { self.page_table.free_root() };
-        self.page_table.memory.free_some();
+        crate::deferred::free_some(self.page_table.memory);
     }
 }

@@ -143,7 +143,8 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
     /// the slot does not exist.
     #[inline]
     pub fn slot_entries(&self, area: u8, slot: u64) -> u32 {
-        self.space.page_table.memory.slot_entries(area, slot)
+        let memory = self.space.page_table.memory;
+        memory.swap.entries_of(memory.platform(), area, slot)
     }
 }
 

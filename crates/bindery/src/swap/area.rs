@@ -22,11 +22,10 @@ use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::{Cluster, List, LiveCluster};
 use super::device::SwapDevice;
 use super::requests::Requests;
-use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::folio::{MAX_FOLIO_ORDER, SwapPlace};
 use crate::frame::meta::{self, NONE, link};
-use crate::frame::{AllocateFor, MAX_ORDER};
+use crate::frame::{AllocateFor, Frames, MAX_ORDER};
 use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -215,11 +214,11 @@ impl<P: Platform> Area<P> {
     }
 
     /// Frames that account for the slots.
-    pub(super) fn account(&self, memory: &Memory<P>) -> u64 {
+    pub(super) fn account(&self, frames: &Frames<P>) -> u64 {
         if !self.is_on() {
             return 0;
         }
-        let block = memory.frames.meta(Frame(self.block.load(Relaxed)));
+        let block = frames.meta(Frame(self.block.load(Relaxed)));
         let cells = u64::from(CELLS.pages()) * u64::from(self.count.load(Relaxed));
         u64::from(block.order().pages()) + cells
     }
@@ -279,32 +278,29 @@ impl<P: Platform> Area<P> {
     /// many. A device for their content must have at least `slots` slots.
     pub(super) fn turn_on(
         &self,
-        memory: &Memory<P>,
+        frames: &Frames<P>,
         slots: u64,
         priority: i16,
         device: Option<&'static dyn SwapDevice<P>>,
     ) -> Option<()> {
         let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
         let order = info_order::<P>(count)?;
-        let base = memory.frames.allocate(order, AllocateFor::Use)?;
-        memory.frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
-        let clusters = memory.platform().direct_map(base).cast::<Cluster<P>>();
+        let base = frames.allocate(order, AllocateFor::Use)?;
+        frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
+        let clusters = frames.platform().direct_map(base).cast::<Cluster<P>>();
         for number in 0..count {
-            let Some(frames) = memory.frames.allocate(CELLS, AllocateFor::Use) else {
-                self.free_clusters(memory, clusters, number, base);
+            let Some(cells) = frames.allocate(CELLS, AllocateFor::Use) else {
+                self.free_clusters(frames, clusters, number, base);
                 return None;
             };
-            memory
-                .frames
-                .meta(frames)
-                .state
-                .store(meta::state_of(meta::Kind::Swap, CELLS), Relaxed);
-            memory.platform().zero(frames, CELLS.pages());
+            let state = meta::state_of(meta::Kind::Swap, CELLS);
+            frames.meta(cells).state.store(state, Relaxed);
+            frames.platform().zero(cells, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
             // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
             // and no other thread knows it yet.
-            unsafe { clusters.add(number as usize).write(Cluster::new(frames.0, size)) };
+            unsafe { clusters.add(number as usize).write(Cluster::new(cells.0, size)) };
         }
         self.count.store(count, Relaxed);
         self.block.store(base.0, Relaxed);
@@ -327,7 +323,7 @@ impl<P: Platform> Area<P> {
 
     /// Frees the clusters, if no slot is taken: then nothing refers to one any more. Returns
     /// whether it freed them; otherwise nothing has changed.
-    pub(super) fn turn_off(&self, memory: &Memory<P>) -> bool {
+    pub(super) fn turn_off(&self, frames: &Frames<P>) -> bool {
         let clusters = {
             let mut lists = self.lists.lock();
             // Slots are allocated only under this lock. Acquire: sees all earlier accesses to the
@@ -349,29 +345,29 @@ impl<P: Platform> Area<P> {
             drop(cluster.state.lock());
         }
         // Lookups of a cached page, or of content, by an old entry run in a read section.
-        memory.platform().synchronize();
-        self.free_clusters(memory, clusters, count, Frame(self.block.load(Relaxed)));
+        frames.platform().synchronize();
+        self.free_clusters(frames, clusters, count, Frame(self.block.load(Relaxed)));
         true
     }
 
     fn free_clusters(
         &self,
-        memory: &Memory<P>,
+        frames: &Frames<P>,
         clusters: NonNull<Cluster<P>>,
         count: u32,
         base: Frame,
     ) {
         for number in 0..count {
             // SAFETY: `turn_on` has written `count` clusters, and no thread uses them any more.
-            let frames = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
+            let cells = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
             // SAFETY: 1. `turn_on` allocated them for this cluster. 2. No thread uses the cells any
             // more.
-            unsafe { memory.frames.free(Frame(frames), CELLS) };
+            unsafe { frames.free(Frame(cells), CELLS) };
         }
         self.set_device(None);
-        let order = memory.frames.meta(base).order();
+        let order = frames.meta(base).order();
         // SAFETY: 1. `turn_on` allocated it. 2. No thread uses the clusters any more.
-        unsafe { memory.frames.free(base, order) };
+        unsafe { frames.free(base, order) };
     }
 
     /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`

@@ -52,6 +52,13 @@ impl Clock {
         self.hand.load(Relaxed)
     }
 
+    /// Records that pages were unlocked from memory, which has `all` frames.
+    #[cold]
+    pub(crate) fn note_unlocked(&self, all: u32) {
+        self.exhausted.forget();
+        self.look_at_all(all);
+    }
+
     /// Makes the hand look at all folios for one turn of `all` frames.
     pub(crate) fn look_at_all(&self, all: u32) {
         self.look_at_all.fetch_max(self.hand() + u64::from(all), Relaxed);

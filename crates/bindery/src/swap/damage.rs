@@ -12,7 +12,7 @@ use crate::platform::Platform;
 /// slot.
 pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16) {
     let run = SlotRun { area, first: slot, count: 1 };
-    let (cluster, cells, _) = memory.cells(run).expect("a slot");
+    let (cluster, cells, _) = run.cells(memory).expect("a slot");
     let _state = cluster.state.lock();
     let cell = cells[0].load(Relaxed);
     cells[0].store(cell.wrapping_add_signed(i64::from(by)), Relaxed);

@@ -8,39 +8,36 @@
 //! Allocation does not wait for discards. If no other cluster is free, it takes one that is not
 //! discarded yet.
 
+use super::Swap;
 use super::area::Area;
 use crate::Memory;
 use crate::platform::Platform;
 
-impl<P: Platform> Memory<P> {
-    /// Discards free slots on the devices that want it
-    /// ([`SwapDevice::discards`](crate::SwapDevice::discards)), in runs of 512. A run with a taken
-    /// slot is left for later. Reclaim does it too; an embedder may call it from a thread of its
-    /// own after large unmappings. Returns the number of discarded slots. The caller holds no lock
-    /// of the core.
-    ///
-    /// Context: may sleep. Complexity: linear in the discarded runs.
-    pub fn discard_free_slots(&self) -> u64 {
-        let areas = self.swap.areas.iter().filter(|area| area.has_freed());
-        areas.map(|area| self.discard_in(area)).sum()
+impl<P: Platform> Swap<P> {
+    /// Discards free slots on the devices that want it. Returns their number.
+    pub(super) fn discard_free_slots(&self, memory: &Memory<P>) -> u64 {
+        let areas = self.areas.iter().filter(|area| area.has_freed());
+        areas.map(|area| area.discard_freed(memory)).sum()
     }
+}
 
+impl<P: Platform> Area<P> {
     #[cold]
-    fn discard_in(&self, area: &Area<P>) -> u64 {
+    fn discard_freed(&self, memory: &Memory<P>) -> u64 {
         // An area is turned off when it is stopped and has no request:
         // 1. CPU A has a request, and finds the area not stopped, under the lock of its lists.
         // 2. CPU B stops the area, and waits for the request.
-        let Some(request) = area.requests.take() else { return 0 };
-        let mut told = 0;
-        while let Some(freed) = area.take_freed() {
+        let Some(request) = self.requests.take() else { return 0 };
+        let mut discarded = 0;
+        while let Some(freed) = self.take_freed() {
             let slots = freed.slots();
-            if let Some(device) = area.device() {
-                told += slots.end - slots.start;
-                device.discard(self, slots.start, slots.end - slots.start);
+            if let Some(device) = self.device() {
+                discarded += slots.end - slots.start;
+                device.discard(memory, slots.start, slots.end - slots.start);
             }
-            area.put_back(&freed);
+            self.put_back(&freed);
         }
-        self.free_request(area, request);
-        told
+        self.free_request(memory, request);
+        discarded
     }
 }

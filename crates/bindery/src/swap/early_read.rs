@@ -13,10 +13,14 @@
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
+use super::Swap;
 use super::area::{Area, SlotRun};
+use super::cached_folio::CachedFolio;
+use super::content::ClaimedFolio;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
+use super::slots::while_areas_stay;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
@@ -63,7 +67,7 @@ pub(super) enum Stored {
     Some,
 }
 
-impl<P: Platform> Memory<P> {
+impl<P: Platform> Swap<P> {
     /// The source of the content of a slot of the area, given a recent copy of its cell.
     pub(crate) fn source_of(&self, area: u8, cell: SlotState) -> Source {
         match cell.frame() {
@@ -74,10 +78,10 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Like [`Memory::source_of`], for a slot that an object referred to a moment ago; `None` if no
+    /// Like [`Swap::source_of`], for a slot that an object referred to a moment ago; `None` if no
     /// area has it.
-    pub(crate) fn source_of_slot(&self, area: u8, slot: u64) -> Option<Source> {
-        let cell = self.while_areas_stay(|| self.slot_state(area, slot));
+    pub(crate) fn source_of_slot(&self, platform: &P, area: u8, slot: u64) -> Option<Source> {
+        let cell = while_areas_stay(platform, || self.state_of(platform, area, slot));
         cell.map(|cell| self.source_of(area, cell))
     }
 
@@ -86,84 +90,95 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn has_free_request(&self, area: u8) -> bool {
         self.area(area).is_some_and(|area| area.requests.has_free())
     }
+}
 
+impl SlotRun {
     /// Begins to read the slots of a run of 2^`order`, which entries referred to a moment ago, into
     /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
-    pub(crate) fn begin_read(&self, run: SlotRun, order: Order, cause: Cause) -> Begun {
-        let Some(fresh) = self.frames.new_folio(order) else { return Begun::NoRoom };
-        let Some(claimed) = self.claim_for_read(fresh, run) else { return Begun::Taken };
-        let (folio, place) = (claimed.folio(), run.place());
+    pub(crate) fn begin_read<P: Platform>(
+        self,
+        memory: &Memory<P>,
+        order: Order,
+        cause: Cause,
+    ) -> Begun {
+        let Some(fresh) = memory.frames.new_folio(order) else { return Begun::NoRoom };
+        let Some(claimed) = ClaimedFolio::claim(memory, fresh, self) else { return Begun::Taken };
+        let (folio, place) = (claimed.folio(), self.place());
         // The slots are busy, which keeps the area and their content.
-        let content = self.content_of(run);
+        let content = self.content(memory);
         let worth = match cause {
             Cause::Around => content == Some(Stored::Some),
             Cause::Advice => content.is_some(),
         };
         if worth && content == Some(Stored::None) {
-            self.fill_filled_pages(&claimed);
-            self.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-            self.unlock_claimed(claimed.into_locked().locked(), place, &PageSet::EMPTY);
+            claimed.fill_filled_pages(memory);
+            memory.rare.pages_swapped_in.fetch_add(u64::from(self.count), Relaxed);
+            let locked = claimed.into_locked();
+            CachedFolio::new(memory, locked.locked(), place).unlock(&PageSet::EMPTY);
             return Begun::Yes;
         }
-        let device = self.area(run.area).and_then(|area| Some((area, area.device()?)));
-        let request =
-            device.filter(|_| worth).map(|(area, device)| (area, device, area.requests.take()));
+        let area = memory.swap.area(self.area);
+        let device = area.and_then(|area| Some((area, area.device()?))).filter(|_| worth);
+        let request = device.map(|(area, device)| (area, device, area.requests.take()));
         let Some((area, device, Some(number))) = request else {
-            claimed.give_up(self);
+            claimed.give_up(memory);
             return if worth { Begun::NoRoom } else { Begun::Taken };
         };
-        self.fill_filled_pages(&claimed);
+        claimed.fill_filled_pages(memory);
         area.requests.begin_around(number, folio.head);
-        self.swap.reading.fetch_add(1, Relaxed);
+        memory.swap.reading.fetch_add(1, Relaxed);
         if cause == Cause::Around {
-            RareEvents::note(&self.rare.swap_read_around);
-            self.frames.folio(folio).mark_read_around();
+            RareEvents::note(&memory.rare.swap_read_around);
+            memory.frames.folio(folio).mark_read_around();
         }
         // From here on, the folio is the request's.
         claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
-        self.submit_pieces(area, device, &what, |page| {
-            self.slot_has(place.area, place.first + u64::from(page), SlotState::STORED)
-        });
+        what.submit(memory, area, device, |page| self.page_has(memory, page, SlotState::STORED));
         Begun::Yes
     }
 
-    /// The number of a run's pages that a device has; the slots are busy. `None` if a slot has no
-    /// content.
-    pub(super) fn content_of(&self, run: SlotRun) -> Option<Stored> {
-        let has =
-            |page: u32, content| self.slot_has(run.area, run.first + u64::from(page), content);
-        let stored = (0..run.count).filter(|page| has(*page, SlotState::STORED)).count();
-        let filled = (0..run.count).filter(|page| has(*page, SlotState::FILLED)).count();
+    /// The number of pages that a device has; the slots are busy. `None` if a slot has no content.
+    pub(super) fn content<P: Platform>(self, memory: &Memory<P>) -> Option<Stored> {
+        let count = |content| {
+            (0..self.count).filter(|page| self.page_has(memory, *page, content)).count() as u32
+        };
+        let (stored, filled) = (count(SlotState::STORED), count(SlotState::FILLED));
         let some = if stored == 0 { Stored::None } else { Stored::Some };
-        (stored + filled == run.count as usize).then_some(some)
+        (stored + filled == self.count).then_some(some)
     }
 
-    pub(super) fn slot_has(&self, area: u8, slot: u64, content: u64) -> bool {
-        self.slot_state(area, slot).is_some_and(|cell| cell.has(content))
+    /// Whether a slot of the run, which is busy, has content of this kind.
+    pub(super) fn page_has<P: Platform>(self, memory: &Memory<P>, page: u32, content: u64) -> bool {
+        let slot = self.first + u64::from(page);
+        let state = memory.swap.state_of(memory.platform(), self.area, slot);
+        state.is_some_and(|state| state.has(content))
     }
+}
 
+impl<P: Platform> Area<P> {
     /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
     /// read failed, the slots keep their content.
-    pub(super) fn finish_early_read(&self, area: &Area<P>, number: u32) {
-        let read = area.requests.result(number) == Some(true);
-        if let Some(folio) = self.frames.folio_of(area.requests.head(number)) {
-            let lock = self.frames.folio(folio).lock_of_request();
+    pub(super) fn finish_early_read(&self, memory: &Memory<P>, number: u32) {
+        let read = self.requests.result(number) == Some(true);
+        if let Some(folio) = memory.frames.folio_of(self.requests.head(number)) {
+            let lock = memory.frames.folio(folio).lock_of_request();
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {
                 let locked = lock.with_reference();
-                match self.frames.folio(folio).swap_place() {
-                    Some(place) if read => {
-                        self.rare.pages_swapped_in.fetch_add(u64::from(folio.pages()), Relaxed);
-                        self.unlock_claimed(locked.locked(), place, &PageSet::EMPTY);
+                match CachedFolio::find(memory, locked.locked()) {
+                    Some(cached) if read => {
+                        let pages = u64::from(folio.pages());
+                        memory.rare.pages_swapped_in.fetch_add(pages, Relaxed);
+                        cached.unlock(&PageSet::EMPTY);
                     }
-                    Some(place) => self.give_up(locked.locked(), place),
+                    Some(cached) => cached.give_up(),
                     None => {}
                 }
             }
         }
-        area.requests.free(number);
+        self.requests.free(number);
         // Release: the folio is unlocked.
-        self.swap.reading.fetch_sub(1, Release);
+        memory.swap.reading.fetch_sub(1, Release);
     }
 }

@@ -9,6 +9,7 @@ use core::sync::atomic::{
 use super::area::Area;
 use super::cluster::{Cluster, ClusterState};
 use super::slot_state::SlotState;
+use crate::Memory;
 use crate::folio::FolioLocked;
 use crate::platform::Platform;
 
@@ -110,5 +111,22 @@ impl<'s> FreedCell<'s> {
     #[inline(always)]
     pub(super) fn was(&self) -> SlotState {
         self.was
+    }
+
+    /// Ends the use of the slot: the store frees its content, and its page leaves the cache, and
+    /// with the last page the folio.
+    #[inline(never)]
+    pub(super) fn empty_slot<P: Platform>(self, memory: &Memory<P>, value: &AtomicU64) {
+        let frame = self.was.frame();
+        self.forget_content(memory, value);
+        let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) else { return };
+        let handle = memory.frames.folio(folio);
+        let Some(place) = handle.swap_place() else { return };
+        handle.set_cached_pages(place, place.cached - 1);
+        // No other copy of the content is left.
+        handle.mark_dirty();
+        if place.cached == 1 {
+            handle.release();
+        }
     }
 }

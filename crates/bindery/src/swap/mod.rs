@@ -5,7 +5,8 @@
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and the bitmap of taken ones |
 //! | `slot_state` | references to a slot, and the location of its content |
-//! | `slots`, `finish_swap_in`, `freed` | taking, releasing and caching slots: by runs, under one lock |
+//! | `slots`, `freed` | slots taken, referred to and released: by runs, under one lock |
+//! | `cached_folio`, `finish_swap_in` | [`CachedFolio`]: a folio at its slots |
 //! | `content`, `page_set` | writing and reading |
 //! | `device_read` | reads that a thread waits for after it has released its locks |
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
@@ -21,6 +22,7 @@
 //! | `exhausted` | the record that nothing is left to reclaim |
 //! | `same_filled` | pages that need no store |
 //! | `usage` | counts for listings |
+//! | `face` | the calls of embedders |
 //! | `compressed`, `no_compression` | the store of compressed pages, and its form in a build without it |
 //!
 //! # The protocol
@@ -57,6 +59,7 @@
 
 pub(crate) mod area;
 mod bitmap;
+pub(crate) mod cached_folio;
 mod clock;
 mod cluster;
 #[cfg(feature = "compression")]
@@ -69,6 +72,7 @@ pub(crate) mod device_read;
 mod discard;
 pub(crate) mod early_read;
 pub(crate) mod exhausted;
+mod face;
 mod finish_swap_in;
 mod freed;
 #[cfg(all(test, loom))]
@@ -99,6 +103,7 @@ use core::sync::atomic::AtomicU64;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::error::{CallError, Failure};
+use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
@@ -114,7 +119,12 @@ use streak::Streak;
 pub use usage::{CompressedUsage, SwapUsage};
 
 pub(crate) use area::SlotRun;
+pub(crate) use cached_folio::CachedFolio;
 pub(crate) use clock::Clock;
+pub(crate) use read_around::begin_read_around;
+pub(crate) use slots::find_cached;
+pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
+pub(crate) use writeback::{lock_folio, wait_for_a_write, wait_for_request, write_out};
 
 /// The maximum number of swap areas at a time. 0 in a build without the feature `swap`: then the
 /// compiler drops the code that would use one.
@@ -189,10 +199,10 @@ impl<P: Platform> Swap<P> {
     /// 2. No entry maps the folio, and it has no pins.
     // Separate: a page that one word fills must not pay for the registers that this saves.
     #[inline(never)]
-    unsafe fn store(&self, memory: &Memory<P>, page: Frame) -> Option<u64> {
+    unsafe fn store(&self, frames: &Frames<P>, page: Frame) -> Option<u64> {
         // SAFETY: 1. the caller's obligation 1. 2. Its obligation 2, and the core reads the page by
         // atomics.
-        let stored = unsafe { self.store.store(&memory.frames, page) };
+        let stored = unsafe { self.store.store(frames, page) };
         stored.ok().map(|handle| handle.to_raw())
     }
 
@@ -202,11 +212,11 @@ impl<P: Platform> Swap<P> {
     /// # Safety
     /// 1. `handle` is the value of a busy slot with stored content.
     /// 2. The page is of a fresh, locked folio, which no entry maps.
-    unsafe fn load(&self, memory: &Memory<P>, handle: u64, page: Frame) -> bool {
+    unsafe fn load(&self, frames: &Frames<P>, handle: u64, page: Frame) -> bool {
         let Some(handle) = Handle::from_raw(handle) else { return false };
         // SAFETY: 1. the slot's value is the handle that `store` returned, and the slot is busy: no
         // thread frees its content during the load. 2. The caller's obligation 2.
-        unsafe { self.store.load(&memory.frames, &handle, page) }.is_ok()
+        unsafe { self.store.load(frames, &handle, page) }.is_ok()
     }
 
     /// Frees the content that [`Swap::store`] has stored. Does not sleep.
@@ -216,10 +226,10 @@ impl<P: Platform> Swap<P> {
     ///    never stored it there.
     /// 2. The slot is not busy for a thread that loads.
     #[inline(never)]
-    unsafe fn forget(&self, memory: &Memory<P>, handle: u64) {
+    unsafe fn forget(&self, frames: &Frames<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
             // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-            unsafe { self.store.free(&memory.frames, handle) };
+            unsafe { self.store.free(frames, handle) };
         }
     }
 }
@@ -283,171 +293,10 @@ pub struct SwapArea {
     pub taken: u64,
 }
 
-impl<P: Platform> Memory<P> {
-    /// One attempt to add an area.
-    pub(crate) fn turn_area_on_once(
-        &self,
-        slots: u64,
-        priority: i16,
-        device: Option<&'static dyn SwapDevice<P>>,
-    ) -> Result<SwapArea, Failure<SwapError>> {
-        let mut turned_on = self.swap.on.lock();
-        let number = turned_on.first_off().ok_or(SwapError::TooMany)?;
-        let area = &self.swap.areas[number];
-        let prepared = match device {
-            Some(_) => Ok(()),
-            None => self.swap.store.prepare(&self.frames),
-        };
-        let kind = match device {
-            None => AreaKind::Memory,
-            Some(device) if device.is_synchronous() => AreaKind::SynchronousDevice,
-            Some(_) => AreaKind::Device,
-        };
-        // Before a slot of the area is allocated: a thread that reads one finds the kind.
-        self.swap.around.set_area(number, kind);
-        let on = prepared.ok().and_then(|()| area.turn_on(self, slots, priority, device));
-        if on.is_none() {
-            self.swap.around.set_area(number, AreaKind::Memory);
-            self.release_unused_store(&turned_on);
-            return Err(Failure::NoMemory);
-        }
-        turned_on.insert(number);
-        // The store needs frames to free frames.
-        self.frames.set_reserve((self.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
-        self.commitment().swap_changed(slots as i64);
-        Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
-    }
-
-    /// The number of free frames that only reclaim may take, so that it can free others (Linux:
-    /// `min_free_kbytes`); 0 while no area is on.
-    ///
-    /// Context: any.
-    pub fn reserved_frames(&self) -> u64 {
-        self.frames.reserve()
-    }
-
-    /// Sets the number of frames that compressed memory may take; initially half of the memory. If
-    /// it uses more already, no page is swapped out to it until enough frames are freed.
-    ///
-    /// Context: spins.
-    pub fn set_compressed_limit(&self, frames: u64) {
-        self.swap.store.set_limit(frames);
-    }
-
-    /// The limit set by [`Memory::set_compressed_limit`], in frames.
-    ///
-    /// Context: spins.
-    pub fn compressed_limit(&self) -> u64 {
-        self.swap.store.limit()
-    }
-
-    /// The usage of compressed memory.
-    ///
-    /// Context: spins.
-    pub fn compressed_usage(&self) -> CompressedUsage {
-        self.swap.store.usage()
-    }
-
-    /// Stops the allocation of slots in the area: the first step of `swapoff(2)`. Once it has
-    /// returned, no page begins to be swapped out there, not even one that has kept its slots since
-    /// it was last in swap. Only `fork(2)` still copies entries that refer to slots.
-    ///
-    /// Context: spins. Complexity: one lock for each 512 slots of the area.
-    pub fn stop_swapping_to(&self, area: &SwapArea) {
-        if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
-            area.stop();
-        }
-    }
-
-    /// Resumes the allocation of slots in the area.
-    ///
-    /// Context: any.
-    pub fn resume_swapping_to(&self, area: &SwapArea) {
-        if let Some(area) = self.swap.areas.get(usize::from(area.number)) {
-            area.resume();
-            self.clock.exhausted.forget();
-        }
-    }
-
-    /// Waits for the device, and removes an area without taken slots: the last step of
-    /// `swapoff(2)`, after [`Memory::stop_swapping_to`], [`AddressSpace::swap_in_area`] of each
-    /// address space, and [`Memory::swap_in_objects`].
-    ///
-    /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
-    ///
-    /// Context: may sleep.
-    ///
-    /// # Errors
-    /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or a
-    /// concurrent fork copied one. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
-    pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
-        let number = usize::from(area.number);
-        let area = self.swap.areas.get(number).ok_or(SwapError::NotThere)?;
-        let mut turned_on = self.swap.on.lock();
-        if !turned_on.has(number) {
-            return Err(SwapError::NotThere);
-        }
-        area.stop();
-        self.wait_for_area(area).map_err(|_| SwapError::Interrupted)?;
-        let slots = area.slots();
-        if !area.turn_off(self) {
-            return Err(SwapError::InUse);
-        }
-        turned_on.remove(number);
-        self.swap.around.set_area(number, AreaKind::Memory);
-        self.commitment().swap_changed(-(slots as i64));
-        self.release_unused_store(&turned_on);
-        Ok(())
-    }
-
-    /// Releases the store's memory if no area is on.
-    fn release_unused_store(&self, on: &AreasOn) {
-        if on.0 == 0 {
-            self.frames.set_reserve(0);
-            self.swap.store.release(&self.frames);
-        }
-    }
-
-    /// Turns on an area of `slots` slots that allocates none.
-    #[cfg(any(test, feature = "testing"))]
-    fn plant_area(&self, number: u8, slots: u64) {
-        let mut on = self.swap.on.lock();
-        let area = &self.swap.areas[usize::from(number)];
-        area.turn_on(self, slots, 0, None).expect("memory for the account");
-        area.stop();
-        on.insert(usize::from(number));
-    }
-
-    /// Frames that account for all slots of all areas.
-    pub(crate) fn swap_account(&self) -> u64 {
-        self.swap.areas.iter().map(|area| area.account(self)).sum()
-    }
-
-    /// Whether a swap area is on.
-    pub(crate) fn has_swap(&self) -> bool {
-        self.swap.areas.iter().any(|area| area.may_allocate())
-    }
-
-    /// Whether a page without a slot may find one, and room for its content. Spins.
-    pub(crate) fn has_room_in_swap(&self) -> bool {
-        let mut with_slots = self.swap.areas.iter().filter(|area| area.has_free_slot());
-        with_slots.any(|area| self.has_room_for_content(area))
-    }
-
-    /// Whether the content of a page that has a slot of the area may find room. Spins.
-    pub(crate) fn takes_content(&self, area: u8) -> bool {
-        self.area(area).is_some_and(|area| self.has_room_for_content(area))
-    }
-
-    fn has_room_for_content(&self, area: &Area<P>) -> bool {
-        area.has_device() || self.swap.store.may_take(&self.frames)
-    }
-
-    /// The swap areas.
-    ///
-    /// Context: any.
-    pub fn swap_areas(&self) -> impl Iterator<Item = SwapArea> + '_ {
-        let areas = self.swap.areas.iter().enumerate().filter(|(_, area)| area.slots() > 0);
+impl<P: Platform> Swap<P> {
+    /// The areas that are on.
+    pub(crate) fn areas(&self) -> impl Iterator<Item = SwapArea> + '_ {
+        let areas = self.areas.iter().enumerate().filter(|(_, area)| area.slots() > 0);
         areas.map(|(number, area)| SwapArea {
             number: number as u8,
             priority: area.priority(),
@@ -455,4 +304,109 @@ impl<P: Platform> Memory<P> {
             taken: area.taken(),
         })
     }
+
+    /// Resumes the allocation of slots in the area. Returns whether the area exists.
+    fn resume(&self, area: &SwapArea) -> bool {
+        self.area(area.number).inspect(|area| area.resume()).is_some()
+    }
+
+    /// Releases the store's memory if no area is on.
+    fn release_unused_store(&self, frames: &Frames<P>, on: &AreasOn) {
+        if on.0 == 0 {
+            frames.set_reserve(0);
+            self.store.release(frames);
+        }
+    }
+
+    /// Turns on an area of `slots` slots that allocates none.
+    #[cfg(any(test, feature = "testing"))]
+    fn plant_area(&self, frames: &Frames<P>, number: u8, slots: u64) {
+        let mut on = self.on.lock();
+        let area = &self.areas[usize::from(number)];
+        area.turn_on(frames, slots, 0, None).expect("memory for the account");
+        area.stop();
+        on.insert(usize::from(number));
+    }
+
+    /// Frames that account for all slots of all areas.
+    pub(crate) fn account(&self, frames: &Frames<P>) -> u64 {
+        self.areas.iter().map(|area| area.account(frames)).sum()
+    }
+
+    /// Whether a swap area is on.
+    pub(crate) fn is_on(&self) -> bool {
+        self.areas.iter().any(Area::may_allocate)
+    }
+
+    /// Whether a page without a slot may find one, and room for its content. Spins.
+    pub(crate) fn has_room(&self, frames: &Frames<P>) -> bool {
+        let mut with_slots = self.areas.iter().filter(|area| area.has_free_slot());
+        with_slots.any(|area| self.has_room_for_content(frames, area))
+    }
+
+    /// Whether the content of a page that has a slot of the area may find room. Spins.
+    fn takes_content(&self, frames: &Frames<P>, area: u8) -> bool {
+        self.area(area).is_some_and(|area| self.has_room_for_content(frames, area))
+    }
+
+    fn has_room_for_content(&self, frames: &Frames<P>, area: &Area<P>) -> bool {
+        area.has_device() || self.store.may_take(frames)
+    }
+}
+
+/// One attempt to add an area.
+pub(crate) fn turn_on_once<P: Platform>(
+    memory: &Memory<P>,
+    slots: u64,
+    priority: i16,
+    device: Option<&'static dyn SwapDevice<P>>,
+) -> Result<SwapArea, Failure<SwapError>> {
+    let Memory { swap, frames, .. } = memory;
+    let mut turned_on = swap.on.lock();
+    let number = turned_on.first_off().ok_or(SwapError::TooMany)?;
+    let area = &swap.areas[number];
+    let prepared = match device {
+        Some(_) => Ok(()),
+        None => swap.store.prepare(frames),
+    };
+    let kind = match device {
+        None => AreaKind::Memory,
+        Some(device) if device.is_synchronous() => AreaKind::SynchronousDevice,
+        Some(_) => AreaKind::Device,
+    };
+    // Before a slot of the area is allocated: a thread that reads one finds the kind.
+    swap.around.set_area(number, kind);
+    let on = prepared.ok().and_then(|()| area.turn_on(frames, slots, priority, device));
+    if on.is_none() {
+        swap.around.set_area(number, AreaKind::Memory);
+        swap.release_unused_store(frames, &turned_on);
+        return Err(Failure::NoMemory);
+    }
+    turned_on.insert(number);
+    // The store needs frames to free frames.
+    frames.set_reserve((frames.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
+    memory.commitment().swap_changed(slots as i64);
+    Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
+}
+
+/// Waits for the device, and removes an area without taken slots.
+fn turn_off<P: Platform>(memory: &Memory<P>, number: u8) -> Result<(), SwapError> {
+    let Memory { swap, frames, .. } = memory;
+    let area = swap.area(number).ok_or(SwapError::NotThere)?;
+    let number = usize::from(number);
+    let mut turned_on = swap.on.lock();
+    if !turned_on.has(number) {
+        return Err(SwapError::NotThere);
+    }
+    area.stop();
+    area.wait_until_idle(memory).map_err(|_| SwapError::Interrupted)?;
+    let slots = area.slots();
+    if !area.turn_off(frames) {
+        return Err(SwapError::InUse);
+    }
+    turned_on.remove(number);
+    swap.around.set_area(number, AreaKind::Memory);
+    memory.commitment().swap_changed(-(slots as i64));
+    swap.release_unused_store(frames, &turned_on);
+    Ok(())
 }

@@ -21,9 +21,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Age, Folio};
+use crate::frame::Frames;
 use crate::platform::Platform;
 
 /// The number of ways through memory that are followed at once.
@@ -132,18 +132,15 @@ impl Passing {
         }
         self.missed.swap(0, Relaxed).min(MOST_MISSED)
     }
-}
 
-impl<P: Platform> Memory<P> {
     /// Marks a folio that a fault has read as passing, if the fault continues a way. The folio's
     /// first page has the number `page`, in any numbering of its memory. The caller has a reference
     /// to it.
     #[inline(never)]
-    pub(crate) fn note_way(&self, folio: Folio, page: u64) {
-        let passing = &self.clock.passing;
-        if passing.note_fault(page, folio.pages()) {
-            self.frames.folio(folio).reclaim_state().set_age(Age::Passing);
-            passing.enter(folio.head);
+    pub(crate) fn note_way<P: Platform>(&self, frames: &Frames<P>, folio: Folio, page: u64) {
+        if self.note_fault(page, folio.pages()) {
+            frames.folio(folio).reclaim_state().set_age(Age::Passing);
+            self.enter(folio.head);
         }
     }
 }

@@ -20,6 +20,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::Swap;
 use super::area::SlotRun;
 use super::early_read::{Begun, Cause};
 use super::streak::ReadByFault;
@@ -114,57 +115,51 @@ fn window_of(hits: u32, beside: bool, last: u32, most: u32) -> u32 {
     wanted.max(last / 2).min(most).max(1)
 }
 
-impl<P: Platform> Memory<P> {
-    /// Sets the maximum number of pages that a fault reads from a swap device: 2^`order` (Linux:
-    /// `vm.page-cluster`). Initially 3; with 0, a fault reads only its page. Compressed memory and
-    /// synchronous devices have no read-around. More than 16 pages are never read.
-    ///
-    /// Context: any.
-    pub fn set_page_cluster(&self, order: u8) {
-        self.swap.around.cluster.store(u32::from(order), Relaxed);
+impl<P: Platform> Swap<P> {
+    /// Sets the largest window to 2^`order` pages.
+    pub(super) fn set_page_cluster(&self, order: u8) {
+        self.around.cluster.store(u32::from(order), Relaxed);
     }
 
-    /// The order set by [`Memory::set_page_cluster`].
-    ///
-    /// Context: any.
-    pub fn page_cluster(&self) -> u8 {
-        self.swap.around.cluster.load(Relaxed) as u8
+    /// The order set by [`Swap::set_page_cluster`].
+    pub(super) fn page_cluster(&self) -> u8 {
+        self.around.cluster.load(Relaxed) as u8
     }
 
     /// Whether the area's device uses read-around.
     #[inline]
     pub(crate) fn reads_around(&self, area: u8) -> bool {
-        self.swap.around.areas.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
+        self.around.areas.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
 
     /// Whether the area is on a device: a page is read from it with the VMA unlocked.
     #[inline]
     pub(crate) fn is_on_device(&self, area: u8) -> bool {
-        self.swap.around.devices.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
+        self.around.devices.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
 
     /// The page numbers to read around one whose slot is in an area with read-around
-    /// ([`Memory::reads_around`]), if any.
+    /// ([`Swap::reads_around`]), if any.
     pub(crate) fn window_around(&self, page: u64) -> Option<Window> {
-        Some(self.swap.around.around(page)).filter(|window| window.pages > 1)
-    }
-
-    /// Begins to read a slot, to which an entry referred a moment ago, into the swap cache. Returns
-    /// whether more may be read: memory and a request are free.
-    pub(crate) fn begin_read_around(&self, area: u8, slot: u64) -> bool {
-        let run = SlotRun { area, first: slot, count: 1 };
-        self.shortage() == 0 && self.begin_read(run, Order::PAGE, Cause::Around) != Begun::NoRoom
+        Some(self.around.around(page)).filter(|window| window.pages > 1)
     }
 
     /// Records a fault on page `page`, which read-around has put into the cache.
     #[cold]
-    pub(crate) fn note_hit_of_read_around(&self, page: u64) {
-        RareEvents::note(&self.rare.swap_read_around_hits);
-        self.swap.around.hits.fetch_add(1, Relaxed);
-        self.swap.around.last.store(page, Relaxed);
+    pub(crate) fn note_hit_of_read_around(&self, rare: &RareEvents, page: u64) {
+        RareEvents::note(&rare.swap_read_around_hits);
+        self.around.hits.fetch_add(1, Relaxed);
+        self.around.last.store(page, Relaxed);
         let (order, went_out) = (Order::PAGE, Order::PAGE);
         self.note_streak(ReadByFault { first: page, order, went_out });
     }
+}
+
+/// Begins to read a slot, to which an entry referred a moment ago, into the swap cache. Returns
+/// whether more may be read: memory and a request are free.
+pub(crate) fn begin_read_around<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
+    let run = SlotRun { area, first: slot, count: 1 };
+    memory.shortage() == 0 && run.begin_read(memory, Order::PAGE, Cause::Around) != Begun::NoRoom
 }
 
 #[cfg(test)]

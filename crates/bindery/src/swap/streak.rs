@@ -19,7 +19,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::Memory;
+use super::Swap;
 use crate::addr::{Order, Orders};
 use crate::folio::MAX_FOLIO_ORDER;
 use crate::platform::Platform;
@@ -68,18 +68,18 @@ impl Streak {
     }
 }
 
-impl<P: Platform> Memory<P> {
+impl<P: Platform> Swap<P> {
     /// The folio orders that a fault on a page may read, if the page was swapped out in one of
     /// `went_out`.
     #[inline]
     pub(crate) fn orders_to_read(&self, page: u64, went_out: Order) -> Orders {
-        Orders::up_to(went_out.max(self.swap.streak.order_at(page)))
+        Orders::up_to(went_out.max(self.streak.order_at(page)))
     }
 
     /// Records a fault's read, if the policy allows folios larger than a page.
     #[inline]
     pub(crate) fn note_streak(&self, read: ReadByFault) {
-        self.swap.streak.note(read);
+        self.streak.note(read);
     }
 }
 

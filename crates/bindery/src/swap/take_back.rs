@@ -20,76 +20,82 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
+use super::cached_folio::CachedFolio;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
-use super::slots::index;
+use super::slots::{index, while_areas_stay};
 use crate::Memory;
 use crate::folio::{Folio, FolioLock, SwapPlace};
 use crate::platform::Platform;
 
-impl<P: Platform> Memory<P> {
-    /// Takes back a folio that a device writes. The caller has a reference. `None` if the device
-    /// needs stable pages, reads the folio, or is done with it.
-    #[cold]
-    pub(super) fn take_back(&self, folio: Folio) -> Option<FolioLock<'_, P>> {
-        let (lock, place) = self.while_areas_stay(|| self.take_lock_over(folio))?;
-        self.unlock_claimed(lock.locked(), place, &PageSet::EMPTY);
-        Some(lock)
-    }
+/// Takes back a folio that a device writes. The caller has a reference. `None` if the device
+/// needs stable pages, reads the folio, or is done with it.
+#[cold]
+pub(super) fn take_back<P: Platform>(memory: &Memory<P>, folio: Folio) -> Option<FolioLock<'_, P>> {
+    let (lock, place) = while_areas_stay(memory.platform(), || take_lock_over(memory, folio))?;
+    CachedFolio::new(memory, lock.locked(), place).unlock(&PageSet::EMPTY);
+    Some(lock)
+}
 
-    /// Takes over the folio's lock and marks its slots, in one step.
-    fn take_lock_over(&self, folio: Folio) -> Option<(FolioLock<'_, P>, SwapPlace)> {
-        let place = self.frames.folio(folio).swap_place()?;
-        if !self.area(place.area)?.lets_pages_change() {
-            return None;
-        }
-        let (cluster, cells, _) = self.cells(Self::slots_of(folio, place))?;
-        let _state = cluster.state.lock();
-        let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
-        // Not a read of read-around, whose slot has the content.
-        let is_written = |(page, cell): (u32, &AtomicU64)| {
-            load(cell).frame() == Some(folio.head.plus(page))
-                && load(cell).has(SlotState::BUSY)
-                && !load(cell).has(SlotState::STORED)
-        };
-        if !(0..).zip(cells).all(is_written) {
-            return None;
-        }
-        let lock = self.frames.folio(folio).lock_of_request()?;
-        for cell in cells {
-            cell.store(load(cell).0 & !SlotState::CONTENT | SlotState::WRITING, Relaxed);
-        }
-        Some((lock, place))
+/// Takes over the folio's lock and marks its slots, in one step.
+fn take_lock_over<P: Platform>(
+    memory: &Memory<P>,
+    folio: Folio,
+) -> Option<(FolioLock<'_, P>, SwapPlace)> {
+    let place = memory.frames.folio(folio).swap_place()?;
+    if !memory.swap.area(place.area)?.lets_pages_change() {
+        return None;
     }
+    let (cluster, cells, _) = SlotRun::of_folio(folio, place).cells(memory)?;
+    let _state = cluster.state.lock();
+    let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
+    // Not a read of read-around, whose slot has the content.
+    let is_written = |(page, cell): (u32, &AtomicU64)| {
+        load(cell).frame() == Some(folio.head.plus(page))
+            && load(cell).has(SlotState::BUSY)
+            && !load(cell).has(SlotState::STORED)
+    };
+    if !(0..).zip(cells).all(is_written) {
+        return None;
+    }
+    let lock = memory.frames.folio(folio).lock_of_request()?;
+    for cell in cells {
+        cell.store(load(cell).0 & !SlotState::CONTENT | SlotState::WRITING, Relaxed);
+    }
+    Some((lock, place))
+}
 
-    /// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
-    /// taken the lock over ([`Memory::take_back`]), releases the slots and returns `None`.
-    pub(super) fn lock_written(&self, folio: Folio, slots: SlotRun) -> Option<FolioLock<'_, P>> {
-        let lock = || self.frames.folio(folio).lock_of_request();
-        let (Some(area), Some((cluster, cells, values))) =
-            (self.area(slots.area), self.cells(slots))
-        else {
-            return lock();
-        };
-        if !area.lets_pages_change() {
-            return lock();
-        }
-        let mut state = cluster.state.lock();
-        let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
-        if !cells.iter().any(|cell| load(cell).has(SlotState::WRITING)) {
-            return lock();
-        }
-        let mut freed = FreedSlots::new(area, cluster);
-        for (at, (cell, value)) in (index(slots.first)..).zip(cells.iter().zip(values)) {
-            let Some(last) = FreedCell::end_writing(&state, cell) else { continue };
-            // Its last entry was removed during the write.
-            self.empty_slot(last, value);
-            freed.add(&mut state, at);
-        }
-        freed.give_back(&mut state);
-        drop(state);
-        freed.relist(slots.first);
-        None
+/// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
+/// taken the lock over ([`take_back`]), releases the slots and returns `None`.
+pub(super) fn lock_written<P: Platform>(
+    memory: &Memory<P>,
+    folio: Folio,
+    slots: SlotRun,
+) -> Option<FolioLock<'_, P>> {
+    let lock = || memory.frames.folio(folio).lock_of_request();
+    let (Some(area), Some((cluster, cells, values))) =
+        (memory.swap.area(slots.area), slots.cells(memory))
+    else {
+        return lock();
+    };
+    if !area.lets_pages_change() {
+        return lock();
     }
+    let mut state = cluster.state.lock();
+    let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
+    if !cells.iter().any(|cell| load(cell).has(SlotState::WRITING)) {
+        return lock();
+    }
+    let mut freed = FreedSlots::new(area, cluster);
+    for (at, (cell, value)) in (index(slots.first)..).zip(cells.iter().zip(values)) {
+        let Some(last) = FreedCell::end_writing(&state, cell) else { continue };
+        // Its last entry was removed during the write.
+        last.empty_slot(memory, value);
+        freed.add(&mut state, at);
+    }
+    freed.give_back(&mut state);
+    drop(state);
+    freed.relist(slots.first);
+    None
 }

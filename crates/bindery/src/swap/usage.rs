@@ -2,14 +2,15 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::area::{Area, SlotRun};
+use super::Swap;
+use super::area::Area;
 use super::bitmap::CLUSTER_SLOTS;
 use super::slot_state::SlotState;
-use crate::Memory;
+use super::slots::while_areas_stay;
 use crate::addr::PAGE_SIZE;
 use crate::platform::Platform;
 
-/// Counts of slots by their content ([`Memory::swap_usage`]).
+/// Counts of slots by their content ([`Memory::swap_usage`](crate::Memory::swap_usage)).
 ///
 /// ```
 /// use bindery::{Memory, Platform};
@@ -73,30 +74,33 @@ impl CompressedUsage {
     }
 }
 
-impl<P: Platform> Memory<P> {
-    /// Counts the slots of all areas by their content. It reads all cells, so that no counters have
-    /// to be kept; a slot that changes during the call is counted as before or as after the change.
-    ///
-    /// Context: spins. Complexity: linear in the clusters of 512 slots, and the slots of those in
-    /// use.
-    pub fn swap_usage(&self) -> SwapUsage {
+impl<P: Platform> Swap<P> {
+    /// Counts the slots of all areas by their content.
+    pub(super) fn usage(&self, platform: &P) -> SwapUsage {
         let mut usage = SwapUsage::default();
-        for (number, area) in (0..).zip(&self.swap.areas) {
-            let slots = self.while_areas_stay(|| {
+        for area in &self.areas {
+            let slots = while_areas_stay(platform, || {
                 let slots = if area.is_on() { area.slots() } else { 0 };
                 usage.taken += area.taken().min(slots);
                 slots
             });
             usage.slots += slots;
             for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
-                self.while_areas_stay(|| self.count_cluster(area, number, first, &mut usage));
+                while_areas_stay(platform, || area.count_cluster(platform, first, &mut usage));
             }
         }
         usage
     }
 
-    fn count_cluster(&self, area: &Area<P>, number: u8, first: u64, usage: &mut SwapUsage) {
-        let Some(cluster) = area.cluster(first) else { return };
+    /// The number of entries that refer to the slot.
+    pub(crate) fn entries_of(&self, platform: &P, area: u8, slot: u64) -> u32 {
+        self.state_of(platform, area, slot).map_or(0, SlotState::entries)
+    }
+}
+
+impl<P: Platform> Area<P> {
+    fn count_cluster(&self, platform: &P, first: u64, usage: &mut SwapUsage) {
+        let Some(cluster) = self.cluster(first) else { return };
         let is_used = {
             let state = cluster.state.lock();
             state.free < state.size
@@ -104,23 +108,11 @@ impl<P: Platform> Memory<P> {
         if !is_used {
             return;
         }
-        let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
-        let Some((_, cells, _)) = self.cells(run) else { return };
+        let (cells, _) = cluster.words(platform);
         for cell in cells {
             let cell = SlotState(cell.load(Relaxed));
             usage.cached += u64::from(cell.has(SlotState::CACHED));
             usage.filled += u64::from(cell.has(SlotState::FILLED));
         }
-    }
-
-    /// The number of entries that refer to the slot.
-    pub(crate) fn slot_entries(&self, area: u8, slot: u64) -> u32 {
-        self.slot_state(area, slot).map_or(0, SlotState::entries)
-    }
-
-    /// Whether the slot's page is in memory, and complete.
-    pub(crate) fn is_slot_resident(&self, area: u8, slot: u64) -> bool {
-        let cell = self.slot_state(area, slot);
-        cell.is_some_and(|cell| cell.has(SlotState::CACHED) && !cell.has(SlotState::BUSY))
     }
 }

@@ -15,15 +15,17 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use super::Swap;
 use super::area::{Area, SlotRun};
+use super::cached_folio::CachedFolio;
 use super::content::Written;
 use super::device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 use super::slots::Stored;
+use super::take_back::{lock_written, take_back};
 use crate::Memory;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::folio::SwapPlace;
-use crate::folio::{Folio, FolioLock, LockedFolio};
+use crate::folio::{Folio, FolioLock, LockedFolio, SwapPlace};
 use crate::interrupt;
 use crate::platform::Platform;
 
@@ -36,78 +38,17 @@ pub(super) struct FolioTransfer {
     pub(super) place: SwapPlace,
 }
 
-impl<P: Platform> Memory<P> {
-    /// Writes out a folio in the swap cache, whose slots are busy, unless its content is in swap.
-    /// Returns whether the folio is the caller's now, frozen. Otherwise a device has it, or it
-    /// stays.
-    pub(crate) fn write_out_locked(&self, leaving: LockedFolio<'_, P>, stored: Stored) -> bool {
-        let folio = leaving.folio();
-        let Some(place) = self.frames.folio(folio).swap_place() else { return false };
-        if stored == Stored::Yes {
-            return self.finish_write_out(leaving, place, None);
-        }
-        if let Some(area) = self.area(place.area)
-            && area.has_device()
-        {
-            return self.send_to_device(area, leaving, place);
-        }
-        let mut written = Written::NOTHING;
-        if !self.write_out(leaving.locked(), place, &mut written) {
-            self.unlock_unwritten(leaving.locked(), place);
-            return false;
-        }
-        self.finish_write_out(leaving, place, Some(&written))
-    }
-
-    /// Finishes a write of a folio. Returns whether the folio is the caller's now, frozen.
-    fn finish_write_out(
-        &self,
-        leaving: LockedFolio<'_, P>,
-        place: SwapPlace,
-        written: Option<&Written>,
-    ) -> bool {
-        let evicted = self.evict(leaving.locked(), place, written);
-        if evicted {
-            leaving.into_frozen();
-        }
-        evicted
-    }
-
-    /// Like [`Memory::write_out_locked`], for a folio whose slots are on a device.
-    #[cold]
-    #[inline(never)]
-    fn send_to_device(
-        &self,
-        area: &Area<P>,
-        leaving: LockedFolio<'_, P>,
-        place: SwapPlace,
-    ) -> bool {
-        let folio = leaving.folio();
-        let written = self.sort_pages(leaving.locked(), place);
-        let Some(device) = area.device().filter(|_| written.in_store(folio) > 0) else {
-            self.rare.pages_swapped_out.fetch_add(u64::from(folio.pages()), Relaxed);
-            return self.finish_write_out(leaving, place, Some(&written));
-        };
-        let number = self.take_request(area);
-        area.requests.begin(number, folio.head, place.first);
-        self.swap.writing.fetch_add(u64::from(folio.pages()), Relaxed);
-        // From here on, the folio belongs to the request.
-        leaving.into_request();
-        let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
-        self.submit_pieces(area, device, &what, |page| !written.is_filled(page));
-        false
-    }
-
+impl FolioTransfer {
     /// Submits the runs of the folio's pages in `wanted`, and then completes the submitter's own
     /// piece.
-    pub(super) fn submit_pieces(
+    pub(super) fn submit<P: Platform>(
         &self,
+        memory: &Memory<P>,
         area: &Area<P>,
         device: &dyn SwapDevice<P>,
-        what: &FolioTransfer,
         wanted: impl Fn(u32) -> bool,
     ) {
-        let FolioTransfer { operation, number, folio, place } = *what;
+        let Self { operation, number, folio, place } = *self;
         let mut page = 0;
         while page < folio.pages() {
             let pages = (page..folio.pages()).take_while(|page| wanted(*page)).count() as u32;
@@ -121,176 +62,192 @@ impl<P: Platform> Memory<P> {
                     frame: folio.head.plus(page),
                     pages,
                 };
-                device.submit(self, request);
+                device.submit(memory, request);
             }
             page += pages.max(1);
         }
         area.requests.complete(number, operation, false);
-        self.note_completion();
+        memory.swap.note_completion(memory.platform());
     }
+}
 
-    /// Completes a request of a device, with its result. After an error, a page that was to be
-    /// written stays in memory, and a read raises SIGBUS for the access that needed the page. A
-    /// thread that waits for the page, reclaim, or [`Memory::finish_swap_writes`] does the rest.
-    ///
-    /// It takes no lock but [`Platform::unpark`]'s. A driver that calls it in an interrupt handler
-    /// needs an `unpark` that may be called there.
-    ///
-    /// Context: any. Constant time.
-    pub fn complete_swap_request(&self, request: SwapRequest, result: Result<(), SwapDeviceError>) {
-        let SwapRequest { operation, area, number, .. } = request;
-        if let Some(area) = self.area(area) {
-            if result.is_err() {
-                RareEvents::note(match operation {
-                    SwapOperation::Read => &self.rare.swap_read_errors,
-                    SwapOperation::Write => &self.rare.swap_write_errors,
-                });
-            }
-            area.requests.complete(number, operation, result.is_err());
-            self.note_completion();
+/// Writes out a folio in the swap cache, whose slots are busy, unless its content is in swap.
+/// Returns whether the folio is the caller's now, frozen. Otherwise a device has it, or it stays.
+pub(crate) fn write_out<P: Platform>(
+    memory: &Memory<P>,
+    leaving: LockedFolio<'_, P>,
+    stored: Stored,
+) -> bool {
+    let folio = leaving.folio();
+    let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
+    if stored == Stored::Yes {
+        return finish_write_out(memory, leaving, place, None);
+    }
+    if let Some(area) = memory.swap.area(place.area)
+        && area.has_device()
+    {
+        return send_to_device(memory, area, leaving, place);
+    }
+    let mut written = Written::NOTHING;
+    let cached = CachedFolio::new(memory, leaving.locked(), place);
+    if !cached.write_out(&mut written) {
+        cached.unlock_unwritten();
+        return false;
+    }
+    finish_write_out(memory, leaving, place, Some(&written))
+}
+
+/// Finishes a write of a folio. Returns whether the folio is the caller's now, frozen.
+fn finish_write_out<P: Platform>(
+    memory: &Memory<P>,
+    leaving: LockedFolio<'_, P>,
+    place: SwapPlace,
+    written: Option<&Written>,
+) -> bool {
+    let evicted = CachedFolio::new(memory, leaving.locked(), place).evict(written);
+    if evicted {
+        leaving.into_frozen();
+    }
+    evicted
+}
+
+/// Like [`write_out`], for a folio whose slots are on a device.
+#[cold]
+#[inline(never)]
+fn send_to_device<P: Platform>(
+    memory: &Memory<P>,
+    area: &Area<P>,
+    leaving: LockedFolio<'_, P>,
+    place: SwapPlace,
+) -> bool {
+    let folio = leaving.folio();
+    let pages = u64::from(folio.pages());
+    let written = CachedFolio::new(memory, leaving.locked(), place).sort_pages();
+    let Some(device) = area.device().filter(|_| written.in_store(folio) > 0) else {
+        memory.rare.pages_swapped_out.fetch_add(pages, Relaxed);
+        return finish_write_out(memory, leaving, place, Some(&written));
+    };
+    let number = area.take_request(memory);
+    area.requests.begin(number, folio.head, place.first);
+    memory.swap.writing.fetch_add(pages, Relaxed);
+    // From here on, the folio belongs to the request.
+    leaving.into_request();
+    let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
+    what.submit(memory, area, device, |page| !written.is_filled(page));
+    false
+}
+
+/// Records that a device has completed a request, and wakes the threads that wait for it.
+pub(super) fn complete<P: Platform>(
+    memory: &Memory<P>,
+    request: SwapRequest,
+    result: Result<(), SwapDeviceError>,
+) {
+    let SwapRequest { operation, area, number, .. } = request;
+    if let Some(area) = memory.swap.area(area) {
+        if result.is_err() {
+            RareEvents::note(match operation {
+                SwapOperation::Read => &memory.rare.swap_read_errors,
+                SwapOperation::Write => &memory.rare.swap_write_errors,
+            });
         }
+        area.requests.complete(number, operation, result.is_err());
+        memory.swap.note_completion(memory.platform());
     }
+}
 
+impl<P: Platform> Swap<P> {
     /// Wakes the threads that wait for a device. The requests were changed before.
-    fn note_completion(&self) {
-        self.swap.completions.note(self.platform());
+    pub(super) fn note_completion(&self, platform: &P) {
+        self.completions.note(platform);
     }
 
-    /// Frees the folios that devices have written, unless they are wanted again. The embedder may
-    /// call it from a thread after completions; reclaim calls it, too. Returns the number of freed
-    /// pages.
-    ///
-    /// Context: may sleep. Complexity: linear in the completed requests.
+    /// Whether a device has a folio, which may be done. Acquire: a thread that reads 0 finds the
+    /// folios unlocked.
     #[inline]
-    pub fn finish_swap_writes(&self) -> u64 {
-        // Acquire: a thread that reads 0 finds the folios unlocked.
-        let left = self.swap.writing.load(Acquire) | self.swap.reading.load(Acquire);
-        if left == 0 { 0 } else { self.finish_writes() }
+    pub(super) fn has_requests(&self) -> bool {
+        self.writing.load(Acquire) | self.reading.load(Acquire) != 0
     }
 
-    #[cold]
-    fn finish_writes(&self) -> u64 {
-        let (mut freed, mut some) = (0, false);
-        for (area_number, area) in (0..).zip(&self.swap.areas) {
-            let mut done = area.requests.take_done();
-            some |= done != 0;
-            while done != 0 {
-                freed += self.finish_write(area_number, area, done.trailing_zeros());
-                done &= done - 1;
-            }
-        }
-        if some {
-            self.note_completion();
-        }
-        freed
+    /// The number of pages that devices are writing.
+    pub(crate) fn pages_under_writeback(&self) -> u64 {
+        self.writing.load(Relaxed)
     }
+}
 
+/// Finishes all requests whose device is done. Returns the number of freed pages.
+#[cold]
+pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>) -> u64 {
+    let (mut freed, mut some) = (0, false);
+    for (area_number, area) in (0..).zip(&memory.swap.areas) {
+        let mut done = area.requests.take_done();
+        some |= done != 0;
+        while done != 0 {
+            freed += area.finish_request(memory, area_number, done.trailing_zeros());
+            done &= done - 1;
+        }
+    }
+    if some {
+        memory.swap.note_completion(memory.platform());
+    }
+    freed
+}
+
+impl<P: Platform> Area<P> {
     /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
     /// the number of freed pages.
-    fn finish_write(&self, area_number: u8, area: &Area<P>, number: u32) -> u64 {
-        if area.requests.is_around(number) {
-            self.finish_early_read(area, number);
+    fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
+        if self.requests.is_around(number) {
+            self.finish_early_read(memory, number);
             return 0;
         }
-        let succeeded = area.requests.result(number) == Some(true);
-        let head = area.requests.head(number);
-        let Some(folio) = self.frames.folio_of(head) else { return 0 };
+        let succeeded = self.requests.result(number) == Some(true);
+        let head = self.requests.head(number);
+        let Some(folio) = memory.frames.folio_of(head) else { return 0 };
         let pages = u64::from(folio.pages());
         let mut freed = 0;
-        let first = area.requests.first_slot(number);
+        let first = self.requests.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
-        match (self.lock_written(folio, slots), self.frames.folio(folio).swap_place()) {
+        match (lock_written(memory, folio, slots), memory.frames.folio(folio).swap_place()) {
             (None, _) => {
                 let written = if succeeded { pages } else { 0 };
-                self.rare.pages_swapped_out.fetch_add(written, Relaxed);
-                self.frames.folio(folio).release();
+                memory.rare.pages_swapped_out.fetch_add(written, Relaxed);
+                memory.frames.folio(folio).release();
             }
             (Some(lock), Some(place)) if succeeded => {
-                self.rare.pages_swapped_out.fetch_add(pages, Relaxed);
-                let written = self.sorted_pages(folio, place);
-                if self.finish_write_out(lock.with_reference(), place, Some(&written)) {
-                    self.frames.folio(folio).free_frozen_into(&mut self.free_batch());
+                memory.rare.pages_swapped_out.fetch_add(pages, Relaxed);
+                let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
+                if finish_write_out(memory, lock.with_reference(), place, Some(&written)) {
+                    memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
                     freed = pages;
                 }
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
-                    self.unlock_unwritten(lock.locked(), place);
+                    CachedFolio::new(memory, lock.locked(), place).unlock_unwritten();
                 }
                 drop(lock.with_reference());
             }
         }
         // Last: a device knows no folio of an area whose requests are all free.
-        area.requests.free(number);
+        self.requests.free(number);
         // Release: the folio is unlocked.
-        self.swap.writing.fetch_sub(pages, Release);
+        memory.swap.writing.fetch_sub(pages, Release);
         freed
     }
 
-    /// Waits until all writes, and all reads for which no thread waits, are complete, and frees the
-    /// written folios.
-    ///
-    /// Context: may sleep.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`] for a fatal signal; the writes continue.
-    pub fn wait_for_swap_writes(&self) -> Result<(), Error> {
-        self.wait_unless_killed(&|| {
-            self.swap.writing.load(Acquire) == 0 && self.swap.reading.load(Acquire) == 0
-        })
+    /// Waits until the device of the stopped area is idle.
+    pub(super) fn wait_until_idle(&self, memory: &Memory<P>) -> Result<(), Error> {
+        wait_unless_killed(memory, &|| self.requests.is_idle())
     }
 
-    /// Waits until the device of a stopped area is idle.
-    pub(super) fn wait_for_area(&self, area: &Area<P>) -> Result<(), Error> {
-        self.wait_unless_killed(&|| area.requests.is_idle())
-    }
-
-    fn wait_unless_killed(&self, is_over: &dyn Fn() -> bool) -> Result<(), Error> {
-        let mut result = Ok(());
-        self.wait_for_devices(&mut || {
-            let over = is_over();
-            result = if over { Ok(()) } else { interrupt::check(self.platform()) };
-            over || result.is_err()
-        });
-        result
-    }
-
-    /// The number of pages that devices are writing.
-    pub(crate) fn pages_under_writeback(&self) -> u64 {
-        self.swap.writing.load(Relaxed)
-    }
-
-    /// Waits until a device completes a request, if one is writing. Returns the number of freed
-    /// pages.
-    pub(crate) fn wait_for_a_write(&self) -> u64 {
-        let mut again = false;
-        self.wait_for_devices(&mut || {
-            core::mem::replace(&mut again, true) || self.swap.writing.load(Acquire) == 0
-        })
-    }
-
-    /// Waits until `is_over`, which changes when a request completes. Finishes completed requests
-    /// on the way, and returns the number of pages that this freed. The caller holds no lock of a
-    /// table or cluster, and is in no read section. No device has a folio that the caller has
-    /// locked.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn wait_for_devices(&self, is_over: &mut dyn FnMut() -> bool) -> u64 {
-        let mut freed = 0;
-        self.swap.completions.wait(self.platform(), &mut || {
-            freed += self.finish_swap_writes();
-            is_over()
-        });
-        freed
-    }
-
-    /// Takes a request of the area, waiting for one if necessary: requests in flight need no memory
-    /// and no lock to complete.
-    pub(super) fn take_request(&self, area: &Area<P>) -> u32 {
-        let mut taken = area.requests.take();
+    /// Takes a request, waiting for one if necessary: requests in flight need no memory and no lock
+    /// to complete.
+    fn take_request(&self, memory: &Memory<P>) -> u32 {
+        let mut taken = self.requests.take();
         if taken.is_none() {
-            self.wait_for_devices(&mut || {
-                taken = area.requests.take();
+            wait_for_devices(memory, &mut || {
+                taken = self.requests.take();
                 taken.is_some()
             });
         }
@@ -298,28 +255,74 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Frees a request that its reader is done with.
-    pub(super) fn free_request(&self, area: &Area<P>, number: u32) {
-        area.requests.free(number);
-        self.note_completion();
+    pub(super) fn free_request(&self, memory: &Memory<P>, number: u32) {
+        self.requests.free(number);
+        memory.swap.note_completion(memory.platform());
     }
+}
 
-    /// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
-    /// device's write, takes the lock over if the device allows that ([`Memory::take_back`]). The
-    /// caller holds no lock of a table, and is in no read section.
-    pub(crate) fn lock_folio(&self, folio: Folio) -> FolioLock<'_, P> {
-        loop {
-            if let Some(lock) = self.frames.folio(folio).lock_unless_writeback() {
-                return lock;
-            }
-            if let Some(lock) = self.take_back(folio) {
-                return lock;
-            }
-            self.wait_for_devices(&mut || !self.frames.folio(folio).is_under_writeback());
+/// Waits until no device has a request for which no thread waits.
+pub(super) fn wait_for_writes<P: Platform>(memory: &Memory<P>) -> Result<(), Error> {
+    wait_unless_killed(memory, &|| !memory.swap.has_requests())
+}
+
+fn wait_unless_killed<P: Platform>(
+    memory: &Memory<P>,
+    is_over: &dyn Fn() -> bool,
+) -> Result<(), Error> {
+    let mut result = Ok(());
+    wait_for_devices(memory, &mut || {
+        let over = is_over();
+        result = if over { Ok(()) } else { interrupt::check(memory.platform()) };
+        over || result.is_err()
+    });
+    result
+}
+
+/// Waits until a device completes a request, if one is writing. Returns the number of freed pages.
+pub(crate) fn wait_for_a_write<P: Platform>(memory: &Memory<P>) -> u64 {
+    let mut again = false;
+    wait_for_devices(memory, &mut || {
+        core::mem::replace(&mut again, true) || memory.swap.writing.load(Acquire) == 0
+    })
+}
+
+/// Waits until a request of the area is free. Called without locks.
+pub(crate) fn wait_for_request<P: Platform>(memory: &Memory<P>, area: u8) {
+    if let Some(area) = memory.swap.area(area) {
+        wait_for_devices(memory, &mut || area.requests.has_free());
+    }
+}
+
+/// Waits until `is_over`, which changes when a request completes. Finishes completed requests on the
+/// way, and returns the number of pages that this freed. The caller holds no lock of a table or
+/// cluster, and is in no read section. No device has a folio that the caller has locked.
+#[cold]
+#[inline(never)]
+pub(super) fn wait_for_devices<P: Platform>(
+    memory: &Memory<P>,
+    is_over: &mut dyn FnMut() -> bool,
+) -> u64 {
+    let mut freed = 0;
+    memory.swap.completions.wait(memory.platform(), &mut || {
+        freed += memory.finish_swap_writes();
+        is_over()
+    });
+    freed
+}
+
+/// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
+/// device's write, takes the lock over if the device allows that ([`take_back`]). The caller holds
+/// no lock of a table, and is in no read section.
+pub(crate) fn lock_folio<P: Platform>(memory: &Memory<P>, folio: Folio) -> FolioLock<'_, P> {
+    let handle = memory.frames.folio(folio);
+    loop {
+        if let Some(lock) = handle.lock_unless_writeback() {
+            return lock;
         }
-    }
-
-    /// The slots of a folio whose pages are all in the cache.
-    pub(super) fn slots_of(folio: Folio, place: SwapPlace) -> SlotRun {
-        SlotRun { area: place.area, first: place.first, count: folio.pages() }
+        if let Some(lock) = take_back(memory, folio) {
+            return lock;
+        }
+        wait_for_devices(memory, &mut || !handle.is_under_writeback());
     }
 }

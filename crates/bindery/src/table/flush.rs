@@ -174,7 +174,7 @@ impl<P: Platform> Edit<'_, '_, P> {
         self.flush_stale();
         self.drop_contents();
         let tables = self.take_emptied();
-        self.memory.free_after_readers(Batch::of(tables));
+        Batch::of(tables).free_after_readers(self.memory);
     }
 
     /// The detached tables, with their pages freed, for a caller that has them freed after their

@@ -8,24 +8,24 @@ use crate::Memory;
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::folio::{Folio, FolioLocked};
 use crate::platform::Platform;
-use crate::swap::SlotRun;
 use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
+use crate::swap::{CachedFolio, SlotRun, write_out};
 
-/// Slots that folios go out to, and where the first page of the first folio was mapped; addresses
-/// and slots rise together.
+/// Slots that folios go out to, and the address at which the first page of the first folio was
+/// mapped; addresses and slots rise together.
 #[derive(Clone, Copy)]
 pub(super) struct OutRun {
     pub(super) slots: SlotRun,
     pub(super) at: VirtAddr,
 }
 
-/// When a folio that is swapped out came into the swap cache.
+/// The time at which a folio that is swapped out came into the swap cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InCache {
-    /// When its swap-out began.
+    /// As its swap-out began.
     New,
-    /// Since it came in: entries elsewhere name its slots.
+    /// As it was swapped in: other entries refer to its slots.
     Before,
 }
 
@@ -36,9 +36,9 @@ impl InCache {
     }
 }
 
-/// The most runs of one lock span: with folios of 64 KiB and more, those of two tables.
+/// The maximum number of runs of one lock span: with folios of 64 KiB and more, those of two tables.
 const RUNS: usize = u64::BITS as usize;
-/// The most folios that one flush drops.
+/// The maximum number of folios that one flush drops.
 const LAZY: usize = 32;
 
 /// Folios that have lost their entries and are to be written out: locked, in the swap cache, with a
@@ -49,11 +49,11 @@ pub(crate) struct OutBatch {
     before: u64,
     /// Single slots that were allocated and are not used yet.
     spare: Option<SlotRun>,
-    /// Up to here the runs are unmapped.
+    /// The runs before this one are unmapped.
     pub(super) settled: usize,
     /// Folios that are dropped after the next flush, with their pages (`MADV_FREE`).
     pub(super) lazy: ArrayVec<(Folio, u32), LAZY>,
-    /// Some of the folios were held by others when they were to be unmapped: they stay in the
+    /// Some of the folios had other references when they were to be unmapped: they stay in the
     /// cache.
     kept: bool,
 }
@@ -64,7 +64,7 @@ impl OutBatch {
         Self { runs, before: 0, spare: None, settled: 0, lazy, kept: false }
     }
 
-    /// Since when the cache has the folios of a run.
+    /// The time at which the folios of a run came into the cache.
     pub(super) fn in_cache(&self, run: usize) -> InCache {
         if self.before >> run & 1 == 0 { InCache::New } else { InCache::Before }
     }
@@ -73,7 +73,7 @@ impl OutBatch {
         self.runs.is_full()
     }
 
-    /// Whether folios that are dropped, or others, have no room any more.
+    /// Whether no room is left for further folios, to be dropped or to be written out.
     pub(crate) fn is_due(&self) -> bool {
         self.runs.is_full() || self.lazy.is_full()
     }
@@ -86,7 +86,7 @@ impl OutBatch {
 
     /// After the flush of all address spaces concerned: the folios lose the mappings that their
     /// entries were. A folio with other references stays in the swap cache, to which the entries
-    /// lead. Returns how many base pages of lazy folios were freed.
+    /// refer. Returns the number of base pages of lazy folios that were freed.
     pub(crate) fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
@@ -99,7 +99,10 @@ impl OutBatch {
             let mut done = 0;
             while done < slots.count {
                 let slot = slots.first + u64::from(done);
-                let Some(folio) = memory.cached_folio(slots.area, slot) else { break };
+                let Some(folio) = SlotRun { first: slot, count: 1, ..slots }.cached_folio(memory)
+                else {
+                    break;
+                };
                 let pages = memory.frames.folio(folio).mappings();
                 if !memory.frames.folio(folio).unmap_all(pages, in_cache.references()) {
                     self.keep(memory, folio, pages, in_cache);
@@ -137,11 +140,11 @@ impl OutBatch {
         left: u32,
     ) -> Option<SlotRun> {
         if order > Order::PAGE {
-            return memory.allocate_slots(order, 1);
+            return memory.swap.allocate_slots(order, 1);
         }
         let run = match self.spare.take() {
             Some(run) => run,
-            None => memory.allocate_slots(Order::PAGE, left.max(1))?,
+            None => memory.swap.allocate_slots(Order::PAGE, left.max(1))?,
         };
         if run.count > 1 {
             self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });
@@ -167,11 +170,11 @@ impl OutBatch {
         }
     }
 
-    /// Writes the folios out, and frees those that no fault has asked for by then. May sleep;
-    /// called without locks on tables. Returns how many pages were freed.
+    /// Writes the folios out, and frees those that no fault has needed by then. May sleep;
+    /// called without locks on tables. Returns the number of freed pages.
     pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         if let Some(spare) = self.spare.take() {
-            memory.free_unused_slots(spare);
+            spare.free_unused(memory);
         }
         let mut freed = 0;
         let mut batch = memory.free_batch();
@@ -183,30 +186,26 @@ impl OutBatch {
             let end = slot + u64::from(run.slots.count);
             let is_new = before >> number & 1 == 0;
             while slot < end {
-                let folio = memory.cached_folio(run.slots.area, slot);
-                let Some(folio) = folio else {
-                    // Its entries were restored, and nothing names the slot.
-                    memory.free_unused_slots(SlotRun { first: slot, count: 1, ..run.slots });
+                let here = SlotRun { first: slot, count: 1, ..run.slots };
+                let Some(folio) = here.cached_folio(memory) else {
+                    // Its entries were restored, and none refers to the slot.
+                    here.free_unused(memory);
                     slot += 1;
                     continue;
                 };
-                let stored = if is_new {
-                    Stored::No
-                } else {
-                    memory.stored_at(SlotRun { first: slot, ..run.slots })
-                };
+                let stored = if is_new { Stored::No } else { here.stored(memory) };
                 let pages = u64::from(folio.pages());
                 slot += pages;
                 // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
                 let leaving = unsafe { memory.frames.folio(folio).folio_of_batch() };
-                if kept && memory.stays_in_cache(leaving.locked()) {
+                if kept && stays_in_cache(memory, leaving.locked()) {
                     continue;
                 }
-                if memory.write_out_locked(leaving, stored) {
+                if write_out(memory, leaving, stored) {
                     memory.frames.folio(folio).free_frozen_into(&mut batch);
                     freed += pages;
                     if memory.free_frame_count() < enough {
-                        // The next may have to be stored in these.
+                        // The next folio may have to be stored in these frames.
                         batch.free_all();
                     }
                 }
@@ -218,23 +217,15 @@ impl OutBatch {
     }
 }
 
-impl<P: Platform> Memory<P> {
-    /// The folio that the cache has for a slot that is its first, and that was allocated by the
-    /// caller: the caller has the folio's lock, or has restored its entries.
-    pub(super) fn cached_folio(&self, area: u8, slot: u64) -> Option<Folio> {
-        let frame = self.slot_state(area, slot)?.frame()?;
-        self.frames.folio_of(frame).filter(|folio| folio.head == frame)
+/// Whether a folio that is leaving has references besides those of the cache and the caller: a
+/// device may write to it. Then the entries that refer to its slots find it in the cache.
+fn stays_in_cache<P: Platform>(memory: &Memory<P>, folio: FolioLocked<'_>) -> bool {
+    let handle = memory.frames.folio(*folio);
+    if handle.pins() == 0 && handle.references() == 2 {
+        return false;
     }
-
-    /// Whether a folio that is leaving has references besides those of the cache and the caller: a
-    /// device may write to it. Then the entries that name its slots find it in the cache.
-    fn stays_in_cache(&self, folio: FolioLocked<'_>) -> bool {
-        if self.frames.folio(*folio).pins() == 0 && self.frames.folio(*folio).references() == 2 {
-            return false;
-        }
-        if let Some(place) = self.frames.folio(*folio).swap_place() {
-            self.unlock_claimed(folio, place, &PageSet::EMPTY);
-        }
-        true
+    if let Some(cached) = CachedFolio::find(memory, folio) {
+        cached.unlock(&PageSet::EMPTY);
     }
+    true
 }

@@ -2,11 +2,13 @@
 
 use core::sync::atomic::Ordering;
 
+use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Equal, Level, Permissions};
 use crate::folio::{Folio, FolioLocked, OwnerKind, SwapPlace};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::swap::CachedFolio;
 use crate::swap::page_set::PageSet;
 
 use super::cursor::Cursor;
@@ -27,6 +29,13 @@ pub(crate) struct SwapIn<'l> {
     pub(crate) attributes: Attributes,
     /// Which of them may allow writes.
     pub(crate) change: EntryPolicy,
+}
+
+impl<'l> SwapIn<'l> {
+    #[inline(always)]
+    fn cached<P: Platform>(&self, memory: &'l Memory<P>) -> CachedFolio<'l, P> {
+        CachedFolio::new(memory, self.folio, self.place)
+    }
 }
 
 /// The pages that were mapped.
@@ -102,7 +111,7 @@ impl<P: Platform> PageTable<'_, P> {
         };
         let number = what.number_of(run.at);
         let named = device == what.place.area && slot == what.place.first + u64::from(number);
-        if !named || self.memory.pages_in_cache(what.folio, what.place, number, 1) == 0 {
+        if !named || what.cached(self.memory).pages_in_cache(number, 1) == 0 {
             return false;
         }
         // The copy is exclusive, even if other entries refer to the slot.
@@ -153,7 +162,7 @@ impl<P: Platform> PageTable<'_, P> {
         let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
         if (device, slot) != (place.area, place.first)
             || pages > 1 && P::Arch::match_absent(&self.slots(table)[index.slots(pages)]).0 != pages
-            || self.memory.pages_in_cache(folio, place, 0, pages) != pages
+            || CachedFolio::new(self.memory, folio, place).pages_in_cache(0, pages) != pages
         {
             return None;
         }
@@ -185,7 +194,7 @@ impl<P: Platform> PageTable<'_, P> {
     #[inline]
     fn cached_part(&self, run: &Run<P::Arch>, what: &SwapIn<'_>) -> Run<P::Arch> {
         let (number, pages) = (what.number_of(run.at), run.pages());
-        let cached = self.memory.pages_in_cache(what.folio, what.place, number, pages);
+        let cached = what.cached(self.memory).pages_in_cache(number, pages);
         Run { count: cached >> run.node.level.order().0, ..*run }
     }
 

@@ -21,7 +21,7 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
 use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, OwnerKind};
 use crate::platform::Platform;
-use crate::swap::SlotRun;
+use crate::swap::{CachedFolio, SlotRun, leave_cache, send_out_again};
 
 use super::cursor::Cursor;
 use super::out_batch::{InCache, OutBatch, OutRun};
@@ -169,7 +169,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         };
         self.scan.left = self.scan.left.saturating_sub(pages);
         let by_page = self.is_page_by_page(run);
-        memory.send_out(lock.locked(), slots, number, if by_page { 0 } else { pages });
+        let named = if by_page { 0 } else { pages };
+        let _ = CachedFolio::send_out(memory, lock.locked(), slots, number, named);
         self.leave_to_batch(lock);
         self.defer(run.node.table, pages, pages);
         run.count = pages >> run.node.level.order().0;
@@ -214,10 +215,10 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         pages: u32,
     ) -> Result<SlotRun, Next> {
         let memory = self.span.page_table.memory;
-        if let Some(slots) = memory.send_out_again(folio, number, pages) {
+        if let Some(slots) = send_out_again(memory, folio, number, pages) {
             return Ok(slots);
         }
-        if !memory.leave_cache(folio) {
+        if !leave_cache(memory, folio) {
             return Err(Next::Run);
         }
         self.scan.later = true;
@@ -290,7 +291,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             let at = VirtAddr(run.at.0 + (u64::from(done) << PAGE_SHIFT));
             let page = Run { at, index: run.index + done, count: 1, ..*run };
             let first = slots.first + u64::from(number + done);
-            let named = page_table.memory.dup_slots(SlotRun { first, count: 1, ..slots });
+            let named = SlotRun { first, count: 1, ..slots }.dup(page_table.memory);
             debug_assert!(named.is_ok(), "a slot that is new has no entries");
             self.write_entries(&page, folio, number + done, slots);
             self.span.flush();
@@ -472,7 +473,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             let in_cache = self.batch.in_cache(number);
             let mut done = 0;
             while done < slots.count {
-                let folio = memory.cached_folio(slots.area, slots.first + u64::from(done));
+                let slot = SlotRun { first: slots.first + u64::from(done), count: 1, ..slots };
+                let folio = slot.cached_folio(memory);
                 let Some(folio) = folio else { break };
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.folio(folio).mappings();

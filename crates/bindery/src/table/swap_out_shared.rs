@@ -244,7 +244,7 @@ fn dup_slots_and_store<P: Platform>(
     let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
     let slots = SlotRun { area: place.area, first: place.first, count: folio.pages() };
     let named = SlotRun { first: slots.first + u64::from(number), count: pages, ..slots };
-    if pages > folio.pages() - number || memory.dup_slots(named).is_err() {
+    if pages > folio.pages() - number || named.dup(memory).is_err() {
         return false;
     }
     let narrowing = span.narrow_until_flush(run);

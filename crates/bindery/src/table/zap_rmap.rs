@@ -13,7 +13,7 @@ use crate::folio::{Folio, OwnerKind};
 use crate::frame::FreeBatch;
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::swap::SlotRun;
+use crate::swap::{SlotRun, after_unmapping};
 
 use super::cursor::Cursor;
 use super::free_table;
@@ -244,7 +244,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         }
         let dirty = || P::Arch::attributes(first).dirty;
         let freed = memory.frames.folio(folio).unmap_into(self.batch, count, dirty);
-        memory.after_unmapping(self.batch, folio, freed);
+        after_unmapping(memory, self.batch, folio, freed);
         count
     }
 }
@@ -314,7 +314,7 @@ pub(super) fn release_absent<P: Platform>(
         }
         Some(Absent::Swap { device, slot, .. }) => {
             counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
-            memory.release_slots(SlotRun { area: device, first: slot, count: pages });
+            SlotRun { area: device, first: slot, count: pages }.release(memory);
         }
         Some(Absent::Marker(_)) | None => {}
     }

@@ -103,7 +103,7 @@ fn plant_one<P: Platform>(
     page_table.meta(table).note_guards();
     if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) {
         let pages = level.order().pages();
-        page_table.memory.plant_slots(SlotRun { area: device, first: slot, count: pages });
+        SlotRun { area: device, first: slot, count: pages }.plant(page_table.memory);
         cursor.counts.swap_pages += u64::from(pages);
     }
     slot.store(entry.0, Relaxed);

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use crate::Memory;
-use crate::deferred::{Chain, Tables};
+use crate::deferred::{Chain, Tables, free_unlinked};
 use crate::object;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Groups};
@@ -58,10 +58,10 @@ impl Removed {
             }
         }
         if unlocked {
-            memory.note_unlocked();
+            memory.clock.note_unlocked(memory.frames.span().count);
         }
         // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the
         // anon groups.
-        unsafe { memory.free_unlinked(tables, vmas, groups) };
+        unsafe { free_unlinked(memory, tables, vmas, groups) };
     }
 }

@@ -16,6 +16,7 @@ use crate::object::{PagesStay, Wait};
 use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
 use crate::stats::Counts;
+use crate::swap::CachedFolio;
 use crate::swap::content::ClaimedFolio;
 use crate::swap::page_set::PageSet;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
@@ -252,9 +253,9 @@ pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
 /// Work on the slots of a folio ends with the folio locked: its number is no proof of that.
 pub(crate) fn settle<P: Platform>(memory: &Memory<P>, lock: &FolioLock<'_, P>, place: SwapPlace) {
     #[cfg(not(lock_violations = "types"))]
-    memory.unlock_claimed(lock.locked(), place, &PageSet::EMPTY);
+    CachedFolio::new(memory, lock.locked(), place).unlock(&PageSet::EMPTY);
     #[cfg(lock_violations = "types")]
-    memory.unlock_claimed(lock.folio(), place, &PageSet::EMPTY); //~ E0308
+    CachedFolio::new(memory, lock.folio(), place).unlock(&PageSet::EMPTY); //~ E0308
 }
 
 /// Content is read into a folio for which the slots are claimed.
@@ -275,11 +276,11 @@ pub(crate) fn settle_unlocked<P: Platform>(
     lock: FolioLock<'_, P>,
     place: SwapPlace,
 ) {
-    let locked = lock.locked();
+    let cached = CachedFolio::new(memory, lock.locked(), place);
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (memory.unlock_claimed(locked, place, &PageSet::EMPTY), drop(lock));
+    let _ = (cached.unlock(&PageSet::EMPTY), drop(lock));
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(lock), memory.unlock_claimed(locked, place, &PageSet::EMPTY)); //~ E0505
+    let _ = (drop(lock), cached.unlock(&PageSet::EMPTY)); //~ E0505
 }
 
 /// A device's request gets the only guard of a folio's lock.

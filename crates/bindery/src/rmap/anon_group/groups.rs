@@ -70,7 +70,7 @@ impl Groups {
         let mut groups = Chain::default();
         // SAFETY: 1. the caller's obligation 1.
         unsafe { Self::release(memory, node, &mut groups) };
-        memory.free_after_readers(Batch::default().with(groups));
+        Batch::default().with(groups).free_after_readers(memory);
     }
 
     /// Drops a VMA or walker. With the last holder, the anon group leaves the tree, and then

@@ -192,7 +192,7 @@ fn change_entries<'op, P: Platform>(
             Ok(drop_contents(op, vma, part)?)
         }
         EntryChange::PageOut
-            if op.memory().has_swap()
+            if op.memory().swap.is_on()
                 && (vma.group_pointer().is_some() || shared_memory(vma).is_some()) =>
         {
             if vma.group_pointer().is_some() {

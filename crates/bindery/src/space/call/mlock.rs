@@ -169,7 +169,7 @@ fn lock_all<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) {
             }
         }
     });
-    space.page_table.memory.free_some();
+    crate::deferred::free_some(space.page_table.memory);
 }
 
 /// Populates all mappings as far as possible, until a fatal signal comes.

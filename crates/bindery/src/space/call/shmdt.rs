@@ -24,7 +24,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             return Err(Error::Invalid);
         }
         let result = self.operate(|op| detach(op, at));
-        self.page_table.memory.free_some();
+        crate::deferred::free_some(self.page_table.memory);
         result
     }
 }

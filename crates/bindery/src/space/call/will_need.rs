@@ -175,13 +175,13 @@ fn bring_in<P: Platform>(
     }
     let Some(slot) = slot_at(&space.page_table, page) else { return next };
     let Some(state) = slot.state else { return next };
-    match memory.source_of(slot.area, state) {
+    match memory.swap.source_of(slot.area, state) {
         Source::Cache if !was_read => next,
         Source::Cache | Source::Memory | Source::SynchronousDevice => map_announced(&fault, slot),
-        Source::Device if !memory.has_free_request(slot.area) => next,
+        Source::Device if !memory.swap.has_free_request(slot.area) => next,
         Source::Device => {
             while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
-                if memory.begin_read(slots, order, Cause::Advice) == Begun::Yes {
+                if slots.begin_read(memory, order, Cause::Advice) == Begun::Yes {
                     let size = PAGE_SIZE << order.0;
                     return Announced::Next(page.align_down(size).offset(size));
                 }

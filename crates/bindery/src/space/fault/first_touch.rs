@@ -204,7 +204,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// to a smaller folio.
     pub(super) fn wait_for_block(&self) -> Option<Wait<'static>> {
         let memory = self.memory();
-        match memory.collecting(self.vma.flags().huge_advice()) {
+        match memory.effort.collecting(self.vma.flags().huge_advice()) {
             Collecting::Now => return Some(Wait::Memory),
             Collecting::Later => memory.platform().collect_memory_later(),
             Collecting::Never => {}

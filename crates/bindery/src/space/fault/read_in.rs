@@ -6,11 +6,11 @@ use crate::error::{Failure, FaultError};
 use crate::folio::{Folio, FreshFolio, LockedFolio};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::swap::SlotRun;
 use crate::swap::content::ClaimedFolio;
 use crate::swap::device_read::Load;
 use crate::swap::slot_state::SlotState;
 use crate::swap::streak::ReadByFault;
+use crate::swap::{SlotRun, begin_read_around};
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection};
 
@@ -23,17 +23,20 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Reads the content of the slots around the page into a fresh folio, and maps it: the largest
     /// that the policy allows and whose slots are consecutive. A fault reads no larger folio than
     /// the one that went out, unless faults have gone on page after page
-    /// ([`Memory::orders_to_read`]).
+    /// ([`Swap::orders_to_read`]).
     ///
-    /// [`Memory::orders_to_read`]: crate::Memory::orders_to_read
+    /// [`Swap::orders_to_read`]: crate::swap::Swap::orders_to_read
     pub(super) fn read_in(&self, slot: Slot, reading: Reading) -> Stepped {
         let (memory, page) = (self.memory(), self.page);
         let allowed = self.swap_in_orders();
         let mut orders = allowed;
         if allowed.has_large() && reading == Reading::Fault {
-            orders = allowed & memory.orders_to_read(page.0 >> PAGE_SHIFT, slot.went_out());
+            orders = allowed & memory.swap.orders_to_read(page.0 >> PAGE_SHIFT, slot.went_out());
         }
-        if orders == Orders::PAGE && reading == Reading::Fault && memory.reads_around(slot.area) {
+        if orders == Orders::PAGE
+            && reading == Reading::Fault
+            && memory.swap.reads_around(slot.area)
+        {
             self.read_around(allowed);
         }
         while let Some((order, slots)) = self.next_run(slot, &mut orders) {
@@ -109,7 +112,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn note_streak(&self, slot: Slot, order: Order) {
         let first = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
         let went_out = slot.went_out();
-        self.memory().note_streak(ReadByFault { first, order, went_out });
+        self.memory().swap.note_streak(ReadByFault { first, order, went_out });
     }
 
     /// Notes that the fault has read a folio of that order, once memory has been short. The folio may
@@ -125,7 +128,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         });
         let held = frame.and_then(|frame| memory.frames.try_hold(frame));
         if let Some(folio) = held.filter(|held| memory.frames.folio(**held).is_anonymous()) {
-            memory.note_way(*folio, (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1));
+            let number = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
+            memory.clock.passing.note_way(&memory.frames, *folio, number);
         }
     }
 
@@ -134,7 +138,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[cold]
     fn read_around(&self, allowed: Orders) {
         let (memory, page) = (self.memory(), self.page);
-        let Some(window) = memory.window_around(page.0 >> PAGE_SHIFT) else { return };
+        let Some(window) = memory.swap.window_around(page.0 >> PAGE_SHIFT) else { return };
         let table = page.align_down(P::Arch::PMD.span());
         let table = VirtRange::from_len(table, P::Arch::PMD.span());
         let Some(range) = table.map(|table| table.intersection(self.vma.range())) else { return };
@@ -149,7 +153,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             };
             let is_to_be_read = |slot: &Slot| slot.state.is_some_and(comes_back_as_page);
             if let Some(slot) = slot_at(self.page_table(), at).filter(is_to_be_read)
-                && !memory.begin_read_around(slot.area, slot.number)
+                && !begin_read_around(memory, slot.area, slot.number)
             {
                 break;
             }
@@ -183,8 +187,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         wanted: u64,
     ) -> Result<Stepped, Unread> {
         let memory = self.memory();
-        let claimed = memory.claim_for_read(fresh, slots).ok_or(Unread::Slots)?;
-        if memory.is_on_device(slots.area) {
+        let claimed = ClaimedFolio::claim(memory, fresh, slots).ok_or(Unread::Slots)?;
+        if memory.swap.is_on_device(slots.area) {
             return self.begin_device_read(claimed, wanted);
         }
         let locked = claimed.load(memory).ok_or(Unread::Content)?;
@@ -203,14 +207,15 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (memory, folio, slots) = (self.memory(), claimed.folio(), claimed.slots());
         // Until it is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
-        match memory.begin_device_read(claimed, wanted) {
+        match claimed.begin_device_read(memory, wanted) {
             Load::Done(locked) => self.map_loaded(&locked, slots),
             Load::Lost => Err(Unread::Content),
             Load::Full => Ok(Ok(Next::Wait(Wait::SwapRequest { area: slots.area }))),
             Load::Begun(read) => {
                 if memory.clock.has_reclaimed() {
                     let number = self.page.0 >> PAGE_SHIFT;
-                    memory.note_way(folio, number & !u64::from(folio.pages() - 1));
+                    let first = number & !u64::from(folio.pages() - 1);
+                    memory.clock.passing.note_way(&memory.frames, folio, first);
                 }
                 Ok(Ok(Next::Wait(Wait::SwapRead(read))))
             }

@@ -8,8 +8,8 @@ use crate::folio::{FolioIndex, FolioLock, FolioLocked, FolioOwner, SwapPlace};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
-use crate::swap::SlotRun;
 use crate::swap::slot_state::SlotState;
+use crate::swap::{CachedFolio, SlotRun, find_cached};
 use crate::table::publish::publish;
 use crate::table::swap_in::SwapIn;
 use crate::table::{EntryAt, PageTable, ReadSection};
@@ -90,7 +90,10 @@ pub(super) fn slot_of<P: Platform>(
     match P::Arch::decode_absent(entry)? {
         Absent::Swap { device, slot, .. } if !entry.is_empty() => {
             let number = slot + inside;
-            let state = page_table.memory.slot_state(device, number);
+            let state = {
+                let memory = page_table.memory;
+                memory.swap.state_of(memory.platform(), device, number)
+            };
             Some(Slot { area: device, number, state })
         }
         Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
@@ -106,7 +109,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         // If no area has such a slot, the entry is corrupted.
         let state = slot.state.ok_or(FaultError::Bus)?;
         if state.frame().is_some()
-            && let Some(cached) = memory.find_cached(slot.area, slot.number)
+            && let Some(cached) = find_cached(memory, slot.area, slot.number)
         {
             // A thread or a device that writes the folio out, or reads it, has the lock: waiting
             // for it with the VMA locked would keep changes of the VMA waiting for the device.
@@ -114,7 +117,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
             };
             if memory.frames.folio(*cached).take_read_around() {
-                memory.note_hit_of_read_around(self.page.0 >> PAGE_SHIFT);
+                memory.swap.note_hit_of_read_around(&memory.rare, self.page.0 >> PAGE_SHIFT);
             }
             let place = memory.frames.folio(*cached).swap_place();
             let number = place.map_or(u64::MAX, |place| slot.number.wrapping_sub(place.first));
@@ -174,7 +177,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             return Ok(Next::Again);
         }
         let slot = place.first + u64::from(number);
-        memory.release_slots(SlotRun { area: place.area, first: slot, count: 1 });
+        SlotRun { area: place.area, first: slot, count: 1 }.release(memory);
         publish(self.page_table(), range);
         // A write looks at the entry again, which may not allow it yet.
         Ok(if self.access == Access::Write {
@@ -203,7 +206,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             self.set_home(lock, Home { is_shared: home.is_shared || !exclusive, ..home });
         }) {
             Some(exclusive) => {
-                memory.finish_swap_in(cached.folio, cached.place);
+                CachedFolio::new(memory, cached.folio, cached.place).finish_swap_in();
                 (true, exclusive)
             }
             None => self.map_in_runs(cached, home, lock)?,
@@ -253,7 +256,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             home.is_shared |= !exclusive;
             self.set_home(lock, home);
         });
-        self.memory().unlock_claimed(folio, place, &done.pages);
+        CachedFolio::new(self.memory(), folio, place).unlock(&done.pages);
         let mapped = done.pages.has(number);
         if done.refused && !mapped {
             return Err(Failure::NoMemory);

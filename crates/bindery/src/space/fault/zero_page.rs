@@ -55,7 +55,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(in crate::space) fn map_huge_zero_page(&self) -> Option<Next> {
         let (memory, page_table) = (self.memory(), self.page_table());
         let range = folio_place(self.page, memory.huge_order())?;
-        let frame = memory.huge_zero_frame()?;
+        let frame = memory.huge_zero.frame(&memory.frames, &memory.rare)?;
         let mapped = page_table.with_tables(|pool| {
             let mut cursor = self.cursor_of(range);
             let EntryAt { node, entry: found, .. } = cursor.entry_at(self.page);

@@ -126,7 +126,7 @@ impl<P: Platform> AddressSpace<'_, P> {
                 let result = unregister(op, everything, &userfault, done);
                 debug_assert!(result.is_ok());
             });
-            self.page_table.memory.free_some();
+            crate::deferred::free_some(self.page_table.memory);
         }
         drop(userfault);
     }

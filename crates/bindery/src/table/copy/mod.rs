@@ -278,7 +278,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
         }
         if let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(first) {
             let slots = SlotRun { area: device, first: slot, count: run.pages() };
-            if memory.dup_slots(slots).is_err() {
+            if slots.dup(memory).is_err() {
                 drop_target_deposit(target, run, table);
                 return Err(CopyStop::Refused);
             }

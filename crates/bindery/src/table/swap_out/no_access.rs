@@ -12,7 +12,7 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions};
 use crate::folio::Folio;
 use crate::platform::Platform;
-use crate::swap::SlotRun;
+use crate::swap::{CachedFolio, SlotRun};
 
 use super::super::PageTable;
 use super::super::out_batch::InCache;
@@ -112,7 +112,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             Err(next) => return next,
         };
         if in_cache == InCache::New {
-            memory.send_out(lock.locked(), slots, number, pages);
+            let _ = CachedFolio::send_out(memory, lock.locked(), slots, number, pages);
         }
         self.leave_to_batch(lock);
         self.scan.left = self.scan.left.saturating_sub(pages);

@@ -10,6 +10,7 @@ use crate::events::RareEvents;
 use crate::folio::Folio;
 use crate::folio::SwapPlace;
 use crate::platform::Platform;
+use crate::swap::CachedFolio;
 
 use super::{EntryAt, SwapOut};
 
@@ -39,13 +40,13 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         }
         match self.scan.held {
             Some(held) if *held == folio => {
-                memory.call_back(held, place);
+                CachedFolio::new(memory, held, place).call_back();
                 self.scan.took_held = false;
             }
             _ => {
                 // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
                 let lock = unsafe { memory.frames.folio(folio).lock_of_batch() };
-                memory.call_back(lock.locked(), place);
+                CachedFolio::new(memory, lock.locked(), place).call_back();
             }
         }
     }

@@ -187,7 +187,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
     fn collapse_in_background(&self, base: VirtAddr) -> Result<(), Failure<Refusal>> {
         let memory = self.space.page_table.memory;
         let result = self.collapse_once(base);
-        memory.free_some();
+        crate::deferred::free_some(memory);
         match result {
             Err(Failure::NoMemory) if self.limits.is_some_and(|limits| limits.collects) => {
                 memory.collect();

@@ -1,0 +1,283 @@
+//! [`CachedFolio`]: a locked folio in the swap cache.
+//!
+//! All work is done in one span of the lock of the cluster that has its slots.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::area::SlotRun;
+use super::cluster::{ClusterState, LiveCluster};
+use super::content::Written;
+use super::freed::{FreedCell, FreedSlots};
+use super::page_set::PageSet;
+use super::slot_state::SlotState;
+use super::slots::{Stored, index};
+use crate::Memory;
+use crate::folio::{Folio, FolioHandle, FolioLocked, SwapPlace};
+use crate::platform::Platform;
+
+/// A locked folio in the swap cache, with the place of its slots.
+///
+/// Having one means:
+/// 1. The caller has the folio's lock, and a reference besides the cache's.
+/// 2. The folio was at this place when the caller looked. Pages may have left the cache since: their
+///    cells do not refer to the folio any more.
+pub(crate) struct CachedFolio<'a, P: Platform> {
+    pub(super) memory: &'a Memory<P>,
+    pub(super) folio: FolioLocked<'a>,
+    pub(super) place: SwapPlace,
+}
+
+impl<'a, P: Platform> CachedFolio<'a, P> {
+    /// The folio at a place that the caller has read from its metadata, or given it.
+    #[inline(always)]
+    pub(crate) fn new(memory: &'a Memory<P>, folio: FolioLocked<'a>, place: SwapPlace) -> Self {
+        Self { memory, folio, place }
+    }
+
+    /// The folio, if it has slots.
+    #[inline(always)]
+    pub(crate) fn find(memory: &'a Memory<P>, folio: FolioLocked<'a>) -> Option<Self> {
+        let place = memory.frames.folio(*folio).swap_place()?;
+        Some(Self { memory, folio, place })
+    }
+
+    /// Puts the folio into the swap cache, at slots that the caller has allocated for it. `named`
+    /// of its pages, from page `first` on, get an entry each.
+    pub(crate) fn send_out(
+        memory: &'a Memory<P>,
+        folio: FolioLocked<'a>,
+        slots: SlotRun,
+        first: u32,
+        named: u32,
+    ) -> Self {
+        debug_assert_eq!(slots.count, folio.pages());
+        let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
+        let this = Self { memory, folio, place };
+        let Some((_, cells, _)) = slots.cells(memory) else { return this };
+        for (page, cell) in (0..).zip(cells) {
+            let entries = u32::from(page >= first && page < first + named);
+            // The slots are ours: no entry refers to them, and the cache does not have them.
+            let cell_now = SlotState::going_out(folio.head.plus(page), folio.order, entries);
+            cell.store(cell_now.0, Relaxed);
+        }
+        this.handle().set_swap_place(place);
+        this
+    }
+
+    /// Undoes [`CachedFolio::send_out`]: the slots are the caller's again, to be used or freed, and
+    /// the folio has left the cache. No entry refers to them any more.
+    pub(crate) fn call_back(&self) {
+        if let Some((_, cells, _)) = self.slots().cells(self.memory) {
+            for cell in cells {
+                // Busy, and without references: no other thread changes it.
+                cell.store(SlotState::FREE.0, Relaxed);
+            }
+        }
+        self.handle().set_cached_pages(self.place, 0);
+    }
+
+    #[inline(always)]
+    pub(super) fn handle(&self) -> FolioHandle<'a, P> {
+        self.memory.frames.folio(*self.folio)
+    }
+
+    /// The slots of all pages.
+    #[inline]
+    pub(super) fn slots(&self) -> SlotRun {
+        SlotRun::of_folio(*self.folio, self.place)
+    }
+
+    /// Counts those of `count` pages, from page `first` on, that are still in the cache; the caller
+    /// has locked the entries that refer to their slots. A page that has left may have lost its
+    /// slot to another page at the same address:
+    /// 1. a folio is swapped in for one process and stays in the cache for another;
+    /// 2. the first process drops a page of its part, and the slot is free if the other has dropped
+    ///    it too;
+    /// 3. it writes to a new page at that address, which is swapped out to the same slot.
+    // Always: each fault on a page in swap asks it.
+    #[inline(always)]
+    pub(crate) fn pages_in_cache(&self, first: u32, count: u32) -> u32 {
+        // Read after the table's lock: the slot was free before the entry was stored.
+        let all = self.handle().swap_place().is_some_and(|now| now.cached == self.folio.pages());
+        if all { count } else { self.count_in_cache(first, count) }
+    }
+
+    #[cold]
+    fn count_in_cache(&self, first: u32, count: u32) -> u32 {
+        let SwapPlace { area, first: slot, .. } = self.place;
+        let stays = |page: &u32| {
+            let state =
+                self.memory.swap.state_of(self.memory.platform(), area, slot + u64::from(*page));
+            state.is_some_and(|state| state.frame() == Some(self.folio.head.plus(*page)))
+        };
+        (first..first + count).take_while(stays).count() as u32
+    }
+
+    /// Ends the work of the folio's lock holder on the slots. The pages of `put` have lost an entry
+    /// that referred to their slots. Pages without references to their slots leave the cache; the
+    /// others stay, no longer busy. Returns the number that stay.
+    pub(crate) fn unlock(&self, put: &PageSet) -> u32 {
+        let done = |page: u32, old: SlotState| {
+            SlotState((old.0 & !SlotState::BUSY) - u64::from(put.has(page)))
+        };
+        let cached = self.change(|| false, done).cached;
+        if cached < self.folio.pages() {
+            // No other copy of the content is left.
+            self.handle().mark_dirty();
+        }
+        cached
+    }
+
+    /// Like [`CachedFolio::unlock`], after a failed write: the slots have no content, and are no
+    /// longer busy.
+    pub(super) fn unlock_unwritten(&self) {
+        let done =
+            |_: u32, old: SlotState| SlotState(old.0 & !(SlotState::BUSY | SlotState::CONTENT));
+        if self.change(|| false, done).cached < self.folio.pages() {
+            // No other copy of the content is left.
+            self.handle().mark_dirty();
+        }
+    }
+
+    /// Evicts the folio, whose content is in swap: as `written` says, or from before. If only the
+    /// caller's reference and the cache's are left, the folio is the caller's, frozen, and the
+    /// result is true. Otherwise it stays in the cache, its slots are no longer busy, and the
+    /// caller keeps its reference.
+    pub(super) fn evict(&self, written: Option<&Written>) -> bool {
+        let done = |page: u32, old: SlotState| {
+            let content = written.map_or(0, |written| written.content(page));
+            SlotState(old.0 & !SlotState::BUSY | content)
+        };
+        // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
+        // and reads the slot again.
+        self.change(|| self.handle().freeze(2), done).evicted
+    }
+
+    /// Removes the folio, whose content could not be read, from the cache; entries keep their
+    /// references to its slots.
+    pub(crate) fn give_up(&self) {
+        let changed = self.change(|| false, |_, old| old.uncached(0));
+        if changed.cached > 0 {
+            self.handle().set_cached_pages(self.place, 0);
+            self.handle().release();
+        }
+    }
+
+    /// Makes the slots busy, so that they stay the folio's: to be written out, or to get more
+    /// references. `None`, with nothing changed, if the area is stopped, if some pages have left
+    /// the cache or came from another folio, or if a device still writes their old content. Returns
+    /// whether all content is in swap already.
+    pub(super) fn prepare_out(&self) -> Option<Stored> {
+        let (cluster, cells, _) = self.slots().cells(self.memory)?;
+        let live = LiveCluster::lock(self.memory.swap.area(self.place.area)?, cluster)?;
+        let stored = stored_of(live.state(), *self.folio, cells)?;
+        make_busy(cells);
+        Some(stored)
+    }
+
+    /// Like [`CachedFolio::prepare_out`], for an unmapped folio: it may leave memory even if the
+    /// area is stopped, unless something must be written to the area for that.
+    pub(crate) fn prepare_eviction(&self) -> Option<Stored> {
+        let prepared = self.prepare_out();
+        prepared.or_else(|| self.prepare_dropping().then_some(Stored::Yes))
+    }
+
+    /// Whether the content is in swap; the slots are busy.
+    pub(crate) fn stored(&self) -> Stored {
+        self.slots().stored(self.memory)
+    }
+
+    /// Whether the folio, whose slots are busy, may be written out: the store would refuse again if
+    /// it has refused since the last free.
+    pub(crate) fn may_be_written(&self, stored: Stored) -> bool {
+        let Memory { swap, frames, .. } = self.memory;
+        stored == Stored::Yes || swap.takes_content(frames, self.place.area)
+    }
+
+    /// Changes the cells that still refer to the folio, in one span of the cluster's lock. `freeze`
+    /// decides whether the folio leaves memory.
+    fn change(
+        &self,
+        freeze: impl FnOnce() -> bool,
+        change: impl Fn(u32, SlotState) -> SlotState,
+    ) -> Changed {
+        let (memory, folio, run) = (self.memory, self.folio, self.slots());
+        let mut changed = Changed { cached: 0, evicted: false };
+        let (Some(area), Some((cluster, cells, values))) =
+            (memory.swap.area(run.area), run.cells(memory))
+        else {
+            return changed;
+        };
+        let mut state = cluster.state.lock();
+        if !self.handle().is_swap_cached() {
+            // All pages have left the cache since the caller looked, and the cache's reference with
+            // them.
+            return changed;
+        }
+        changed.evicted = freeze();
+        let shadow = memory.clock.shadow();
+        let mut freed = FreedSlots::new(area, cluster);
+        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
+            let old = SlotState(cell.load(Relaxed));
+            if old.frame() != Some(folio.head.plus(page)) {
+                // This page left the cache before.
+                continue;
+            }
+            let now = change(page, old);
+            if now.is_named_or_written() {
+                if now.entries() == 0 {
+                    // The page leaves the cache; the device will release the slot.
+                    cell.store(SlotState::WRITING, Relaxed);
+                    continue;
+                }
+                let now = if changed.evicted { now.uncached(shadow) } else { now };
+                cell.store(now.0, Relaxed);
+                changed.cached += 1;
+                continue;
+            }
+            FreedCell::end_work(&state, folio, (page, cell), now).forget_content(memory, value);
+            freed.add(&mut state, index(run.first) + page);
+        }
+        freed.give_back(&mut state);
+        if changed.evicted {
+            memory.clock.note_evicted(run.count);
+        } else {
+            self.handle().set_cached_pages(self.place, changed.cached);
+        }
+        drop(state);
+        freed.relist(run.first);
+        if !changed.evicted && changed.cached == 0 {
+            self.handle().release();
+        }
+        changed
+    }
+}
+
+/// Whether all content of a cached folio is in swap. `None` if its slots, with these cells, may not
+/// be made busy ([`CachedFolio::prepare_out`]).
+fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stored> {
+    let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
+    let ours = |(page, cell): (u32, &AtomicU64)| {
+        let cell = load(cell);
+        cell.frame() == Some(folio.head.plus(page)) && !cell.has(SlotState::WRITING)
+    };
+    let stored = cells.iter().filter(|cell| load(cell).0 & SlotState::CONTENT != 0).count();
+    if !(0..).zip(cells).all(ours) || stored != 0 && stored != cells.len() {
+        return None;
+    }
+    Some(if stored == 0 { Stored::No } else { Stored::Yes })
+}
+
+/// Marks cells busy for the thread that has the folio's lock. The cluster's lock is held.
+pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
+    for cell in cells {
+        cell.store(cell.load(Relaxed) | SlotState::BUSY, Relaxed);
+    }
+}
+
+/// The result of [`CachedFolio::change`].
+struct Changed {
+    /// Pages whose slots still have references.
+    cached: u32,
+    evicted: bool,
+}
