@@ -400,7 +400,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 
     /// As [`FolioHandle::try_lock`], but waits for threads; not under a table's lock, and not in a
     /// read section. `None` if a device writes the folio: a thread that finds the request done
-    /// unlocks it ([`Memory::lock_folio`](crate::Memory::lock_folio) waits for that too).
+    /// unlocks it (`swap::lock_folio` waits for that too).
     pub(crate) fn lock_unless_writeback(self) -> Option<FolioLock<'a, P>> {
         let locked = lock_unless_writeback(self.state(), self.platform());
         locked.then(|| FolioLock { handle: self })

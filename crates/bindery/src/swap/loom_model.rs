@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// The first half of `Memory::send_to_device`, for a folio with one piece so far.
+    /// The first half of `send_to_device`, for a folio with one piece so far.
     fn submit(&self) -> u32 {
         let number = self.requests.take().expect("one is free");
         self.requests.begin(number, Frame(7), 0);
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// A fault: `Memory::lock_folio`, a store to the page, and the unlock.
+    /// A fault: `lock_folio`, a store to the page, and the unlock.
     fn fault(&self) {
         while !lock_unless_writeback(&self.state, &self.sleepers) {
             self.completions.wait(&self.sleepers, &mut || {

@@ -81,11 +81,11 @@ impl World {
     }
 
     fn cell(&self) -> SlotState {
-        // Acquire: like `Memory::slot_state`.
+        // Acquire: like `Swap::state_of`.
         SlotState(self.cells[0].load(Acquire))
     }
 
-    /// `Memory::evict` by a thread that has the folio's lock and a reference. Afterwards the frame
+    /// `CachedFolio::evict` by a thread that has the folio's lock and a reference. Afterwards the frame
     /// belongs to another page.
     fn evict(&self) {
         let cluster = self.cluster.lock().unwrap();
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// `Memory::find_cached`, and a read of the page. Returns whether it was found.
+    /// `find_cached`, and a read of the page. Returns whether it was found.
     fn find(&self) -> bool {
         let first = self.cell().frame();
         let look = || match self.omit {
@@ -128,7 +128,7 @@ impl World {
         self.store.with_mut(|store| unsafe { store.write(NEXT_PAGE) });
     }
 
-    /// `Memory::release_slots`, for the only entry that refers to the slot.
+    /// `SlotRun::release`, for the only entry that refers to the slot.
     fn release(&self) {
         let cluster = self.cluster.lock().unwrap();
         let now = self.cell().let_go();
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// `Memory::dup_slots`, of both.
+    /// `SlotRun::dup`, of both.
     fn name(&self) -> bool {
         let cluster = (self.omit != Omit::ClusterLock).then(|| self.cluster.lock().unwrap());
         let named = name_all(&self.cells);

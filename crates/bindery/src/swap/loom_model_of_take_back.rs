@@ -65,7 +65,7 @@ unsafe impl Sync for World {}
 unsafe impl Send for World {}
 
 impl World {
-    /// A folio submitted to a device, as `Memory::send_to_device` leaves it. The faults have seen
+    /// A folio submitted to a device, as `send_to_device` leaves it. The faults have seen
     /// the entries that refer to its slot, and have a reference each.
     fn new(omit: Omit) -> Self {
         let world = Self {
@@ -111,7 +111,7 @@ impl World {
         self.completions.note(&self.sleepers);
     }
 
-    /// `Memory::lock_written`. Returns whether the lock is the caller's.
+    /// `lock_written`. Returns whether the lock is the caller's.
     fn lock_written(&self) -> bool {
         let _cluster = self.cluster.lock().unwrap();
         let now = SlotState(self.cell.load(Relaxed));
@@ -123,7 +123,7 @@ impl World {
         false
     }
 
-    /// `Memory::evict`, where the faults still have their references.
+    /// `CachedFolio::evict`, where the faults still have their references.
     fn evict(&self) {
         let _cluster = self.cluster.lock().unwrap();
         assert!(!take_all(&self.count, 2 * REFERENCE), "a fault has lost its reference");
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// `Memory::take_back`. Returns whether the lock is the caller's.
+    /// `take_back`. Returns whether the lock is the caller's.
     fn take_back(&self) -> bool {
         let cluster = self.cluster.lock().unwrap();
         let now = SlotState(self.cell.load(Relaxed));
@@ -173,7 +173,7 @@ impl World {
         true
     }
 
-    /// A fault: `Memory::lock_folio`, the page is mapped and written to, and the slot is released.
+    /// A fault: `lock_folio`, the page is mapped and written to, and the slot is released.
     fn fault(&self) {
         while !lock_unless_writeback(&self.state, &self.sleepers) && !self.take_back() {
             self.completions.wait(&self.sleepers, &mut || {
@@ -188,7 +188,7 @@ impl World {
         // The mapping keeps the reference.
     }
 
-    /// `Memory::unlock_claimed`, for a page that has lost an entry.
+    /// `CachedFolio::unlock`, for a page that has lost an entry.
     fn settle(&self) {
         let _cluster = self.cluster.lock().unwrap();
         let now = SlotState((self.cell.load(Relaxed) & !SlotState::BUSY) - 1);

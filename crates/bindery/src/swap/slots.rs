@@ -2,10 +2,7 @@
 //!
 //! All work is done by runs of one cluster, in one span of the cluster's lock.
 
-use core::sync::atomic::{
-    AtomicU64,
-    Ordering::{Acquire, Relaxed},
-};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::Swap;
 use super::area::{Area, SlotRun};
@@ -70,7 +67,7 @@ impl<P: Platform> Swap<P> {
     pub(crate) fn state_of(&self, platform: &P, area: u8, slot: u64) -> Option<SlotState> {
         let (_, cells, _) = self.cells(platform, SlotRun { area, first: slot, count: 1 })?;
         // Acquire, by the fence: sees earlier work on the cached folio.
-        let cell = cells.first()?.load(Acquire);
+        let cell = cells.first()?.load(Ordering::Acquire);
         Some(SlotState(cell))
     }
 
@@ -244,10 +241,10 @@ impl SlotRun {
             let (cluster, cells, _) = part.cells(memory).expect("the area reaches so far");
             let mut state = cluster.state.lock();
             state.plant(index(part.first), part.count);
-            area.taken.fetch_add(u64::from(part.count), Relaxed);
+            area.taken.fetch_add(u64::from(part.count), Ordering::Relaxed);
             for cell in cells {
-                assert_eq!(cell.load(Relaxed), SlotState::FREE.0, "the slot is taken");
-                cell.store(SlotState::LOST | 1, Relaxed);
+                assert_eq!(cell.load(Ordering::Relaxed), SlotState::FREE.0, "the slot is taken");
+                cell.store(SlotState::LOST | 1, Ordering::Relaxed);
             }
         }
     }

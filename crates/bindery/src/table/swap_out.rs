@@ -189,10 +189,11 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     #[cold]
     #[inline(never)]
     fn without_slots(&mut self, folio: Folio) -> Next {
+        let memory = self.span.page_table.memory;
         if folio.order == Order::PAGE {
             return Next::NoSlots;
         }
-        if !self.span.page_table.memory.has_room_in_swap() {
+        if !memory.swap.has_room(&memory.frames) {
             return Next::Run;
         }
         if self.scan.choice == Choice::All {

@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Like `Memory::free_after_readers`, for a record that is unlinked here.
+    /// Like `Batch::free_after_readers`, for a record that is unlinked here.
     fn remove(&self, record: usize) {
         let unlink = || self.linked[record].store(false, Ordering::Release);
         let early = (self.omit == Omit::PeriodAfterUnlinking).then(|| self.grace_period());
@@ -257,7 +257,7 @@ impl World {
         self.online.fetch_sub(1, order);
     }
 
-    /// Like `Memory::hand_over`, from the first queue to the second.
+    /// Like `hand_over`, from the first queue to the second.
     fn hand_over(&self) {
         let (mut from, mut to) = (self.queues[0].lock().unwrap(), self.queues[1].lock().unwrap());
         let items = from.take_all(self);

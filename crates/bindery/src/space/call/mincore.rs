@@ -112,11 +112,15 @@ fn tell_part<P: Platform>(
                         let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
                         let memory = space.page_table.memory;
                         let mut slots = first..first + stretch.pages();
-                        Some(if slots.all(|slot| memory.swap.is_resident(memory.platform(), device, slot)) {
-                            Residence::Resident
-                        } else {
-                            Residence::Absent
-                        })
+                        Some(
+                            if slots.all(|slot| {
+                                memory.swap.is_resident(memory.platform(), device, slot)
+                            }) {
+                                Residence::Resident
+                            } else {
+                                Residence::Absent
+                            },
+                        )
                     }
                     None => Some(Residence::Absent),
                 },

@@ -134,7 +134,7 @@ impl World {
     }
 
     fn cell(&self, page: usize) -> SlotState {
-        // Acquire: like `Memory::slot_state`.
+        // Acquire: like `Swap::state_of`.
         SlotState(self.cells[page].load(Acquire))
     }
 
@@ -253,7 +253,7 @@ impl World {
         Ok(())
     }
 
-    /// `Memory::claim_slots`.
+    /// `claim_slots`.
     fn claim(&self, own: usize, first: usize, pages: usize) -> Result<(), ClaimError> {
         let head = Frame((own * PAGES + first) as u32);
         let cluster = self.lock_cluster_unless(Omit::ClaimUnderLock);
@@ -296,7 +296,7 @@ impl World {
         self.settle(folio, put);
     }
 
-    /// `Memory::unlock_claimed`.
+    /// `CachedFolio::unlock`.
     fn settle(&self, folio: usize, put: [bool; PAGES]) {
         let cluster = self.cluster.lock().unwrap();
         let before = self.folios[folio].cached.load(Relaxed);

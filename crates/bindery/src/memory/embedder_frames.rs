@@ -1,0 +1,138 @@
+//! Frames as the embedder sees them: their use, and those that it allocates for itself.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::sync::atomic::Ordering;
+
+use super::Memory;
+use crate::addr::{Frame, Order};
+use crate::folio::{FrameUsage, FrameView};
+use crate::frame::{AllocateFor, FrameRange, MAX_ORDER, meta};
+use crate::platform::Platform;
+
+impl<P: Platform> Memory<P> {
+    /// The role of a frame for the address spaces that map it.
+    ///
+    /// Context: any.
+    pub fn frame_kind(&self, frame: Frame) -> FrameKind {
+        match self.frames.folio_of(frame) {
+            None if self.is_zero(frame) => FrameKind::Zero,
+            Some(folio) if self.frames.folio(folio).is_anonymous() => FrameKind::Anonymous,
+            Some(folio) if self.frames.folio(folio).is_of_object() => FrameKind::Object,
+            _ => FrameKind::Other,
+        }
+    }
+
+    /// The use of a frame. Frames that do not belong to the memory are reported as such. Takes no
+    /// lock but the allocator's and those of the CPUs' free frames, briefly.
+    ///
+    /// Context: any. Complexity: linear in the CPUs that were ever online.
+    pub fn frame_view(&self, frame: Frame) -> FrameView {
+        crate::folio::frame_view(&self.frames, frame)
+    }
+
+    /// The frames from the lowest to the highest of the memory, holes included.
+    ///
+    /// Context: any.
+    pub fn frame_span(&self) -> FrameRange {
+        self.frames.span()
+    }
+
+    /// Counts frames by use. It looks them up one by one, so a frame whose use changes concurrently
+    /// is counted by its old or its new use.
+    ///
+    /// Context: spins. Complexity: linear in the blocks of frames.
+    pub fn frame_usage(&self) -> FrameUsage {
+        crate::folio::frame_usage(&self.frames, self.huge_order())
+    }
+
+    /// Allocates 2^`order` consecutive frames, aligned to their size, for the embedder's own use:
+    /// to map them by [`crate::KernelMap::vmap`], or for a device. Their content is unspecified.
+    /// `None` if there is no such block beside the frames that are kept for reclaim, or if `order`
+    /// is above 10. In the first case [`Memory::drain_deferred`] may help.
+    ///
+    /// Context: spins. Complexity: constant.
+    pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
+        let first = self.frames.allocate(order, AllocateFor::Use).or_else(|| {
+            // The frames that CPUs keep, free or with free objects only, may complete a block.
+            if !self.frames.fronts().has_slots() || order > MAX_ORDER {
+                return None;
+            }
+            self.slabs().for_each(|slab| slab.trim(&self.frames));
+            self.frames.trim();
+            self.frames.allocate(order, AllocateFor::Use)
+        })?;
+        let state = meta::state_of(meta::Kind::Embedder, order);
+        self.frames.meta(first).state.store(state, Ordering::Relaxed);
+        Some(FrameRange { first, count: order.pages() })
+    }
+
+    /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they came from such a
+    /// call; anything else stays as it is.
+    ///
+    /// Context: spins. Complexity: constant.
+    ///
+    /// # Safety
+    /// 1. The frames are the caller's: the caller, or the code that passed them on, got them from
+    ///    [`Memory::allocate_frames`].
+    /// 2. The frames are no longer in use: no reference and no device reads or writes them, no
+    ///    table and no TLB names them. (Frames that [`crate::KernelMap::vunmap`] unmaps lazily stay
+    ///    named until the next [`crate::KernelMap::purge`].)
+    ///
+    /// ```
+    /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
+    ///     // SAFETY: 1. `allocate_frames` returned them; 2. they are not used any more.
+    ///     unsafe { memory.free_frames(frames) };
+    /// }
+    /// ```
+    ///
+    /// Safe code does not free frames:
+    ///
+    /// ```compile_fail,E0133
+    /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
+    ///     memory.free_frames(frames);
+    /// }
+    /// ```
+    pub unsafe fn free_frames(&self, frames: FrameRange) -> bool {
+        let order = Order(frames.count.trailing_zeros() as u8);
+        if !frames.count.is_power_of_two()
+            || order > MAX_ORDER
+            || !self.frames.manages(frames.first)
+        {
+            return false;
+        }
+        let taken = meta::state_of(meta::Kind::Embedder, order);
+        let raw = meta::state_of(meta::Kind::Raw, order);
+        // In one step: if two threads free the same frames, only one of them succeeds.
+        let state = &self.frames.meta(frames.first).state;
+        let known =
+            state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if known {
+            // SAFETY: 1. the state said so, and says so no more; 2. the caller's obligation 2.
+            unsafe { self.frames.free(frames.first, order) };
+        }
+        known
+    }
+}
+
+/// The role of a frame for the address spaces that map it.
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{FrameKind, Memory, Platform};
+///
+/// fn is_zero_page<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+///     memory.frame_kind(frame) == FrameKind::Zero
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameKind {
+    /// The zero page, or a page of the huge zero page.
+    Zero,
+    /// Anonymous memory.
+    Anonymous,
+    /// A page of shared memory or of a file.
+    Object,
+    /// Another use, or not a frame of the memory.
+    Other,
+}
