@@ -8,6 +8,8 @@ use crate::platform::Platform;
 use crate::rmap::{self, Locking, Seen, Walked};
 use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, write_out};
+use crate::table::look;
+use crate::table::split_folio::split_folio;
 use crate::table::swap_out_scan::SwapOutScan;
 
 use super::pressure::Batch;
@@ -83,7 +85,7 @@ impl<'m, P: Platform> Batch<'m, P> {
             let mut entries = 0;
             if !is_cut && let Some(_vma) = hit.vma.try_read(memory.platform()) {
                 entries = hit.range.pages();
-                let cut = hit.page_table.split_folio(folio, hit.range, Order::PAGE, || true);
+                let cut = split_folio(&hit.page_table, folio, hit.range, Order::PAGE, || true);
                 is_cut = cut.is_ok();
             }
             Seen { until: hit.range.end(), entries }
@@ -109,7 +111,7 @@ impl<'m, P: Platform> Batch<'m, P> {
             let mut entries = 0;
             if mapped == Mapped::Nowhere {
                 entries = hit.range.pages();
-                let met = hit.page_table.mapped_pages(hit.range, folio);
+                let met = look::mapped_pages(&hit.page_table, hit.range, folio);
                 // A folio that lies in two tables has a run in each, and no run is all of it.
                 let span = P::Arch::PMD.span();
                 let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);

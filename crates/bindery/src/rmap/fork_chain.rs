@@ -83,6 +83,7 @@ use crate::deferred::Chain;
 use crate::folio::{FolioOwner, Owner};
 use crate::platform::Platform;
 use crate::table::PageTable;
+use crate::table::look;
 use crate::table::look::{MappedRun, Stretch};
 use crate::vma::Vma;
 
@@ -204,7 +205,7 @@ unsafe fn take_over<P: Platform>(
         Some(object) => object.mapping_lock.with_write(memory.platform(), work),
         None => work(),
     };
-    page_table.survey_within(vma.range(), within, |stretch: &Stretch<_>| {
+    look::survey_within(page_table, vma.range(), within, |stretch: &Stretch<_>| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
         // Read without the folio's lock ("why no folio is missed"). So a folio whose owner stays
         // does not delay the contraction because a walker has its lock.

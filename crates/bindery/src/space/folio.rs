@@ -2,6 +2,8 @@
 //! leaves into a huge one.
 
 use crate::table::PageTable;
+use crate::table::look;
+use crate::table::split_folio::split_folio;
 use core::fmt;
 use core::sync::atomic::Ordering;
 
@@ -163,7 +165,7 @@ fn split_mapped<P: Platform>(
         held = memory.frames.folio(folio).keep();
         held.is_some()
     };
-    let cut = page_table.split_folio(folio, range, order, hold);
+    let cut = split_folio(page_table, folio, range, order, hold);
     if let (Some(held), Ok(())) = (held, &cut) {
         held.release_parts(order);
     }
@@ -181,7 +183,7 @@ fn split_mapped<P: Platform>(
 pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: VirtAddr) -> bool {
     let frames = &page_table.memory.frames;
     let mut at_page = None;
-    page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+    look::look(page_table, VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
         at_page = looked.frame();
         false
     });
@@ -192,7 +194,7 @@ pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: V
     let range = VirtRange::raw(start, end.min(P::Arch::USER_END));
     // Counted before anything changes: where others map it too, its leaves stay as they are.
     let mut pages = 0;
-    page_table.look(range, |looked| {
+    look::look(page_table, range, |looked| {
         let frame = looked.frame().map_or(u32::MAX, |frame| frame.0);
         if frame.wrapping_sub(folio.head.0) < folio.pages() {
             pages += looked.range.pages() as u32;

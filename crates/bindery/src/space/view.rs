@@ -13,6 +13,7 @@ use crate::error::{Error, NoMemory};
 use crate::folio::{Folio, OwnerKind};
 use crate::object::{Accounting, ObjectState, SegmentId, pages};
 use crate::platform::Platform;
+use crate::table::look;
 use crate::table::look::{MappedRun, Stretch};
 use crate::table::rewrite::use_bits::UseBits;
 use crate::vma::Vma;
@@ -136,7 +137,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         let page_table = &self.space.page_table;
         let memory = page_table.memory;
         let range = self.vma.range().intersection(range);
-        page_table.survey(range, |stretch| f(PageRun { memory, stretch }));
+        look::survey(page_table, range, |stretch| f(PageRun { memory, stretch }));
     }
 
     /// The number of entries, of all address spaces, that refer to the slot of a swap area; 0 if

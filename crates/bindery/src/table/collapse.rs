@@ -1,5 +1,5 @@
-//! Collapse: one huge leaf takes the place of a table of small ones. Their pages are copied into one
-//! folio, or are one already.
+//! Collapse: one huge leaf takes the place of a table of small ones. Their pages are copied into
+//! one folio, or are one already.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -44,8 +44,8 @@ pub(crate) enum JoinError {
 /// there was such a table, with nothing in it but leaves; nothing has changed otherwise. Called
 /// without locks on tables and outside of read sections.
 ///
-/// The caller keeps faults and pins out of the range: no page may be written while it is copied, and
-/// no translation of it is left by then:
+/// The caller keeps faults and pins out of the range: no page may be written while it is copied,
+/// and no translation of it is left by then:
 /// 1. the entry that refers to the table is cleared, and flushed, and the table marked;
 /// 2. with no lock held, the pages are copied: no other thread changes a table that is marked;
 /// 3. under the parent's lock, the leaf is written.
@@ -128,10 +128,10 @@ fn put_leaf<P: Platform>(page_table: &PageTable<'_, P>, what: &Replacement) {
     cursor.counts.mapped(memory.frames.folio(what.folio).owner_kind(), what.folio.pages());
 }
 
-/// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its span: they
-/// must be all pages, in order, of one folio of that size, with equal attributes. Accessed and dirty
-/// of the leaf are those of them all. One walk of the table, one invalidation. The old table is in
-/// the gather. The caller keeps faults out of the range.
+/// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its span:
+/// they must be all pages, in order, of one folio of that size, with equal attributes. Accessed and
+/// dirty of the leaf are those of them all. One walk of the table, one invalidation. The old table
+/// is in the gather. The caller keeps faults out of the range.
 pub(super) fn join_leaves<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     base: VirtAddr,
@@ -182,7 +182,8 @@ fn join_leaves_locked<P: Platform>(
     if count != entries {
         return false;
     }
-    // The table hangs in the table above it, which the span holds: the range is its whole slot.
+    // The table hangs in the table above it, which the span holds: the range is that of its whole
+    // entry.
     let Some(above) = span.parent_of(base, Level::PTE) else { return false };
     let EntryAt { node: parent, index, .. } = above;
     let run = Run { at: base, node: parent, index, count: 1, what: What::Table(node.table) };

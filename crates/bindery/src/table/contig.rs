@@ -31,15 +31,15 @@ impl<P: Platform> PageTable<'_, P> {
         if first.0 & P::Arch::PRESENT == 0 {
             return self.write_prot_none(table, index, first, count);
         }
-        let slots = self.slots(table);
+        let entries = self.slots(table);
         let mut entry = first;
         let end = index + count;
         let mut at = index;
-        // Frames and slots rise together, so contiguous runs fit everywhere or nowhere.
+        // Frames and entries rise together, so contiguous runs fit everywhere or nowhere.
         let congruent =
             (P::Arch::frame(first).0 ^ index.number()) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
         if P::Arch::CONTIG_ENTRIES == 1 || !congruent {
-            for slot in &slots[index.slots(count)] {
+            for slot in &entries[index.slots(count)] {
                 slot.store(entry.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
@@ -50,7 +50,7 @@ impl<P: Platform> PageTable<'_, P> {
             let piece = if fold { P::Arch::CONTIG_ENTRIES } else { 1 };
             for at in at.stretch(piece) {
                 let written = if fold { P::Arch::set_contig(entry, at) } else { entry };
-                slots[at.slot()].store(written.0, Ordering::Relaxed);
+                entries[at.slot()].store(written.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
             at += piece;
@@ -76,10 +76,10 @@ impl<P: Platform> PageTable<'_, P> {
         index: EntryIndex,
         counts: &mut Counts,
     ) -> Entry {
-        let slots = &self.slots(table)[index.slots(P::Arch::CONTIG_ENTRIES)];
-        let first = P::Arch::clear_contig(run::load(slots, EntryIndex::FIRST), index);
+        let entries = &self.slots(table)[index.slots(P::Arch::CONTIG_ENTRIES)];
+        let first = P::Arch::clear_contig(run::load(entries, EntryIndex::FIRST), index);
         let (mut any, mut all) = (0, u64::MAX);
-        for slot in slots {
+        for slot in entries {
             let mut raw = slot.load(Ordering::Relaxed);
             if P::Arch::SATURATED.is(Entry(raw)) {
                 slot.store(0, Ordering::Relaxed);
@@ -107,12 +107,12 @@ impl<P: Platform> PageTable<'_, P> {
         let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         let base = addr.align_down(size);
         let first = index.align_down(P::Arch::CONTIG_ENTRIES);
-        let slots = self.slots(table);
+        let entries = self.slots(table);
         // Software bits may differ inside a contiguous run, so every entry keeps its own.
         let mut pages = [Entry::EMPTY; 16];
         let pages = &mut pages[..(P::Arch::CONTIG_ENTRIES as usize).min(16)];
         for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter_mut()) {
-            let slot = &slots[at.slot()];
+            let slot = &entries[at.slot()];
             let old = Entry(slot.load(Ordering::Relaxed));
             *page = P::Arch::clear_contig(P::Arch::replace_entry(slot, old, |_| Entry::EMPTY), at);
         }
@@ -120,7 +120,7 @@ impl<P: Platform> PageTable<'_, P> {
         let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
         for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter()) {
             let entry = P::Arch::gather(*page, gathered);
-            slots[at.slot()].store(entry.0, Ordering::Relaxed);
+            entries[at.slot()].store(entry.0, Ordering::Relaxed);
         }
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
         counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! range        |<------------------------------------------------------------->|
-//! level 3      |   empty: 2 slots   |        table: covered whole        | ...down
+//! level 3      |  empty: 2 entries  |        table: covered whole        | ...down
 //! level 1                                                                | leaf run | empty |
 //! runs         |         1          |                 2                  |    3     |   4   |
 //! ```
@@ -206,8 +206,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         }
     }
 
-    /// The next run, whose leaves agree in what `equal` names; `None` at the end of the range. All
-    /// tables are entered. Fails where a huge leaf has to be split and its deposit is missing.
+    /// The next run, whose leaves agree in the attributes of `equal`; `None` at the end of the
+    /// range. All tables are entered. Fails where a huge leaf has to be split and its deposit is
+    /// missing.
     #[inline]
     pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<P::Arch>>, NoMemory> {
         self.next_run_or_table(equal, WholeTables::Entered)
@@ -224,8 +225,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
             let index = node.level.index_of(at);
-            let slots = self.page_table.slots(node.table);
-            let entry = run::load(slots, index);
+            let entries = self.page_table.slots(node.table);
+            let entry = run::load(entries, index);
             let kind = node.level.kind(entry);
             let limit = self.limit(node.level, index);
             if node.level == Level::PTE {
@@ -240,7 +241,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let whole = limit > 0 && at.is_aligned(node.level.span());
             match kind {
                 Kind::Empty => {
-                    let count = run::count_empty(&slots[index.slots(limit.max(1))]);
+                    let count = run::count_empty(&entries[index.slots(limit.max(1))]);
                     self.counts.entries_read += u64::from(count);
                     return Ok(Some(self.pass(found(count, What::Empty))));
                 }
@@ -274,7 +275,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         Ok(None)
     }
 
-    /// How many whole slots at `level` lie between the position and the end of its table or of
+    /// How many whole entries at `level` lie between the position and the end of its table or of
     /// the range.
     #[inline]
     fn limit(&self, level: Level<P::Arch>, index: EntryIndex) -> u32 {
@@ -282,7 +283,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         u64::from(index.left::<P::Arch>()).min(left) as u32
     }
 
-    /// Advances past the run. An empty slot above level 1 may reach over the range's end or begin
+    /// Advances past the run. An empty entry above level 1 may reach over the range's end or begin
     /// before the position.
     #[inline]
     fn pass(&mut self, found: Run<P::Arch>) -> Run<P::Arch> {
@@ -304,10 +305,10 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     ) -> Option<Run<P::Arch>> {
         let EntryAt { node, index, entry } = found;
         let page_table = self.page_table;
-        let slots = page_table.slots(node.table);
+        let entries = page_table.slots(node.table);
         let limit = limit.min(page_table.longest_run());
         let (count, what) = match P::Arch::PTE.kind(entry) {
-            Kind::Empty => (run::count_empty(&slots[index.slots(limit)]), What::Empty),
+            Kind::Empty => (run::count_empty(&entries[index.slots(limit)]), What::Empty),
             Kind::Leaf => {
                 let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
@@ -326,15 +327,15 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 } else {
                     page_table.memory.folio_limit(P::Arch::frame(single), limit)
                 };
-                let entries = &slots[index.slots(limit)];
-                let (mut count, first) = P::Arch::match_leaves(entries, index, equal, step, 0);
+                let limited = &entries[index.slots(limit)];
+                let (mut count, first) = P::Arch::match_leaves(limited, index, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
                     // A contiguous run is equal throughout in what the MMU sees, but `equal` may
                     // also ask for software bits, and the range may end inside a contiguous run:
                     // leave a contiguous run that would be cut to the next run.
                     let end = index + count;
                     let cut = end.offset_in(P::Arch::CONTIG_ENTRIES);
-                    if cut != 0 && P::Arch::is_contig(run::load(slots, end - 1)) {
+                    if cut != 0 && P::Arch::is_contig(run::load(entries, end - 1)) {
                         if cut >= count {
                             // It is the first, and its own software bits differ.
                             page_table.unfold(
@@ -362,7 +363,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     }
                     Some(Absent::Swap { .. } | Absent::Marker(_)) | None => limit,
                 };
-                let (count, first) = P::Arch::match_absent(&slots[index.slots(limit)]);
+                let (count, first) = P::Arch::match_absent(&entries[index.slots(limit)]);
                 (count, What::Absent(first))
             }
         };
@@ -394,13 +395,14 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         })
     }
 
-    /// Passes over the level-1 leaves from the position on that map a frame which `skips` names, up to
-    /// the end of the table. For a caller that would do nothing with a run for each.
+    /// Passes over the level-1 leaves from the position on whose frames `skips` accepts, up to the
+    /// end of the table. For a caller that would do nothing with a run for each.
     #[inline]
     pub(super) fn skip_leaves(&mut self, skips: impl Fn(Frame) -> bool) {
         let Some(node) = self.position.filter(|node| node.level == Level::PTE) else { return };
         let index = node.level.index_of(VirtAddr(self.at));
-        let slots = &self.page_table.slots(node.table)[index.slots(self.limit(node.level, index))];
+        let entries =
+            &self.page_table.slots(node.table)[index.slots(self.limit(node.level, index))];
         let is_skipped = |slot: &&AtomicU64| {
             let entry = Entry(slot.load(Ordering::Relaxed));
             // A contiguous run is part of a larger folio.
@@ -408,7 +410,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 && !P::Arch::is_contig(entry)
                 && skips(P::Arch::frame(entry))
         };
-        let count = slots.iter().take_while(is_skipped).count() as u32;
+        let count = entries.iter().take_while(is_skipped).count() as u32;
         if count > 0 {
             self.counts.entries_read += u64::from(count);
             let what = What::Empty;
@@ -450,14 +452,14 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
     pub(crate) fn unfold_edges(&mut self, run: &Run<P::Arch>) {
-        let slots = self.page_table.slots(run.node.table);
+        let entries = self.page_table.slots(run.node.table);
         let contig = P::Arch::CONTIG_ENTRIES;
         let last = run.index + run.count - 1;
         for (index, cut) in [
             (run.index, run.index.offset_in(contig) != 0),
             (last, (last + 1).offset_in(contig) != 0),
         ] {
-            if cut && P::Arch::is_contig(run::load(slots, index)) {
+            if cut && P::Arch::is_contig(run::load(entries, index)) {
                 let at = run.at.offset(u64::from(index - run.index) << PAGE_SHIFT);
                 self.page_table.unfold(run.node.table, index, at, &mut self.counts);
             }

@@ -1,4 +1,4 @@
-//! Detaches tables, with all tables below them, by clearing the one entry that names them.
+//! Detaches tables, with all tables below them, by clearing the one entry that refers to them.
 //! [`super::locking`] says which tables are marked when.
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
@@ -42,8 +42,8 @@ pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
     }
 }
 
-/// Marks what hangs in the detached tables of the gather, and puts all of it on the list of detached
-/// ones. Called without locks and outside of read sections.
+/// Marks what hangs in the detached tables of the gather, and puts all of it on the list of
+/// detached ones. Called without locks and outside of read sections.
 pub(super) fn gather_detached<P: Platform>(
     page_table: &PageTable<'_, P>,
     gather: &mut Gather,

@@ -28,9 +28,9 @@ use super::zap_chosen::{self, Fate, Mapped};
 use super::zap_except::{self, Exceptions, Protected};
 use super::{PageTable, detach};
 
-/// The page table of an address space, and the gather of one call. What the call makes stale is
-/// flushed once, or by [`Edit::flush`] before a fault may look; its owner flushes and frees the rest
-/// at the end of the call.
+/// The page table of an address space, and the gather of one call. Stale translations are flushed
+/// once, or by [`Edit::flush`] before a fault may look; the owner of the edit flushes and frees the
+/// rest at the end of the call.
 ///
 /// Reading goes through to the [`PageTable`].
 pub(crate) struct Edit<'op, 'm, P: Platform> {
@@ -44,19 +44,6 @@ impl<'m, P: Platform> Deref for Edit<'_, 'm, P> {
     #[inline]
     fn deref(&self) -> &PageTable<'m, P> {
         self.page_table
-    }
-}
-
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Lends an edit to `work`, and then flushes and frees what it has gathered. Never waits for
-    /// readers, so locks of VMAs and objects may be held. Called outside of read sections.
-    #[inline]
-    pub(crate) fn edit<R>(&self, work: impl FnOnce(&mut Edit<'_, 'm, P>) -> R) -> R {
-        let mut gather = Gather::new();
-        let mut edit = Edit::new(self, &mut gather);
-        let result = work(&mut edit);
-        edit.finish();
-        result
     }
 }
 

@@ -124,7 +124,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Waits for the flush of what was in the slot of `node` around `at`, which was read as empty
+    /// Waits for the flush of what was in the entry of `node` around `at`, which was read as empty
     /// without a lock, or makes it. Flushes that are pending only for `own` are left to the caller.
     #[cold]
     pub(crate) fn wait_for_pending_flushes(
@@ -142,6 +142,19 @@ impl<P: Platform> PageTable<'_, P> {
         let range = VirtRange::raw(slot.0, slot.0.saturating_add(span));
         // The cursor waits for the lock, and looks at the count.
         drop(self.cursor_beside(range, Depth::Floor(node.level), own));
+    }
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Lends an edit to `work`, and then flushes and frees what it has gathered. Never waits for
+    /// readers, so locks of VMAs and objects may be held. Called outside of read sections.
+    #[inline]
+    pub(crate) fn edit<R>(&self, work: impl FnOnce(&mut Edit<'_, 'm, P>) -> R) -> R {
+        let mut gather = Gather::new();
+        let mut edit = Edit::new(self, &mut gather);
+        let result = work(&mut edit);
+        edit.finish();
+        result
     }
 }
 

@@ -1,6 +1,6 @@
-//! Reads what is mapped without changing it: no split, no unfolding. [`PageTable::look`] takes no
+//! Reads what is mapped without changing it: no split, no unfolding. [`look`] takes no
 //! lock, so its answers are hints unless the caller keeps all other threads out.
-//! [`PageTable::survey`] locks, and reports pages in runs.
+//! [`survey`] locks, and reports pages in runs.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ pub(crate) struct Looked<A: Arch> {
 }
 
 impl<A: Arch> Looked<A> {
-    /// The frame of the first page of the range, if a leaf or a `PROT_NONE` entry names it.
+    /// The frame of the first page of the range, if a leaf or a `PROT_NONE` entry maps it.
     pub(crate) fn frame(&self) -> Option<Frame> {
         let first = match self.node.level.kind(self.raw) {
             Kind::Leaf => A::frame(self.entry),
@@ -42,7 +42,7 @@ impl<A: Arch> Looked<A> {
             },
             Kind::Empty | Kind::Table => return None,
         };
-        // A huge entry names the first of its pages.
+        // A huge entry has the frame of the first of its pages.
         let inside = self.range.start().0 & (self.node.level.span() - 1);
         Some(first.plus((inside >> PAGE_SHIFT) as u32))
     }
@@ -75,272 +75,290 @@ pub(crate) struct Stretch<A: Arch> {
     pub(crate) what: MappedRun,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// How many pages of the folio are mapped in `range`, those with no access among them.
-    pub(crate) fn mapped_pages(&self, range: VirtRange, folio: Folio) -> u32 {
-        let mut pages = 0;
-        self.look(range, |looked| {
-            if looked
-                .frame()
-                .is_some_and(|frame| frame.0.wrapping_sub(folio.head.0) < folio.pages())
-            {
-                pages += looked.range.pages() as u32;
+/// How many pages of the folio are mapped in `range`, those with no access among them.
+pub(crate) fn mapped_pages<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    folio: Folio,
+) -> u32 {
+    let mut pages = 0;
+    look(page_table, range, |looked| {
+        if looked.frame().is_some_and(|frame| frame.0.wrapping_sub(folio.head.0) < folio.pages()) {
+            pages += looked.range.pages() as u32;
+        }
+        true
+    });
+    pages
+}
+
+/// Calls `f` for every entry that covers a part of `range`, in rising order, until it says false.
+/// One call for each leaf, absent entry, and empty entry of the lowest table that exists.
+pub(crate) fn look<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    f: impl FnMut(Looked<P::Arch>) -> bool,
+) {
+    look_alike(page_table, range, |_, _, _| 1, f);
+}
+
+/// As [`look`], with one call for consecutive leaves of a lowest table, whatever pages they map,
+/// and one for consecutive empty entries. The call gets the first entry.
+pub(crate) fn look_by_kind<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    f: impl FnMut(Looked<P::Arch>) -> bool,
+) {
+    let alike = |raw: Entry, entries: &[AtomicU64], left: Range<usize>| match Level::<P::Arch>::PTE
+        .kind(raw)
+    {
+        Kind::Leaf | Kind::Table => 1 + run::count_leaves::<P::Arch>(&entries[left][1..]),
+        Kind::Empty => run::count_empty_ahead(&entries[left]),
+        Kind::Absent => 1,
+    };
+    look_alike(page_table, range, alike, f);
+}
+
+/// As [`look`], with one call for the entries of a lowest table that `alike` counts, given the
+/// first as it was read, the table, and the indexes that are left in `range`.
+// Always: the callers know how they count.
+#[inline(always)]
+fn look_alike<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    alike: impl Fn(Entry, &[AtomicU64], Range<usize>) -> u32,
+    mut f: impl FnMut(Looked<P::Arch>) -> bool,
+) {
+    let mut counts = Counts::default();
+    let mut at = range.start();
+    while at < range.end() {
+        // One table at a time, so that no read section lasts long.
+        let section = ReadSection::enter(page_table.memory.platform());
+        let EntryAt { node, index: first, entry } = page_table.peek(&section, at, &mut counts);
+        let span = node.level.span();
+        let entries = page_table.slots(node.table);
+        let mut index = first;
+        let mut raw = entry;
+        loop {
+            let mut count = 1;
+            if node.level == Level::PTE {
+                let left = (range.end().0 - at.0) >> PAGE_SHIFT;
+                let left = left.min(u64::from(index.left::<P::Arch>())) as u32;
+                count = alike(raw, entries, index.slots(left));
             }
-            true
-        });
-        pages
-    }
-
-    /// Calls `f` for every entry that covers a part of `range`, in rising order, until it says
-    /// false. One call for each leaf, absent entry, and empty entry of the lowest table that
-    /// exists.
-    pub(crate) fn look(&self, range: VirtRange, f: impl FnMut(Looked<P::Arch>) -> bool) {
-        self.look_alike(range, |_, _, _| 1, f);
-    }
-
-    /// As [`PageTable::look`], with one call for consecutive leaves of a lowest table, whatever
-    /// pages they map, and one for consecutive empty entries. The call gets the first entry.
-    pub(crate) fn look_by_kind(&self, range: VirtRange, f: impl FnMut(Looked<P::Arch>) -> bool) {
-        let alike =
-            |raw: Entry, slots: &[AtomicU64], left: Range<usize>| match Level::<P::Arch>::PTE
-                .kind(raw)
-            {
-                Kind::Leaf | Kind::Table => 1 + run::count_leaves::<P::Arch>(&slots[left][1..]),
-                Kind::Empty => run::count_empty_ahead(&slots[left]),
-                Kind::Absent => 1,
+            let slot = at.0 & !(span - 1);
+            let end = slot.saturating_add(span * u64::from(count)).min(range.end().0);
+            let leaf = node.level.kind(raw) == Kind::Leaf;
+            let entry = if leaf && node.level == Level::PTE {
+                P::Arch::clear_contig(raw, index)
+            } else {
+                raw
             };
-        self.look_alike(range, alike, f);
-    }
-
-    /// As [`PageTable::look`], with one call for as many entries of a lowest table as `alike`
-    /// counts: given the first as it was read, the table, and the indexes that are left in `range`.
-    // Always: the callers know how they count.
-    #[inline(always)]
-    fn look_alike(
-        &self,
-        range: VirtRange,
-        alike: impl Fn(Entry, &[AtomicU64], Range<usize>) -> u32,
-        mut f: impl FnMut(Looked<P::Arch>) -> bool,
-    ) {
-        let mut counts = Counts::default();
-        let mut at = range.start();
-        while at < range.end() {
-            // One table at a time, so that no read section lasts long.
-            let section = ReadSection::enter(self.memory.platform());
-            let EntryAt { node, index: first, entry } = self.peek(&section, at, &mut counts);
-            let span = node.level.span();
-            let slots = self.slots(node.table);
-            let mut index = first;
-            let mut raw = entry;
-            loop {
-                let mut count = 1;
-                if node.level == Level::PTE {
-                    let left = (range.end().0 - at.0) >> PAGE_SHIFT;
-                    let left = left.min(u64::from(index.left::<P::Arch>())) as u32;
-                    count = alike(raw, slots, index.slots(left));
-                }
-                let slot = at.0 & !(span - 1);
-                let end = slot.saturating_add(span * u64::from(count)).min(range.end().0);
-                let leaf = node.level.kind(raw) == Kind::Leaf;
-                let entry = if leaf && node.level == Level::PTE {
-                    P::Arch::clear_contig(raw, index)
-                } else {
-                    raw
-                };
-                let part = VirtRange::raw(at.0, end);
-                self.memory.worked(u64::from(count), 0);
-                if !f(Looked { entry, raw, node, index, range: part }) {
-                    self.count(&counts);
-                    return;
-                }
-                at = VirtAddr(end);
-                index += count;
-                if at >= range.end() || index.left::<P::Arch>() == 0 {
-                    break;
-                }
-                raw = Entry(slots[index.slot()].load(Ordering::Acquire));
-                if node.level.kind(raw) == Kind::Table {
-                    break;
-                }
+            let part = VirtRange::raw(at.0, end);
+            page_table.memory.worked(u64::from(count), 0);
+            if !f(Looked { entry, raw, node, index, range: part }) {
+                page_table.count(&counts);
+                return;
+            }
+            at = VirtAddr(end);
+            index += count;
+            if at >= range.end() || index.left::<P::Arch>() == 0 {
+                break;
+            }
+            raw = Entry(entries[index.slot()].load(Ordering::Acquire));
+            if node.level.kind(raw) == Kind::Table {
+                break;
             }
         }
-        self.count(&counts);
     }
+    page_table.count(&counts);
+}
 
-    /// The first address of `range` that is not mapped with `permission`, or its end.
-    pub(crate) fn skip_present(&self, range: VirtRange, permission: Permissions) -> VirtAddr {
-        let mut at = range.end();
-        self.look(range, |looked| {
-            let leaf = looked.node.level.kind(looked.raw) == Kind::Leaf;
-            let allowed =
-                leaf && P::Arch::attributes(looked.entry).permissions.contains(permission);
-            if !allowed {
-                at = looked.range.start();
-            }
-            allowed
+/// The first address of `range` that is not mapped with `permission`, or its end.
+pub(crate) fn skip_present<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    permission: Permissions,
+) -> VirtAddr {
+    let mut at = range.end();
+    look(page_table, range, |looked| {
+        let leaf = looked.node.level.kind(looked.raw) == Kind::Leaf;
+        let allowed = leaf && P::Arch::attributes(looked.entry).permissions.contains(permission);
+        if !allowed {
+            at = looked.range.start();
+        }
+        allowed
+    });
+    debug_assert!(at.is_aligned(PAGE_SIZE));
+    at
+}
+
+/// Calls `f` for every stretch of `range` that is not empty, in rising order: once for a run of
+/// pages of one folio, a run of equal markers, or a page that is swapped out.
+///
+/// The tables are locked, a few at a time, so what `f` receives is current, and folios stay. `f`
+/// takes no lock but those that may be taken inside. The caller keeps moves of tables out of the
+/// range.
+pub(crate) fn survey<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    f: impl FnMut(&Stretch<P::Arch>),
+) {
+    survey_within(page_table, range, |work| work(), f);
+}
+
+/// As [`survey`]; `within` does what it is given each time that tables are locked, with whatever
+/// else has to be held then.
+pub(crate) fn survey_within<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    within: impl Fn(&mut dyn FnMut()),
+    mut f: impl FnMut(&Stretch<P::Arch>),
+) {
+    let mut chunks = Chunks::of(range);
+    let mut over = false;
+    while !over {
+        within(&mut || match chunks.next(page_table, Depth::Floor(Level::PTE), None) {
+            Some(cursor) => survey_locked(page_table, cursor.range(), &mut f),
+            None => over = true,
         });
-        debug_assert!(at.is_aligned(PAGE_SIZE));
-        at
     }
+}
 
-    /// Calls `f` for every stretch of `range` that is not empty, in rising order: once for
-    /// a run of pages of one folio, a run of equal markers, or a page that is swapped out.
-    ///
-    /// The tables are locked, a few at a time, so what `f` receives is current, and folios stay.
-    /// `f` takes no lock but those that may be taken inside. The caller keeps moves of tables out
-    /// of the range.
-    pub(crate) fn survey(&self, range: VirtRange, f: impl FnMut(&Stretch<P::Arch>)) {
-        self.survey_within(range, |work| work(), f);
+/// As [`survey`], until `f` says false.
+pub(crate) fn survey_while<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    mut f: impl FnMut(&Stretch<P::Arch>) -> bool,
+) {
+    let (mut chunks, mut goes_on) = (Chunks::of(range), true);
+    while goes_on && let Some(cursor) = chunks.next(page_table, Depth::Floor(Level::PTE), None) {
+        survey_locked(page_table, cursor.range(), &mut |stretch| goes_on = goes_on && f(stretch));
     }
+}
 
-    /// As [`PageTable::survey`]; `within` does what it is given each time that tables are locked,
-    /// with whatever else has to be held then.
-    pub(crate) fn survey_within(
-        &self,
-        range: VirtRange,
-        within: impl Fn(&mut dyn FnMut()),
-        mut f: impl FnMut(&Stretch<P::Arch>),
-    ) {
-        let mut chunks = Chunks::of(range);
-        let mut over = false;
-        while !over {
-            within(&mut || match chunks.next(self, Depth::Floor(Level::PTE), None) {
-                Some(cursor) => self.survey_locked(cursor.range(), &mut f),
-                None => over = true,
-            });
+fn survey_locked<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    f: &mut impl FnMut(&Stretch<P::Arch>),
+) {
+    let mut run: Option<Stretch<P::Arch>> = None;
+    look(page_table, range, |looked| {
+        if let Some(next) = mapped_run(page_table, &looked) {
+            let next = Stretch { range: looked.range, level: looked.node.level, what: next };
+            lengthen(page_table, &mut run, next, f);
         }
+        true
+    });
+    if let Some(run) = run {
+        f(&run);
     }
+}
 
-    /// As [`PageTable::survey`], until `f` says false.
-    pub(crate) fn survey_while(
-        &self,
-        range: VirtRange,
-        mut f: impl FnMut(&Stretch<P::Arch>) -> bool,
-    ) {
-        let (mut chunks, mut goes_on) = (Chunks::of(range), true);
-        while goes_on && let Some(cursor) = chunks.next(self, Depth::Floor(Level::PTE), None) {
-            self.survey_locked(cursor.range(), &mut |stretch| goes_on = goes_on && f(stretch));
+/// The content of the entry without its folio; `None` if it is empty.
+fn mapped_run<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    looked: &Looked<P::Arch>,
+) -> Option<MappedRun> {
+    let level = looked.node.level;
+    // A huge entry has the frame of the first of its pages.
+    let inside = looked.range.start().0 & (level.span() - 1);
+    let inside = inside >> PAGE_SHIFT;
+    let pages = |frame: Frame, attributes| MappedRun::Pages {
+        first: frame.plus(inside as u32),
+        folio: None,
+        attributes,
+    };
+    match level.kind(looked.raw) {
+        Kind::Empty | Kind::Table => None,
+        Kind::Leaf => {
+            let entry = gathered(page_table, looked);
+            Some(pages(P::Arch::frame(entry), P::Arch::attributes(entry)))
         }
-    }
-
-    fn survey_locked(&self, range: VirtRange, f: &mut impl FnMut(&Stretch<P::Arch>)) {
-        let mut run: Option<Stretch<P::Arch>> = None;
-        self.look(range, |looked| {
-            if let Some(next) = self.mapped_run(&looked) {
-                let next = Stretch { range: looked.range, level: looked.node.level, what: next };
-                self.lengthen(&mut run, next, f);
+        Kind::Absent => Some(match P::Arch::decode_absent(looked.raw)? {
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
+                let attributes =
+                    Attributes { accessed, dirty, soft_dirty, userfault, ..Attributes::default() };
+                pages(frame, attributes)
             }
-            true
-        });
-        if let Some(run) = run {
-            f(&run);
-        }
-    }
-
-    /// The content of the entry without its folio; `None` if it is empty.
-    fn mapped_run(&self, looked: &Looked<P::Arch>) -> Option<MappedRun> {
-        let level = looked.node.level;
-        // A huge entry names the first of its pages.
-        let inside = looked.range.start().0 & (level.span() - 1);
-        let inside = inside >> PAGE_SHIFT;
-        let pages = |frame: Frame, attributes| MappedRun::Pages {
-            first: frame.plus(inside as u32),
-            folio: None,
-            attributes,
-        };
-        match level.kind(looked.raw) {
-            Kind::Empty | Kind::Table => None,
-            Kind::Leaf => {
-                let entry = self.gathered(looked);
-                Some(pages(P::Arch::frame(entry), P::Arch::attributes(entry)))
+            Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
+                let slot = slot + inside;
+                let swap = Absent::Swap { device, slot, exclusive, soft_dirty, userfault };
+                MappedRun::Absent(swap)
             }
-            Kind::Absent => Some(match P::Arch::decode_absent(looked.raw)? {
-                Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
-                    let attributes = Attributes {
-                        accessed,
-                        dirty,
-                        soft_dirty,
-                        userfault,
-                        ..Attributes::default()
-                    };
-                    pages(frame, attributes)
+            marker @ Absent::Marker(_) => MappedRun::Absent(marker),
+        }),
+    }
+}
+
+/// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have set
+/// them in any.
+fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<P::Arch>) -> Entry {
+    if !looked.node.in_contig(looked.raw) {
+        return looked.entry;
+    }
+    let entries = page_table.slots(looked.node.table);
+    let first = looked.index.align_down(P::Arch::CONTIG_ENTRIES);
+    first
+        .stretch(P::Arch::CONTIG_ENTRIES)
+        .map(|index| run::load(entries, index))
+        .fold(looked.entry, P::Arch::gather)
+}
+
+/// Lets `next` continue the run, or hands the run to `f` and begins another.
+fn lengthen<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &mut Option<Stretch<P::Arch>>,
+    mut next: Stretch<P::Arch>,
+    f: &mut impl FnMut(&Stretch<P::Arch>),
+) {
+    if let Some(run) = run
+        && run.range.end() == next.range.start()
+        && run.level == next.level
+        && continues(page_table, run, &next.what)
+    {
+        run.range = VirtRange::raw(run.range.start().0, next.range.end().0);
+        return;
+    }
+    if let MappedRun::Pages { first, folio, .. } = &mut next.what {
+        *folio = page_table.memory.frames.folio_of(*first);
+    }
+    if let Some(run) = run.replace(next) {
+        f(&run);
+    }
+}
+
+/// Whether `next` continues the run.
+fn continues<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &Stretch<P::Arch>,
+    next: &MappedRun,
+) -> bool {
+    match (&run.what, next) {
+        (
+            MappedRun::Pages { first, folio, attributes },
+            MappedRun::Pages { first: frame, attributes: others, .. },
+        ) => {
+            let placed = match folio {
+                Some(folio) => {
+                    frame.0.wrapping_sub(first.0) == run.range.pages() as u32
+                        && frame.0.wrapping_sub(folio.head.0) < folio.pages()
                 }
-                Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
-                    let slot = slot + inside;
-                    let swap = Absent::Swap { device, slot, exclusive, soft_dirty, userfault };
-                    MappedRun::Absent(swap)
-                }
-                marker @ Absent::Marker(_) => MappedRun::Absent(marker),
-            }),
+                None => frame == first && *frame == page_table.memory.zero_frame,
+            };
+            placed && attributes == others
         }
-    }
-
-    /// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have
-    /// set them in any.
-    fn gathered(&self, looked: &Looked<P::Arch>) -> Entry {
-        if !looked.node.in_contig(looked.raw) {
-            return looked.entry;
+        (MappedRun::Absent(Absent::Marker(one)), MappedRun::Absent(Absent::Marker(other))) => {
+            one == other
         }
-        let slots = self.slots(looked.node.table);
-        let first = looked.index.align_down(P::Arch::CONTIG_ENTRIES);
-        first
-            .stretch(P::Arch::CONTIG_ENTRIES)
-            .map(|index| run::load(slots, index))
-            .fold(looked.entry, P::Arch::gather)
-    }
-
-    /// Lets `next` continue the run, or hands the run to `f` and begins another.
-    fn lengthen(
-        &self,
-        run: &mut Option<Stretch<P::Arch>>,
-        mut next: Stretch<P::Arch>,
-        f: &mut impl FnMut(&Stretch<P::Arch>),
-    ) {
-        if let Some(run) = run
-            && run.range.end() == next.range.start()
-            && run.level == next.level
-            && self.continues(run, &next.what)
-        {
-            run.range = VirtRange::raw(run.range.start().0, next.range.end().0);
-            return;
-        }
-        if let MappedRun::Pages { first, folio, .. } = &mut next.what {
-            *folio = self.memory.frames.folio_of(*first);
-        }
-        if let Some(run) = run.replace(next) {
-            f(&run);
-        }
-    }
-
-    /// Whether `next` continues the run.
-    fn continues(&self, run: &Stretch<P::Arch>, next: &MappedRun) -> bool {
-        match (&run.what, next) {
-            (
-                MappedRun::Pages { first, folio, attributes },
-                MappedRun::Pages { first: frame, attributes: others, .. },
-            ) => {
-                let placed = match folio {
-                    Some(folio) => {
-                        frame.0.wrapping_sub(first.0) == run.range.pages() as u32
-                            && frame.0.wrapping_sub(folio.head.0) < folio.pages()
-                    }
-                    None => frame == first && *frame == self.memory.zero_frame,
-                };
-                placed && attributes == others
-            }
-            (MappedRun::Absent(Absent::Marker(one)), MappedRun::Absent(Absent::Marker(other))) => {
-                one == other
-            }
-            (MappedRun::Pages { .. }, MappedRun::Absent(_))
-            | (MappedRun::Absent(_), MappedRun::Pages { .. })
-            | (
-                MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
-                MappedRun::Absent(_),
-            )
-            | (
-                MappedRun::Absent(_),
-                MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
-            ) => false,
-        }
+        (MappedRun::Pages { .. }, MappedRun::Absent(_))
+        | (MappedRun::Absent(_), MappedRun::Pages { .. })
+        | (
+            MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
+            MappedRun::Absent(_),
+        )
+        | (
+            MappedRun::Absent(_),
+            MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
+        ) => false,
     }
 }

@@ -360,8 +360,8 @@ pub(crate) fn new_table<P: Platform>(
 ///
 /// # Safety
 /// 1. The table came from [`new_table`], is the caller's, and no other thread frees it.
-/// 2. The table is no longer reachable: no entry and no deposit names it, and no TLB and no reader
-///    in a read section knows it.
+/// 2. The table is no longer reachable: no entry and no deposit refers to it, and no TLB and no
+///    reader in a read section knows it.
 pub(crate) unsafe fn free_table<P: Platform>(
     memory: &Memory<P>,
     table: Frame,

@@ -36,7 +36,7 @@ pub(crate) struct Narrowing<'c, A: Arch> {
     _arch: PhantomData<A>,
 }
 
-/// Entries of one locked table, some of which may be narrowed.
+/// Entries of one locked table: some may be narrowed.
 pub(super) struct LazyNarrowing<'c, 'e, 'm, P: Platform> {
     span: &'c mut Span<'e, 'm, P>,
     run: &'c Run<P::Arch>,
@@ -89,7 +89,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
     }
 
-    /// The entries of `run`, some of which may be narrowed. As [`Span::narrow`] from the first
+    /// The entries of `run`: some may be narrowed. As [`Span::narrow`] from the first
     /// store on.
     #[inline(always)]
     pub(super) fn narrow_some<'c>(
@@ -120,8 +120,8 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         self.unflushed.raise();
     }
 
-    /// Leaves the flush to the end of the operation: no CPU has the root loaded or will load it, and
-    /// no reverse map leads to these tables.
+    /// Leaves the flush to the end of the operation: no CPU has the root loaded or will load it,
+    /// and no reverse map leads to these tables.
     pub(super) fn flush_at_end(&mut self) {
         self.unflushed.lower();
     }

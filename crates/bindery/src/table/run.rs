@@ -13,11 +13,11 @@ use super::locking::Node;
 pub(crate) enum What {
     /// Empty.
     Empty,
-    /// One entry that names this table; the operation's range covers all of its span.
+    /// One entry that refers to this table; the operation's range covers all of its span.
     Table(Frame),
     /// Leaves of consecutive frames with the same attributes: the first without the contiguous bit,
-    /// with accessed and dirty of them all. With [`Equal::ANY_FRAMES`] only the attributes are those
-    /// of all.
+    /// with accessed and dirty of them all. With [`Equal::ANY_FRAMES`] only the attributes are
+    /// those of all.
     Leaf(Entry),
     /// Consecutive swap slots, consecutive `PROT_NONE` pages or equal markers: the first.
     Absent(Entry),
@@ -60,73 +60,74 @@ impl<A: Arch> Run<A> {
 }
 
 #[inline]
-pub(crate) fn load(slots: &[AtomicU64], index: EntryIndex) -> Entry {
-    Entry(slots[index.slot()].load(Ordering::Relaxed))
+pub(crate) fn load(entries: &[AtomicU64], index: EntryIndex) -> Entry {
+    Entry(entries[index.slot()].load(Ordering::Relaxed))
 }
 
-/// How many entries at the beginning of `slots` are empty.
-pub(crate) fn count_empty(slots: &[AtomicU64]) -> u32 {
-    let filled = slots.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
-    filled.unwrap_or(slots.len()) as u32
+/// How many entries at the beginning of `entries` are empty.
+pub(crate) fn count_empty(entries: &[AtomicU64]) -> u32 {
+    let filled = entries.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
+    filled.unwrap_or(entries.len()) as u32
 }
 
-/// Whether all entries of `slots` are empty, in one pass without a branch an entry.
+/// Whether all entries of `entries` are empty, in one pass without a branch an entry.
 #[inline]
-pub(crate) fn are_empty(slots: &[AtomicU64]) -> bool {
-    if let [slot] = slots {
+pub(crate) fn are_empty(entries: &[AtomicU64]) -> bool {
+    if let [slot] = entries {
         return slot.load(Ordering::Relaxed) == 0;
     }
-    let any =
-        |slots: &[AtomicU64]| slots.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed));
+    let any = |entries: &[AtomicU64]| {
+        entries.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed))
+    };
     // Of a length that the compiler knows, so that one instruction for each is left.
-    let (chunks, rest) = slots.as_chunks::<8>();
+    let (chunks, rest) = entries.as_chunks::<8>();
     chunks.iter().fold(any(rest), |all, chunk| all | any(chunk)) == 0
 }
 
-/// How many entries at the beginning of `slots` are empty. The first is known to be. May return up
-/// to seven too few.
+/// How many entries at the beginning of `entries` are empty. The first is known to be. May return
+/// up to seven too few.
 #[inline]
-pub(crate) fn count_empty_ahead(slots: &[AtomicU64]) -> u32 {
-    let (chunks, _) = slots.as_chunks::<8>();
+pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
+    let (chunks, _) = entries.as_chunks::<8>();
     let is_empty = |chunk: &&[AtomicU64; 8]| {
         chunk.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed)) == 0
     };
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
-/// How many level-1 entries at the beginning of `slots` are leaves, whatever pages they map.
+/// How many level-1 entries at the beginning of `entries` are leaves, whatever pages they map.
 #[inline]
-pub(crate) fn count_leaves<A: Arch>(slots: &[AtomicU64]) -> u32 {
-    let (chunks, _) = slots.as_chunks::<8>();
+pub(crate) fn count_leaves<A: Arch>(entries: &[AtomicU64]) -> u32 {
+    let (chunks, _) = entries.as_chunks::<8>();
     let all_present = |chunk: &&[AtomicU64; 8]| {
         chunk.iter().fold(A::PRESENT, |all, slot| all & slot.load(Ordering::Relaxed)) != 0
     };
     let passed = chunks.iter().take_while(all_present).count() * 8;
     let is_present = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) & A::PRESENT != 0;
-    (passed + slots[passed..].iter().take_while(is_present).count()) as u32
+    (passed + entries[passed..].iter().take_while(is_present).count()) as u32
 }
 
 /// Operations on the entries of a table that are the same for every tree and architecture.
 pub(crate) trait Slots: Arch {
-    /// How many level-1 leaves at the beginning of `slots` (at least one), which is at `index` of its
-    /// table, continue the first, `step` more each; and the first with accessed and dirty of them
-    /// all. `restored` is set in every entry before
-    /// it is looked at (the valid bit, of entries that are being taken out).
+    /// How many level-1 leaves at the beginning of `entries` (at least one), which is at `index` of
+    /// its table, continue the first, `step` more each; and the first with accessed and dirty of
+    /// them all. `restored` is set in every entry before it is looked at (the valid bit, of entries
+    /// that are being taken out).
     #[inline]
     fn match_leaves(
-        slots: &[AtomicU64],
+        entries: &[AtomicU64],
         index: EntryIndex,
         equal: Equal,
         step: u64,
         restored: u64,
     ) -> (u32, Entry) {
         let mask = Self::compare_mask(equal);
-        let first = slots[0].load(Ordering::Relaxed);
+        let first = entries[0].load(Ordering::Relaxed);
         let first = Self::clear_contig(Entry(first | restored), index);
         let (mut any, mut all) = (first.0, first.0);
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &slots[1..] {
+        for slot in &entries[1..] {
             let raw = slot.load(Ordering::Relaxed);
             if raw == 0 {
                 break;
@@ -143,26 +144,26 @@ pub(crate) trait Slots: Arch {
         (count, Self::gather_run(first, any, all))
     }
 
-    /// Whether all entries of `slots` (at least one) continue the first, which is at `index` of its
-    /// level-1 table, by `step` each, and agree as the runs do that are dropped. One pass, without
-    /// a branch for each entry.
+    /// Whether all entries of `entries` (at least one) continue the first, which is at `index` of
+    /// its level-1 table, by `step` each, and agree as the runs do that are dropped. One pass,
+    /// without a branch for each entry.
     #[inline(always)]
-    fn are_leaves(slots: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> bool {
+    fn are_leaves(entries: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> bool {
         let entry = |raw: &AtomicU64, index| {
             Self::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
         };
-        let first = entry(&slots[0], index);
+        let first = entry(&entries[0], index);
         let mut differ = 0;
-        let mut compare = |slots: &[AtomicU64], passed: usize| {
+        let mut compare = |entries: &[AtomicU64], passed: usize| {
             let (index, expected) =
                 (index + passed as u32, first.wrapping_add(step * passed as u64));
-            for (count, slot) in slots.iter().enumerate() {
+            for (count, slot) in entries.iter().enumerate() {
                 let expected = expected.wrapping_add(step * count as u64);
                 differ |= entry(slot, index + count as u32) ^ expected;
             }
         };
         // Of a length that the compiler knows, so that what is expected is one addition for each.
-        let (chunks, rest) = slots.as_chunks::<8>();
+        let (chunks, rest) = entries.as_chunks::<8>();
         for (passed, chunk) in chunks.iter().enumerate() {
             compare(chunk, passed * 8);
         }
@@ -170,15 +171,15 @@ pub(crate) trait Slots: Arch {
         differ & Self::compare_mask(Equal::empty()) == 0
     }
 
-    /// As [`Slots::match_leaves`], for absent entries: those at the beginning of `slots`.
-    fn match_absent(slots: &[AtomicU64]) -> (u32, Entry) {
-        let first = load(slots, EntryIndex::FIRST);
+    /// As [`Slots::match_leaves`], for absent entries: those at the beginning of `entries`.
+    fn match_absent(entries: &[AtomicU64]) -> (u32, Entry) {
+        let first = load(entries, EntryIndex::FIRST);
         let mask = Self::absent_compare_mask(first);
         let step = Self::absent_step(first);
         let mut gathered = first;
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &slots[1..] {
+        for slot in &entries[1..] {
             let entry = Entry(slot.load(Ordering::Relaxed));
             expected = expected.wrapping_add(step);
             if (entry.0 ^ expected) & mask != 0 {

@@ -30,55 +30,53 @@ impl From<NoMemory> for Uncut {
 /// A bit for each page of a folio.
 type Mapped = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Cuts a folio whose pages are mapped in `range`, in their order, into folios of `order`. The
-    /// only reference to it becomes one to each of them: `hold` takes it, or says that the folio
-    /// cannot be held.
-    pub(crate) fn split_folio(
-        &self,
-        folio: Folio,
-        range: VirtRange,
-        order: Order,
-        hold: impl FnOnce() -> bool,
-    ) -> Result<(), Uncut> {
-        let frames = &self.memory.frames;
-        let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
-        let mut mapped: Mapped = [0; _];
-        let mut at = range.start();
-        while at < range.end() {
-            let EntryAt { node, .. } = cursor.entry_at(at);
-            let Some((_, page)) = cursor.folio_at(at).filter(|(found, _)| *found == folio) else {
-                let last = at.0 | (node.level.span() - 1);
-                at = VirtAddr(last.saturating_add(1));
-                continue;
-            };
-            // Splits a huge leaf, whose table is on deposit, and else creates nothing.
-            let pool = &mut TablePool::new(self.memory);
-            let table = cursor.table_at(at, Level::PTE, pool)?;
-            let index = P::Arch::PTE.index_of(at);
-            let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
-            if small && P::Arch::is_contig(run::load(self.slots(table), index)) {
-                self.unfold(table, index, at, &mut cursor.counts);
-            }
-            mapped[page as usize / 64] |= 1 << (page % 64);
-            at = at.offset(PAGE_SIZE);
+/// Cuts a folio whose pages are mapped in `range`, in their order, into folios of `order`. The only
+/// reference to it becomes one to each of them: `hold` takes it, or says that the folio cannot be
+/// held.
+pub(crate) fn split_folio<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    folio: Folio,
+    range: VirtRange,
+    order: Order,
+    hold: impl FnOnce() -> bool,
+) -> Result<(), Uncut> {
+    let frames = &page_table.memory.frames;
+    let mut cursor = page_table.cursor(range, Depth::Floor(Level::PTE));
+    let mut mapped: Mapped = [0; _];
+    let mut at = range.start();
+    while at < range.end() {
+        let EntryAt { node, .. } = cursor.entry_at(at);
+        let Some((_, page)) = cursor.folio_at(at).filter(|(found, _)| *found == folio) else {
+            let last = at.0 | (node.level.span() - 1);
+            at = VirtAddr(last.saturating_add(1));
+            continue;
+        };
+        // Splits a huge leaf, whose table is on deposit, and else creates nothing.
+        let pool = &mut TablePool::new(page_table.memory);
+        let table = cursor.table_at(at, Level::PTE, pool)?;
+        let index = P::Arch::PTE.index_of(at);
+        let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
+        if small && P::Arch::is_contig(run::load(page_table.slots(table), index)) {
+            page_table.unfold(table, index, at, &mut cursor.counts);
         }
-        if mapped == [0; _] {
-            // It was unmapped since the caller looked at it.
-            return Err(Uncut::NotMapped);
-        }
-        let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
-        if !hold() {
-            return Err(Uncut::Busy);
-        }
-        frames.folio(folio).split(order, holds).map_err(|_| Uncut::Busy)?;
-        RareEvents::note(&self.memory.rare.folio_splits);
-        Ok(())
+        mapped[page as usize / 64] |= 1 << (page % 64);
+        at = at.offset(PAGE_SIZE);
     }
+    if mapped == [0; _] {
+        // It was unmapped since the caller looked at it.
+        return Err(Uncut::NotMapped);
+    }
+    let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
+    if !hold() {
+        return Err(Uncut::Busy);
+    }
+    frames.folio(folio).split(order, holds).map_err(|_| Uncut::Busy)?;
+    RareEvents::note(&page_table.memory.rare.folio_splits);
+    Ok(())
 }
 
 impl<P: Platform> Cursor<'_, '_, P> {
-    /// The folio that a leaf or a `PROT_NONE` leaf names at `page`, and the number of the page in
+    /// The folio that a leaf or a `PROT_NONE` entry maps at `page`, and the number of the page in
     /// it.
     pub(crate) fn folio_at(&mut self, page: VirtAddr) -> Option<(Folio, u32)> {
         let EntryAt { node, index, entry: raw } = self.entry_at(page);

@@ -1,4 +1,4 @@
-//! Swap-in: entries that name the slots of a folio map its pages again, run by run.
+//! Swap-in: entries that refer to the slots of a folio map its pages again, run by run.
 
 use core::sync::atomic::Ordering;
 
@@ -49,170 +49,190 @@ pub(crate) struct SwappedIn {
     pub(crate) refused: bool,
 }
 
-impl<P: Platform> PageTable<'_, P> {
-    /// Maps the pages of the folio where entries of the range name their slots. `own` is called
-    /// before each run, and told whether that is exclusive. The caller has a reference to the folio,
-    /// and keeps the VMA from being changed.
-    ///
-    /// Ends early where pages cannot be mapped ([`SwappedIn::refused`]).
-    pub(crate) fn swap_in(&self, what: &SwapIn<'_>, mut own: impl FnMut(bool)) -> SwappedIn {
-        let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true, refused: false };
-        let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
-        loop {
-            let run = match cursor.next_run(Equal::empty()) {
-                Ok(Some(run)) => run,
-                Ok(None) => break,
-                Err(NoMemory) => {
-                    done.refused = true;
-                    break;
-                }
-            };
-            let What::Absent(first) = run.what else { continue };
-            let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
-                P::Arch::decode_absent(first)
-            else {
-                continue;
-            };
-            let number = what.number_of(run.at);
-            if device != what.place.area || slot != what.place.first + u64::from(number) {
-                continue;
+/// Maps the pages of the folio where entries of the range refer to their slots. `own` is called
+/// before each run, and told whether that is exclusive. The caller has a reference to the folio,
+/// and keeps the VMA from being changed.
+///
+/// Ends early where pages cannot be mapped ([`SwappedIn::refused`]).
+pub(crate) fn swap_in<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    what: &SwapIn<'_>,
+    mut own: impl FnMut(bool),
+) -> SwappedIn {
+    let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true, refused: false };
+    let mut cursor = page_table.cursor(what.range, Depth::Floor(Level::PTE));
+    loop {
+        let run = match cursor.next_run(Equal::empty()) {
+            Ok(Some(run)) => run,
+            Ok(None) => break,
+            Err(NoMemory) => {
+                done.refused = true;
+                break;
             }
-            let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
-            let mut left = run;
-            while left.count > 0 {
-                let part = self.cached_part(&left, what);
-                if part.count > 0 {
-                    own(exclusive);
-                    if !map_part(&mut cursor, &part, what, exclusive, attributes) {
-                        done.refused = true;
-                        return done;
-                    }
-                    done.pages.add(what.number_of(part.at), part.pages());
-                    done.exclusive &= exclusive;
-                }
-                left = left.rest(part.count.max(1));
-            }
-        }
-        done
-    }
-
-    /// Maps `copy`, a fresh folio with the content of one page, where the entry of that page, which
-    /// is all of the range, still names its slot. Says whether it does. The caller has the folio's
-    /// lock, lets the slot go afterwards, and keeps the VMA from being changed.
-    #[cold]
-    pub(crate) fn swap_in_copy(&self, what: &SwapIn<'_>, copy: Folio) -> bool {
-        let mut cursor = self.cursor(what.range, Depth::Floor(Level::PTE));
-        let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return false };
-        let What::Absent(first) = run.what else { return false };
-        let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
+        };
+        let What::Absent(first) = run.what else { continue };
+        let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
             P::Arch::decode_absent(first)
         else {
-            return false;
+            continue;
         };
         let number = what.number_of(run.at);
-        let named = device == what.place.area && slot == what.place.first + u64::from(number);
-        if !named || what.cached(self.memory).pages_in_cache(number, 1) == 0 {
-            return false;
+        if device != what.place.area || slot != what.place.first + u64::from(number) {
+            continue;
         }
-        // The copy is exclusive, even if other entries refer to the slot.
-        let attributes = what.attributes_of(true, soft_dirty, userfault);
-        self.memory.frames.fresh(copy).map(1);
-        self.write_swapped_in(&run, copy, 0, attributes);
-        cursor.counts.entries_written += 1;
-        cursor.counts.bytes_copied += PAGE_SIZE;
-        cursor.counts.folios_touched += 1;
-        cursor.counts.mapped(OwnerKind::Anonymous, 1);
-        cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(1);
-        true
-    }
-
-    /// As [`PageTable::swap_in`], where the folio is one run of one table of level 1, as it is
-    /// when its slots were claimed for it. Says whether all pages are exclusive. `None` if
-    /// something differs; then no entry has changed.
-    pub(crate) fn swap_in_whole(&self, what: &SwapIn<'_>, own: impl FnOnce(bool)) -> Option<bool> {
-        let pages = u64::from(what.folio.pages());
-        // A folio in the cache whose entries have moved may lie across tables.
-        if what.range.start() != what.start
-            || what.range.pages() != pages
-            || !what.start.is_aligned(pages << PAGE_SHIFT)
-        {
-            return None;
-        }
-        let section = ReadSection::enter(self.memory.platform());
-        let found = self.leaf_table(&section, what.start)?;
-        if !self.try_lock_leaf_table(what.start, &found) {
-            return None;
-        }
-        let exclusive = self.map_whole(found.table, what, own);
-        self.unlock(found.table);
-        exclusive
-    }
-
-    /// Maps the folio, which ends in the table that holds its first page and is locked.
-    #[inline(always)]
-    fn map_whole(&self, table: Frame, what: &SwapIn<'_>, own: impl FnOnce(bool)) -> Option<bool> {
-        let index = P::Arch::PTE.index_of(what.start);
-        let (folio, place, pages) = (what.folio, what.place, what.folio.pages());
-        let entry = run::load(self.slots(table), index);
-        let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
-            P::Arch::decode_absent(entry)
-        else {
-            return None;
-        };
         let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
-        if (device, slot) != (place.area, place.first)
-            || pages > 1 && P::Arch::match_absent(&self.slots(table)[index.slots(pages)]).0 != pages
-            || CachedFolio::new(self.memory, folio, place).pages_in_cache(0, pages) != pages
-        {
-            return None;
+        let mut left = run;
+        while left.count > 0 {
+            let part = cached_part(page_table, &left, what);
+            if part.count > 0 {
+                own(exclusive);
+                if !map_part(&mut cursor, &part, what, exclusive, attributes) {
+                    done.refused = true;
+                    return done;
+                }
+                done.pages.add(what.number_of(part.at), part.pages());
+                done.exclusive &= exclusive;
+            }
+            left = left.rest(part.count.max(1));
         }
-        own(exclusive);
-        self.memory.frames.folio(*folio).map(pages).ok()?;
-        if exclusive {
-            self.memory.frames.folio(*folio).exclusive().set(0, pages);
-        } else {
-            self.memory.frames.folio(*folio).exclusive().clear(0, pages);
-        }
-        let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
-        self.write_leaves(table, index, first, pages);
+    }
+    done
+}
+
+/// Maps `copy`, a fresh folio with the content of one page, where the entry of that page, which is
+/// all of the range, still refers to its slot. Says whether it does. The caller has the folio's
+/// lock, releases the slot afterwards, and keeps the VMA from being changed.
+#[cold]
+pub(crate) fn swap_in_copy<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    what: &SwapIn<'_>,
+    copy: Folio,
+) -> bool {
+    let mut cursor = page_table.cursor(what.range, Depth::Floor(Level::PTE));
+    let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return false };
+    let What::Absent(first) = run.what else { return false };
+    let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
+        P::Arch::decode_absent(first)
+    else {
+        return false;
+    };
+    let number = what.number_of(run.at);
+    let is_its = device == what.place.area && slot == what.place.first + u64::from(number);
+    if !is_its || what.cached(page_table.memory).pages_in_cache(number, 1) == 0 {
+        return false;
+    }
+    // The copy is exclusive, even if other entries refer to the slot.
+    let attributes = what.attributes_of(true, soft_dirty, userfault);
+    page_table.memory.frames.fresh(copy).map(1);
+    write_swapped_in(page_table, &run, copy, 0, attributes);
+    cursor.counts.entries_written += 1;
+    cursor.counts.bytes_copied += PAGE_SIZE;
+    cursor.counts.folios_touched += 1;
+    cursor.counts.mapped(OwnerKind::Anonymous, 1);
+    cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(1);
+    true
+}
+
+/// As [`swap_in`], where the folio is one run of one table of level 1, as it is when its slots were
+/// claimed for it. Says whether all pages are exclusive. `None` if something differs; then no entry
+/// has changed.
+pub(crate) fn swap_in_whole<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    what: &SwapIn<'_>,
+    own: impl FnOnce(bool),
+) -> Option<bool> {
+    let pages = u64::from(what.folio.pages());
+    // A folio in the cache whose entries have moved may lie across tables.
+    if what.range.start() != what.start
+        || what.range.pages() != pages
+        || !what.start.is_aligned(pages << PAGE_SHIFT)
+    {
+        return None;
+    }
+    let section = ReadSection::enter(page_table.memory.platform());
+    let found = page_table.leaf_table(&section, what.start)?;
+    if !page_table.try_lock_leaf_table(what.start, &found) {
+        return None;
+    }
+    let exclusive = map_whole(page_table, found.table, what, own);
+    page_table.unlock(found.table);
+    exclusive
+}
+
+/// Maps the folio, which ends in the table that holds its first page and is locked.
+#[inline(always)]
+fn map_whole<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    table: Frame,
+    what: &SwapIn<'_>,
+    own: impl FnOnce(bool),
+) -> Option<bool> {
+    let index = P::Arch::PTE.index_of(what.start);
+    let (folio, place, pages) = (what.folio, what.place, what.folio.pages());
+    let entry = run::load(page_table.slots(table), index);
+    let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
+        P::Arch::decode_absent(entry)
+    else {
+        return None;
+    };
+    let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
+    if (device, slot) != (place.area, place.first)
+        || pages > 1
+            && P::Arch::match_absent(&page_table.slots(table)[index.slots(pages)]).0 != pages
+        || CachedFolio::new(page_table.memory, folio, place).pages_in_cache(0, pages) != pages
+    {
+        return None;
+    }
+    own(exclusive);
+    page_table.memory.frames.folio(*folio).map(pages).ok()?;
+    if exclusive {
+        page_table.memory.frames.folio(*folio).exclusive().set(0, pages);
+    } else {
+        page_table.memory.frames.folio(*folio).exclusive().clear(0, pages);
+    }
+    let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
+    page_table.write_leaves(table, index, first, pages);
+    // The entries were not empty.
+    page_table.change_entry_count(table, 0, pages);
+    page_table.count(&Counts {
+        entries_descended: u64::from(P::Arch::LEVELS) - 1,
+        entries_read: u64::from(pages),
+        entries_written: u64::from(pages),
+        tables_locked: 1,
+        folios_touched: 1,
+        anonymous_pages: u64::from(pages),
+        swap_pages: 0u64.wrapping_sub(u64::from(pages)),
+        ..Counts::default()
+    });
+    Some(exclusive)
+}
+
+/// The front of the run, as far as the cache has its pages.
+#[inline]
+fn cached_part<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &Run<P::Arch>,
+    what: &SwapIn<'_>,
+) -> Run<P::Arch> {
+    let (number, pages) = (what.number_of(run.at), run.pages());
+    let cached = what.cached(page_table.memory).pages_in_cache(number, pages);
+    Run { count: cached >> run.node.level.order().0, ..*run }
+}
+
+fn write_swapped_in<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &Run<P::Arch>,
+    folio: Folio,
+    number: u32,
+    attributes: Attributes,
+) {
+    let first = P::Arch::page_entry(folio.head.plus(number), run.node.level, attributes);
+    if run.node.level == Level::PTE {
+        page_table.write_leaves(run.node.table, run.index, first, run.count);
         // The entries were not empty.
-        self.change_entry_count(table, 0, pages);
-        self.count(&Counts {
-            entries_descended: u64::from(P::Arch::LEVELS) - 1,
-            entries_read: u64::from(pages),
-            entries_written: u64::from(pages),
-            tables_locked: 1,
-            folios_touched: 1,
-            anonymous_pages: u64::from(pages),
-            swap_pages: 0u64.wrapping_sub(u64::from(pages)),
-            ..Counts::default()
-        });
-        Some(exclusive)
-    }
-
-    /// The front of the run, as far as the cache has its pages.
-    #[inline]
-    fn cached_part(&self, run: &Run<P::Arch>, what: &SwapIn<'_>) -> Run<P::Arch> {
-        let (number, pages) = (what.number_of(run.at), run.pages());
-        let cached = what.cached(self.memory).pages_in_cache(number, pages);
-        Run { count: cached >> run.node.level.order().0, ..*run }
-    }
-
-    fn write_swapped_in(
-        &self,
-        run: &Run<P::Arch>,
-        folio: Folio,
-        number: u32,
-        attributes: Attributes,
-    ) {
-        let first = P::Arch::page_entry(folio.head.plus(number), run.node.level, attributes);
-        if run.node.level == Level::PTE {
-            self.write_leaves(run.node.table, run.index, first, run.count);
-            // The entries were not empty.
-            self.change_entry_count(run.node.table, 0, run.count);
-        } else {
-            self.slots(run.node.table)[run.index.slot()].store(first.0, Ordering::Release);
-        }
+        page_table.change_entry_count(run.node.table, 0, run.count);
+    } else {
+        page_table.slots(run.node.table)[run.index.slot()].store(first.0, Ordering::Release);
     }
 }
 
@@ -236,7 +256,7 @@ fn map_part<P: Platform>(
     } else {
         frames.folio(*what.folio).exclusive().clear(number, pages);
     }
-    page_table.write_swapped_in(run, *what.folio, number, attributes);
+    write_swapped_in(page_table, run, *what.folio, number, attributes);
     counts.entries_written += u64::from(run.count);
     counts.folios_touched += 1;
     counts.mapped(OwnerKind::Anonymous, pages);

@@ -1,4 +1,4 @@
-//! Swap-out: entries that map whole folios become entries that name swap slots, run by run.
+//! Swap-out: entries that map whole folios become entries that refer to swap slots, run by run.
 //!
 //! ```text
 //! range     | leaf run: a folio of 16 pages | leaf run: 512 base pages ...    |
@@ -8,7 +8,7 @@
 //! write out | without locks on tables                                         |
 //! ```
 //!
-//! A folio of which all mappings are in the range is found without the reverse map. The entries
+//! A folio whose mappings are all in the range is found without the reverse map. The entries
 //! change first, and the folio's counts after the flush: a pin or a reference that is taken until
 //! then makes the compare-exchange fail, and the entries are restored. A plain store replaces a
 //! leaf, even if the MMU may set accessed or dirty in it at that moment: what is stored is the
@@ -23,7 +23,6 @@ use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, O
 use crate::platform::Platform;
 use crate::swap::{CachedFolio, SlotRun, leave_cache, send_out_again};
 
-use super::cursor::Cursor;
 use super::out_batch::{InCache, OutBatch, OutRun};
 use super::rewrite::clear_accessed;
 use super::run::{self, Run, What};
@@ -32,6 +31,7 @@ use super::swap_out_scan::{Choice, SwapOutScan, SwapOutStop};
 use super::{EntryAt, NoMemory};
 
 mod cached;
+mod lazy;
 pub(super) mod no_access;
 mod restore;
 
@@ -57,10 +57,11 @@ enum Next {
     Again,
 }
 
-/// The lock of a folio that goes out.
+/// The lock of a folio that is swapped out.
 enum OutLock<'l, P: Platform> {
     Taken(FolioLock<'l, P>),
-    /// The caller of the scan has the guard, and leaves it to the batch if the folio goes out.
+    /// The caller of the scan has the guard, and leaves it to the batch if the folio is
+    /// swapped out.
     OfCaller(FolioLocked<'l>),
 }
 
@@ -99,9 +100,9 @@ pub(crate) fn swap_out<P: Platform>(
     stop
 }
 
-/// As [`swap_out`], for a caller that collects folios of many places: it flushes the edit, and calls
-/// [`OutBatch::unmap_deferred`] then, with the VMA locked for reading until that is done. A folio that
-/// the caller holds has lost none of its references.
+/// As [`swap_out`], for a caller that collects folios of many places: it flushes the edit, and
+/// calls [`OutBatch::unmap_deferred`] then, with the VMA locked for reading until that is done. A
+/// folio that the caller holds has lost none of its references.
 pub(crate) fn swap_out_deferred<P: Platform>(
     span: &mut Span<'_, '_, P>,
     attributes: Attributes,
@@ -206,9 +207,9 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         Next::Run
     }
 
-    /// The slots that a folio of the cache has, of which entries name `pages` once more, from page
-    /// `number` on. If it cannot go there, since some of its pages have left the cache, it leaves the
-    /// cache, to go to slots of its own.
+    /// The slots that a folio of the cache has. Entries refer to `pages` of them once more, from
+    /// page `number` on. If some of the folio's pages have left the cache, the folio leaves it too,
+    /// and gets new slots.
     fn slots_again(
         &mut self,
         folio: FolioLocked<'_>,
@@ -249,7 +250,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
     }
 
-    /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be split.
+    /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be
+    /// split.
     #[cold]
     fn ask_for_split(&mut self, folio: Folio) -> Next {
         let page_table = self.span.page_table;
@@ -277,8 +279,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             && self.flush == Flush::Here
     }
 
-    /// The baseline: each page by itself is named by an entry, under the lock of its slot's cluster,
-    /// and flushed.
+    /// The baseline: each page gets its own entry, under the lock of its slot's cluster, and its
+    /// own flush.
     #[cold]
     fn store_page_by_page(
         &mut self,
@@ -332,40 +334,6 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         later
     }
 
-    /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written
-    /// since: then they are restored, and the folio is not lazy any more.
-    #[cold]
-    fn drop_lazy(&mut self, run: &Run<P::Arch>, folio: Folio, pages: u32) {
-        if self.batch.lazy.is_full() {
-            if self.flush == Flush::Deferred {
-                return;
-            }
-            self.unmap_lazy();
-        }
-        let memory = self.span.page_table.memory;
-        let part = Run { count: pages >> run.node.level.order().0, ..*run };
-        let suspended = self.span.suspend(&part);
-        if suspended.dirty {
-            memory.frames.folio(folio).mark_dirty();
-            suspended.restore();
-            return;
-        }
-        match self.flush {
-            Flush::Here => suspended.clear_until_flush(),
-            Flush::Deferred => suspended.clear(),
-        }
-        if self.flush == Flush::Deferred {
-            self.span.counts.unmapped(OwnerKind::Anonymous, pages);
-        }
-        if run.node.level > Level::PTE {
-            let Cursor { locks, counts, .. } = &mut **self.span;
-            super::zap_rmap::free_deposit(memory, locks, run.node.table, counts);
-        }
-        self.span.counts.entries_written += u64::from(part.count);
-        // There is room: it was asked above.
-        let _ = self.batch.lazy.try_push((folio, pages));
-    }
-
     /// Adjusts the address space's counters before entries change whose flush is deferred past the
     /// unlock: they map `unmapped` pages less, and refer to `named` slots. The flush comes from a
     /// thread that does not know these counters.
@@ -376,17 +344,6 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             let counts = &mut self.span.counts;
             counts.unmapped(OwnerKind::Anonymous, unmapped);
             counts.swap_pages = counts.swap_pages.wrapping_add(u64::from(named));
-        }
-    }
-
-    /// Frees the lazy folios, after a flush.
-    fn unmap_lazy(&mut self) {
-        let memory = self.span.page_table.memory;
-        self.span.flush();
-        let mut batch = memory.free_batch();
-        for (folio, pages) in self.batch.lazy.drain(..) {
-            self.span.counts.unmapped(OwnerKind::Anonymous, pages);
-            memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
         }
     }
 
@@ -498,7 +455,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     }
 }
 
-/// How many of `most` leaves from `index` on agree with `first` in the bits that a swap entry keeps.
+/// How many of `most` leaves from `index` on agree with `first` in the bits that a swap entry
+/// keeps.
 fn equal_software_bits<A: Arch>(
     slots: &[AtomicU64],
     index: EntryIndex,

@@ -1,6 +1,6 @@
 //! Unmapping.
 //!
-//! A table that the range covers whole is detached by clearing the one entry that names it. Its
+//! A table that the range covers whole is detached by clearing the one entry that refers to it. Its
 //! contents are dropped later, after the flush, when no walker can reach it. So unmapping 1 GiB
 //! writes one entry while locks are held, and needs no room to remember 262,144 pages.
 //!
@@ -47,12 +47,12 @@ pub(crate) enum Flush {
     AtEnd,
 }
 
-/// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with what is
-/// free around it. They end up in the gather, flushed; pages and slots are released already. The
+/// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with what
+/// is free around it. They end up in the gather, flushed; pages and slots are released already. The
 /// caller keeps faults out of the range.
 ///
-/// Reads the runs of the edges and one entry for each whole table. Fails only where a huge leaf that
-/// must be split has no deposit; the runs before it are unmapped then.
+/// Reads the runs of the edges and one entry for each whole table. Fails only where a huge leaf
+/// that must be split has no deposit; the runs before it are unmapped then.
 pub(super) fn zap<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -147,14 +147,14 @@ pub(super) fn clear_absent<P: Platform>(
 /// Drops a run of pages that a userfaultfd has write-protected, and leaves markers in their places.
 pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     let page_table = span.page_table;
-    let slots = page_table.slots_of(run);
+    let entries = page_table.slots_of(run);
     let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     match run.what {
         What::Leaf(first) => {
             suspend(span, run);
             span.flush();
             // After the flush: the MMU may have recorded a write until then.
-            let dirty = slots.iter().any(|slot| {
+            let dirty = entries.iter().any(|slot| {
                 let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
                 P::Arch::attributes(entry).dirty
             });
@@ -167,7 +167,7 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
         }
         What::Empty | What::Table(_) => return,
     }
-    for slot in slots {
+    for slot in entries {
         slot.store(marker.0, Ordering::Relaxed);
     }
     span.counts.entries_written += u64::from(run.count);

@@ -25,8 +25,8 @@ pub(super) struct RmapZap<'d, 'm, P: Platform> {
     memory: &'m Memory<P>,
     batch: &'d mut FreeBatch<'m, P>,
     counts: &'d mut Counts,
-    /// The bits that the entries lack. Suspended entries lack the valid bit, and are cleared because
-    /// their table stays. Entries of a detached table lack nothing, and are not changed.
+    /// The bits that the entries lack. Suspended entries lack the valid bit, and are cleared
+    /// because their table stays. Entries of a detached table lack nothing, and are not changed.
     missing: u64,
 }
 
@@ -74,7 +74,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             return;
         }
         for index in first.up_to(last + 1) {
-            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller's obligation 1.
+            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller's obligation
+            // 1.
             let slot = unsafe { &self.memory.slots(node.table)[index.slot()] };
             let entry = Entry(slot.load(Ordering::Relaxed));
             let start = VirtAddr(base.0 + u64::from(index) * node.level.span());
@@ -147,28 +148,28 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let (memory, missing) = (self.memory, self.missing);
         let entry_count = memory.frames.table(table).entry_count();
         // SAFETY: 1. and 2. the caller's obligation 1.
-        let slots = unsafe { &memory.slots(table)[..indices.end.slot()] };
+        let entries = unsafe { &memory.slots(table)[..indices.end.slot()] };
         let (mut index, mut dropped) = (indices.start, 0);
         while dropped < entry_count
-            && let Some(slot) = slots.get(index.slot())
+            && let Some(slot) = entries.get(index.slot())
         {
             let raw = slot.load(Ordering::Relaxed);
             if raw == 0 {
-                index += run::count_empty_ahead(&slots[index.slot()..]);
+                index += run::count_empty_ahead(&entries[index.slot()..]);
                 continue;
             }
             let entry = Entry(raw | missing);
             let count = if entry.0 & P::Arch::PRESENT != 0 {
-                self.run(slots, index, entry)
+                self.run(entries, index, entry)
             } else {
-                let limit = (slots.len() as u32 - index.number()).min(entry_count - dropped);
-                let count = absent_run::<P>(slots, index, limit);
+                let limit = (entries.len() as u32 - index.number()).min(entry_count - dropped);
+                let count = absent_run::<P>(entries, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
                 release_absent(memory, Level::PTE, entry, count, self.counts);
                 count
             };
             if missing != 0 {
-                for slot in &slots[index.slots(count)] {
+                for slot in &entries[index.slots(count)] {
                     slot.store(0, Ordering::Relaxed);
                 }
                 self.counts.entries_written += u64::from(count);
@@ -185,7 +186,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The
     /// caller counts every page as anonymous; this function compensates for other kinds.
     #[inline]
-    fn run(&mut self, slots: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
+    fn run(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry = P::Arch::clear_contig(entry, index);
         let frame = P::Arch::frame(entry);
@@ -201,40 +202,41 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             && memory.frames.folio(folio).free_anonymous_into(self.batch, 1)
         {
             // Folios of one page mostly follow each other.
-            let rest = &slots[index.slot() + 1..];
+            let rest = &entries[index.slot() + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
             self.counts.folios_touched += u64::from(more);
             return 1 + more;
         }
         let left = folio.head.0 + folio.pages() - frame.0;
-        let limit = left.min(slots.len() as u32 - index.number());
-        let slots = &slots[..(index + limit).slot()];
-        // The folio is freed if it has no other mappings: its accessed and dirty bits do not matter.
+        let limit = left.min(entries.len() as u32 - index.number());
+        let entries = &entries[..(index + limit).slot()];
+        // The folio is freed if it has no other mappings: its accessed and dirty bits do not
+        // matter.
         let last = folio.order > Order::PAGE
             && memory.frames.folio(folio).is_mapped_and_held(limit, 0)
-            && P::Arch::are_leaves(&slots[index.slot()..], index, P::Arch::STEP, missing);
+            && P::Arch::are_leaves(&entries[index.slot()..], index, P::Arch::STEP, missing);
         if last && memory.frames.folio(folio).free_anonymous_into(self.batch, limit) {
             return limit;
         }
-        self.shared(slots, index, folio, entry)
+        self.shared(entries, index, folio, entry)
     }
 
-    /// Drops the mappings of `folio` from `index` on, at most to the end of `slots`. The folio has
-    /// other mappings or references. `entry` is the first entry, without the contiguous bit.
+    /// Drops the mappings of `folio` from `index` on, at most to the end of `entries`. The folio
+    /// has other mappings or references. `entry` is the first entry, without the contiguous bit.
     #[inline(never)]
     fn shared(
         &mut self,
-        slots: &[AtomicU64],
+        entries: &[AtomicU64],
         index: EntryIndex,
         folio: Folio,
         entry: Entry,
     ) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
-        let limit = slots.len() as u32 - index.number();
+        let limit = entries.len() as u32 - index.number();
         let (mut count, mut first) = (limit, entry);
         if limit > 1 {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            let entries = &slots[index.slots(limit)];
+            let entries = &entries[index.slots(limit)];
             (count, first) = P::Arch::match_leaves(entries, index, equal, step, missing);
         }
         let owner = memory.frames.folio(folio).owner_kind();
@@ -266,12 +268,12 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
 #[inline(never)]
 fn drop_single_pages<P: Platform>(
     memory: &Memory<P>,
-    slots: &[AtomicU64],
+    entries: &[AtomicU64],
     missing: u64,
     batch: &mut FreeBatch<'_, P>,
 ) -> u32 {
     let mut dropped = 0;
-    for slot in slots {
+    for slot in entries {
         let raw = slot.load(Ordering::Relaxed);
         let entry = Entry(raw | missing);
         // The pages of a contiguous run are those of a large folio.
@@ -291,9 +293,9 @@ fn drop_single_pages<P: Platform>(
 /// The number of absent entries from `index` on, at most `limit`, that one call can drop: a run of
 /// swap slots, or one entry of another kind.
 #[inline(never)]
-fn absent_run<P: Platform>(slots: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
-    if P::Arch::is_swap(run::load(slots, index)) {
-        P::Arch::match_absent(&slots[index.slots(limit)]).0
+fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
+    if P::Arch::is_swap(run::load(entries, index)) {
+        P::Arch::match_absent(&entries[index.slots(limit)]).0
     } else {
         1
     }
@@ -320,7 +322,8 @@ pub(super) fn release_absent<P: Platform>(
     }
 }
 
-/// Frees a table of the deposit of `holder`, if it has one. `holder` is one of the tables of `locks`.
+/// Frees a table of the deposit of `holder`, if it has one. `holder` is one of the tables of
+/// `locks`.
 pub(super) fn free_deposit<P: Platform>(
     memory: &Memory<P>,
     locks: &LockSet,

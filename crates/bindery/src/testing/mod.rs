@@ -40,6 +40,7 @@ use crate::stats::Counts;
 use crate::swap::SlotRun;
 pub use crate::swap::damage::{damage_slot, with_pin};
 use crate::table::locking::{Depth, Node};
+use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
@@ -308,7 +309,7 @@ pub fn damage_mapping<P: Platform>(
 pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut lazy = None;
-    space.page_table.survey(page, |stretch| {
+    look::survey(&space.page_table, page, |stretch| {
         if let MappedRun::Pages { folio: Some(folio), .. } = stretch.what {
             lazy = Some(space.memory().frames.folio(folio).is_lazy());
         }

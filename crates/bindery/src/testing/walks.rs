@@ -3,6 +3,7 @@
 use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::platform::Platform;
 use crate::rmap::{self, HOLD, Locking, Seen, Walked};
+use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::{AddressSpace, Memory, Object};
@@ -72,7 +73,7 @@ pub fn walk_anonymous<P: Platform>(
     let frames = &memory.frames;
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut folio = None;
-    space.page_table.survey(page, |stretch| {
+    look::survey(&space.page_table, page, |stretch| {
         if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
             assert!(frames.folio(there).try_get(), "too many references");
             folio = Some(there);
@@ -83,7 +84,7 @@ pub fn walk_anonymous<P: Platform>(
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
         rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
-            sight.page_table.survey(sight.range, |stretch| {
+            look::survey(&sight.page_table, sight.range, |stretch| {
                 if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
                     found += if there == folio { stretch.range.pages() } else { 0 };
                 }

@@ -17,6 +17,7 @@ use crate::platform::Platform;
 use crate::space::folio::split_if_alone;
 use crate::table::NoMemory;
 use crate::table::PageTable;
+use crate::table::look;
 use crate::table::rewrite::use_bits::UseBits;
 use crate::vma::Vma;
 
@@ -126,7 +127,7 @@ fn shared_huge_leaf<P: Platform>(
 ) -> Option<VirtRange> {
     let frames = &page_table.memory.frames;
     let mut found = None;
-    page_table.look(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
+    look::look(page_table, VirtRange::raw(page.0, page.0 + PAGE_SIZE), |looked| {
         let level = looked.node.level;
         if level > Level::PTE && level.kind(looked.raw) == Kind::Leaf {
             let folio = frames.folio_of(P::Arch::frame(looked.entry));
@@ -170,7 +171,7 @@ pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
 fn first_large_folio<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) -> Option<Seen> {
     let frames = &page_table.memory.frames;
     let mut seen: Option<Seen> = None;
-    page_table.look(range, |looked| {
+    look::look(page_table, range, |looked| {
         let frame = looked.frame();
         let folio = frame
             .and_then(|frame| frames.folio_of(frame))

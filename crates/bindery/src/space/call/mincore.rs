@@ -7,6 +7,7 @@ use crate::interrupt;
 use crate::object::pages;
 use crate::platform::Platform;
 use crate::table::locking::SPAN_ENTRIES;
+use crate::table::look;
 
 use crate::space::AddressSpace;
 use crate::vma::{MappingFlags, Vma};
@@ -99,7 +100,7 @@ fn tell_part<P: Platform>(
     while at < part.end() {
         // The end of the unmapped pages from `at` on.
         let mut vacant = at;
-        space.page_table.look_by_kind(VirtRange::raw(at.0, part.end().0), |looked| {
+        look::look_by_kind(&space.page_table, VirtRange::raw(at.0, part.end().0), |looked| {
             let stretch = looked.range;
             let residence = match looked.node.level.kind(looked.raw) {
                 Kind::Leaf => Some(Residence::Resident),

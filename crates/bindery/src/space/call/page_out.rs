@@ -2,6 +2,7 @@
 
 use super::cold_or_free::without_shared_huge_edges;
 use crate::space::folio::split_if_alone;
+use crate::table::look;
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
@@ -135,7 +136,7 @@ fn mapped_alone<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> 
             alone.remove(first, end - first);
         }
     };
-    page_table.look(here, |looked| {
+    look::look(page_table, here, |looked| {
         let folio = looked.frame().and_then(|frame| frames.folio_of(frame));
         let Some(folio) = folio.filter(|folio| frames.folio(*folio).is_of_object()) else {
             return true;
@@ -161,7 +162,7 @@ fn mapped_alone<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> 
 /// The folio of a huge leaf that covers exactly this range.
 fn huge_folio<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> Option<Folio> {
     let mut found = None;
-    page_table.look(here, |looked| {
+    look::look(page_table, here, |looked| {
         if looked.node.level > Level::PTE && looked.range == here {
             let frames = &page_table.memory.frames;
             found = looked.frame().and_then(|frame| frames.folio_of(frame));

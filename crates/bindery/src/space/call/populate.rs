@@ -5,6 +5,7 @@ use crate::arch::{Arch, KeyRights};
 use crate::error::{Error, FaultError};
 use crate::interrupt;
 use crate::platform::Platform;
+use crate::table::look;
 
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Resolved};
@@ -93,7 +94,8 @@ fn populate_part<P: Platform>(
         interrupt::check(space.platform())?;
         let piece = PIECE * P::Arch::PMD.span();
         let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
-        at = space.page_table.skip_present(VirtRange::raw(at.0, end.0), access.permission());
+        at =
+            look::skip_present(&space.page_table, VirtRange::raw(at.0, end.0), access.permission());
         if at >= end {
             continue;
         }

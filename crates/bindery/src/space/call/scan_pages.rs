@@ -7,6 +7,7 @@
 
 use crate::Memory;
 use crate::table::PageTable;
+use crate::table::look;
 use arrayvec::ArrayVec;
 use bitflags::bitflags;
 
@@ -428,7 +429,7 @@ fn scan_tables<P: Platform>(
         return walk.resumes.unwrap_or(part.end());
     };
     let mut at = part.start();
-    page_table.survey_while(mapped, |stretch| {
+    look::survey_while(page_table, mapped, |stretch| {
         walk.report(VirtRange::raw(at.0, stretch.range.start().0), vacant);
         walk.report(stretch.range, common | categories(page_table.memory, stretch));
         at = stretch.range.end();

@@ -8,6 +8,7 @@ use crate::object::Wait;
 use crate::platform::Platform;
 use crate::swap::SwapArea;
 use crate::table::PageTable;
+use crate::table::look;
 
 use crate::space::fault::{Fault, Next, Reading, refused, slot_at};
 use crate::space::{Access, AddressSpace};
@@ -116,7 +117,7 @@ fn first_in_swap<P: Platform>(
     wanted: impl Fn(u8) -> bool,
 ) -> Option<VirtAddr> {
     let mut found = None;
-    page_table.look(range, |looked| {
+    look::look(page_table, range, |looked| {
         let level = looked.node.level;
         if level.kind(looked.raw) == Kind::Absent
             && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)

@@ -22,6 +22,7 @@ use crate::object::{Object, Wait};
 use crate::platform::Platform;
 use crate::swap::early_read::{Begun, Cause, Source};
 use crate::table::PageTable;
+use crate::table::look;
 use crate::vma::Vma;
 
 use crate::vmas::Parts;
@@ -223,7 +224,7 @@ fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Announced
 /// Finds the first page of `range` that is in swap, in the first [`LOOKS`] entries.
 fn next_in_swap<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) -> Found {
     let (mut looks, mut found) = (0, Found::NoneBefore(range.end()));
-    page_table.look(range, |looked| {
+    look::look(page_table, range, |looked| {
         looks += 1;
         let absent = looked.node.level.kind(looked.raw) == Kind::Absent;
         if absent && matches!(P::Arch::decode_absent(looked.raw), Some(Absent::Swap { .. })) {

@@ -11,6 +11,7 @@ use crate::swap::device_read::Load;
 use crate::swap::slot_state::SlotState;
 use crate::swap::streak::ReadByFault;
 use crate::swap::{SlotRun, begin_read_around};
+use crate::table::look;
 use crate::table::run::Slots;
 use crate::table::{EntryAt, ReadSection};
 
@@ -122,7 +123,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn note_way(&self, order: Order) {
         let memory = self.memory();
         let mut frame = None;
-        self.page_table().look(self.range(), |looked| {
+        look::look(self.page_table(), self.range(), |looked| {
             frame = looked.frame();
             false
         });

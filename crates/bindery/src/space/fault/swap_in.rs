@@ -11,6 +11,7 @@ use crate::stats::Counts;
 use crate::swap::slot_state::SlotState;
 use crate::swap::{CachedFolio, SlotRun, find_cached};
 use crate::table::publish::publish;
+use crate::table::swap_in;
 use crate::table::swap_in::SwapIn;
 use crate::table::{EntryAt, PageTable, ReadSection};
 
@@ -172,7 +173,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let range = self.range();
         let what = SwapIn { range, ..self.swap_in_of(cached) };
         memory.before_execution(what.attributes.permissions, copy);
-        if !self.page_table().swap_in_copy(&what, copy) {
+        if !swap_in::swap_in_copy(self.page_table(), &what, copy) {
             memory.frames.fresh(copy).discard();
             return Ok(Next::Again);
         }
@@ -202,15 +203,16 @@ impl<P: Platform> Fault<'_, '_, P> {
         let range = what.range;
         memory.before_execution(what.attributes.permissions, *cached.folio);
         // Whether the page is mapped now, and whether all pages that are mapped are exclusive.
-        let (mapped, exclusive) = match self.page_table().swap_in_whole(&what, |exclusive| {
-            self.set_home(lock, Home { is_shared: home.is_shared || !exclusive, ..home });
-        }) {
-            Some(exclusive) => {
-                CachedFolio::new(memory, cached.folio, cached.place).finish_swap_in();
-                (true, exclusive)
-            }
-            None => self.map_in_runs(cached, home, lock)?,
-        };
+        let (mapped, exclusive) =
+            match swap_in::swap_in_whole(self.page_table(), &what, |exclusive| {
+                self.set_home(lock, Home { is_shared: home.is_shared || !exclusive, ..home });
+            }) {
+                Some(exclusive) => {
+                    CachedFolio::new(memory, cached.folio, cached.place).finish_swap_in();
+                    (true, exclusive)
+                }
+                None => self.map_in_runs(cached, home, lock)?,
+            };
         publish(self.page_table(), range);
         // A write looks at an entry again that may not allow it yet.
         Ok(if mapped && (self.access != Access::Write || exclusive) {
@@ -252,7 +254,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         lock: &FolioLock<'_, P>,
     ) -> Result<(bool, bool), Failure<FaultError>> {
         let CachedPage { folio, place, number } = cached;
-        let done = self.page_table().swap_in(&self.swap_in_of(cached), |exclusive| {
+        let done = swap_in::swap_in(self.page_table(), &self.swap_in_of(cached), |exclusive| {
             home.is_shared |= !exclusive;
             self.set_home(lock, home);
         });

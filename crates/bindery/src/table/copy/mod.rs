@@ -53,10 +53,10 @@ impl ForkCopy<'_> {
 }
 
 /// Copies the range's entries into `child`, a tree that no other thread can reach yet, and
-/// write-protects both sides if writes are private. Pinned pages of this side, `PROT_NONE` ones too,
-/// are copied for the child, and stay as they are: the holder of the pin must still see this side's
-/// writes. Entries that are stale on this side afterwards are in the gather. The caller keeps faults
-/// out of the range. One pass over the runs; a folio's count rises once per run.
+/// write-protects both sides if writes are private. Pinned pages of this side, `PROT_NONE` ones
+/// too, are copied for the child, and stay as they are: the holder of the pin must still see this
+/// side's writes. Entries that are stale on this side afterwards are in the gather. The caller
+/// keeps faults out of the range. One pass over the runs; a folio's count rises once per run.
 ///
 /// On failure, and after a fatal signal, `child` has a part, and the pages of that part are
 /// write-protected here; the next write restores its permission.
@@ -73,8 +73,8 @@ pub(super) fn copy_to<'m, P: Platform>(
 }
 
 /// Copies part by part. If memory is not available at once, or pages must be copied, releases the
-/// locks of both sides, and resumes from there. Neither side has changed by then, except for entries
-/// that a truncation removes: the parent's VMAs are held for writing, and no other thread knows the
+/// locks of both sides, and resumes from there. Neither side has changed by then, but a truncation
+/// may have removed entries: the parent's VMAs are held for writing, and no other thread knows the
 /// child.
 fn copy_parts<'m, P: Platform>(
     edit: &mut Edit<'_, 'm, P>,

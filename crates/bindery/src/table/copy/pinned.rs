@@ -5,7 +5,7 @@
 //! 1. Under the parent's locks, the run is found and its folio gets a reference.
 //! 2. With no lock, up to [`BATCH`] pages are copied.
 //! 3. Under the locks of both sides, the parent's entries are looked at again, and the child's are
-//!    written where they still name the same pages. This repeats from 2, to the run's end.
+//!    written where they still map the same pages. This repeats from 2, to the run's end.
 //!
 //! During the copy, faults, operations and pins wait for the parent's VMA. A truncation does not,
 //! and it removes private copies:
@@ -63,8 +63,8 @@ pub(super) struct PinnedCopy<'c, 'm, P: Platform> {
 }
 
 impl<P: Platform> PinnedCopy<'_, '_, P> {
-    /// Gives the child copies of the run's pages, and drops the run's reference. Called without locks
-    /// on tables and outside of read sections. May wait for memory.
+    /// Gives the child copies of the run's pages, and drops the run's reference. Called without
+    /// locks on tables and outside of read sections. May wait for memory.
     pub(super) fn copy(mut self) -> Result<(), Failure> {
         let (memory, run) = (self.parent.memory, self.run);
         let mut done = 0;
@@ -113,9 +113,9 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
         copied
     }
 
-    /// Maps the copies in the child from page `first` of the run on, as long as the parent maps
-    /// the pages that they were made of. Returns how many were mapped, and whether there were tables for
-    /// them.
+    /// Maps the copies in the child from page `first` of the run on, as long as the parent maps the
+    /// pages that they were made of. Returns how many were mapped, and whether there were tables
+    /// for them.
     fn install(&mut self, first: u64, copies: &[Folio]) -> (usize, Result<(), NoMemory>) {
         let Self { parent, child, run, what, tables } = self;
         let memory = parent.memory;
@@ -149,7 +149,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
     }
 }
 
-/// The frame that the entry for `at` names, be it shown or `PROT_NONE`.
+/// The frame that the entry for `at` maps, present or `PROT_NONE`.
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
     let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
     let first = match node.level.kind(raw) {

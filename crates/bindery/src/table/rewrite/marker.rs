@@ -14,8 +14,8 @@ use super::super::{EntryAt, TablePool};
 use super::{Change, NoMemory, PageTable, rewrite};
 
 /// Puts `marker` everywhere in `range`, whose entries are empty: into one entry of level 2 that the
-/// range covers whole, with a table on deposit, or into one entry for each page. On failure the front
-/// of the range is marked.
+/// range covers whole, with a table on deposit, or into one entry for each page. On failure the
+/// front of the range is marked.
 pub(in crate::table) fn mark<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -102,11 +102,11 @@ fn mark_pages<'m, P: Platform>(
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
     let first = P::Arch::PTE.index_of(part.start());
     let count = part.pages() as u32;
-    let slots = page_table.slots(table);
-    debug_assert_eq!(P::Arch::PTE.kind(run::load(slots, first)), Kind::Empty);
+    let entries = page_table.slots(table);
+    debug_assert_eq!(P::Arch::PTE.kind(run::load(entries, first)), Kind::Empty);
     // Before the first marker: detaching tests it under the table's lock.
     page_table.meta(table).note_guards();
-    for slot in &slots[first.slots(count)] {
+    for slot in &entries[first.slots(count)] {
         slot.store(entry.0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(count);

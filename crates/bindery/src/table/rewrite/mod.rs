@@ -59,11 +59,13 @@ enum Change {
     Release,
 }
 
-/// Rewrites the runs of `range`, whose leaves agree in what `equal` names. `decide` says what becomes
-/// of each run that is not empty. It may shorten the run: then the loop asks again for the rest.
-/// Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`] had such a bit.
+/// Rewrites the runs of `range`, whose leaves agree in the attributes of `equal`. `decide` has the
+/// change of each run that is not empty. It may shorten the run: then the loop asks again for the
+/// rest. Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`] had such a
+/// bit.
 ///
-/// Fails only where a huge leaf that must be split has no deposit; the runs before it are rewritten.
+/// Fails only where a huge leaf that must be split has no deposit; the runs before it are
+/// rewritten.
 // Always: `decide` and the changes that it can answer with are known to the caller.
 #[inline(always)]
 fn rewrite<P: Platform>(

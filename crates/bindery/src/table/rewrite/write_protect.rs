@@ -1,8 +1,8 @@
 //! Write-protection by a userfaultfd: a bit of each entry, which forbids stores, and markers where
 //! the range is empty.
 //!
-//! Leaves, `PROT_NONE` entries and swap entries have the bit, and keep it when one becomes the other.
-//! An operation that makes leaves writable skips those that have it ([`super::protect`]).
+//! Leaves, `PROT_NONE` entries and swap entries have the bit, and keep it when one becomes the
+//! other. An operation that makes leaves writable skips those that have it ([`super::protect`]).
 
 use core::sync::atomic::Ordering;
 
@@ -56,8 +56,8 @@ fn lift<A: Arch>(run: &Run<A>) -> Change {
     }
 }
 
-/// Write-protects the pages of `range`. Stale ranges are in the gather. The caller keeps faults out of
-/// the range.
+/// Write-protects the pages of `range`. Stale ranges are in the gather. The caller keeps faults out
+/// of the range.
 pub(in crate::table) fn userfault_protect<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -65,8 +65,8 @@ pub(in crate::table) fn userfault_protect<P: Platform>(
     rewrite(edit, range, Equal::WRITABLE, |run| protect(run)).map(|_| ())
 }
 
-/// Removes the protection of the pages of `range`, and its markers. Leaves allow no more than before.
-/// The caller keeps faults out of the range.
+/// Removes the protection of the pages of `range`, and its markers. Leaves allow no more than
+/// before. The caller keeps faults out of the range.
 pub(in crate::table) fn userfault_lift<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -106,11 +106,11 @@ fn mark_vacant<'m, P: Platform>(
     }
     let table = cursor.table_at(part.start(), Level::PTE, pool)?;
     let first = P::Arch::PTE.index_of(part.start());
-    let slots = page_table.slots(table);
+    let entries = page_table.slots(table);
     let mut marked = 0;
     for index in first.stretch(part.pages() as u32) {
-        if run::load(slots, index).is_empty() {
-            slots[index.slot()].store(entry.0, Ordering::Relaxed);
+        if run::load(entries, index).is_empty() {
+            entries[index.slot()].store(entry.0, Ordering::Relaxed);
             marked += 1;
         }
     }

@@ -14,6 +14,7 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::table::collapse::JoinError;
 use crate::table::collapse::Replacement;
+use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::{free_table, new_table};
 use crate::vma::{MappingFlags, Vma};
@@ -284,7 +285,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
         let mut found = false;
         let vma = vmas.view().at(range.start());
         if vma.is_some_and(|vma| vma.has(MappingFlags::MAYBE_GUARDS)) {
-            self.space.page_table.survey(range, |stretch| {
+            look::survey(&self.space.page_table, range, |stretch| {
                 found |= stretch.what == MappedRun::Absent(Absent::Marker(Marker::Guard));
             });
         }
@@ -390,7 +391,7 @@ fn retract<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> bool {
     let frames = &op.memory().frames;
     let order = P::Arch::PMD.order().min(MAX_FOLIO_ORDER);
     let (mut small, mut fits) = (false, vma.is_shared() && check_collapsible::<P>(vma).is_ok());
-    op.edit.look(range, |looked| {
+    look::look(op.edit.table(), range, |looked| {
         match looked.node.level.kind(looked.raw) {
             Kind::Leaf if looked.node.level == Level::PTE => {
                 let folio = frames.folio_of(P::Arch::frame(looked.entry));

@@ -4,6 +4,7 @@ use crate::addr::VirtRange;
 use crate::arch::{AbsentFormat, Arch, Kind, Level};
 use crate::platform::Platform;
 use crate::table::PageTable;
+use crate::table::look;
 
 use super::CollapseLimits;
 
@@ -38,7 +39,7 @@ pub(in crate::space) fn scan_pmd<P: Platform>(
 ) -> PmdScan {
     let frames = &page_table.memory.frames;
     let mut scan = PmdScan::default();
-    page_table.look(range, |looked| {
+    look::look(page_table, range, |looked| {
         match looked.node.level.kind(looked.raw) {
             Kind::Leaf if looked.node.level > Level::PTE => scan.huge = true,
             Kind::Leaf => {

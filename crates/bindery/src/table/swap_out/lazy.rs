@@ -1,0 +1,58 @@
+//! Folios whose content may be dropped (`MADV_FREE`): they need no slots, unless they were written
+//! since.
+
+use crate::arch::Level;
+use crate::folio::{Folio, OwnerKind};
+use crate::platform::Platform;
+
+use super::super::cursor::Cursor;
+use super::super::run::Run;
+use super::super::zap_rmap::free_deposit;
+use super::{Flush, SwapOut};
+
+impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
+    /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written
+    /// since: then they are restored, and the folio is not lazy any more.
+    #[cold]
+    pub(super) fn drop_lazy(&mut self, run: &Run<P::Arch>, folio: Folio, pages: u32) {
+        if self.batch.lazy.is_full() {
+            if self.flush == Flush::Deferred {
+                return;
+            }
+            self.unmap_lazy();
+        }
+        let memory = self.span.page_table.memory;
+        let part = Run { count: pages >> run.node.level.order().0, ..*run };
+        let suspended = self.span.suspend(&part);
+        if suspended.dirty {
+            memory.frames.folio(folio).mark_dirty();
+            suspended.restore();
+            return;
+        }
+        match self.flush {
+            Flush::Here => suspended.clear_until_flush(),
+            Flush::Deferred => suspended.clear(),
+        }
+        if self.flush == Flush::Deferred {
+            self.span.counts.unmapped(OwnerKind::Anonymous, pages);
+        }
+        if run.node.level > Level::PTE {
+            let Cursor { locks, counts, .. } = &mut **self.span;
+            free_deposit(memory, locks, run.node.table, counts);
+        }
+        self.span.counts.entries_written += u64::from(part.count);
+        // There is room: it was asked above.
+        let _ = self.batch.lazy.try_push((folio, pages));
+    }
+
+    /// Frees the lazy folios, after a flush.
+    pub(super) fn unmap_lazy(&mut self) {
+        let memory = self.span.page_table.memory;
+        self.span.flush();
+        let mut batch = memory.free_batch();
+        for (folio, pages) in self.batch.lazy.drain(..) {
+            self.span.counts.unmapped(OwnerKind::Anonymous, pages);
+            memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
+        }
+    }
+}
