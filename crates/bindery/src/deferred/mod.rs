@@ -12,7 +12,7 @@
 //! that was moved to another CPU may use the queue of its previous one: each queue has a lock.
 //!
 //! If only the caller's CPU is online, items are freed at once: no other CPU can be in a read
-//! section (`Cpus::no_other_reads`). When a CPU goes offline, another one takes over its items, with
+//! section (`Cpus::no_other_reads`). When a CPU is taken offline, another one takes over its items, with
 //! a grace period that begins anew ([`hand_over`]). Drains ([`queue::Queue`]) and
 //! [`Memory::trim`] visit all queues.
 //!
@@ -41,7 +41,7 @@
 //! 1. Queues within their shares hold at most half of the limit.
 //! 2. The others have not grown since the last of their calls found a sum of at most half of it.
 //!
-//! A CPU that goes online for the first time makes all shares smaller. Until the next calls on the
+//! A CPU that comes online for the first time makes all shares smaller. Until the next calls on the
 //! other CPUs, the sum may exceed the limit by half.
 //!
 //! # Memory that is freed without waiting
@@ -316,13 +316,13 @@ pub(crate) fn free_all_ripe<P: Platform>(memory: &Memory<P>) {
     memory.deferred.queues(&memory.cpus).for_each(|queue| queue.free_ripe(memory, u32::MAX));
 }
 
-/// Gives a CPU that goes online the items that calls have put off before any CPU was: from now on no
+/// Gives a CPU that comes online the items that calls have put off before any CPU was: from now on no
 /// call looks at the shared queue. Called with the lock of all changes held.
 pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, record: &CpuRecord<P>) {
     hand_over_queue(memory, &memory.deferred.shared, &record.deferred);
 }
 
-/// Gives the items of a CPU that goes offline to one that stays online, or to the shared queue. They
+/// Gives the items of a CPU that is taken offline to one that stays online, or to the shared queue. They
 /// wait for a grace period that begins anew. Called with the lock of all changes held.
 pub(crate) fn hand_over<P: Platform>(
     memory: &Memory<P>,

@@ -75,7 +75,7 @@ impl<'m, P: Platform> Commitment<'m, P> {
         self.memory.commit.swap_changed(slots);
     }
 
-    /// Returns the credit of a CPU that goes offline.
+    /// Returns the credit of a CPU that is taken offline.
     pub(super) fn collect(&self, credit: &Credit) {
         self.memory.commit.collect(self, credit);
     }

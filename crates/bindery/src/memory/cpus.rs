@@ -21,7 +21,7 @@ use crate::sync::Mutex;
 
 /// The records of the CPUs, of the layers above the allocator.
 pub(crate) struct Cpus<P: Platform> {
-    /// Held while a CPU comes or goes.
+    /// Held while a CPU comes online or is taken offline.
     change: Mutex<P::SpinLock, ()>,
     records: CpuTable<CpuRecord<P>>,
     /// The number of CPUs that are online.
@@ -96,7 +96,7 @@ impl<P: Platform> Cpus<P> {
     ///
     /// 1. The caller unlinks a VMA, and makes a fence.
     /// 2. It reads that only its own CPU is online.
-    /// 3. A CPU that goes online later makes a fence before its first read section, so no section
+    /// 3. A CPU that comes online later makes a fence before its first read section, so no section
     ///    of it finds the VMA.
     #[inline]
     pub(crate) fn no_other_reads(&self, platform: &P) -> bool {

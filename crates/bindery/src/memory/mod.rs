@@ -278,7 +278,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Sets the maximum of free frames that each CPU that is online keeps for itself; 0 for none.
-    /// The next CPU that comes or goes sets it again. For tests whose memory is small.
+    /// The next call of [`Memory::cpu_online`] or [`Memory::cpu_offline`] sets it again. For tests whose memory is small.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_front_limit(&self, frames: u32) {
         self.frames.set_front_limit(frames);

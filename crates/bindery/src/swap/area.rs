@@ -20,6 +20,7 @@ use core::sync::atomic::{
 
 use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::{Cluster, List, LiveCluster};
+use super::cluster_lists::{Lists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
 use crate::addr::{Frame, Order, PAGE_SIZE};
@@ -64,29 +65,6 @@ impl FreedCluster {
 
 /// The order of the block with a cluster's cells and values.
 const CELLS: Order = Order(1);
-
-/// The heads of the lists of clusters.
-struct Lists {
-    free: u32,
-    freed: u32,
-    holes: u32,
-    room: [u32; MAX_FOLIO_ORDER.0 as usize + 1],
-}
-
-impl Lists {
-    const EMPTY: Self =
-        Self { free: NONE, freed: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1] };
-
-    fn head(&mut self, list: List) -> Option<&mut u32> {
-        match list {
-            List::Full => None,
-            List::Free => Some(&mut self.free),
-            List::Freed => Some(&mut self.freed),
-            List::Holes => Some(&mut self.holes),
-            List::Room(order) => self.room.get_mut(usize::from(order.0)),
-        }
-    }
-}
 
 /// The lists of an area, locked, and its clusters.
 struct LockedLists<'a, P: Platform> {
@@ -436,13 +414,13 @@ impl<P: Platform> Area<P> {
         if !self.allocates.load(Acquire) {
             return None;
         }
-        let Some(number) = link(lists.freed) else {
+        let Some(number) = lists.first_freed() else {
             self.has_freed.store(false, Relaxed);
             return None;
         };
-        take_off(lists, clusters, number.0);
-        let slots = clusters.get(number.0 as usize)?.state.lock().size;
-        Some(FreedCluster { number: number.0, slots })
+        lists.take_off(clusters, number);
+        let slots = clusters.get(number as usize)?.state.lock().size;
+        Some(FreedCluster { number, slots })
     }
 
     /// Makes a cluster usable again after the device has discarded its slots.
@@ -458,7 +436,7 @@ impl<P: Platform> Area<P> {
     /// Moves a cluster to the list where it belongs. Its lock is held, too.
     fn move_to(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32, list: List) {
         if clusters.get(number as usize).is_some_and(|cluster| !cluster.is_on(list)) {
-            take_off(lists, clusters, number);
+            lists.take_off(clusters, number);
             self.put_on(lists, clusters, number, list);
         }
     }
@@ -478,30 +456,6 @@ impl<P: Platform> Area<P> {
             next.previous.store(number, Relaxed);
         }
     }
-}
-
-/// The cluster to which a link leads.
-fn linked<P: Platform>(clusters: &[Cluster<P>], next: u32) -> Option<&Cluster<P>> {
-    clusters.get(link(next)?.0 as usize)
-}
-
-/// Takes a cluster off its list.
-fn take_off<P: Platform>(lists: &mut Lists, clusters: &[Cluster<P>], number: u32) {
-    let Some(cluster) = clusters.get(number as usize) else { return };
-    let Some(list) = List::of_number(cluster.list.load(Relaxed)) else { return };
-    let (next, previous) = (cluster.next.load(Relaxed), cluster.previous.load(Relaxed));
-    match linked(clusters, previous) {
-        Some(previous) => previous.next.store(next, Relaxed),
-        None => {
-            if let Some(head) = lists.head(list) {
-                *head = next;
-            }
-        }
-    }
-    if let Some(next) = linked(clusters, next) {
-        next.previous.store(previous, Relaxed);
-    }
-    cluster.list.store(List::NONE, Relaxed);
 }
 
 /// The order of a block with room for `count` clusters.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and the bitmap of taken ones |
+//! | `cluster_lists` | the lists of an area's clusters |
 //! | `slot_state` | references to a slot, and the location of its content |
 //! | `slots`, `freed` | slots taken, referred to and released: by runs, under one lock |
 //! | `cached_folio`, `finish_swap_in` | [`CachedFolio`]: a folio at its slots |
@@ -62,6 +63,7 @@ mod bitmap;
 pub(crate) mod cached_folio;
 mod clock;
 mod cluster;
+mod cluster_lists;
 #[cfg(feature = "compression")]
 mod compressed;
 pub(crate) mod content;

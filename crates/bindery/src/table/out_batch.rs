@@ -98,11 +98,9 @@ impl OutBatch {
             let (OutRun { slots, .. }, in_cache) = (self.runs[number], self.in_cache(number));
             let mut done = 0;
             while done < slots.count {
-                let slot = slots.first + u64::from(done);
-                let Some(folio) = SlotRun { first: slot, count: 1, ..slots }.cached_folio(memory)
-                else {
-                    break;
-                };
+                let first = slots.first + u64::from(done);
+                let here = SlotRun { first, count: 1, ..slots };
+                let Some(folio) = here.cached_folio(memory) else { break };
                 let pages = memory.frames.folio(folio).mappings();
                 if !memory.frames.folio(folio).unmap_all(pages, in_cache.references()) {
                     self.keep(memory, folio, pages, in_cache);

@@ -48,7 +48,7 @@ enum Omit {
     AcquireNumber,
     /// Items that are handed over get a grace period that begins anew.
     PeriodAnew,
-    /// A drain begins again if items were handed over meanwhile.
+    /// A drain begins again if items were handed over during it.
     DrainAgain,
     /// A drain waits for a thread that frees items of the queue.
     WaitForFreeing,

@@ -113,15 +113,13 @@ fn tell_part<P: Platform>(
                         let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
                         let memory = space.page_table.memory;
                         let mut slots = first..first + stretch.pages();
-                        Some(
-                            if slots.all(|slot| {
-                                memory.swap.is_resident(memory.platform(), device, slot)
-                            }) {
-                                Residence::Resident
-                            } else {
-                                Residence::Absent
-                            },
-                        )
+                        let is_resident =
+                            |slot| memory.swap.is_resident(memory.platform(), device, slot);
+                        Some(if slots.all(is_resident) {
+                            Residence::Resident
+                        } else {
+                            Residence::Absent
+                        })
                     }
                     None => Some(Residence::Absent),
                 },

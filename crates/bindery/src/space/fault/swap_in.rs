@@ -91,10 +91,8 @@ pub(super) fn slot_of<P: Platform>(
     match P::Arch::decode_absent(entry)? {
         Absent::Swap { device, slot, .. } if !entry.is_empty() => {
             let number = slot + inside;
-            let state = {
-                let memory = page_table.memory;
-                memory.swap.state_of(memory.platform(), device, number)
-            };
+            let memory = page_table.memory;
+            let state = memory.swap.state_of(memory.platform(), device, number);
             Some(Slot { area: device, number, state })
         }
         Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
