@@ -2,18 +2,15 @@
 //!
 //! Both VMAs are locked for reading, as for a fault. The second one is only tried:
 //! 1. CPU A has the source's VMA for reading, and waits for the destination's.
-//! 2. CPU B, in `mprotect`, has the mutex and waits until nobody reads the source's VMA.
+//! 2. CPU B, in `mprotect`, has the mutex and waits for the readers of the source's VMA.
 //! 3. CPU A finds a writer at the destination, and would wait for the mutex.
 //!
-//! If the try fails, the first lock is let go, and both are taken under the mutex, where no writer
-//! is.
+//! If the try fails, the first lock is released, and both are taken under the mutex, which excludes
+//! writers.
 
-use super::folio::split_locked;
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Arch;
-use crate::arch::Level;
-use crate::error::Error;
-use crate::error::{CallError, Failure};
+use crate::arch::{Arch, Level};
+use crate::error::{CallError, Error, Failure};
 use crate::folio::{Folio, OwnerMark};
 use crate::interrupt;
 use crate::object::Wait;
@@ -21,23 +18,23 @@ use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::table::PageTable;
 use crate::table::locking::Depth;
-use crate::table::move_pages::{MovePlan, MoveStop, PageMover};
+use crate::table::mover::pages::{MovePlan, MoveStop, PageMover, move_pages};
 use crate::table::publish::publish;
 
 use super::AddressSpace;
 use super::fault::written_attributes;
-use super::folio::FolioError;
+use super::folio::{FolioError, split_locked};
 use crate::space::stack_growth::prepare_group;
 use crate::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
 
-/// Why pages did not move. What lies before has moved.
+/// The reason why a page did not move. The pages before it have moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MoveError {
     /// An argument is wrong, or the mappings cannot exchange pages.
     Invalid,
     /// No mapping is at an address, or no page at the source and holes are not allowed.
     Missing,
-    /// Something is at the destination.
+    /// A page of the destination is present.
     Exists,
     /// A page is shared with another process, or pinned.
     Busy,
@@ -78,18 +75,17 @@ pub(crate) struct MoveRequest {
     pub(crate) source: VirtAddr,
     /// In bytes.
     pub(crate) length: u64,
-    /// Pages that are not there are passed over, and count as moved
-    /// (`UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`).
+    /// Skip holes in the source, and count them as moved (`UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`).
     pub(crate) allows_holes: bool,
 }
 
-/// The caller's knowledge of the destination. Asked with both VMAs locked, each time that they are.
+/// The conditions of the caller on the destination. Asked each time that both VMAs were locked.
 pub(crate) trait MovePermit {
     /// Whether the mappings are being changed by a call whose event was not read yet.
     fn is_changing(&self) -> bool;
-    /// Whether pages may come to this VMA.
+    /// Whether pages may move to this VMA.
     fn serves(&self, destination: &Vma) -> bool;
-    /// Whether pages that were write-protected for a userfaultfd stay so in this VMA.
+    /// Whether pages that a userfaultfd has write-protected stay so in this VMA.
     fn keeps_protection(&self, destination: &Vma) -> bool;
 }
 
@@ -98,8 +94,8 @@ const TRIES: u32 = 64;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Moves the pages of the source, in one private anonymous mapping, to the destination, in one
-    /// of the same protection. Whole folios move, swap entries too. Returns how many bytes have
-    /// moved, and why not more.
+    /// of the same protection. Whole folios move, and swap entries. Returns the number of bytes
+    /// that have moved, and the reason why the rest has not.
     ///
     /// Context: may sleep. Complexity: in the pages moved, and for holes in the tables.
     pub(crate) fn move_in_space(
@@ -128,7 +124,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         if valid { Ok(()) } else { Err(MoveError::Invalid) }
     }
 
-    /// Goes on after `moved`.
+    /// Continues after the first `moved` bytes.
     fn move_on(
         &self,
         request: &MoveRequest,
@@ -141,7 +137,7 @@ impl<P: Platform> AddressSpace<'_, P> {
             let (destination, source) = locked.vmas();
             check_vmas(request, destination, source, permit)?;
             let Some(group) = destination.group() else {
-                // Whose the pages will be is settled under the mutex.
+                // The owner of the destination's pages is decided under the mutex.
                 drop(locked);
                 prepare_group(self, request.destination)?;
                 continue;
@@ -159,10 +155,9 @@ impl<P: Platform> AddressSpace<'_, P> {
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),
             };
-            let (result, done) = {
-                let mut mover = PageMover::new(&self.page_table, &what);
-                (move_between(&self.page_table, &mut mover, source, &mut tries), mover.done())
-            };
+            let (result, done) = move_pages(&self.page_table, &what, |mover| {
+                move_between(&self.page_table, mover, source, &mut tries)
+            });
             *moved += done;
             if done > 0 {
                 publish(&self.page_table, VirtRange::raw(at.0, at.0 + done));
@@ -177,9 +172,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     #[cold]
     fn wait_to_move(&self, wait: Wait<'_>) -> Result<(), Failure<MoveError>> {
         let memory = self.page_table.memory;
-        // A folio's lock comes without an error.
+        // Waiting for a folio's lock cannot fail otherwise.
         drop(wait.wait(memory, None).map_err(|failure| failure.map(|_| MoveError::Busy))?);
-        // The thread that has the folio may do so without its lock.
+        // The thread that uses the folio may do so without its lock.
         memory.platform().relax();
         Ok(interrupt::check(memory.platform()).map_err(|_| MoveError::Interrupted)?)
     }
@@ -201,7 +196,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.lock_both_vmas_of_writer(destination, source)
     }
 
-    /// A writer is at work on the source, or there is nothing: the mutex knows.
+    /// As `lock_both_vmas`, if a writer has the source, or nothing is mapped there.
     #[cold]
     fn lock_both_vmas_of_writer(
         &self,
@@ -220,8 +215,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Moves pages until all have moved, or returns the folio to wait for before the rest. The source's
-/// VMA and the destination's are locked for reading. `tries` counts the splits that were begun.
+/// Moves pages until all have moved, or returns the folio to wait for before the rest. Both VMAs are
+/// locked for reading. `tries` counts the splits that were begun.
 fn move_between<P: Platform>(
     page_table: &PageTable<'_, P>,
     mover: &mut PageMover<'_, '_, P>,
@@ -246,7 +241,7 @@ fn move_between<P: Platform>(
                 }
             }
             Some(MoveStop::Longer(_) | MoveStop::Piecemeal) => {
-                debug_assert!(false, "the mover sees to that");
+                debug_assert!(false, "the mover handles these itself");
             }
         }
         interrupt::check(page_table.memory.platform()).map_err(|_| MoveError::Interrupted)?;
@@ -255,7 +250,7 @@ fn move_between<P: Platform>(
 }
 
 /// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move. Does
-/// nothing if the folio has changed meanwhile. Returns the folio if another thread uses it.
+/// nothing if the folio has changed. Returns the folio if another thread uses it.
 #[cold]
 fn split_to_move<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -297,7 +292,7 @@ impl<P: Platform> BothVmas<'_, P> {
     }
 }
 
-/// Whether pages of the one VMA may be pages of the other, in Linux's order of errors.
+/// Whether pages of the source may be pages of the destination, in Linux's order of errors.
 fn check_vmas(
     request: &MoveRequest,
     destination: &Vma,
@@ -308,38 +303,38 @@ fn check_vmas(
         return Err(MoveError::TryAgain);
     }
     let covers = |vma: &Vma, at: VirtAddr| request.length <= vma.end() - at.0;
-    let said = |vma: &Vma| {
+    let access = |vma: &Vma| {
         let flags = vma.flags();
         (flags.protection(), flags.key(), flags.contains(MappingFlags::LOCKED))
     };
     let alike = [source, destination].iter().all(|vma| !vma.is_shared() && vma.is_anonymous())
         && covers(source, request.source)
         && covers(destination, request.destination)
-        && said(source) == said(destination)
+        && access(source) == access(destination)
         && source.protection().contains(Protection::WRITE);
     if !alike || !permit.serves(destination) {
         return Err(MoveError::Invalid);
     }
     if [source, destination].iter().any(|vma| vma.has(MappingFlags::REAPED)) {
-        // The process is about to end, and no page may come.
+        // The process is about to end, and gets no more pages.
         return Err(MoveError::Interrupted);
     }
     Ok(())
 }
 
-/// Moves without a userfaultfd, which say what one would.
+/// Moves that answer in place of a userfaultfd.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod testing {
     use crate::error::{Errno, Operation};
 
     use super::{AddressSpace, MovePermit, MoveRequest, Platform, VirtAddr, Vma};
 
-    /// A move of pages, and what a userfaultfd would say of the destination.
+    /// A move of pages, and the answers of a userfaultfd about the destination.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct PageMove {
-        /// The address that the pages get.
+        /// The new address of the pages.
         pub destination: VirtAddr,
-        /// The address that they have.
+        /// Their old address.
         pub source: VirtAddr,
         /// In bytes.
         pub length: u64,
@@ -381,7 +376,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Moves pages. Returns how many bytes have moved, and why not more.
+    /// Moves pages. Returns the number of bytes that have moved, and the reason why the rest has not.
     pub fn move_pages<P: Platform>(
         space: &AddressSpace<'_, P>,
         what: &PageMove,
@@ -393,7 +388,7 @@ pub(crate) mod testing {
         (moved, result.map_err(errno))
     }
 
-    /// Locks the folio that is mapped at `at`, and returns what unlocks it. Panics if no folio is
+    /// Locks the folio that is mapped at `at`, and returns a closure that unlocks it. Panics if no folio is
     /// mapped there, or its lock is held.
     pub fn lock_folio<'a, P: Platform>(
         space: &'a AddressSpace<'_, P>,

@@ -4,7 +4,7 @@
 //! Leaving a run uses break-before-make, as each change of a translation's size does
 //! ([`super::leaf`]).
 
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Level};
@@ -78,17 +78,7 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Entry {
         let entries = &self.slots(table)[index.slots(P::Arch::CONTIG_ENTRIES)];
         let first = P::Arch::clear_contig(run::load(entries, EntryIndex::FIRST), index);
-        let (mut any, mut all) = (0, u64::MAX);
-        for slot in entries {
-            let mut raw = slot.load(Ordering::Relaxed);
-            if P::Arch::SATURATED.is(Entry(raw)) {
-                slot.store(0, Ordering::Relaxed);
-            } else {
-                raw = slot.swap(0, Ordering::Relaxed);
-            }
-            any |= raw;
-            all &= raw;
-        }
+        let (any, all) = take_leaves::<P::Arch>(entries);
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
         counts.entries_written += u64::from(P::Arch::CONTIG_ENTRIES);
         P::Arch::gather_run(first, any, all)
@@ -125,4 +115,21 @@ impl<P: Platform> PageTable<'_, P> {
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
         counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);
     }
+}
+
+/// Clears leaves. Returns the bits that some of them had, and those that all had.
+#[inline]
+pub(super) fn take_leaves<A: Arch>(entries: &[AtomicU64]) -> (u64, u64) {
+    let (mut any, mut all) = (0, u64::MAX);
+    for slot in entries {
+        let mut raw = slot.load(Ordering::Relaxed);
+        if A::SATURATED.is(Entry(raw)) {
+            slot.store(0, Ordering::Relaxed);
+        } else {
+            raw = slot.swap(0, Ordering::Relaxed);
+        }
+        any |= raw;
+        all &= raw;
+    }
+    (any, all)
 }

@@ -12,7 +12,7 @@ use super::{NoMemory, PageTable};
 
 /// The place of an entry.
 #[derive(Clone, Copy)]
-pub(crate) struct TableSlot {
+pub(crate) struct TableEntry {
     pub(crate) table: Frame,
     pub(crate) index: EntryIndex,
 }

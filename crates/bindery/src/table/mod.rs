@@ -37,9 +37,8 @@
 //! | `collapse` | one huge leaf for a table of small ones: their pages copied, or joined in place |
 //! | `narrowing` | stores that TLBs must be told of |
 //! | `rewrite` | entries that change in place: `mprotect`, aging, write-protection, markers |
-//! | `copy`, `move_range` | `fork` and `mremap` on entries |
-//! | `locked_piece` | both places of one piece of a move, locked |
-//! | `move_pages` | `UFFDIO_MOVE` on entries: beside running faults |
+//! | `copy` | `fork` on entries |
+//! | `mover` | `mremap` and `UFFDIO_MOVE` on entries: one piece of both places at a time, locked |
 //! | `swap_out`, `swap_out_shared`, `swap_out_scan`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
 //! | `swap_in` | swap entries become leaves |
 
@@ -55,13 +54,11 @@ mod detach;
 pub(crate) mod edit;
 mod flush;
 pub(crate) mod leaf;
-mod locked_piece;
 pub(crate) mod locking;
 pub(crate) mod look;
 #[cfg(all(test, loom))]
 mod loom_model;
-pub(crate) mod move_pages;
-pub(crate) mod move_range;
+pub(crate) mod mover;
 mod narrowing;
 pub(crate) mod out_batch;
 mod pool;
@@ -98,10 +95,10 @@ use crate::tlb::ActiveCpus;
 
 use counts::TreeCounts;
 use locking::{LockTree, Node};
-use move_range::Moving;
+use mover::Moving;
 use run::Run;
 
-pub(crate) use descent::{EntryAt, TableSlot};
+pub(crate) use descent::{EntryAt, TableEntry};
 pub(crate) use pool::TablePool;
 #[cfg(feature = "baseline")]
 pub use reach::Reach;

@@ -73,7 +73,7 @@ pub(super) fn zap_sparing<P: Platform>(
 
 impl Exceptions {
     /// Whether tables may be detached whole. Not while a move brings entries here: it has
-    /// preallocated tables, and needs them (`move_range`).
+    /// preallocated tables, and needs them (`mover::range`).
     pub(crate) fn allow_whole_tables<P: Platform>(self, page_table: &PageTable<'_, P>) -> bool {
         let moving = page_table.moving.source().is_some();
         let all = self.spared == Spared::Guards && self.protected == Protected::Forgotten;

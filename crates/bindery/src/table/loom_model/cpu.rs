@@ -1,4 +1,4 @@
-//! The CPUs of the models, which work on tables as `cursor`, `zap`, `move_range` and `space` do.
+//! The CPUs of the models, which work on tables as `cursor`, `zap`, `mover` and `space` do.
 
 use std::rc::Rc;
 use std::vec::Vec;
@@ -305,7 +305,7 @@ impl Cpu {
         }
     }
 
-    /// A move of `count` pages, as `move_range` does it with pieces of level 1. It visits the first
+    /// A move of `count` pages, as `mover::range` does it with pieces of level 1. It visits the first
     /// page of the source and the last of the target.
     pub(super) fn transfer(&self, from: u64, to: u64, count: u64) {
         let (from, to) = (pages(from, count), pages(to, count));

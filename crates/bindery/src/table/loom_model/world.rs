@@ -19,7 +19,7 @@ use loom::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Level, Tiny};
-use crate::table::move_range::Moving;
+use crate::table::mover::Moving;
 
 const CPUS: usize = 3;
 

@@ -17,8 +17,8 @@ use crate::space::AddressSpace;
 use crate::space::call::populate::populate;
 use crate::space::op::Op;
 use move_vma::{congruent_place, move_vma};
-use plan::{RemapPlan, RemapRequest};
-use supplies::RemapSupplies;
+use plan::RemapPlan;
+use supplies::RemapCall;
 
 /// The destination of a resized mapping.
 ///
@@ -99,13 +99,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         new_length: u64,
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
-        let request = RemapRequest::new::<P::Arch>(old, old_length, new_length, remap)?;
+        let plan = RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?;
         let memory = self.page_table.memory;
-        let supplies = RemapSupplies::none(memory);
-        let mut call = RemapCall { moved_to: old.0, grown: None, supplies };
+        let mut call = RemapCall::new(memory, old.0);
         let result = memory.outermost(|| {
             call.grown = None;
-            self.operate(|op| remap_range(op, &mut call, &request))
+            self.operate(|op| remap_range(op, &mut call, &plan))
         });
         if result.is_ok()
             && let Some(range) = call.grown
@@ -117,46 +116,32 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// A call, over all its attempts.
-struct RemapCall<'m, P: Platform> {
-    /// In a move of several mappings, those before this address of the source have moved.
-    moved_to: u64,
-    /// New pages of a locked mapping.
-    grown: Option<VirtRange>,
-    /// Empty between two attempts.
-    supplies: RemapSupplies<'m, P>,
-}
-
 /// If it fails for lack of memory, nothing has changed except as the call records.
 fn remap_range<'m, P: Platform>(
     op: &mut Op<'_, 'm, P>,
     call: &mut RemapCall<'m, P>,
-    request: &RemapRequest,
+    plan: &RemapPlan,
 ) -> Result<VirtAddr, Failure> {
-    if request.remap.target().is_some() {
+    if plan.remap.target().is_some() {
         // Before any look-up, as on Linux: source and destination may each be cut.
         op.vmas.room_for(6)?;
     }
-    match request.remap {
-        Remap::To(target) | Remap::LeaveTo(target) if request.old_length == request.length => {
-            move_all(op, call, request, target)
-        }
-        Remap::InPlace | Remap::MayMove | Remap::To(_) | Remap::Leave(_) | Remap::LeaveTo(_) => {
-            let vma = op.vmas.at(request.old).ok_or(Error::NotMapped(request.old))?;
-            remap_one(op, call, vma, request)
-        }
+    if let Some(target) = plan.moves_all() {
+        return move_all(op, call, plan, target);
     }
+    let old = plan.source.start();
+    let vma = op.vmas.at(old).ok_or(Error::NotMapped(old))?;
+    remap_one(op, call, vma, plan)
 }
 
 /// Moves all mappings of the range, each by the same distance.
 fn move_all<'m, P: Platform>(
     op: &mut Op<'_, 'm, P>,
     call: &mut RemapCall<'m, P>,
-    request: &RemapRequest,
+    plan: &RemapPlan,
     target: VirtAddr,
 ) -> Result<VirtAddr, Failure> {
-    let old = request.old;
-    let end = old.0.saturating_add(request.length);
+    let (old, end) = (plan.source.start(), plan.source.end().0);
     // An attempt that failed for lack of memory has moved the mappings before the one that failed.
     let mut at = call.moved_to;
     let mut seen = at > old.0;
@@ -165,22 +150,15 @@ fn move_all<'m, P: Platform>(
             break;
         }
         // A mapping with a userfaultfd moves only by itself, as on Linux.
-        let alone = vma.flags().intersects(MappingFlags::USERFAULT);
-        if alone && (seen || vma.end() < end) {
+        let is_served = vma.flags().intersects(MappingFlags::USERFAULT);
+        if is_served && (seen || vma.end() < end) {
             return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());
         }
         seen = true;
-        let start = at.max(vma.start());
-        let stop = end.min(vma.end());
-        let to = VirtAddr(target.0 + (start - old.0));
-        let remap = match request.remap {
-            Remap::LeaveTo(_) => Remap::LeaveTo(to),
-            Remap::InPlace | Remap::MayMove | Remap::To(_) | Remap::Leave(_) => Remap::To(to),
-        };
-        let length = stop - start;
-        let part = RemapRequest { old: VirtAddr(start), old_length: length, length, remap };
-        remap_one(op, call, vma, &part)?;
-        at = stop;
+        let source = VirtRange::raw(at.max(vma.start()), end.min(vma.end()));
+        let to = VirtAddr(target.0 + (source.start().0 - old.0));
+        remap_one(op, call, vma, &plan.part(source, to))?;
+        at = source.end().0;
         call.moved_to = at;
         if at >= end {
             break;
@@ -189,25 +167,25 @@ fn move_all<'m, P: Platform>(
     if seen { Ok(target) } else { Err(Error::NotMapped(old).into()) }
 }
 
-/// Resizes or moves the part of `vma` that the request names.
+/// Resizes or moves the part of `vma` that the plan names.
 fn remap_one<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
-    request: &RemapRequest,
+    plan: &RemapPlan,
 ) -> Result<VirtAddr, Failure> {
     let next = || op.vmas.next(vma).map_or(P::Arch::USER_END, Vma::start);
-    let plan = RemapPlan::new(request, VirtAddr(vma.end()), vma.flags(), next)?;
+    let moves = plan.moves(VirtAddr(vma.end()), vma.flags(), next)?;
     if plan.added() > 0 {
-        may_grow(op, vma, &plan)?;
+        may_grow(op, vma, plan)?;
     }
-    if !plan.moves {
+    if !moves {
         if !plan.tail.is_empty() {
             let tail = unmap_range::<P>(plan.tail.start(), plan.tail.len())?;
             unmap(op, tail)?;
         }
         if plan.added() > 0 {
-            grow(op, call, vma, &plan)?;
+            grow(op, call, vma, plan)?;
         }
         return Ok(plan.source.start());
     }
@@ -220,9 +198,9 @@ fn remap_one<'op, 'm, P: Platform>(
         replaces = op.vmas.first_in(target).is_some();
     }
     if replaces || !plan.tail.is_empty() {
-        return move_over(op, call, vma, &plan);
+        return move_over(op, call, vma, plan);
     }
-    move_to_free(op, call, vma, &plan)
+    move_to_free(op, call, vma, plan)
 }
 
 /// Whether the limits allow the pages by which the mapping grows.
@@ -272,12 +250,12 @@ fn move_over<'m, P: Platform>(
     vma: &Vma,
     plan: &RemapPlan,
 ) -> Result<VirtAddr, Failure> {
-    let supplied = call.supplies.fill(op, vma, plan);
+    let supplied = call.supply(op, vma, plan);
     let done = match supplied {
         Ok(()) => move_supplied(op, call, plan),
         Err(error) => Err(error.into()),
     };
-    call.supplies.give_back(op);
+    call.free_supplies(op);
     // The supplies are short if a concurrent fault has mapped more of the source.
     if supplied.is_ok() { done.map_err(Failure::without_second_attempt) } else { done }
 }
@@ -310,7 +288,7 @@ fn unmap_next<'m, P: Platform>(
 ) -> Result<(), Failure> {
     let Some(first) = op.vmas.first_in(range) else { return Ok(()) };
     may_unmap(*op.vmas, range, first)?;
-    let unmapping = call.supplies.unmappings.pop_at(0).unwrap_or_default();
+    let unmapping = call.unmappings.pop_at(0).unwrap_or_default();
     Ok(unmap_supplied(op, range, unmapping)?)
 }
 

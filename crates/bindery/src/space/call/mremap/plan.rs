@@ -1,4 +1,5 @@
-//! The decision of a call: its request is checked, and planned for one mapping.
+//! The decision of a call, without a look at the address space: lengths, flags and mappings in, a
+//! plan or an error out.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
@@ -7,17 +8,22 @@ use crate::vma::MappingFlags;
 
 use super::Remap;
 
-/// A call, or the part of a call that concerns one mapping.
-#[derive(Clone, Copy)]
-pub(super) struct RemapRequest {
-    pub(super) old: VirtAddr,
-    /// In whole pages, as the new one.
-    pub(super) old_length: u64,
+/// A call, or the part of a call that concerns one mapping. First a destination that the caller
+/// chose is unmapped, then the tail. Then the source gets the new length, in its place or at
+/// another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RemapPlan {
+    /// The kept part of the old range. An empty one makes a second view of a shared mapping's
+    /// memory.
+    pub(super) source: VirtRange,
+    /// The rest of the old range, which a smaller length cuts off.
+    pub(super) tail: VirtRange,
+    /// In bytes, whole pages, not less than the length of the source.
     pub(super) length: u64,
     pub(super) remap: Remap,
 }
 
-impl RemapRequest {
+impl RemapPlan {
     /// A call with lengths in bytes. Refuses one that makes no sense whatever is mapped.
     pub(super) fn new<A: Arch>(
         old: VirtAddr,
@@ -38,73 +44,61 @@ impl RemapRequest {
         if length > limit.0 {
             return Err(Error::OutOfRange { limit });
         }
-        let request = Self { old, old_length, length, remap };
         if let Some(target) = remap.target() {
-            request.check_target(target, limit)?;
+            if !target.is_aligned(PAGE_SIZE) {
+                return Err(Error::Unaligned(target));
+            }
+            if target.0 > limit.0 - length {
+                return Err(Error::OutOfRange { limit });
+            }
+            if remap.keeps_source() && old_length != length {
+                return Err(Error::Invalid);
+            }
+            // The sum may wrap, as on Linux: the old range is not checked yet.
+            let old_end = old.0.wrapping_add(old_length);
+            if old_end > target.0 && target.0 + length > old.0 {
+                return Err(Error::Overlap);
+            }
         }
-        Ok(request)
+        // No mapping begins where the sums saturate; so the call fails before it uses the ranges.
+        let [source_end, tail_end] =
+            [old_length.min(length), old_length].map(|length| old.0.saturating_add(length));
+        let source = VirtRange::raw(old.0, source_end);
+        Ok(Self { source, tail: VirtRange::raw(source_end, tail_end), length, remap })
     }
 
-    fn check_target(&self, target: VirtAddr, limit: VirtAddr) -> Result<(), Error> {
-        let &Self { old, old_length, length, remap } = self;
-        if !target.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(target));
-        }
-        if target.0 > limit.0 - length {
-            return Err(Error::OutOfRange { limit });
-        }
-        if remap.keeps_source() && old_length != length {
-            return Err(Error::Invalid);
-        }
-        // The sum may wrap, as on Linux: the old range is not checked yet.
-        let old_end = old.0.wrapping_add(old_length);
-        if old_end > target.0 && target.0 + length > old.0 {
-            return Err(Error::Overlap);
-        }
-        Ok(())
+    /// Moves a range without a change of its length to exactly this address.
+    pub(super) fn moves_all(&self) -> Option<VirtAddr> {
+        let target = self.fixed_target()?.start();
+        (self.source.len() == self.length && self.tail.is_empty()).then_some(target)
     }
-}
 
-/// The steps of a call for one mapping, decided before the first of them. First a
-/// destination that the caller chose is unmapped, then the tail. Then the source gets the new length, in its place or at another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RemapPlan {
-    /// The kept part of the old range. An empty one makes a second view of a shared mapping's
-    /// memory.
-    pub(super) source: VirtRange,
-    /// The rest of the old range, which a smaller length cuts off.
-    pub(super) tail: VirtRange,
-    /// In bytes, not less than the length of the source.
-    pub(super) length: u64,
-    /// The new mapping lies at another place, which `remap` names or forbids.
-    pub(super) moves: bool,
-    pub(super) remap: Remap,
-}
+    /// The part of such a call that moves `source` to `target`.
+    pub(super) fn part(&self, source: VirtRange, target: VirtAddr) -> Self {
+        let remap =
+            if self.remap.keeps_source() { Remap::LeaveTo(target) } else { Remap::To(target) };
+        Self { source, tail: VirtRange::default(), length: source.len(), remap }
+    }
 
-impl RemapPlan {
-    /// The plan for the mapping that contains the beginning of the request, and ends at `end`.
-    /// `free_until` returns the beginning of the next mapping.
+    /// Whether the new mapping lies at another place than the old one, which contains the beginning
+    /// of the source and ends at `end`. `free_until` returns the beginning of the next mapping.
     #[inline]
-    pub(super) fn new(
-        request: &RemapRequest,
+    pub(super) fn moves(
+        &self,
         end: VirtAddr,
         flags: MappingFlags,
         free_until: impl FnOnce() -> u64,
-    ) -> Result<Self, Error> {
-        let &RemapRequest { old, old_length, length, remap } = request;
+    ) -> Result<bool, Error> {
+        let &Self { source, tail, length, remap } = self;
         if flags.contains(MappingFlags::SEALED) {
-            return Err(Error::Sealed(old));
+            return Err(Error::Sealed(source.start()));
         }
-        let source = VirtRange::raw(old.0, old.0 + old_length.min(length));
-        // The unmapping of the tail refuses an end beyond user space.
-        let tail = VirtRange::raw(source.end().0, old.0.saturating_add(old_length));
-        let plan = Self { source, tail, length, moves: true, remap };
         let may_stay = remap.target().is_none();
-        if may_stay && length <= old_length {
+        if may_stay && length == source.len() {
             // The tail may span several mappings, and the source too.
-            return Ok(Self { moves: false, ..plan });
+            return Ok(false);
         }
-        if old_length == 0 && !flags.contains(MappingFlags::SHARED) {
+        if source.is_empty() && tail.is_empty() && !flags.contains(MappingFlags::SHARED) {
             return Err(Error::NotShared);
         }
         if source.end() > end {
@@ -113,8 +107,8 @@ impl RemapPlan {
         let grows_in_place = may_stay
             && source.end() == end
             && !source.is_empty()
-            && old.0.checked_add(length).is_some_and(|new_end| new_end <= free_until());
-        Ok(Self { moves: !grows_in_place, ..plan })
+            && source.start().0.checked_add(length).is_some_and(|end| end <= free_until());
+        Ok(!grows_in_place)
     }
 
     /// The bytes by which the mapping grows.
@@ -140,9 +134,10 @@ impl RemapPlan {
 
 #[cfg(test)]
 mod tests {
-    use super::{RemapPlan, RemapRequest};
+    use super::RemapPlan;
     use crate::Remap::{self, InPlace, Leave, MayMove, To};
-    use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+    use crate::addr::{PAGE_SIZE, VirtAddr};
+    use crate::arch::X86_64;
     use crate::error::Error;
     use crate::vma::MappingFlags;
 
@@ -150,20 +145,20 @@ mod tests {
         VirtAddr(page * PAGE_SIZE)
     }
 
-    /// The plan for a mapping of pages 10 to 13, with the next mapping at page 20.
-    fn plan(first: u64, lengths: [u64; 2], remap: Remap) -> Result<RemapPlan, Error> {
+    /// The plan, and whether it moves a mapping of pages 10 to 13, with the next mapping at page 20.
+    fn plan(first: u64, lengths: [u64; 2], remap: Remap) -> Result<(RemapPlan, bool), Error> {
         plan_with(first, lengths, remap, MappingFlags::empty())
     }
 
     fn plan_with(
         first: u64,
-        [old_pages, pages]: [u64; 2],
+        lengths: [u64; 2],
         remap: Remap,
         flags: MappingFlags,
-    ) -> Result<RemapPlan, Error> {
-        let (old_length, length) = (old_pages * PAGE_SIZE, pages * PAGE_SIZE);
-        let request = RemapRequest { old: at(first), old_length, length, remap };
-        RemapPlan::new(&request, at(14), flags, || at(20).0)
+    ) -> Result<(RemapPlan, bool), Error> {
+        let [old_length, length] = lengths.map(|pages| pages * PAGE_SIZE);
+        let plan = RemapPlan::new::<X86_64<4>>(at(first), old_length, length, remap)?;
+        Ok((plan, plan.moves(at(14), flags, || at(20).0)?))
     }
 
     #[test]
@@ -188,14 +183,13 @@ mod tests {
             ((10, [4, 4], Leave(at(0))), (14, 14, true)),
         ];
         for ((first, lengths, remap), (source_end, tail_end, moves)) in cases {
-            let expected = RemapPlan {
-                source: VirtRange::raw(at(first).0, at(source_end).0),
-                tail: VirtRange::raw(at(source_end).0, at(tail_end).0),
-                length: lengths[1] * PAGE_SIZE,
-                moves,
-                remap,
-            };
-            assert_eq!(plan(first, lengths, remap), Ok(expected), "{first} {lengths:?} {remap:?}");
+            let planned = plan(first, lengths, remap).map(|(plan, moves)| {
+                let ends = [plan.source.start(), plan.source.end(), plan.tail.end()];
+                (ends, plan.tail.start() == plan.source.end(), plan.length / PAGE_SIZE, moves)
+            });
+            let ends = [at(first), at(source_end), at(tail_end)];
+            let expected = Ok((ends, true, lengths[1], moves));
+            assert_eq!(planned, expected, "{first} {lengths:?} {remap:?}");
         }
     }
 
@@ -203,9 +197,13 @@ mod tests {
     fn an_empty_source_is_a_second_view_of_shared_memory() {
         assert_eq!(plan(12, [0, 2], MayMove), Err(Error::NotShared));
         let view = plan_with(13, [0, 2], MayMove, MappingFlags::SHARED);
-        assert!(view.is_ok_and(|view| view.moves && view.keeps_source() && view.tail.is_empty()));
+        assert!(
+            view.is_ok_and(|(view, moves)| {
+                moves && view.keeps_source() && view.tail.is_empty()
+            })
+        );
         // Empty at the very end of its mapping: nothing grows there.
-        assert!(plan_with(14, [0, 2], MayMove, MappingFlags::SHARED).is_ok_and(|view| view.moves));
+        assert!(plan_with(14, [0, 2], MayMove, MappingFlags::SHARED).is_ok_and(|(_, moves)| moves));
     }
 
     #[test]
@@ -218,5 +216,14 @@ mod tests {
         let sealed = MappingFlags::SEALED;
         assert_eq!(plan_with(12, [9, 2], InPlace, sealed), Err(Error::Sealed(at(12))));
         assert_eq!(plan_with(12, [0, 2], MayMove, sealed), Err(Error::Sealed(at(12))));
+    }
+
+    #[test]
+    fn only_a_move_to_a_place_of_the_same_length_moves_several_mappings() {
+        let moves_all = |lengths, remap| plan(10, lengths, remap).unwrap().0.moves_all();
+        assert_eq!(moves_all([4, 4], To(at(40))), Some(at(40)));
+        assert_eq!(moves_all([4, 2], To(at(40))), None);
+        assert_eq!(moves_all([4, 4], MayMove), None);
+        assert_eq!(moves_all([4, 4], Leave(at(40))), None);
     }
 }

@@ -1,4 +1,5 @@
-//! The memory for a move that unmaps mappings first: allocated before its first change.
+//! The state of a call, with the memory for a move that unmaps mappings first: it is allocated
+//! before the first change.
 
 use arrayvec::ArrayVec;
 
@@ -17,28 +18,41 @@ use crate::vmas::ReservedVma;
 
 use super::plan::RemapPlan;
 
-/// Memory for one mapping's move. A step uses these supplies first, and allocates the rest.
-pub(super) struct RemapSupplies<'m, P: Platform> {
+/// A call, over all its attempts. Its supplies are for one mapping's move, and absent between two
+/// attempts. A step uses them first, and allocates the rest.
+pub(super) struct RemapCall<'m, P: Platform> {
+    /// In a move of several mappings, those before this address of the source have moved.
+    pub(super) moved_to: u64,
+    /// New pages of a locked mapping.
+    pub(super) grown: Option<VirtRange>,
     /// For unmapping: in the target first, then the tail of the source.
     pub(super) unmappings: ArrayVec<UnmapSupplies<'m, P>, 2>,
     /// For the VMA of the target, and for the part above the source.
     pub(super) moved: Option<ReservedVma<'m, P>>,
     pub(super) upper: Option<ReservedVma<'m, P>>,
     /// The messages about the move, and whether the destination stays registered.
-    pub(super) told: Option<(Notices, bool)>,
+    pub(super) notices: Option<(Notices, bool)>,
     pub(super) tables: TablePool<'m, P>,
 }
 
-impl<'m, P: Platform> RemapSupplies<'m, P> {
+impl<'m, P: Platform> RemapCall<'m, P> {
+    /// A call without supplies, whose source begins at `start`.
     #[inline]
-    pub(super) fn none(memory: &'m Memory<P>) -> Self {
-        let tables = TablePool::new(memory);
-        Self { unmappings: ArrayVec::new(), moved: None, upper: None, told: None, tables }
+    pub(super) fn new(memory: &'m Memory<P>, start: u64) -> Self {
+        Self {
+            moved_to: start,
+            grown: None,
+            unmappings: ArrayVec::new(),
+            moved: None,
+            upper: None,
+            notices: None,
+            tables: TablePool::new(memory),
+        }
     }
 
     /// Allocates all memory for unmapping the mappings in the target and the source's tail, and for
-    /// the move of the source, a part of `vma`. The supplies must be given back, even on failure.
-    pub(super) fn fill(
+    /// the move of the source, a part of `vma`. `free_supplies` must follow, even on failure.
+    pub(super) fn supply(
         &mut self,
         op: &mut Op<'_, 'm, P>,
         vma: &Vma,
@@ -55,20 +69,17 @@ impl<'m, P: Platform> RemapSupplies<'m, P> {
         }
         if vma.userfault_pointer().is_some() {
             let unmaps = !remap.keeps_source();
-            self.told = Some(events::prepare_move(op, vma, (source, to), unmaps)?);
+            self.notices = Some(events::prepare_move(op, vma, (source, to), unmaps)?);
         }
         self.moved = Some(op.vmas.reserve()?);
         self.upper = Some(op.vmas.reserve()?);
-        let mut counts = Counts::default();
-        let done = op.edit.mover(source.into(), to, &mut self.tables, &mut counts).supply_tables();
-        op.edit.count(&counts);
-        done
+        op.edit.move_range(source.into(), to, &mut self.tables, |mover| mover.supply_tables())
     }
 
-    /// Gives back the supplies that the call did not need.
-    pub(super) fn give_back(&mut self, op: &Op<'_, 'm, P>) {
+    /// Frees the supplies that the attempt did not need.
+    pub(super) fn free_supplies(&mut self, op: &Op<'_, 'm, P>) {
         self.unmappings.drain(..).for_each(|unmapping| unmapping.give_back(op));
-        if let Some((notices, _)) = self.told.take() {
+        if let Some((notices, _)) = self.notices.take() {
             notices.cancel(op.memory());
         }
         (self.moved, self.upper) = (None, None);

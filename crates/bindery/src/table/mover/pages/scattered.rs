@@ -7,24 +7,25 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
 use crate::folio::{Folio, FolioIndex};
 use crate::platform::Platform;
-use crate::table::{TableSlot, run};
+use crate::table::mover::piece::Below;
+use crate::table::{TableEntry, run};
 
 use super::leaves::lock;
-use super::{Below, LockSpan, MoveStop};
+use super::{MoveStop, PagesPiece};
 
 /// The content of a `PROT_NONE` entry of the source.
 struct ProtNoneEntry {
-    slot: TableSlot,
+    slot: TableEntry,
     frame: Frame,
     attributes: Attributes,
 }
 
-impl<P: Platform> LockSpan<'_, '_, P> {
-    /// Moves the folio whose page `number` is at page `at` of the span, if all its mappings are the
+impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+    /// Moves the folio whose page `number` is at page `at` of the piece, if all its mappings are the
     /// entries from there on. Returns their number.
     #[cold]
     #[inline(never)]
@@ -35,7 +36,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         number: u32,
     ) -> Result<u32, MoveStop> {
         let (memory, frames) = (self.page_table.memory, &self.page_table.memory.frames);
-        let held = (self.policy.len / PAGE_SIZE) as u32 - at;
+        let held = (self.piece.len / PAGE_SIZE) as u32 - at;
         let rest = folio.pages() - number;
         let count = (0..rest.min(held))
             .take_while(|page| self.may_come(at + page, folio.head.plus(number + page)))
@@ -51,14 +52,14 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         };
         for page in at..at + count {
             // Not in one table, perhaps.
-            self.target_table(self.policy.target + u64::from(page) * PAGE_SIZE, Level::PTE)?;
+            self.target_table(self.target_at(page), Level::PTE)?;
         }
         let lock = lock(memory, folio)?;
         for page in at..at + count {
             self.make_prot_none(page);
         }
         fence(Ordering::SeqCst);
-        let range = VirtRange::raw(self.source_at(at), self.source_at(at + count));
+        let range = self.source_pages(at, count);
         if frames.folio(folio).is_pinned_since() {
             if P::Arch::CONTIG_ENTRIES > 1 {
                 // Contiguous runs come back as single pages.
@@ -81,11 +82,11 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     }
 
     /// The stop at a folio that cannot move as it is. Only its `count` pages from page `number` on,
-    /// which are at page `at` of the span, could move.
+    /// which are at page `at` of the piece, could move.
     fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> MoveStop {
         let after = number + count;
-        let held = (self.policy.len / PAGE_SIZE) as u32 - at;
-        let left = (self.policy.what.target.0 + self.policy.what.len - self.policy.target)
+        let held = (self.piece.len / PAGE_SIZE) as u32 - at;
+        let left = (self.policy.what.target.0 + self.policy.what.len - self.piece.target)
             / PAGE_SIZE
             - u64::from(at);
         if after < folio.pages() && count == held && u64::from(held) < left {
@@ -95,14 +96,14 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         self.parts_of_folio(at, folio, number, count)
     }
 
-    /// The index at the target of a folio whose page `number` is at page `at` of the span. `None` if
+    /// The index at the target of a folio whose page `number` is at page `at` of the piece. `None` if
     /// that of the folio's first page would be below zero.
     pub(super) fn index_of_folio(&self, at: u32, number: u32) -> Option<FolioIndex> {
-        FolioIndex::for_folio(self.policy.index + u64::from(at), number)
+        FolioIndex::for_folio(self.index_at(at), number)
     }
 
     /// The size of the parts into which a folio must be split. Only its `count` pages from page
-    /// `number` on, at page `at` of the span, can move.
+    /// `number` on, at page `at` of the piece, can move.
     pub(super) fn parts_of_folio(
         &self,
         at: u32,
@@ -123,20 +124,20 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         }
     }
 
-    /// The level-1 entry of the source for a page of the span.
-    fn source_slot(&mut self, page: u32) -> Option<TableSlot> {
+    /// The level-1 entry of the source for a page of the piece.
+    fn source_entry(&mut self, page: u32) -> Option<TableEntry> {
         let at = self.source_at(page);
         match self.below(self.from, at, Level::PTE) {
             Below::Table(table) => {
-                Some(TableSlot { table, index: P::Arch::PTE.index_of(VirtAddr(at)) })
+                Some(TableEntry { table, index: P::Arch::PTE.index_of(VirtAddr(at)) })
             }
             Below::Nothing(_) | Below::Huge(..) => None,
         }
     }
 
-    /// Whether a page of the span is this one, and its new place is empty.
+    /// Whether a page of the piece is this one, and its new place is empty.
     fn may_come(&mut self, page: u32, frame: Frame) -> bool {
-        let target = self.policy.target + u64::from(page) * PAGE_SIZE;
+        let target = self.target_at(page);
         let vacant = match self.below(self.to, target, Level::PTE) {
             Below::Table(table) => {
                 let index = P::Arch::PTE.index_of(VirtAddr(target));
@@ -145,8 +146,8 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             Below::Nothing(_) => true,
             Below::Huge(..) => false,
         };
-        let Some(slot) = self.source_slot(page).filter(|_| vacant) else { return false };
-        let TableSlot { table, index } = slot;
+        let Some(slot) = self.source_entry(page).filter(|_| vacant) else { return false };
+        let TableEntry { table, index } = slot;
         let entry = run::load(self.page_table.slots(table), index);
         entry.0 & P::Arch::PRESENT != 0
             && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
@@ -155,7 +156,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     /// Turns the page's leaf into a `PROT_NONE` entry, which keeps the frame and the bits accessed,
     /// dirty, soft-dirty and userfault.
     fn make_prot_none(&mut self, page: u32) {
-        let Some(TableSlot { table, index }) = self.source_slot(page) else { return };
+        let Some(TableEntry { table, index }) = self.source_entry(page) else { return };
         self.mark(table);
         // A contiguous run is hidden whole, since all pages of the folio are.
         let slot = &self.page_table.slots(table)[index.slot()];
@@ -166,7 +167,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
 
     /// A `PROT_NONE` entry of the source.
     fn prot_none_entry(&mut self, page: u32) -> Option<ProtNoneEntry> {
-        let slot = self.source_slot(page)?;
+        let slot = self.source_entry(page)?;
         let entry = run::load(self.page_table.slots(slot.table), slot.index);
         match P::Arch::decode_absent(entry)? {
             Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
@@ -187,7 +188,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     /// fault checks whether it is allowed.
     fn restore_leaf(&mut self, page: u32) {
         let Some(found) = self.prot_none_entry(page) else { return };
-        let ProtNoneEntry { slot: TableSlot { table, index }, frame, mut attributes } = found;
+        let ProtNoneEntry { slot: TableEntry { table, index }, frame, mut attributes } = found;
         attributes.permissions -= Permissions::WRITE;
         let leaf = P::Arch::page_entry(frame, Level::PTE, attributes);
         self.page_table.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
@@ -196,7 +197,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as their attributes are equal and
     /// they lie in one table of the target. Returns their number.
     fn restore_run(&mut self, page: u32, most: u32) -> u32 {
-        let target = self.policy.target + u64::from(page) * PAGE_SIZE;
+        let target = self.target_at(page);
         let to = P::Arch::PTE.index_of(VirtAddr(target));
         let most = most.min(to.left::<P::Arch>());
         let Some(found) = self.prot_none_entry(page) else { return most };
@@ -206,7 +207,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             && let Some(next) = self.prot_none_entry(page + count)
             && next.attributes == attributes
         {
-            let TableSlot { table, index } = next.slot;
+            let TableEntry { table, index } = next.slot;
             self.page_table.slots(table)[index.slot()].store(0, Ordering::Relaxed);
             self.page_table.change_entry_count(table, 0, 1);
             count += 1;

@@ -3,21 +3,20 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
-use crate::table::locked_piece::Below;
-use crate::table::run::{self, Slots};
-use crate::table::{NoMemory, TableSlot};
+use crate::table::mover::piece::{Below, Piece};
+use crate::table::run::Slots;
+use crate::table::{NoMemory, TableEntry, run};
 
-use super::Piece;
-use super::leaves::RangePiece;
+use super::RangePiece;
 
 impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
-    /// [`RangePiece::move_leaves`].
-    pub(super) fn move_slots(&mut self) -> Result<(), NoMemory> {
-        let piece @ Piece { level, source, target, len } = self.policy.piece;
+    /// `move_leaves`.
+    pub(super) fn move_upper(&mut self) -> Result<(), NoMemory> {
+        let Piece { level, source, target, len } = self.piece;
         let span = level.span();
         let mut offset = 0;
         while offset < len {
@@ -34,8 +33,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 }
             };
             let index = level.index_of(VirtAddr(source + offset));
-            let from = TableSlot { table, index };
-            let moved = self.move_alike(from, piece.after(offset))?;
+            let from = TableEntry { table, index };
+            let moved = self.move_alike(from, self.piece.after(offset))?;
             if moved > 0 {
                 offset += moved * span;
                 continue;
@@ -44,8 +43,10 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             let entry = Entry(slot.load(Ordering::Relaxed));
             self.counts.entries_read += 1;
             if !entry.is_empty() {
-                let to = self.target(target + offset)?;
-                self.move_absent(from, entry, to, target + offset);
+                let to = target + offset;
+                let to =
+                    TableEntry { table: self.target(to)?, index: level.index_of(VirtAddr(to)) };
+                self.move_absent(from, entry, to);
             }
             offset += span;
         }
@@ -55,8 +56,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves the tables, or the huge leaves, of `rest` whose entries lie side by side from the given
     /// one on, as far as both tables of this level reach. Returns their number; zero if the entry is
     /// neither.
-    fn move_alike(&mut self, from: TableSlot, rest: Piece<P::Arch>) -> Result<u64, NoMemory> {
-        let TableSlot { table, index } = from;
+    fn move_alike(&mut self, from: TableEntry, rest: Piece<P::Arch>) -> Result<u64, NoMemory> {
+        let TableEntry { table, index } = from;
         let Piece { level, source, target, len } = rest;
         let left = len >> level.span_shift();
         let first = run::load(self.page_table.slots(table), index);
@@ -71,9 +72,15 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         let count = slots.len().min(there.len()).min(left as usize);
         let (slots, there) = (&slots[..count], &there[..count]);
         let moved = if kind == Kind::Table {
-            move_names(slots, there, level)
+            // Release: a reader of the empty entry finds its table locked, or the flush done.
+            move_entries(slots, there, level, Kind::Table, |slot, entry| {
+                slot.store(0, Ordering::Release);
+                entry.0
+            })
         } else {
-            move_huge_leaves(slots, there, level)
+            move_entries(slots, there, level, Kind::Leaf, |slot, entry| {
+                P::Arch::replace_entry(slot, entry, |_| Entry::EMPTY).0 | P::Arch::SOFT_DIRTY
+            })
         };
         self.counts.entries_read += moved;
         self.count_moved(table, to, moved as u32);
@@ -90,48 +97,36 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     }
 
     /// Moves an absent entry.
-    fn move_absent(&mut self, from: TableSlot, entry: Entry, to: Frame, target: u64) {
-        let TableSlot { table, index } = from;
-        let slot = &self.page_table.slots(table)[index.slot()];
-        let there = self.policy.piece.level.index_of(VirtAddr(target));
-        let there = &self.page_table.slots(to)[there.slot()];
+    fn move_absent(&mut self, from: TableEntry, entry: Entry, to: TableEntry) {
+        let slot = &self.page_table.slots(from.table)[from.index.slot()];
+        let there = &self.page_table.slots(to.table)[to.index.slot()];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        self.page_table.inherit_guards(table, to);
+        self.page_table.inherit_guards(from.table, to.table);
         slot.store(0, Ordering::Relaxed);
         there.store(P::Arch::mark_absent_soft_dirty(entry).0, Ordering::Release);
-        self.count_moved(table, to, 1);
-        self.page_table.move_deposits(table, to, 1);
+        self.count_moved(from.table, to.table, 1);
+        self.page_table.move_deposits(from.table, to.table, 1);
     }
 }
 
-/// Moves entries that refer to tables, up to the first other entry, and returns their number.
-fn move_names<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) -> u64 {
+/// Moves entries up to the first that is not of `kind`, and returns their number. `take` clears an
+/// entry, and returns the one to write.
+#[inline(always)]
+fn move_entries<A: Arch>(
+    from: &[AtomicU64],
+    to: &[AtomicU64],
+    level: Level<A>,
+    kind: Kind,
+    take: impl Fn(&AtomicU64, Entry) -> u64,
+) -> u64 {
     let mut moved = 0;
     for (slot, there) in from.iter().zip(to) {
         let entry = Entry(slot.load(Ordering::Relaxed));
-        if level.kind(entry) != Kind::Table {
+        if level.kind(entry) != kind {
             break;
         }
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        // Release: a reader of the empty entry finds its table locked, or the flush done.
-        slot.store(0, Ordering::Release);
-        there.store(entry.0, Ordering::Release);
-        moved += 1;
-    }
-    moved
-}
-
-/// Moves huge leaves, up to the first other entry, and returns their number.
-fn move_huge_leaves<A: Arch>(from: &[AtomicU64], to: &[AtomicU64], level: Level<A>) -> u64 {
-    let mut moved = 0;
-    for (slot, there) in from.iter().zip(to) {
-        let entry = Entry(slot.load(Ordering::Relaxed));
-        if level.kind(entry) != Kind::Leaf {
-            break;
-        }
-        debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        let old = A::replace_entry(slot, entry, |_| Entry::EMPTY);
-        there.store(old.0 | A::SOFT_DIRTY, Ordering::Release);
+        there.store(take(slot, entry), Ordering::Release);
         moved += 1;
     }
     moved

@@ -1,20 +1,47 @@
-//! The tables of both places of one piece of a move, locked: the ground of `mremap`
-//! ([`super::move_range`]) and of `UFFDIO_MOVE` ([`super::move_pages`]).
+//! One piece of a move, its tables locked: the steps that both movers share.
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::table::locking::{self, End, LockSet, Node};
+use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
 use crate::tlb::Gather;
 
-use super::locking::{self, End, LockSet, Node};
-use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
+/// The entries that move under one set of locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Piece<A: Arch> {
+    /// The level of the entries that move.
+    pub(super) level: Level<A>,
+    pub(super) source: u64,
+    pub(super) target: u64,
+    /// In bytes.
+    pub(super) len: u64,
+}
 
-/// The state that only one of the two moves has, and its way to lock.
+impl<A: Arch> Piece<A> {
+    /// The rest after the first `offset` bytes.
+    #[inline]
+    pub(super) fn after(self, offset: u64) -> Self {
+        let (source, target) = (self.source + offset, self.target + offset);
+        Self { source, target, len: self.len - offset, ..self }
+    }
+
+    pub(super) fn source(&self) -> VirtRange {
+        VirtRange::raw(self.source, self.source + self.len)
+    }
+
+    pub(super) fn target(&self) -> VirtRange {
+        VirtRange::raw(self.target, self.target + self.len)
+    }
+}
+
+/// How the VMAs of both places are held.
 pub(super) trait MovePolicy {
-    /// The caller holds the VMAs of both places for reading only, so other moves run beside it.
+    /// For reading only, so other such moves may run at the same time. Then tables that are carried
+    /// are locked too, and no table above level 1 is carried.
     const BESIDE_MOVES: bool;
 }
 
@@ -30,11 +57,13 @@ pub(super) struct LockedPiece<'a, 'm, P: Platform, S> {
     pub(super) to: Node<P::Arch>,
     /// The flush comes after the locks are released: the tables of both places are marked.
     pub(super) marks: bool,
+    pub(super) piece: Piece<P::Arch>,
     pub(super) policy: S,
     pub(super) _section: ReadSection<'m, P>,
 }
 
 impl<P: Platform, S> Drop for LockedPiece<'_, '_, P, S> {
+    #[inline]
     fn drop(&mut self) {
         self.locks.release(self.page_table);
     }
@@ -50,21 +79,22 @@ pub(super) enum Below<A: Arch> {
     Huge(EntryAt<A>),
 }
 
-impl<'m, P: Platform, S: MovePolicy> LockedPiece<'_, 'm, P, S> {
-    /// Locks the tables of both places down to `floor`, and flushes what other operations have left
-    /// pending there: the flush of this move would cover only the old place. Called once.
+impl<P: Platform, S: MovePolicy> LockedPiece<'_, '_, P, S> {
+    /// Locks the tables of both places, and flushes what other operations have left pending there:
+    /// the flush of this move would cover only the old place. Called once.
     #[inline(always)]
-    pub(super) fn lock(&mut self, source: End, target: VirtRange, floor: Level<P::Arch>) {
-        let page_table = self.page_table;
+    pub(super) fn lock(&mut self, freeable: VirtRange) {
+        let (page_table, piece) = (self.page_table, self.piece);
+        let ranges = [piece.source(), piece.target()];
         [self.from, self.to] = if S::BESIDE_MOVES {
-            let ranges = [source.range, target];
-            locking::lock_both_ranges_beside_moves(page_table, ranges, floor, self.locks)
+            locking::lock_both_ranges_beside_moves(page_table, ranges, Level::PTE, self.locks)
         } else {
-            locking::lock_both_ranges(page_table, [source, target.into()], floor, self.locks)
+            let ends = [End { range: ranges[0], freeable }, ranges[1].into()];
+            locking::lock_both_ranges(page_table, ends, piece.level, self.locks)
         };
         self.counts.tables_locked += self.locks.len() as u64;
         if self.locks.is_pending() {
-            for range in [source.range, target] {
+            for range in ranges {
                 page_table.honor_pending(range, self.locks, Some(&*self.gather), self.counts);
             }
         }
@@ -121,17 +151,36 @@ impl<'m, P: Platform, S: MovePolicy> LockedPiece<'_, 'm, P, S> {
         Ok(table)
     }
 
+    /// Records that TLBs may hold `count` pages of the source from page `page` of the piece on.
+    #[inline]
+    pub(super) fn stale_pages(&mut self, page: u32, count: u32) {
+        self.gather.stale(self.source_pages(page, count), P::Arch::PTE);
+    }
+
+    /// The addresses of `count` pages of the source from page `page` of the piece on.
+    #[inline]
+    pub(super) fn source_pages(&self, page: u32, count: u32) -> VirtRange {
+        let start = self.source_at(page);
+        VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE)
+    }
+
+    /// The source address of page `page` of the piece.
+    #[inline]
+    pub(super) fn source_at(&self, page: u32) -> u64 {
+        self.piece.source + u64::from(page) * PAGE_SIZE
+    }
+
+    /// The target address of page `page` of the piece.
+    #[inline]
+    pub(super) fn target_at(&self, page: u32) -> u64 {
+        self.piece.target + u64::from(page) * PAGE_SIZE
+    }
+
     /// Counts entries that left one table of the source and arrived in one of the target.
     #[inline]
     pub(super) fn count_moved(&mut self, source: Frame, target: Frame, moved: u32) {
         self.counts.entries_written += 2 * u64::from(moved);
         self.page_table.change_entry_count(source, 0, moved);
         self.page_table.change_entry_count(target, moved, 0);
-    }
-
-    /// Makes the TLBs forget the old places, with the locks held.
-    #[inline]
-    pub(super) fn flush(&mut self) {
-        self.page_table.flush(self.gather, self.counts);
     }
 }

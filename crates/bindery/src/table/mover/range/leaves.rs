@@ -6,34 +6,19 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::table::detach::gather_subtree;
-use crate::table::locked_piece::{Below, LockedPiece, MovePolicy};
 use crate::table::locking::{LockTree, Node};
+use crate::table::mover::piece::{Below, Piece};
 use crate::table::run::Slots;
 use crate::table::zap_rmap::free_deposit;
-use crate::table::{EntryAt, NoMemory, TableSlot, run};
+use crate::table::{EntryAt, NoMemory, TableEntry, run};
 
-use super::{Piece, for_each_target};
-
-/// The state of one piece of a move whose VMAs are held for writing.
-pub(super) struct ForWriting<A: Arch> {
-    pub(super) piece: Piece<A>,
-    /// The tables of the piece's level in use: where they begin, and which; the last first.
-    pub(super) source_table: Option<(u64, Frame)>,
-    pub(super) target_tables: [Option<(u64, Frame)>; 2],
-}
-
-impl<A: Arch> MovePolicy for ForWriting<A> {
-    const BESIDE_MOVES: bool = false;
-}
-
-/// One piece of a move whose VMAs are held for writing.
-pub(super) type RangePiece<'a, 'm, P> = LockedPiece<'a, 'm, P, ForWriting<<P as Platform>::Arch>>;
+use super::{RangePiece, for_each_target};
 
 impl<P: Platform> RangePiece<'_, '_, P> {
     /// The content of the source at `at`. A huge leaf that ends at `end` or before is returned; any
     /// other huge entry is split.
     pub(super) fn source(&mut self, at: u64, end: u64) -> Below<P::Arch> {
-        let level = self.policy.piece.level;
+        let level = self.piece.level;
         let base = at & !(level.table_span() - 1);
         if let Some((start, table)) = self.policy.source_table
             && start == base
@@ -67,7 +52,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// Creates the tables that the target lacks, before anything is taken from the source. Fails
     /// if no table is free at once; the tables created until then stay, empty.
     pub(super) fn preallocate_tables(&mut self) -> Result<(), NoMemory> {
-        let (page_table, from, piece) = (self.page_table, self.from, self.policy.piece);
+        let (page_table, from, piece) = (self.page_table, self.from, self.piece);
         let mut covered = 0;
         while covered < piece.len {
             let rest = piece.after(covered);
@@ -80,8 +65,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// there are taken; fails if no table is free at once.
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Frame, NoMemory> {
-        let base = at & !(self.policy.piece.level.table_span() - 1);
-        // Two are in use where the ends are not congruent.
+        let base = at & !(self.piece.level.table_span() - 1);
         let [last, before] = self.policy.target_tables;
         match (last, before) {
             (Some((start, table)), _) | (_, Some((start, table))) if start == base => Ok(table),
@@ -91,7 +75,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
 
     #[inline(never)]
     fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, NoMemory> {
-        let table = self.target_table(at, self.policy.piece.level)?;
+        let table = self.target_table(at, self.piece.level)?;
         self.policy.target_tables = [Some((base, table)), self.policy.target_tables[0]];
         self.mark(table);
         Ok(table)
@@ -106,7 +90,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves entries of level 1. If no table is free at once, the entries before have moved, and
     /// the rest is unchanged.
     pub(super) fn move_leaves(&mut self) -> Result<(), NoMemory> {
-        let piece @ Piece { source, target, len, .. } = self.policy.piece;
+        let Piece { source, target, len, .. } = self.piece;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
         let congruent = (source ^ target) & contig_mask == 0;
         let mut offset = 0;
@@ -126,7 +110,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 }
                 Below::Huge(leaf) => {
                     self.targets(target + offset, P::Arch::ENTRIES)?;
-                    self.move_huge(leaf, piece.after(offset));
+                    self.scatter_huge(leaf, (offset >> PAGE_SHIFT) as u32);
                     offset += P::Arch::PMD.span();
                     continue;
                 }
@@ -143,15 +127,17 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 offset += u64::from(vacant) * PAGE_SIZE;
                 continue;
             }
-            let target_table = self.target(target + offset)?;
-            let from = TableSlot { table, index: from };
+            let table_of_target = self.target(target + offset)?;
+            let from = TableEntry { table, index: from };
+            let page = (offset >> PAGE_SHIFT) as u32;
             let moved = if congruent {
                 let count = count.min(to.left::<P::Arch>());
-                self.move_congruent(from, TableSlot { table: target_table, index: to }, count);
+                let to = TableEntry { table: table_of_target, index: to };
+                self.move_congruent(from, to, page, count);
                 count
             } else {
                 let count = count.min(self.page_table.longest_run());
-                self.move_shifted(from, count, piece.after(offset))?
+                self.move_shifted(from, count, page)?
             };
             offset += u64::from(moved) * PAGE_SIZE;
         }
@@ -160,76 +146,130 @@ impl<P: Platform> RangePiece<'_, '_, P> {
 
     /// Moves a huge leaf to where no huge leaf is possible: as single pages, written at their new
     /// place at once. Nothing is broken and made, since the old place stays empty.
-    fn move_huge(&mut self, leaf: EntryAt<P::Arch>, rest: Piece<P::Arch>) {
-        let Piece { source, target, .. } = rest;
+    fn scatter_huge(&mut self, leaf: EntryAt<P::Arch>, page: u32) {
         let holder = leaf.node.table;
         let slot = &self.page_table.slots(holder)[leaf.index.slot()];
         let old = P::Arch::replace_entry(slot, leaf.entry, |_| Entry::EMPTY);
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
         self.page_table.change_entry_count(holder, 0, 1);
-        let range = VirtRange::raw(source, source + P::Arch::PMD.span());
-        self.gather.stale(range, P::Arch::PMD);
+        self.gather.stale(self.source_pages(page, P::Arch::ENTRIES), P::Arch::PMD);
         free_deposit(self.page_table.memory, self.locks, holder, self.counts);
         let first = P::Arch::page_entry(P::Arch::frame(old), Level::PTE, P::Arch::attributes(old));
-        self.arrive(first, P::Arch::ENTRIES, target);
+        self.arrive(first, P::Arch::ENTRIES, page);
     }
 
-    /// Unfolds the contiguous runs that the run would cut at its ends.
-    fn uncut_contigs(&mut self, from: TableSlot, count: u32) {
-        let (TableSlot { table, index: first }, size) = (from, P::Arch::CONTIG_ENTRIES);
+    /// Unfolds the contiguous runs that a run of `count` entries from page `page` on would cut at
+    /// its ends.
+    fn uncut_contigs(&mut self, from: TableEntry, page: u32, count: u32) {
+        let (TableEntry { table, index: first }, size) = (from, P::Arch::CONTIG_ENTRIES);
         let end = first + count;
         let edges = [
-            (first, first.offset_in(size) != 0 || count < size),
-            (end - 1, end.offset_in(size) != 0),
+            (0, first.offset_in(size) != 0 || count < size),
+            (count - 1, end.offset_in(size) != 0),
         ];
-        for (index, cut) in edges {
-            if cut
-                && P::Arch::is_contig(run::load(self.page_table.slots(table), index))
-                && let Some((base, _)) = self.policy.source_table
-            {
-                let at = VirtAddr(base + u64::from(index) * PAGE_SIZE);
+        for (at, cut) in edges {
+            let index = first + at;
+            if cut && P::Arch::is_contig(run::load(self.page_table.slots(table), index)) {
+                let at = VirtAddr(self.source_at(page + at));
                 self.page_table.unfold(table, index, at, self.counts);
             }
         }
     }
 
-    /// Moves `count` entries, in parts as long as a run may be. Their contiguous runs, if any, stay
-    /// contiguous runs.
-    pub(super) fn move_congruent(&mut self, source: TableSlot, target: TableSlot, count: u32) {
+    /// Moves `count` entries from page `page` on, in parts as long as a run may be. Their contiguous
+    /// runs, if any, stay contiguous runs.
+    pub(super) fn move_congruent(
+        &mut self,
+        source: TableEntry,
+        target: TableEntry,
+        page: u32,
+        count: u32,
+    ) {
         let longest = self.page_table.longest_run().min(count);
         let from = &self.page_table.slots(source.table)[source.index.slots(count)];
         let to = &self.page_table.slots(target.table)[target.index.slots(count)];
-        let mut others = Others { empty: 0, absent: 0 };
-        let mut at = source;
+        (self.policy.empty, self.policy.absent) = (0, 0);
+        let mut done = 0;
         for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
             if P::Arch::CONTIG_ENTRIES > 1 {
-                self.uncut_contigs(at, part.len() as u32);
-                at.index += part.len() as u32;
+                let index = source.index + done;
+                let length = part.len() as u32;
+                self.uncut_contigs(TableEntry { index, ..source }, page + done, length);
+                done += length;
             }
-            others.move_run::<P::Arch>(part, there);
+            self.move_run(part, there);
         }
-        if others.absent > 0 {
+        let absent = self.policy.absent;
+        if absent > 0 {
             self.page_table.inherit_guards(source.table, target.table);
         }
-        let moved = count - others.empty;
+        let moved = count - self.policy.empty;
         self.counts.entries_read += u64::from(count);
         if moved > 0 {
             self.count_moved(source.table, target.table, moved);
         }
-        if moved > others.absent {
-            self.stale_leaves(source, count);
+        if moved > absent {
+            self.stale_pages(page, count);
         }
     }
 
-    pub(super) fn stale_leaves(&mut self, from: TableSlot, count: u32) {
-        if let Some((base, known)) = self.policy.source_table
-            && known == from.table
-        {
-            let start = base + u64::from(from.index) * PAGE_SIZE;
-            self.gather
-                .stale(VirtRange::raw(start, start + u64::from(count) * PAGE_SIZE), P::Arch::PTE);
+    /// Moves a run. Only whether the MMU may still write to an entry matters.
+    #[inline]
+    fn move_run(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        if from.len() < 4 {
+            return self.take_each(from, to);
         }
+        let (rest, rest_there) = self.move_chunks::<8>(from, to);
+        let (rest, rest_there) = self.move_chunks::<4>(rest, rest_there);
+        self.take_each(rest, rest_there);
+    }
+
+    /// Moves the entries that form whole chunks, and returns the others.
+    #[inline]
+    fn move_chunks<'s, const N: usize>(
+        &mut self,
+        from: &'s [AtomicU64],
+        to: &'s [AtomicU64],
+    ) -> (&'s [AtomicU64], &'s [AtomicU64]) {
+        let (chunks, rest) = from.as_chunks::<N>();
+        let (chunks_there, rest_there) = to.as_chunks::<N>();
+        for (slots, there) in chunks.iter().zip(chunks_there) {
+            let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
+            // One branch for all entries: nearly all are saturated, and soft-dirty since they were
+            // first written, so that they move as they are.
+            if const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) }.are(entries) {
+                for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
+                    slot.store(0, Ordering::Relaxed);
+                    there.store(entry.0, Ordering::Relaxed);
+                }
+            } else {
+                self.take_each(slots, there);
+            }
+        }
+        (rest, rest_there)
+    }
+
+    fn take_each(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
+        for (slot, there) in from.iter().zip(to) {
+            self.take(slot, there, Entry(slot.load(Ordering::Relaxed)));
+        }
+    }
+
+    /// Moves an entry that is empty, absent, or one to which the MMU may still add. No TLB knows an
+    /// absent one, so its move needs no flush.
+    fn take(&mut self, slot: &AtomicU64, there: &AtomicU64, entry: Entry) {
+        let moved = if entry.is_empty() {
+            self.policy.empty += 1;
+            return;
+        } else if entry.0 & P::Arch::PRESENT == 0 {
+            self.policy.absent += 1;
+            slot.store(0, Ordering::Relaxed);
+            P::Arch::mark_absent_soft_dirty(entry).0
+        } else {
+            P::Arch::replace_entry(slot, entry, |_| Entry::EMPTY).0 | P::Arch::SOFT_DIRTY
+        };
+        there.store(moved, Ordering::Relaxed);
     }
 
     /// Detaches the tables that `cleared` covers whole: all their entries have moved.
@@ -239,7 +279,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         base: VirtAddr,
         cleared: VirtRange,
     ) {
-        let piece = self.policy.piece;
+        let piece = self.piece;
         if node.level <= piece.level {
             return;
         }
@@ -263,9 +303,9 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 continue;
             };
             let start = base.offset(u64::from(index) * span);
-            let slot = VirtRange::raw(start.0, start.0 + span);
+            let below = VirtRange::raw(start.0, start.0 + span);
             let child = node.child(table);
-            if !cleared.covers(slot) {
+            if !cleared.covers(below) {
                 self.detach_emptied(child, start, cleared);
                 continue;
             }
@@ -273,74 +313,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             page_table.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker holds anything below this table.
-            self.gather.stale_tables(slot.intersection(piece.source()));
+            self.gather.stale_tables(below.intersection(piece.source()));
             gather_subtree(page_table, child, piece.level, self.gather, self.counts);
         }
-    }
-}
-
-/// Entries of a run that are not plain saturated leaves.
-struct Others {
-    empty: u32,
-    /// No TLB knows these, so moving them needs no flush.
-    absent: u32,
-}
-
-impl Others {
-    /// Moves a run. Only whether the MMU may still write to an entry matters.
-    #[inline]
-    fn move_run<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
-        if from.len() < 4 {
-            return self.take_each::<A>(from, to);
-        }
-        let (rest, rest_there) = self.move_chunks::<A, 8>(from, to);
-        let (rest, rest_there) = self.move_chunks::<A, 4>(rest, rest_there);
-        self.take_each::<A>(rest, rest_there);
-    }
-
-    /// Moves the entries that form whole chunks, and returns the others.
-    #[inline]
-    fn move_chunks<'s, A: Arch, const N: usize>(
-        &mut self,
-        from: &'s [AtomicU64],
-        to: &'s [AtomicU64],
-    ) -> (&'s [AtomicU64], &'s [AtomicU64]) {
-        let (chunks, rest) = from.as_chunks::<N>();
-        let (chunks_there, rest_there) = to.as_chunks::<N>();
-        for (slots, there) in chunks.iter().zip(chunks_there) {
-            let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
-            // One branch for all entries: nearly all are saturated, and soft-dirty since they were
-            // first written, so that they move as they are.
-            if const { A::SATURATED.with(A::SOFT_DIRTY) }.are(entries) {
-                for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
-                    slot.store(0, Ordering::Relaxed);
-                    there.store(entry.0, Ordering::Relaxed);
-                }
-            } else {
-                self.take_each::<A>(slots, there);
-            }
-        }
-        (rest, rest_there)
-    }
-
-    fn take_each<A: Arch>(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
-        for (slot, there) in from.iter().zip(to) {
-            self.take::<A>(slot, there, Entry(slot.load(Ordering::Relaxed)));
-        }
-    }
-
-    /// Moves an entry that is empty, absent, or one to which the MMU may still add.
-    fn take<A: Arch>(&mut self, slot: &AtomicU64, there: &AtomicU64, entry: Entry) {
-        let moved = if entry.is_empty() {
-            self.empty += 1;
-            return;
-        } else if entry.0 & A::PRESENT == 0 {
-            self.absent += 1;
-            slot.store(0, Ordering::Relaxed);
-            A::mark_absent_soft_dirty(entry).0
-        } else {
-            A::replace_entry(slot, entry, |_| Entry::EMPTY).0 | A::SOFT_DIRTY
-        };
-        there.store(moved, Ordering::Relaxed);
     }
 }

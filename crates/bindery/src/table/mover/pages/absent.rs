@@ -10,9 +10,9 @@ use crate::arch::{Absent, AbsentFormat, Entry};
 use crate::platform::Platform;
 use crate::table::run::{self, Slots};
 
-use super::{LockSpan, MoveStop};
+use super::{MoveStop, PagesPiece};
 
-impl<P: Platform> LockSpan<'_, '_, P> {
+impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// Whether the entry may move: a page in swap whose slot has no other entry.
     pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
         match P::Arch::decode_absent(entry) {

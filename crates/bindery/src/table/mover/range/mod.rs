@@ -2,27 +2,20 @@
 //! the rest in runs.
 //!
 //! ```text
-//! source   |  edge |      512 slots of level 2      |  edge |    both ends congruent modulo 2 MiB
+//! source   |  edge |     512 entries of level 2     |  edge |    both ends congruent modulo 2 MiB
 //! pieces   | leaves|      tables: one entry each    | leaves|
 //!              |               |                        |
-//! target   |  edge |      512 slots of level 2      |  edge |
+//! target   |  edge |     512 entries of level 2     |  edge |
 //! ```
 //!
-//! Each piece is moved under one set of locks. A move of one piece flushes before it releases them,
-//! and frees its emptied tables in that flush. Otherwise:
-//! 1. CPU A moves the entry of a page and releases the locks without a flush.
-//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame.
-//! 3. CPU C still writes through its translation of the old address, into the reused frame.
+//! A move of one piece flushes before it releases the locks, and frees its emptied tables in that
+//! flush. A move of several pieces releases the locks between them, those of the reverse map too.
+//! It detaches the emptied tables at the end, by the fewest entries, with the last flush.
 //!
-//! A move of several pieces releases the locks between them, those of the reverse map too, and
-//! flushes once for many pieces. Until then each table at either end is marked as pending
-//! ([`crate::tlb`]), and the tree names the move's source ([`Moving`]). A thread that finds the
-//! mark flushes the source as well as its own range. The emptied tables are detached at the end, by
-//! the fewest entries, with the last flush.
-//!
-//! The destination's VMA is in the trees of the reverse map before the first piece moves, so a
-//! walker finds each page at one place or the other. It visits the destination again if entries
-//! arrived there after it had passed (`rmap`). No table may leave the destination during the move:
+//! The destination's VMA is in the trees of the reverse map before the first of several pieces
+//! moves, so a walker finds each page at one place or the other. It visits the destination again if
+//! entries arrived there after it had passed (`rmap`). No table may leave the destination during the
+//! move:
 //! 1. CPU A preallocates a table at the destination.
 //! 2. CPU B truncates the file, finds no page in the table, and frees it.
 //! 3. CPU A, half-way, has no memory for another.
@@ -39,96 +32,84 @@ mod upper_levels;
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{VirtAddr, VirtRange};
+use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::Gather;
+use crate::table::edit::Edit;
+use crate::table::locking::{self, End, Node};
+use crate::table::zap::Flush;
+use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
 
-use super::edit::Edit;
-use super::locked_piece::LockedPiece;
-use super::locking::{self, End, LockSet, Node};
-use super::run;
-use super::zap::Flush;
-use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
-use leaves::ForWriting;
+use super::Mover;
+use super::piece::{LockedPiece, MovePolicy, Piece};
 
-pub(crate) use pieces::Moving;
-
-/// The entries of one level that move under one set of locks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Piece<A: Arch> {
-    level: Level<A>,
-    source: u64,
-    target: u64,
-    /// In bytes.
-    len: u64,
-}
-
-impl<A: Arch> Piece<A> {
-    /// The rest after the first `offset` bytes.
-    #[inline]
-    fn after(self, offset: u64) -> Self {
-        let (source, target) = (self.source + offset, self.target + offset);
-        Self { source, target, len: self.len - offset, ..self }
-    }
-
-    fn source(&self) -> VirtRange {
-        VirtRange::raw(self.source, self.source + self.len)
-    }
-
-    fn target(&self) -> VirtRange {
-        VirtRange::raw(self.target, self.target + self.len)
-    }
-}
-
-/// Most leaf tables of a piece, and most slots of a higher level.
+/// The most leaf tables of a piece, and the most entries of a higher level.
 const LEAF_TABLES: u64 = 2;
-const SLOTS: u64 = 512;
+const UPPER_ENTRIES: u64 = 512;
 
-/// A move under way. The caller holds the VMAs of both ranges for writing; nothing is mapped in the
-/// target.
-pub(crate) struct Mover<'a, 'm, P: Platform> {
-    page_table: &'a PageTable<'m, P>,
+/// A move whose caller holds the VMAs of both ranges for writing; nothing is mapped in the target.
+pub(crate) struct RangeMove<A: Arch> {
     /// The source. Tables inside its freeable span are empty after the move.
     source: End,
     /// The beginning of the target, which does not overlap the source.
     to: VirtAddr,
-    /// Tables come from here first.
-    pool: &'a mut TablePool<'m, P>,
-    gather: &'a mut Gather,
-    counts: &'a mut Counts,
     /// The first piece in which something may be mapped.
-    first: Option<Piece<P::Arch>>,
-    /// The move has several pieces, and marks the tables instead of flushing for each piece.
-    marks: bool,
+    first: Option<Piece<A>>,
+}
+
+/// A move of a range under way.
+pub(crate) type RangeMover<'a, 'm, P> = Mover<'a, 'm, P, RangeMove<<P as Platform>::Arch>>;
+
+/// The policy of a piece whose VMAs are held for writing: the tables of the piece's level that are
+/// in use, by the addresses at which they begin.
+#[derive(Default)]
+struct ForWriting {
+    source_table: Option<(u64, Frame)>,
+    /// The last first. Two are in use where the ends are not congruent.
+    target_tables: [Option<(u64, Frame)>; 2],
+    /// Entries of the current run that are empty, and those that are absent.
+    empty: u32,
+    absent: u32,
+}
+
+impl MovePolicy for ForWriting {
+    const BESIDE_MOVES: bool = false;
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Begins a move of `source` to the range of its length at `to`: finds its first piece, and
-    /// changes nothing.
+    /// Lends a move of `source` to the range of its length at `to`. Tables come from the pool first.
     #[inline]
-    pub(crate) fn mover<'a>(
-        &'a mut self,
+    pub(crate) fn move_range<R>(
+        &mut self,
         source: End,
         to: VirtAddr,
-        pool: &'a mut TablePool<'m, P>,
-        counts: &'a mut Counts,
-    ) -> Mover<'a, 'm, P> {
+        pool: &mut TablePool<'m, P>,
+        work: impl FnOnce(&mut RangeMover<'_, 'm, P>) -> R,
+    ) -> R {
         let (page_table, gather) = self.parts();
-        let first = None;
-        let mut mover = Mover { page_table, source, to, pool, gather, counts, first, marks: false };
-        mover.first = mover.next_piece(source.range.start().0);
-        mover
+        let mut counts = Counts::default();
+        let mut mover = Mover {
+            page_table,
+            pool,
+            gather,
+            counts: &mut counts,
+            marks: false,
+            kind: RangeMove { source, to, first: None },
+        };
+        mover.kind.first = mover.next_piece(source.range.start().0);
+        let result = work(&mut mover);
+        page_table.count(&counts);
+        result
     }
 }
 
-impl<P: Platform> Mover<'_, '_, P> {
+impl<P: Platform> RangeMover<'_, '_, P> {
     /// Whether all that is mapped moves under one set of locks.
     #[inline]
     pub(crate) fn is_one_piece(&self) -> bool {
-        let source = self.source.range;
-        self.first.is_none_or(|first| first.source() == source)
+        let source = self.kind.source.range;
+        self.kind.first.is_none_or(|first| first.source() == source)
     }
 
     /// The first piece at or after the address `at` in which something may be mapped. Does not wait
@@ -136,7 +117,7 @@ impl<P: Platform> Mover<'_, '_, P> {
     #[inline]
     fn next_piece(&mut self, mut at: u64) -> Option<Piece<P::Arch>> {
         // Inline, because most moves are one piece: the end of the range needs no call.
-        while at < self.source.range.end().0 {
+        while at < self.kind.source.range.end().0 {
             let section = ReadSection::enter(self.page_table.memory.platform());
             let found = self.find_piece(&section, &mut at);
             if found.is_some() {
@@ -146,17 +127,16 @@ impl<P: Platform> Mover<'_, '_, P> {
         None
     }
 
-    /// As [`Mover::next_piece`]. Gives up after a short stretch without entries, and advances `at`
-    /// past it.
+    /// As `next_piece`. Gives up after a short stretch without entries, and advances `next` past it.
     #[inline(never)]
     fn find_piece(
         &mut self,
         section: &ReadSection<'_, P>,
         next: &mut u64,
     ) -> Option<Piece<P::Arch>> {
-        let (page_table, source) = (self.page_table, self.source.range);
+        let (page_table, source) = (self.page_table, self.kind.source.range);
         let (start, end) = (source.start().0, source.end().0);
-        let (distance, delta) = (self.to.0.wrapping_sub(start), self.to.0 ^ start);
+        let (distance, delta) = (self.kind.to.0.wrapping_sub(start), self.kind.to.0 ^ start);
         for _ in 0..locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS) {
             let at = *next;
             if at >= end {
@@ -171,15 +151,15 @@ impl<P: Platform> Mover<'_, '_, P> {
             while page_table.reach.takes_tables() && level < P::Arch::ROOT && fits(level.above()) {
                 level = level.above();
             }
-            let EntryAt { node, entry, .. } = page_table.peek(section, VirtAddr(at), self.counts);
+            let found = page_table.peek(section, VirtAddr(at), self.counts);
+            let EntryAt { node, entry, .. } = found;
             page_table.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
                 if !locking::has_no_pending_flush(page_table, node.table) {
                     let own = self.marks.then_some(&*self.gather);
                     page_table.wait_for_pending_flushes(node, VirtAddr(at), own);
                 }
-                let slot_end = (at | (node.level.span() - 1)).saturating_add(1);
-                *next = slot_end.min(end);
+                *next = found.end(at).min(end);
                 continue;
             }
             let span = level.span();
@@ -196,7 +176,7 @@ impl<P: Platform> Mover<'_, '_, P> {
                     && delta & (above - 1) == 0
                     && end.saturating_sub(next) >= above;
                 let cut = if rises { next - at } else { u64::MAX };
-                (SLOTS * span).min(cut)
+                (UPPER_ENTRIES * span).min(cut)
             };
             let len = len.min(left) & !(span - 1);
             return Some(Piece { level, source: at, target: at.wrapping_add(distance), len });
@@ -204,14 +184,14 @@ impl<P: Platform> Mover<'_, '_, P> {
         None
     }
 
-    /// Moves everything by one piece ([`Mover::is_one_piece`]), or nothing if memory runs out. The
-    /// caller holds the rmap locks of the source. May wait for memory.
+    /// Moves everything by one piece (`is_one_piece`), or nothing if memory runs out. The caller
+    /// holds the rmap locks of the source. May wait for memory.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
     /// the ends cut; emptied tables are in the gather.
     pub(crate) fn move_one_piece(&mut self) -> Result<(), NoMemory> {
-        let Some(piece) = self.first else {
+        let Some(piece) = self.kind.first else {
             // Empty tables may remain.
             self.detach_source();
             return Ok(());
@@ -231,15 +211,15 @@ impl<P: Platform> Mover<'_, '_, P> {
     fn detach_source(&mut self) {
         // The tables at the edges also serve addresses beyond the range, so they stay.
         let span = P::Arch::PMD.span();
-        let start = self.source.freeable.start().0.next_multiple_of(span);
-        let end = self.source.freeable.end().0 & !(span - 1);
+        let End { range, freeable } = self.kind.source;
+        let start = freeable.start().0.next_multiple_of(span);
+        let end = freeable.end().0 & !(span - 1);
         if start >= end {
             return;
         }
         let freeable = VirtRange::raw(start, end);
-        let flush = Flush::BeforeUnlock;
         let mut edit = Edit::new(self.page_table, self.gather);
-        let emptied = edit.zap(self.source.range, freeable, flush);
+        let emptied = edit.zap(range, freeable, Flush::BeforeUnlock);
         debug_assert!(emptied.is_ok(), "an empty range has no leaf to split");
     }
 
@@ -247,46 +227,29 @@ impl<P: Platform> Mover<'_, '_, P> {
     #[cold]
     fn free_preallocated_tables(&self) {
         let span = P::Arch::PMD.span();
-        let (start, end) = (self.to.0, self.to.0 + self.source.range.len());
-        let slots = (start & !(span - 1)..end).step_by(span as usize);
-        self.page_table.edit(|edit| slots.for_each(|at| edit.prune(VirtAddr(at))));
+        let (start, end) = (self.kind.to.0, self.kind.to.0 + self.kind.source.range.len());
+        let tables = (start & !(span - 1)..end).step_by(span as usize);
+        self.page_table.edit(|edit| tables.for_each(|at| edit.prune(VirtAddr(at))));
     }
 
     #[inline]
     fn move_piece(&mut self, piece: Piece<P::Arch>) -> Result<(), NoMemory> {
-        let page_table = self.page_table;
         // One piece takes the tables that it empties along.
-        let cleared = if self.marks { piece.source() } else { self.source.freeable };
-        let mut locks = LockSet::new();
-        let root = page_table.root_node();
-        let mut locked = LockedPiece {
-            _section: ReadSection::enter(page_table.memory.platform()),
-            page_table,
-            locks: &mut locks,
-            pool: self.pool,
-            gather: self.gather,
-            counts: self.counts,
-            from: root,
-            to: root,
-            marks: self.marks,
-            policy: ForWriting { piece, source_table: None, target_tables: [None; 2] },
-        };
-        locked.lock(End { range: piece.source(), freeable: cleared }, piece.target(), piece.level);
-        page_table.memory.worked(piece.len >> piece.level.span_shift(), 0);
-        // A cover of the level that moves is the one table of the target.
-        if !self.marks && locked.to.level > piece.level {
-            locked.preallocate_tables()?;
-        }
-        let moved =
-            if piece.level > Level::PTE { locked.move_slots() } else { locked.move_leaves() };
-        if !self.marks {
-            if moved.is_ok() {
+        let cleared = if self.marks { piece.source() } else { self.kind.source.freeable };
+        self.with_piece(piece, cleared, ForWriting::default(), |locked| {
+            locked.page_table.memory.worked(piece.len >> piece.level.span_shift(), 0);
+            // A cover of the level that moves is the one table of the target.
+            if !locked.marks && locked.to.level > piece.level {
+                locked.preallocate_tables()?;
+            }
+            let moved =
+                if piece.level > Level::PTE { locked.move_upper() } else { locked.move_leaves() };
+            if !locked.marks && moved.is_ok() {
                 let base = cleared.start().align_down(locked.from.level.table_span());
                 locked.detach_emptied(locked.from, base, cleared);
             }
-            locked.flush();
-        }
-        moved
+            moved
+        })
     }
 }
 
@@ -307,8 +270,7 @@ fn for_each_target<P: Platform>(
         let found = page_table.entry_below(from, VirtAddr(at), level, Ordering::Acquire);
         let EntryAt { node, entry, .. } = found;
         if entry.is_empty() && node.level > level {
-            let last = at | (node.level.span() - 1);
-            at = last.saturating_add(1);
+            at = found.end(at);
             continue;
         }
         let table_end = ((at | (span - 1)) + 1).min(end);
@@ -333,3 +295,6 @@ fn for_each_target<P: Platform>(
     page_table.memory.worked(u64::from(looked), 0);
     Ok(at.min(end) - source)
 }
+
+/// One piece of a move whose VMAs are held for writing.
+type RangePiece<'a, 'm, P> = LockedPiece<'a, 'm, P, ForWriting>;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The caller holds the VMAs of both places for reading. So faults run, and so do other moves of
-//! pages; forks, `mremap` and unmapping wait. One *span* serves at most one table of the source, two
+//! pages; forks, `mremap` and unmapping wait. One piece serves at most one table of the source, two
 //! that move whole, or eight huge leaves:
 //! 1. The tables of both places are locked, in one pass.
 //! 2. The lock of a folio is tried. If it is held, all locks are released, and the caller waits.
@@ -18,7 +18,7 @@
 //! 4. The folio gets the owner and the index of its new place, its entries are written there, and
 //!    it is unlocked.
 //! 5. The TLBs forget the old place before the tables are unlocked, or the tables are marked
-//!    ([`crate::tlb`]), and the flush comes after the last span.
+//!    ([`crate::tlb`]), and the flush comes after the last piece.
 //!
 //! The reverse map follows the folio's owner and index. A walker has the folio's lock, so it finds
 //! the old place with the entries there, or the new one. It may wait for the table of the new place
@@ -31,20 +31,21 @@
 mod absent;
 mod leaves;
 mod scattered;
-mod slots;
+mod upper_levels;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
 use crate::folio::{Folio, FolioBatch, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::table::locking::SPAN_ENTRIES;
+use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
 use crate::tlb::Gather;
 
-use super::locked_piece::{Below, LockedPiece, MovePolicy};
-use super::locking::{LockSet, SPAN_ENTRIES};
-use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
+use super::Mover;
+use super::piece::{LockedPiece, MovePolicy, Piece};
 
 /// A move, from one place to another. The caller holds the VMAs of both places for reading.
 pub(crate) struct MovePlan {
@@ -67,10 +68,10 @@ pub(crate) struct MovePlan {
     pub(crate) keeps_protection: bool,
 }
 
-/// Slots that one span serves at most.
-const SLOTS_TOGETHER: u64 = 8;
-/// Tables that one span marks at most: two of level 2, and two for each slot.
-const MARKS_OF_SPAN: usize = 2 + 2 * SLOTS_TOGETHER as usize;
+/// The most entries of level 2 that one piece serves.
+const UPPER_ENTRIES: u64 = 8;
+/// The most tables that one piece marks: two of level 2, and two for each entry.
+const MARKS_OF_PIECE: usize = 2 + 2 * UPPER_ENTRIES as usize;
 
 /// The reason why a move has stopped before its end. The pages before have moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,9 +88,9 @@ pub(crate) enum MoveStop {
     NoMemory,
     /// The folio's lock is held. The caller has received a reference to the folio.
     Locked(Folio),
-    /// The next folio needs a span of this many bytes.
+    /// The next folio needs a piece of this many bytes.
     Longer(u64),
-    /// The slot cannot move as one entry: its pages must move one by one.
+    /// The entry of level 2 cannot move as one: its pages must move one by one.
     Piecemeal,
     /// The folio at this address of the source must be split into folios of this order.
     Split(VirtAddr, Order),
@@ -101,279 +102,23 @@ impl From<NoMemory> for MoveStop {
     }
 }
 
-/// A move under way. Dropping it flushes the stale ranges.
-pub(crate) struct PageMover<'a, 'm, P: Platform> {
-    page_table: &'a PageTable<'m, P>,
+/// The progress of a move.
+pub(crate) struct MoveProgress<'a> {
     what: &'a MovePlan,
-    pool: TablePool<'m, P>,
-    gather: Gather,
-    counts: Counts,
-    /// Tables may be marked.
-    marks: bool,
     /// Bytes that are done.
     done: u64,
-    /// The least length of the next span, in bytes.
+    /// The least length of the next piece, in bytes.
     least: u64,
-    /// The next span moves page by page.
+    /// The next piece moves page by page.
     piecemeal: bool,
 }
 
-impl<'a, 'm, P: Platform> PageMover<'a, 'm, P> {
-    pub(crate) fn new(page_table: &'a PageTable<'m, P>, what: &'a MovePlan) -> Self {
-        // In their places: they are too large to be copied.
-        Self {
-            page_table,
-            what,
-            pool: TablePool::new(page_table.memory),
-            gather: Gather::new(),
-            counts: Counts::default(),
-            marks: false,
-            done: 0,
-            least: 0,
-            piecemeal: false,
-        }
-    }
+/// A move of pages under way.
+pub(crate) type PageMover<'a, 'm, P> = Mover<'a, 'm, P, MoveProgress<'a>>;
 
-    /// How many bytes have moved, holes included.
-    pub(crate) fn done(&self) -> u64 {
-        self.done
-    }
-
-    pub(crate) fn is_done(&self) -> bool {
-        self.done == self.what.len
-    }
-
-    /// Moves the next span. `None` if nothing stopped it.
-    pub(crate) fn step(&mut self) -> Option<MoveStop> {
-        // Shorter than one table: skipping the hole under the lock is cheap enough.
-        if self.what.len - self.done >= P::Arch::PTE.table_span() {
-            let holes = self.pass_holes();
-            if holes.is_some() || self.is_done() {
-                return holes;
-            }
-        }
-        let len = self.length_of_span();
-        let stop = self.move_span(len);
-        self.least = 0;
-        self.piecemeal = false;
-        match stop {
-            Some(MoveStop::Piecemeal) => {
-                self.piecemeal = true;
-                None
-            }
-            Some(MoveStop::Longer(least)) => {
-                let at = VirtAddr(self.what.source.0 + self.done);
-                // A span of that length would lock an entry as source and as target.
-                if least > self.distance() || self.page_table.reach.is_page() {
-                    return Some(MoveStop::Split(at, Order::PAGE));
-                }
-                self.least = least;
-                None
-            }
-            stop => stop,
-        }
-    }
-
-    /// Allocates tables for the next span, after [`MoveStop::NoMemory`].
-    pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
-        self.pool.refill()
-    }
-
-    fn distance(&self) -> u64 {
-        self.what.source.0.abs_diff(self.what.target.0)
-    }
-
-    /// Up to the end of the source's table, and not so far that source and target of the span meet.
-    fn length_of_span(&mut self) -> u64 {
-        let left = self.what.len - self.done;
-        if self.page_table.reach.is_page() {
-            return PAGE_SIZE.min(left);
-        }
-        let at = self.what.source.0 + self.done;
-        let span = P::Arch::PTE.table_span();
-        let table = span - (at & (span - 1));
-        if self.moves_slots(left) {
-            return self.slots_ahead() * span;
-        }
-        table.max(self.least).min(left).min(self.distance())
-    }
-
-    /// Whether the next span, of at most `left` bytes, moves by entries of level 2.
-    fn moves_slots(&self, left: u64) -> bool {
-        let span = P::Arch::PTE.table_span();
-        let (source, target) = (self.what.source.0 + self.done, self.what.target.0 + self.done);
-        (source | target) & (span - 1) == 0
-            && left.min(self.distance()) >= span
-            && self.least <= span
-            && !self.piecemeal
-            && self.page_table.reach.takes_tables()
-    }
-
-    /// The number of slots of level 2 in the next span, in one table on each side: at most two
-    /// tables, or eight huge leaves. At least one. A guess.
-    fn slots_ahead(&mut self) -> u64 {
-        let _section = ReadSection::enter(self.page_table.memory.platform());
-        let from = VirtAddr(self.what.source.0 + self.done);
-        let to = VirtAddr(self.what.target.0 + self.done);
-        let root = self.page_table.root_node();
-        let found = self.page_table.table_below(root, from, Level::PMD, Ordering::Acquire);
-        let Ok(node) = found else { return 1 };
-        self.counts.entries_descended += root.level.steps_to(node.level);
-        let first = P::Arch::PMD.index_of(from);
-        let room = P::Arch::ENTRIES - first.number().max(P::Arch::PMD.index_of(to).number());
-        let left = (self.what.len - self.done).min(self.distance()) / P::Arch::PMD.span();
-        let most = left.min(room.into()).min(SLOTS_TOGETHER) as u32;
-        let slots = &self.page_table.slots(node.table)[first.slots(most)];
-        let mut room = SPAN_ENTRIES;
-        let fits = |slot: &&AtomicU64| {
-            let entries = match P::Arch::PMD.kind(Entry(slot.load(Ordering::Relaxed))) {
-                Kind::Leaf => SPAN_ENTRIES / SLOTS_TOGETHER as u32,
-                Kind::Table => P::Arch::ENTRIES,
-                Kind::Empty | Kind::Absent => u32::MAX,
-            };
-            room.checked_sub(entries).inspect(|left| room = *left).is_some()
-        };
-        slots.iter().take_while(fits).count().max(1) as u64
-    }
-
-    /// Skips addresses without tables, without locks, as far as one read section may reach.
-    /// Faults fill holes at any time, so a hole was empty only when it was read.
-    fn pass_holes(&mut self) -> Option<MoveStop> {
-        let (page_table, what) = (self.page_table, self.what);
-        let section = ReadSection::enter(page_table.memory.platform());
-        for _ in 0..SPAN_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
-            let left = what.len - self.done;
-            if left == 0 {
-                return None;
-            }
-            let from = VirtAddr(what.source.0 + self.done);
-            let to = VirtAddr(what.target.0 + self.done);
-            let EntryAt { node, entry, .. } = page_table.peek(&section, from, &mut self.counts);
-            if node.level == Level::PTE || !entry.is_empty() {
-                return None;
-            }
-            let EntryAt { node: there, index, entry } =
-                page_table.peek(&section, to, &mut self.counts);
-            if there.level > Level::PTE && !entry.is_empty() {
-                return Some(MoveStop::Exists);
-            }
-            if !what.allows_holes {
-                return Some(MoveStop::Missing);
-            }
-            let to_end = |at: VirtAddr, level: Level<P::Arch>| {
-                let span = level.span();
-                span - (at.0 & (span - 1))
-            };
-            let hole = left.min(to_end(from, node.level));
-            if there.level > Level::PTE {
-                self.done += hole.min(to_end(to, there.level));
-                continue;
-            }
-            let entries = u64::from(index.left::<P::Arch>());
-            let count = entries.min(hole / PAGE_SIZE) as u32;
-            let vacant = run::count_empty(&page_table.slots(there.table)[index.slots(count)]);
-            page_table.memory.worked(u64::from(vacant), 0);
-            self.counts.entries_read += u64::from(vacant);
-            self.done += u64::from(vacant) * PAGE_SIZE;
-            return (vacant < count).then_some(MoveStop::Exists);
-        }
-        None
-    }
-
-    /// Moves the next `len` bytes under one set of locks.
-    fn move_span(&mut self, len: u64) -> Option<MoveStop> {
-        let (page_table, what) = (self.page_table, self.what);
-        let (source, target) = (what.source.0 + self.done, what.target.0 + self.done);
-        let is_last = self.done + len == what.len;
-        let by_slots = self.moves_slots(len);
-        if source == target {
-            return self.stays(source);
-        }
-        if !is_last {
-            if !self.marks {
-                self.marks = true;
-                page_table.moving.begin_beside_faults();
-            }
-            if !self.gather.has_room_for(MARKS_OF_SPAN) {
-                page_table.flush(&mut self.gather, &mut self.counts);
-            }
-        }
-        let (first, numbered) = page_table.memory.frames.folio_batch();
-        let mut locks = LockSet::new();
-        let root = page_table.root_node();
-        let mut locked = LockedPiece {
-            _section: ReadSection::enter(page_table.memory.platform()),
-            page_table,
-            locks: &mut locks,
-            pool: &mut self.pool,
-            gather: &mut self.gather,
-            counts: &mut self.counts,
-            from: root,
-            to: root,
-            marks: !is_last,
-            policy: BesideFaults {
-                what,
-                source,
-                target,
-                len,
-                index: what.index + self.done / PAGE_SIZE,
-                source_index: what.source_index + self.done / PAGE_SIZE,
-                unchanged: P::Arch::page_entry(first, Level::PTE, what.attributes),
-                numbered,
-            },
-        };
-        let (from, to) =
-            (VirtRange::raw(source, source + len), VirtRange::raw(target, target + len));
-        locked.lock(from.into(), to, Level::PTE);
-        let (moved, stop) = if by_slots { locked.move_slots() } else { locked.move_leaves() };
-        if is_last {
-            // Before another thread gets the locks.
-            locked.flush();
-        }
-        drop(locked);
-        self.done += moved;
-        stop
-    }
-
-    /// A move of a page to its own place: the target's entry is the source's.
-    fn stays(&mut self, at: u64) -> Option<MoveStop> {
-        let section = ReadSection::enter(self.page_table.memory.platform());
-        let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), &mut self.counts);
-        if !entry.is_empty() {
-            return Some(MoveStop::Exists);
-        }
-        if !self.what.allows_holes {
-            return Some(MoveStop::Missing);
-        }
-        self.done += PAGE_SIZE;
-        None
-    }
-}
-
-impl<P: Platform> Drop for PageMover<'_, '_, P> {
-    fn drop(&mut self) {
-        self.page_table.flush(&mut self.gather, &mut self.counts);
-        if self.marks {
-            self.page_table.moving.end_beside_faults();
-        }
-        if self.pool.is_used() {
-            self.pool.give_back();
-            self.counts += self.pool.counts;
-        }
-        self.page_table.count(&self.counts);
-    }
-}
-
-/// The state of one span of a move whose VMAs are held for reading.
+/// The policy of a piece whose VMAs are held for reading.
 struct BesideFaults<'a, 'm> {
     what: &'a MovePlan,
-    source: u64,
-    target: u64,
-    len: u64,
-    /// Of the page at `target`.
-    index: u64,
-    /// Of the page at `source`, before it moves.
-    source_index: u64,
     /// The leaf of the machine's first frame that moves to the target without a change.
     unchanged: Entry,
     numbered: FolioBatch<'m>,
@@ -383,10 +128,242 @@ impl MovePolicy for BesideFaults<'_, '_> {
     const BESIDE_MOVES: bool = true;
 }
 
-/// One span: the piece of a move whose VMAs are held for reading.
-type LockSpan<'a, 'm, P> = LockedPiece<'a, 'm, P, BesideFaults<'a, 'm>>;
+/// Lends a move to `work`, and flushes afterwards. Also returns how many bytes have moved, holes
+/// included.
+pub(crate) fn move_pages<'m, P: Platform, R>(
+    page_table: &PageTable<'m, P>,
+    what: &MovePlan,
+    work: impl FnOnce(&mut PageMover<'_, 'm, P>) -> R,
+) -> (R, u64) {
+    let (mut pool, mut gather) = (TablePool::new(page_table.memory), Gather::new());
+    let mut counts = Counts::default();
+    let mut mover = Mover {
+        page_table,
+        pool: &mut pool,
+        gather: &mut gather,
+        counts: &mut counts,
+        marks: false,
+        kind: MoveProgress { what, done: 0, least: 0, piecemeal: false },
+    };
+    let result = work(&mut mover);
+    mover.flush();
+    if mover.marks {
+        page_table.moving.end_beside_faults();
+    }
+    mover.pool.settle(mover.counts);
+    let done = mover.kind.done;
+    page_table.count(&counts);
+    (result, done)
+}
 
-impl<P: Platform> LockSpan<'_, '_, P> {
+impl<P: Platform> PageMover<'_, '_, P> {
+    pub(crate) fn is_done(&self) -> bool {
+        self.left() == 0
+    }
+
+    /// The bytes that are left.
+    fn left(&self) -> u64 {
+        self.kind.what.len - self.kind.done
+    }
+
+    /// The source and target addresses of the next page.
+    fn ends(&self) -> (u64, u64) {
+        let MoveProgress { what, done, .. } = self.kind;
+        (what.source.0 + done, what.target.0 + done)
+    }
+
+    fn distance(&self) -> u64 {
+        let (source, target) = self.ends();
+        source.abs_diff(target)
+    }
+
+    /// Moves the next piece. `None` if nothing stopped it.
+    pub(crate) fn step(&mut self) -> Option<MoveStop> {
+        // Shorter than one table: skipping the hole under the lock is cheap enough.
+        if self.left() >= P::Arch::PTE.table_span() {
+            let holes = self.pass_holes();
+            if holes.is_some() || self.is_done() {
+                return holes;
+            }
+        }
+        let len = self.next_length();
+        let stop = self.move_piece(len);
+        self.kind.least = 0;
+        self.kind.piecemeal = false;
+        match stop {
+            Some(MoveStop::Piecemeal) => {
+                self.kind.piecemeal = true;
+                None
+            }
+            Some(MoveStop::Longer(least)) => {
+                // A piece of that length would lock an entry as source and as target.
+                if least > self.distance() || self.page_table.reach.is_page() {
+                    return Some(MoveStop::Split(VirtAddr(self.ends().0), Order::PAGE));
+                }
+                self.kind.least = least;
+                None
+            }
+            stop => stop,
+        }
+    }
+
+    /// Allocates tables for the next piece, after [`MoveStop::NoMemory`].
+    pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
+        self.pool.refill()
+    }
+
+    /// Up to the end of the source's table, and not so far that source and target of the piece meet.
+    fn next_length(&mut self) -> u64 {
+        let left = self.left();
+        if self.page_table.reach.is_page() {
+            return PAGE_SIZE.min(left);
+        }
+        let (at, _) = self.ends();
+        let span = P::Arch::PTE.table_span();
+        let table = span - (at & (span - 1));
+        if self.moves_tables(left) {
+            return self.tables_ahead() * span;
+        }
+        table.max(self.kind.least).min(left).min(self.distance())
+    }
+
+    /// Whether the next piece, of at most `left` bytes, moves by entries of level 2.
+    fn moves_tables(&self, left: u64) -> bool {
+        let span = P::Arch::PTE.table_span();
+        let (source, target) = self.ends();
+        (source | target) & (span - 1) == 0
+            && left.min(self.distance()) >= span
+            && self.kind.least <= span
+            && !self.kind.piecemeal
+            && self.page_table.reach.takes_tables()
+    }
+
+    /// The number of entries of level 2 in the next piece, in one table on each side: at most two
+    /// tables, or eight huge leaves. At least one. A guess.
+    fn tables_ahead(&mut self) -> u64 {
+        let _section = ReadSection::enter(self.page_table.memory.platform());
+        let (from, to) = self.ends();
+        let root = self.page_table.root_node();
+        let found =
+            self.page_table.table_below(root, VirtAddr(from), Level::PMD, Ordering::Acquire);
+        let Ok(node) = found else { return 1 };
+        self.counts.entries_descended += root.level.steps_to(node.level);
+        let [first, there] = [from, to].map(|at| P::Arch::PMD.index_of(VirtAddr(at)));
+        let room = P::Arch::ENTRIES - first.number().max(there.number());
+        let left = self.left().min(self.distance()) / P::Arch::PMD.span();
+        let most = left.min(room.into()).min(UPPER_ENTRIES) as u32;
+        let slots = &self.page_table.slots(node.table)[first.slots(most)];
+        let mut room = SPAN_ENTRIES;
+        let fits = |slot: &&AtomicU64| {
+            let entries = match P::Arch::PMD.kind(Entry(slot.load(Ordering::Relaxed))) {
+                Kind::Leaf => SPAN_ENTRIES / UPPER_ENTRIES as u32,
+                Kind::Table => P::Arch::ENTRIES,
+                Kind::Empty | Kind::Absent => u32::MAX,
+            };
+            room.checked_sub(entries).inspect(|left| room = *left).is_some()
+        };
+        slots.iter().take_while(fits).count().max(1) as u64
+    }
+
+    /// The stop at a hole in the source, unless holes are skipped.
+    fn stop_at_hole(&self) -> Option<MoveStop> {
+        (!self.kind.what.allows_holes).then_some(MoveStop::Missing)
+    }
+
+    /// Skips addresses without tables, without locks, as far as one read section may reach.
+    /// Faults fill holes at any time, so a hole was empty only when it was read.
+    fn pass_holes(&mut self) -> Option<MoveStop> {
+        let page_table = self.page_table;
+        let section = ReadSection::enter(page_table.memory.platform());
+        for _ in 0..SPAN_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
+            let left = self.left();
+            if left == 0 {
+                return None;
+            }
+            let (from, to) = self.ends();
+            let found = page_table.peek(&section, VirtAddr(from), self.counts);
+            if found.node.level == Level::PTE || !found.entry.is_empty() {
+                return None;
+            }
+            let there = page_table.peek(&section, VirtAddr(to), self.counts);
+            let EntryAt { node, index, entry } = there;
+            if node.level > Level::PTE && !entry.is_empty() {
+                return Some(MoveStop::Exists);
+            }
+            if let stop @ Some(_) = self.stop_at_hole() {
+                return stop;
+            }
+            let hole = left.min(found.end(from) - from);
+            if node.level > Level::PTE {
+                self.kind.done += hole.min(there.end(to) - to);
+                continue;
+            }
+            let entries = u64::from(index.left::<P::Arch>());
+            let count = entries.min(hole / PAGE_SIZE) as u32;
+            let vacant = run::count_empty(&page_table.slots(node.table)[index.slots(count)]);
+            page_table.memory.worked(u64::from(vacant), 0);
+            self.counts.entries_read += u64::from(vacant);
+            self.kind.done += u64::from(vacant) * PAGE_SIZE;
+            return (vacant < count).then_some(MoveStop::Exists);
+        }
+        None
+    }
+
+    /// Moves the next `len` bytes under one set of locks.
+    fn move_piece(&mut self, len: u64) -> Option<MoveStop> {
+        let (page_table, what) = (self.page_table, self.kind.what);
+        let (source, target) = self.ends();
+        if source == target {
+            return self.stays(source);
+        }
+        let level = if self.moves_tables(len) { P::Arch::PMD } else { Level::PTE };
+        let is_last = self.left() == len;
+        if !is_last {
+            if !self.marks {
+                self.marks = true;
+                page_table.moving.begin_beside_faults();
+            }
+            if !self.gather.has_room_for(MARKS_OF_PIECE) {
+                self.flush();
+            }
+        }
+        let piece = Piece { level, source, target, len };
+        let (first, numbered) = page_table.memory.frames.folio_batch();
+        let unchanged = P::Arch::page_entry(first, Level::PTE, what.attributes);
+        let policy = BesideFaults { what, unchanged, numbered };
+        let (moved, stop) = self.with_piece(piece, piece.source(), policy, |locked| {
+            if level > Level::PTE { locked.move_upper() } else { locked.move_leaves() }
+        });
+        self.kind.done += moved;
+        stop
+    }
+
+    /// A move of a page to its own place: the target's entry is the source's.
+    fn stays(&mut self, at: u64) -> Option<MoveStop> {
+        let section = ReadSection::enter(self.page_table.memory.platform());
+        let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), self.counts);
+        if !entry.is_empty() {
+            return Some(MoveStop::Exists);
+        }
+        let stop = self.stop_at_hole();
+        if stop.is_none() {
+            self.kind.done += PAGE_SIZE;
+        }
+        stop
+    }
+}
+
+/// One piece of a move whose VMAs are held for reading.
+type PagesPiece<'a, 'w, 'm, P> = LockedPiece<'a, 'm, P, BesideFaults<'w, 'm>>;
+
+impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+    /// The index at the target of the page at page `page` of the piece.
+    #[inline]
+    fn index_at(&self, page: u32) -> u64 {
+        let what = self.policy.what;
+        what.index + (self.target_at(page) - what.target.0) / PAGE_SIZE
+    }
+
     /// The frame of a leaf that moves to the target without a change, counted from the machine's
     /// first one. Of any other entry, a number that no frame has: where other bits than those of a
     /// frame differ, the difference is no multiple of the step, or far beyond 2^32 of them.
@@ -416,11 +393,6 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             expected = expected.wrapping_add(P::Arch::STEP);
         }
         differ == 0
-    }
-
-    /// The source address of page `page` of this span.
-    fn source_at(&self, page: u32) -> u64 {
-        self.policy.source + u64::from(page) * PAGE_SIZE
     }
 
     /// The entry at the target for `entry`, a leaf that was taken from the source: soft-dirty,

@@ -1,80 +1,19 @@
 //! Moves of several pieces: between two pieces, only the locks of the VMAs are held.
 
-#[cfg(not(all(test, loom)))]
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering;
-#[cfg(all(test, loom))]
-use loom::sync::atomic::AtomicU64;
-
-use crate::addr::{VirtAddr, VirtRange};
+use crate::addr::VirtAddr;
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::table::locking::Depth;
 use crate::table::{NoMemory, ReadSection};
 
-use super::{Mover, Piece, for_each_target};
-
-/// The source of a move of several pieces that is under way in a tree. One at a time: the mover
-/// holds the mutex of the address space. Moves that hold VMAs only for reading
-/// ([`crate::table::move_pages`]) are counted: there may be many.
-pub(crate) struct Moving {
-    start: AtomicU64,
-    end: AtomicU64,
-    beside_faults: AtomicU64,
-}
-
-impl Moving {
-    pub(crate) fn new() -> Self {
-        let none = || AtomicU64::new(0);
-        Self { start: none(), end: none(), beside_faults: none() }
-    }
-
-    /// The addresses under which TLBs may know pages that a move under way has carried elsewhere:
-    /// the source, or `everything` if there may be many sources.
-    #[cold]
-    pub(crate) fn sources(&self, everything: VirtRange) -> Option<VirtRange> {
-        let many = self.beside_faults.load(Ordering::Acquire) > 0;
-        if many { Some(everything) } else { self.source() }
-    }
-
-    /// A move beside faults is about to mark its first table.
-    pub(crate) fn begin_beside_faults(&self) {
-        // Relaxed: the lock of the table that is marked publishes it.
-        self.beside_faults.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Called after its last flush.
-    pub(crate) fn end_beside_faults(&self) {
-        self.beside_faults.fetch_sub(1, Ordering::Release);
-    }
-
-    /// The source, if a move is under way. Asked by a caller that has locked a table and found a
-    /// mark of the move there: that comes after `begin`. If it comes after `end` too, so does it
-    /// after the flush, and whatever is returned will do.
-    pub(crate) fn source(&self) -> Option<VirtRange> {
-        let (start, end) = (self.start.load(Ordering::Acquire), self.end.load(Ordering::Acquire));
-        (start < end).then(|| VirtRange::raw(start, end))
-    }
-
-    /// Called before the first table is marked, and before the destination is in any tree of the
-    /// reverse map.
-    pub(crate) fn begin(&self, source: VirtRange) {
-        self.start.store(source.start().0, Ordering::Release);
-        self.end.store(source.end().0, Ordering::Release);
-    }
-
-    /// Called after the last flush.
-    pub(crate) fn end(&self) {
-        self.end.store(0, Ordering::Release);
-    }
-}
+use super::{Piece, RangeMover, for_each_target};
 
 /// The most leaf tables that are preallocated under one set of locks; with those above, 64 KiB.
 const PREALLOCATED_TABLES: u64 = 12;
 /// More levels than any architecture has.
 const MAX_LEVELS: u8 = 5;
 
-impl<P: Platform> Mover<'_, '_, P> {
+impl<P: Platform> RangeMover<'_, '_, P> {
     /// Prepares a move of several pieces: creates all tables that the target lacks. From here on no
     /// thread removes a table of the target, and no other thread can find the target's VMA yet. May
     /// wait for memory; without memory, nothing has changed.
@@ -84,7 +23,7 @@ impl<P: Platform> Mover<'_, '_, P> {
         let done = self.preallocate_all();
         self.pool.settle(self.counts);
         if done.is_ok() {
-            self.page_table.moving.begin(self.source.range);
+            self.page_table.moving.begin(self.kind.source.range);
         } else {
             self.free_preallocated_tables();
         }
@@ -92,12 +31,12 @@ impl<P: Platform> Mover<'_, '_, P> {
     }
 
     fn preallocate_all(&mut self) -> Result<(), NoMemory> {
-        let mut next = self.first;
+        let mut next = self.kind.first;
         while let Some(mut piece) = next {
             let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
                 // Not congruent, so all that follows is of level 1 too.
-                let left = self.source.range.end().0 - piece.source;
+                let left = self.kind.source.range.end().0 - piece.source;
                 piece.len = piece.len.max((PREALLOCATED_TABLES * span).min(left));
             }
             let mut covered = 0;
@@ -121,7 +60,7 @@ impl<P: Platform> Mover<'_, '_, P> {
         // The beginning of the last table of each level.
         const { assert!(P::Arch::LEVELS <= MAX_LEVELS) };
         let mut last = [None; MAX_LEVELS as usize + 1];
-        let mut next = self.first;
+        let mut next = self.kind.first;
         while let Some(piece) = next {
             let section = ReadSection::enter(page_table.memory.platform());
             let looked = for_each_target(page_table, page_table.root_node(), piece, |to| {
@@ -157,18 +96,17 @@ impl<P: Platform> Mover<'_, '_, P> {
     }
 
     /// Moves everything, piece by piece, each by a call of `within`, which does what it is given
-    /// with the rmap locks of the source held. [`Mover::preallocate_tables`] has succeeded, and the
-    /// VMAs of both ends are in those trees. Cannot fail.
+    /// with the rmap locks of the source held. `preallocate_tables` has succeeded, and the VMAs of both ends are in those trees. Cannot fail.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge
     /// leaf that the ends cut; emptied tables are in the gather.
     pub(crate) fn move_in_pieces(&mut self, within: impl Fn(&mut dyn FnMut())) {
         self.marks = true;
-        let mut next = self.first;
+        let mut next = self.kind.first;
         while let Some(piece) = next {
             if !self.gather.has_room_for_piece() {
-                self.page_table.flush(self.gather, self.counts);
+                self.flush();
             }
             loop {
                 let mut moved = Ok(());
@@ -184,7 +122,7 @@ impl<P: Platform> Mover<'_, '_, P> {
         }
         self.detach_source();
         // If there was nothing to detach, entries may still be stale.
-        self.page_table.flush(self.gather, self.counts);
+        self.flush();
         self.page_table.moving.end();
         self.pool.settle(self.counts);
     }

@@ -3,14 +3,13 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::addr::VirtAddr;
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Saturated};
 use crate::platform::Platform;
 use crate::table::run::Slots;
-use crate::table::{NoMemory, TableSlot, run};
+use crate::table::{NoMemory, TableEntry, run};
 
-use super::Piece;
-use super::leaves::RangePiece;
+use super::RangePiece;
 
 /// The most pages that a contiguous run of any architecture has.
 const MOST_PAGES: usize = 16;
@@ -22,25 +21,26 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// single: one contiguous run in 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
-        from: TableSlot,
+        from: TableEntry,
         count: u32,
-        rest: Piece<P::Arch>,
+        page: u32,
     ) -> Result<u32, NoMemory> {
-        let Piece { source, target, .. } = rest;
-        let TableSlot { table, index } = from;
+        let target = self.target_at(page);
+        let TableEntry { table, index } = from;
         let slots = self.page_table.slots(table);
         let raw = run::load(slots, index);
         let size = P::Arch::CONTIG_ENTRIES;
         let to = P::Arch::PTE.index_of(VirtAddr(target));
         if P::Arch::is_contig(raw) {
             if index.offset_in(size) == 0 && count >= size {
-                let moved = self.scatter_contigs(from, to, count, target)?;
+                let moved = self.scatter_contigs(from, count, page)?;
                 if moved > 0 {
                     return Ok(moved);
                 }
-                return self.move_contig(from, target, to);
+                return self.move_contig(from, page);
             }
-            self.page_table.unfold(table, index, VirtAddr(source), self.counts);
+            let source = VirtAddr(self.source_at(page));
+            self.page_table.unfold(table, index, source, self.counts);
             return Ok(0);
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
@@ -50,15 +50,15 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             let entries = &slots[index.slots(limit)];
             let (alike, _) = P::Arch::match_leaves(entries, index, equal, step, 0);
             if alike == size && step != 0 {
-                return self.move_contig(from, target, to);
+                return self.move_contig(from, page);
             }
         }
         // No contiguous run begins before the next multiple of its size, in the source or in the
         // target.
         let up_to = |index: EntryIndex| size - index.offset_in(size);
         let count = count.min(up_to(index)).min(up_to(to));
-        let target_table = self.target(target)?;
-        self.move_congruent(from, TableSlot { table: target_table, index: to }, count);
+        let to = TableEntry { table: self.target(target)?, index: to };
+        self.move_congruent(from, to, page, count);
         Ok(count)
     }
 
@@ -67,13 +67,14 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// the number of entries.
     fn scatter_contigs(
         &mut self,
-        from: TableSlot,
-        to: EntryIndex,
+        from: TableEntry,
         count: u32,
-        target: u64,
+        page: u32,
     ) -> Result<u32, NoMemory> {
-        let TableSlot { table, index } = from;
+        let TableEntry { table, index } = from;
+        let target = self.target_at(page);
         let target_table = self.target(target)?;
+        let to = P::Arch::PTE.index_of(VirtAddr(target));
         let size = const {
             assert!(P::Arch::CONTIG_ENTRIES as usize <= MOST_PAGES);
             P::Arch::CONTIG_ENTRIES as usize
@@ -104,7 +105,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         if moved > 0 {
             self.counts.entries_read += u64::from(moved);
             self.count_moved(table, target_table, moved);
-            self.stale_leaves(from, moved);
+            self.stale_pages(page, moved);
         }
         Ok(moved)
     }
@@ -112,45 +113,24 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves the pages of a contiguous run, or those that become one, as single pages or as a
     /// contiguous run, whichever fits. Returns their number.
     #[inline]
-    fn move_contig(
-        &mut self,
-        from: TableSlot,
-        target: u64,
-        to: EntryIndex,
-    ) -> Result<u32, NoMemory> {
-        let TableSlot { table, index } = from;
+    fn move_contig(&mut self, from: TableEntry, page: u32) -> Result<u32, NoMemory> {
+        let TableEntry { table, index } = from;
         let size = P::Arch::CONTIG_ENTRIES;
-        if size > to.left::<P::Arch>() {
-            self.targets(target, size)?;
-            let first = self.page_table.take_contig(table, index, self.counts);
-            self.take_along(from, first, size, target);
-            return Ok(size);
-        }
-        let target_table = self.target(target)?;
+        self.targets(self.target_at(page), size)?;
         let first = self.page_table.take_contig(table, index, self.counts);
         self.page_table.change_entry_count(table, 0, size);
-        self.stale_leaves(from, size);
-        let first = Entry(first.0 | P::Arch::SOFT_DIRTY);
-        self.page_table.write_leaves(target_table, to, first, size);
-        self.counts.entries_written += u64::from(size);
+        self.stale_pages(page, size);
+        self.arrive(first, size, page);
         Ok(size)
     }
 
-    /// Writes `count` pages that were just taken from the source, and subtracts them there.
-    #[inline(never)]
-    fn take_along(&mut self, from: TableSlot, first: Entry, count: u32, target: u64) {
-        self.page_table.change_entry_count(from.table, 0, count);
-        self.stale_leaves(from, count);
-        self.arrive(first, count, target);
-    }
-
     /// Writes `count` pages that have left the source; the target may lie in two tables, both of
-    /// which exist ([`RangePiece::targets`]).
-    pub(super) fn arrive(&mut self, first: Entry, count: u32, target: u64) {
+    /// which exist (`targets`).
+    pub(super) fn arrive(&mut self, first: Entry, count: u32, page: u32) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
         let mut done = 0;
         while done < count {
-            let at = target + u64::from(done) * PAGE_SIZE;
+            let at = self.target_at(page + done);
             let to = P::Arch::PTE.index_of(VirtAddr(at));
             let part = (count - done).min(to.left::<P::Arch>());
             let Ok(target_table) = self.target(at) else {

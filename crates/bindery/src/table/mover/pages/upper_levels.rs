@@ -1,4 +1,4 @@
-//! Whole slots of level 2: a huge leaf, a huge swap entry, or a table, each moves as one entry.
+//! Entries of level 2: a huge leaf, a huge swap entry, or a table, each moves as one entry.
 //!
 //! A table is *carried* if every entry in it may move. The folios in it are locked one after the
 //! other and renumbered, with the table out of the tree:
@@ -17,67 +17,58 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::folio::{Folio, FolioIndex, OwnerRun};
 use crate::platform::Platform;
-use crate::table::locking::Node;
-use crate::table::run;
-use crate::table::run::Slots;
+use crate::table::TableEntry;
+use crate::table::run::{self, Slots};
 
-use super::leaves::lock;
-use super::{LockSpan, MoveStop};
+use super::leaves::{FolioRun, lock};
+use super::{MoveStop, PagesPiece};
 
-/// The target of an entry of level 2.
-struct TargetSlot {
-    table: Frame,
-    index: EntryIndex,
-    /// The empty table in its place.
-    vacant: Option<Frame>,
-}
+/// The target of an entry of level 2, with the empty table in its place.
+type TargetEntry = (TableEntry, Option<Frame>);
 
-impl<P: Platform> LockSpan<'_, '_, P> {
-    /// Moves the slots of the span, each as one entry. Returns the number of bytes that are done.
-    pub(super) fn move_slots(&mut self) -> (u64, Option<MoveStop>) {
-        let (all, slot) = (self.policy.len, P::Arch::PMD.span());
+impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+    /// Moves the entries of the piece, each as one. Returns the number of bytes that are done.
+    pub(super) fn move_upper(&mut self) -> (u64, Option<MoveStop>) {
+        let (all, span) = (self.piece.len, P::Arch::PMD.span());
         let mut moved = 0;
-        self.policy.len = slot;
+        self.piece.len = span;
         while moved < all {
-            if let Err(stop) = self.move_slot() {
+            if let Err(stop) = self.move_entry() {
                 return (moved, Some(stop));
             }
-            moved += slot;
-            self.policy.source += slot;
-            self.policy.target += slot;
-            self.policy.index += slot / PAGE_SIZE;
-            self.policy.source_index += slot / PAGE_SIZE;
+            moved += span;
+            self.piece.source += span;
+            self.piece.target += span;
         }
         (moved, None)
     }
 
-    /// Moves a slot as one entry, or returns [`MoveStop::Piecemeal`] if its pages must move one by
-    /// one.
-    fn move_slot(&mut self) -> Result<(), MoveStop> {
-        let (page_table, at) = (self.page_table, VirtAddr(self.policy.source));
+    /// Moves one entry, or returns [`MoveStop::Piecemeal`] if its pages must move one by one.
+    fn move_entry(&mut self) -> Result<(), MoveStop> {
+        let (page_table, at) = (self.page_table, VirtAddr(self.piece.source));
         let found = page_table.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
-        let Ok(from) = found else { return Err(MoveStop::Piecemeal) };
-        let index = P::Arch::PMD.index_of(at);
-        let entry = run::load(page_table.slots(from.table), index);
-        self.counts.entries_descended += self.from.level.steps_to(from.level);
+        let Ok(node) = found else { return Err(MoveStop::Piecemeal) };
+        let from = TableEntry { table: node.table, index: P::Arch::PMD.index_of(at) };
+        let entry = run::load(page_table.slots(from.table), from.index);
+        self.counts.entries_descended += self.from.level.steps_to(node.level);
         self.counts.entries_read += 1;
         page_table.memory.worked(1, 0);
         match P::Arch::PMD.kind(entry) {
             Kind::Empty => Err(MoveStop::Piecemeal),
-            Kind::Leaf => self.move_huge(from, index, entry),
-            Kind::Absent => self.move_huge_absent(from, index, entry),
-            Kind::Table => self.carry(from, index, entry),
+            Kind::Leaf => self.move_huge(from, entry),
+            Kind::Absent => self.move_huge_absent(from, entry),
+            Kind::Table => self.carry(from, entry),
         }
     }
 
-    fn target_slot(&mut self) -> Result<TargetSlot, MoveStop> {
+    fn target_entry(&mut self) -> Result<TargetEntry, MoveStop> {
         let page_table = self.page_table;
-        let table = self.target_table(self.policy.target, Level::PMD)?;
-        let index = P::Arch::PMD.index_of(VirtAddr(self.policy.target));
+        let table = self.target_table(self.piece.target, Level::PMD)?;
+        let index = P::Arch::PMD.index_of(VirtAddr(self.piece.target));
         let entry = run::load(page_table.slots(table), index);
         let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
@@ -87,50 +78,37 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             Kind::Table => return Err(MoveStop::Piecemeal),
             Kind::Leaf | Kind::Absent => return Err(MoveStop::Exists),
         };
-        Ok(TargetSlot { table, index, vacant })
+        Ok((TableEntry { table, index }, vacant))
     }
 
-    fn mark_slots(&mut self, from: Node<P::Arch>, to: &TargetSlot) {
+    fn mark_ends(&mut self, from: TableEntry, (to, vacant): TargetEntry) {
         self.mark(from.table);
         self.mark(to.table);
-        if let Some(vacant) = to.vacant {
+        if let Some(vacant) = vacant {
             self.mark(vacant);
         }
     }
 
-    fn ranges(&self) -> [VirtRange; 2] {
-        [self.policy.source, self.policy.target]
-            .map(|start| VirtRange::raw(start, start + self.policy.len))
-    }
-
-    /// Writes the entry that has left the source's slot, and is in the gather, into the target's.
-    fn arrive(&mut self, from: Node<P::Arch>, index: EntryIndex, to: &TargetSlot, entry: u64) {
+    /// Writes the entry that has left the source, and is in the gather, at the target.
+    fn arrive(&mut self, from: TableEntry, (to, vacant): TargetEntry, entry: u64) {
         let page_table = self.page_table;
         let there = &page_table.slots(to.table)[to.index.slot()];
-        self.counts.entries_written += 2;
-        let Some(vacant) = to.vacant else {
+        let Some(vacant) = vacant else {
             there.store(entry, Ordering::Release);
-            page_table.change_entry_count(from.table, 0, 1);
-            page_table.change_entry_count(to.table, 1, 0);
-            return;
+            return self.count_moved(from.table, to.table, 1);
         };
         // A walker may know the empty table by the target's address, where it would go on to read
         // what is mapped at the source from now on.
         there.store(0, Ordering::Release);
-        self.gather.stale_tables(self.ranges()[1]);
+        self.gather.stale_tables(self.piece.target());
         page_table.flush(self.gather, self.counts);
         there.store(entry, Ordering::Release);
-        let slot = &page_table.slots(from.table)[index.slot()];
+        let slot = &page_table.slots(from.table)[from.index.slot()];
         slot.store(P::Arch::table(vacant).0, Ordering::Release);
-        self.counts.entries_written += 2;
+        self.counts.entries_written += 4;
     }
 
-    fn move_huge(
-        &mut self,
-        from: Node<P::Arch>,
-        index: EntryIndex,
-        entry: Entry,
-    ) -> Result<(), MoveStop> {
+    fn move_huge(&mut self, from: TableEntry, entry: Entry) -> Result<(), MoveStop> {
         let (page_table, memory) = (self.page_table, self.page_table.memory);
         let frames = &memory.frames;
         let head = P::Arch::frame(entry);
@@ -145,69 +123,53 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             frames.folio(folio).exclusive().contains_all(0, pages)
                 && frames.folio(folio).mappings() == pages
         };
-        let to = self.target_slot()?;
+        let to = self.target_entry()?;
         if !folio.is_none_or(is_own) {
             return Err(MoveStop::Busy);
         }
         let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
-        self.mark_slots(from, &to);
-        let slot = &page_table.slots(from.table)[index.slot()];
+        self.mark_ends(from, to);
+        let slot = &page_table.slots(from.table)[from.index.slot()];
         let old = Entry(slot.swap(0, Ordering::SeqCst));
         if folio.is_some_and(|folio| frames.folio(folio).is_pinned_since()) {
             slot.store(old.0, Ordering::Release);
             return Err(MoveStop::Busy);
         }
-        self.gather.stale(self.ranges()[0], P::Arch::PMD);
+        self.gather.stale(self.piece.source(), P::Arch::PMD);
         let arrived = match lock {
             Some(lock) => {
-                lock.give_to(self.policy.what.owner, FolioIndex::new(self.policy.index));
+                lock.give_to(self.policy.what.owner, FolioIndex::new(self.index_at(0)));
                 self.arrived(old)
             }
             None => old,
         };
-        self.arrive(from, index, &to, arrived.0);
-        self.move_deposit(from, &to);
+        self.arrive(from, to, arrived.0);
+        page_table.move_deposits(from.table, to.0.table, 1);
         Ok(())
     }
 
-    fn move_huge_absent(
-        &mut self,
-        from: Node<P::Arch>,
-        index: EntryIndex,
-        entry: Entry,
-    ) -> Result<(), MoveStop> {
+    fn move_huge_absent(&mut self, from: TableEntry, entry: Entry) -> Result<(), MoveStop> {
         self.may_move_absent(entry)?;
-        let to = self.target_slot()?;
-        self.mark_slots(from, &to);
-        self.page_table.slots(from.table)[index.slot()].store(0, Ordering::Release);
+        let to = self.target_entry()?;
+        self.mark_ends(from, to);
+        self.page_table.slots(from.table)[from.index.slot()].store(0, Ordering::Release);
         let arrived = self.arrived_absent(entry);
-        self.arrive(from, index, &to, arrived.0);
-        self.move_deposit(from, &to);
+        self.arrive(from, to, arrived.0);
+        self.page_table.move_deposits(from.table, to.0.table, 1);
         Ok(())
-    }
-
-    fn move_deposit(&self, from: Node<P::Arch>, to: &TargetSlot) {
-        if let Some(deposit) = self.page_table.withdraw_table(from.table) {
-            self.page_table.deposit_table(to.table, deposit);
-        }
     }
 
     /// Carries a table of level 1.
-    fn carry(
-        &mut self,
-        from: Node<P::Arch>,
-        index: EntryIndex,
-        named: Entry,
-    ) -> Result<(), MoveStop> {
+    fn carry(&mut self, from: TableEntry, named: Entry) -> Result<(), MoveStop> {
         let (page_table, table) = (self.page_table, P::Arch::frame(named));
         let (entry_count, entries) = (page_table.entry_count(table), P::Arch::ENTRIES);
         if entry_count == 0 || entry_count < entries && !self.policy.what.allows_holes {
             return Err(MoveStop::Piecemeal);
         }
-        let to = self.target_slot()?;
-        self.mark_slots(from, &to);
+        let to = self.target_entry()?;
+        self.mark_ends(from, to);
         self.mark(table);
-        let slot = &page_table.slots(from.table)[index.slot()];
+        let slot = &page_table.slots(from.table)[from.index.slot()];
         slot.swap(0, Ordering::SeqCst);
         let (claimed, alike) = self.claim(table);
         page_table.memory.worked(u64::from(claimed), 0);
@@ -217,8 +179,8 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             slot.store(named.0, Ordering::Release);
             return Err(MoveStop::Piecemeal);
         }
-        self.gather.stale_tables(self.ranges()[0]);
-        self.arrive(from, index, &to, named.0);
+        self.gather.stale_tables(self.piece.source());
+        self.arrive(from, to, named.0);
         match alike {
             Some(Order::PAGE) => self.settle_singles(table),
             Some(order) => self.settle_large(table, order),
@@ -237,7 +199,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     fn claim(&self, table: Frame) -> (u32, Option<Order>) {
         let slots = self.page_table.slots(table);
         let numbered = self.policy.numbered;
-        let Some(owner) = self.policy.what.owner.run_from(self.policy.index, slots.len() as u64)
+        let Some(owner) = self.policy.what.owner.run_from(self.index_at(0), slots.len() as u64)
         else {
             return (0, None);
         };
@@ -269,7 +231,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         (at as u32, alike)
     }
 
-    /// As [`LockSpan::claim`], for large folios of one order. Each is in the table as a whole, at
+    /// As `claim`, for large folios of one order. Each is in the table as a whole, at
     /// its natural place, by leaves that move without a change. Returns how many entries they have.
     #[inline(never)]
     fn claim_large(&self, slots: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
@@ -309,7 +271,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         at.number() as usize
     }
 
-    /// Unlocks the folios of a table that has moved, which [`LockSpan::claim_large`] has locked.
+    /// Unlocks the folios of a table that has moved, which `claim_large` has locked.
     #[inline(never)]
     fn settle_large(&self, table: Frame, order: Order) {
         let slots = self.page_table.slots(table);
@@ -340,7 +302,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
     /// Unlocks the folio whose first page the leaf maps, and wakes all waiters.
     ///
     /// # Safety
-    /// 1. The span has locked the folio by its number, and no guard of the lock exists.
+    /// 1. The piece has locked the folio by its number, and no guard of the lock exists.
     #[cold]
     pub(super) unsafe fn unlock_head(&self, leaf: Entry, order: Order) {
         let memory = self.page_table.memory;
@@ -358,7 +320,7 @@ impl<P: Platform> LockSpan<'_, '_, P> {
         memory.frames.folio(folio).see_to_marks();
     }
 
-    /// As [`LockSpan::claim`], for any entry but a single page whose leaf moves without a change.
+    /// As `claim`, for any entry but a single page whose leaf moves without a change.
     /// Returns the number of claimed entries.
     #[inline(never)]
     fn claim_other(&self, slots: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
@@ -377,47 +339,32 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             };
         }
         let single = P::Arch::clear_contig(entry, at);
-        let frame = P::Arch::frame(single);
-        if memory.is_zero(frame) {
+        if memory.is_zero(P::Arch::frame(single)) {
             return Some(1);
         }
-        let folio = memory.frames.folio_of(frame)?;
-        let number = frame.0 - folio.head.0;
-        let limit = left.min(folio.pages() - number);
-        let alike = if self.are_unchanged(slots, at, limit) {
-            limit
+        let attributes = P::Arch::attributes(single);
+        let stays = if attributes.userfault {
+            keeps
         } else {
-            let attributes = P::Arch::attributes(single);
-            let stays = if attributes.userfault {
-                keeps
-            } else {
-                attributes.permissions.contains(Permissions::WRITE)
-            };
-            let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-            let step = P::Arch::STEP;
-            let entries = &slots[at.slots(limit)];
-            stays.then(|| P::Arch::match_leaves(entries, at, equal, step, 0).0)?
+            attributes.permissions.contains(Permissions::WRITE)
         };
-        self.claim_folio(at, folio, number, alike).then_some(alike)
-    }
-
-    /// Locks and renumbers a folio whose mappings are all among the `alike` entries from `at` on.
-    fn claim_folio(&self, at: EntryIndex, folio: Folio, number: u32, alike: u32) -> bool {
-        let memory = self.page_table.memory;
-        let frames = &memory.frames;
-        if frames.folio(folio).mappings() != alike
-            || !frames.folio(folio).exclusive().contains_all(number, alike)
-        {
-            return false;
+        if !stays {
+            return None;
         }
-        let Some(index) = self.index_of_folio(at.number(), number) else { return false };
-        let Some(lock) = frames.folio(folio).try_lock() else { return false };
-        if frames.folio(folio).is_pinned_since() {
-            return false;
+        let FolioRun { folio, number, count, .. } = self.folio_run(slots, at, left, entry)?;
+        // All mappings of the folio are in the run.
+        let handle = memory.frames.folio(folio);
+        if handle.mappings() != count || !handle.exclusive().contains_all(number, count) {
+            return None;
+        }
+        let index = self.index_of_folio(at.number(), number)?;
+        let lock = handle.try_lock()?;
+        if handle.is_pinned_since() {
+            return None;
         }
         lock.give_to(self.policy.what.owner, index);
         lock.leave_to_batch();
-        true
+        Some(count)
     }
 
     /// Unlocks the folios of the first `claimed` entries. If these are not all of the table, none
@@ -448,11 +395,13 @@ impl<P: Platform> LockSpan<'_, '_, P> {
             // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
             let lock = unsafe { frames.folio(folio).lock_of_batch() };
             if !moves {
-                let index = self.policy.source_index + u64::from(at);
+                let what = self.policy.what;
+                let page = (self.piece.source - what.source.0) / PAGE_SIZE + u64::from(at);
+                let index = what.source_index + page;
                 let index = FolioIndex::for_folio(index, frame.0 - folio.head.0);
                 debug_assert!(index.is_some(), "the folio was at its index before");
                 if let Some(index) = index {
-                    lock.give_to(self.policy.what.source_owner, index);
+                    lock.give_to(what.source_owner, index);
                 }
             } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
                 for slot in &slots[at.slots(count)] {

@@ -1,0 +1,94 @@
+//! Moves mappings between two places of one tree: `mremap` ([`range`]) and `UFFDIO_MOVE`
+//! ([`pages`]).
+//!
+//! | | `range` | `pages` |
+//! |---|---|---|
+//! | VMAs of both places | held for writing | held for reading, beside faults |
+//! | reverse map | its trees are locked | each folio is locked, and gets another index |
+//! | unit | tables of any level, runs | tables of level 1, whole folios |
+//! | failure | none after the first entry | stops at any page |
+//!
+//! Both cut a move into *pieces* ([`Piece`]). A piece is served under one set of table locks
+//! ([`LockedPiece`]): the tables of both places, locked in one pass. Its [`MovePolicy`] is the way
+//! in which the VMAs are held.
+//!
+//! The flush comes before the locks are released if the move ends with this piece. Otherwise:
+//! 1. CPU A moves the entry of a page and releases the locks without a flush.
+//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame.
+//! 3. CPU C still writes through its translation of the old address, into the reused frame.
+//!
+//! A move of several pieces flushes once for many of them. Until then each table at either end is
+//! marked as pending ([`crate::tlb`]), and the tree records the move ([`Moving`]). A thread that
+//! finds the mark flushes the source as well as its own range.
+
+mod moving;
+pub(crate) mod pages;
+mod piece;
+pub(crate) mod range;
+
+use crate::addr::VirtRange;
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::locking::LockSet;
+use super::{PageTable, ReadSection, TablePool};
+use piece::{LockedPiece, MovePolicy, Piece};
+
+pub(crate) use moving::Moving;
+
+/// A move under way, of one kind: [`range::RangeMove`] or [`pages::PageMove`].
+pub(crate) struct Mover<'a, 'm, P: Platform, K> {
+    page_table: &'a PageTable<'m, P>,
+    /// Tables come from here first.
+    pool: &'a mut TablePool<'m, P>,
+    gather: &'a mut Gather,
+    counts: &'a mut Counts,
+    /// The move marks tables, and flushes after it has released their locks.
+    marks: bool,
+    kind: K,
+}
+
+impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
+    /// Lends the locked tables of both places of `piece` to `work`. `freeable` is the source, and
+    /// around it the addresses whose tables serve only the source.
+    ///
+    /// Unless the move marks tables, every TLB has forgotten the old place before the locks are
+    /// released.
+    #[inline(always)]
+    fn with_piece<S: MovePolicy, R>(
+        &mut self,
+        piece: Piece<P::Arch>,
+        freeable: VirtRange,
+        policy: S,
+        work: impl FnOnce(&mut LockedPiece<'_, 'm, P, S>) -> R,
+    ) -> R {
+        let page_table = self.page_table;
+        let mut locks = LockSet::new();
+        let root = page_table.root_node();
+        let mut locked = LockedPiece {
+            _section: ReadSection::enter(page_table.memory.platform()),
+            page_table,
+            locks: &mut locks,
+            pool: self.pool,
+            gather: self.gather,
+            counts: self.counts,
+            from: root,
+            to: root,
+            marks: self.marks,
+            piece,
+            policy,
+        };
+        locked.lock(freeable);
+        let result = work(&mut locked);
+        if !locked.marks {
+            locked.page_table.flush(locked.gather, locked.counts);
+        }
+        result
+    }
+
+    /// Makes every TLB forget the places that pages have left.
+    fn flush(&mut self) {
+        self.page_table.flush(self.gather, self.counts);
+    }
+}
