@@ -61,7 +61,7 @@ impl LockSet {
         true
     }
 
-    /// Takes up to `count` entries that name tables to be detached into account. Returns how many.
+    /// Takes up to `count` entries that refer to tables to be detached into account. Returns their number.
     #[inline]
     pub(super) fn admit_detached(&mut self, count: u32) -> u32 {
         let count = count.min(self.entries).min(self.detached);
@@ -90,7 +90,7 @@ impl LockSet {
         self.tables.len()
     }
 
-    /// Gives all locks back, the last first.
+    /// Releases all locks, the last first.
     pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
         while let Some(table) = self.tables.pop() {
             tree.unlock(table);
@@ -102,7 +102,7 @@ impl LockSet {
         self.admit(tree, table);
     }
 
-    /// Takes over the lock of a table that hangs in the tree.
+    /// Takes over the lock of a table of the tree.
     pub(super) fn admit<T: LockTree>(&mut self, tree: &T, table: Frame) {
         self.pending |= tree.is_pending(table);
         self.tables.push(table);

@@ -6,8 +6,8 @@
 //! the range, and the existing tables below it that overlap the range, down to a floor. So two
 //! operations whose covers are different, and neither above the other, share nothing.
 //!
-//! If the range is exactly one slot of a table, that table is the cover, not the one that the slot
-//! names: detaching a table needs the lock of its parent.
+//! If the range is exactly that of one entry, the entry's table is the cover, not the one to which
+//! the entry refers: detaching a table needs the lock of its parent.
 //!
 //! # In which order
 //! Pre-order: parents before children, lower addresses before higher ones. A move takes the locks
@@ -89,7 +89,7 @@ pub(crate) trait LockTree {
     fn root(&self) -> Frame;
     /// Waits for the table's lock.
     fn lock(&self, table: Frame);
-    /// Gives the table's lock back.
+    /// Releases the table's lock.
     fn unlock(&self, table: Frame);
     /// Called each time a descent starts again.
     fn start_again(&self) {}
@@ -102,7 +102,7 @@ pub(crate) trait LockTree {
     fn is_pending(&self, table: Frame) -> bool;
     /// Marks the table as detached. Called with its lock held.
     fn mark_stray(&self, table: Frame);
-    /// Takes that mark back. Called with its lock held.
+    /// Clears that mark. Called with its lock held.
     fn clear_stray(&self, table: Frame);
     /// Whether the table may have a guard marker. Asked with its lock held.
     fn has_guards(&self, _table: Frame) -> bool {
@@ -112,15 +112,15 @@ pub(crate) trait LockTree {
     fn entry_count(&self, _table: Frame) -> u32 {
         u32::MAX
     }
-    /// The table that the entry names, if it names one. Called inside a read section.
+    /// The table to which the entry refers, if any. Called inside a read section.
     fn child(&self, node: Node<Self::Arch>, index: EntryIndex) -> Option<Frame>;
     /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
     fn is_at(&self, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
         self.descend(addr, |above| above.level > node.level) == node
     }
-    /// Goes from the root by the tables for `addr` down as long as there are any and `goes_on` says
-    /// so. Called inside a read section.
+    /// Descends from the root by the tables for `addr`, while `goes_on` is true and a next table
+    /// exists. Called inside a read section.
     #[inline]
     fn descend(
         &self,
@@ -199,16 +199,16 @@ impl<A: Arch> Node<A> {
         self.level == Level::PTE && A::is_contig(raw)
     }
 
-    /// A table that an entry of this one names.
+    /// A table to which an entry of this one refers.
     #[inline(always)]
     pub(crate) const fn child(self, table: Frame) -> Self {
         Self { table, level: self.level.below() }
     }
 }
 
-/// The slots of the table at `level` that begins at or before `range` which `range` overlaps,
-/// first and last. The table's span holds a part of the range.
-fn overlapped_slots<A: Arch>(
+/// The first and the last entry that `range` overlaps, of the table of `level` that begins at `base`.
+/// `None` if it overlaps none.
+fn overlapped_entries<A: Arch>(
     base: VirtAddr,
     level: Level<A>,
     range: VirtRange,
@@ -222,7 +222,7 @@ fn overlapped_slots<A: Arch>(
     Some(level.index_of(part.start())..=level.index_of(last))
 }
 
-fn slot_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> VirtRange {
+fn entry_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> VirtRange {
     let start = base.0 + u64::from(index) * level.span();
     VirtRange::raw(start, start + level.span())
 }
@@ -230,9 +230,9 @@ fn slot_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> Vi
 /// Descends without locks to the cover of `range`, not below `floor`.
 fn find_cover<T: LockTree>(tree: &T, range: VirtRange, floor: Level<T::Arch>) -> Node<T::Arch> {
     tree.descend(range.start(), |node| {
-        let slot = range.start().align_down(node.level.span());
-        let end = slot.0.wrapping_add(node.level.span());
-        let strictly_inside = range.end().0 < end || range.end().0 == end && slot < range.start();
+        let own = range.start().align_down(node.level.span());
+        let end = own.0.wrapping_add(node.level.span());
+        let strictly_inside = range.end().0 < end || range.end().0 == end && own < range.start();
         node.level > floor && strictly_inside
     })
 }
@@ -262,31 +262,31 @@ impl<T: LockTree> LockPass<'_, T> {
         }
         let mut next = EntryIndex::FIRST;
         for range in ranges {
-            let Some(slots) = overlapped_slots(base, node.level, *range) else { continue };
-            let (first, last) = slots.into_inner();
-            // Two ranges may share a slot: it is visited once, with both.
+            let Some(overlapped) = overlapped_entries(base, node.level, *range) else { continue };
+            let (first, last) = overlapped.into_inner();
+            // Two ranges may share an entry: it is visited once, with both.
             let mut index = first.max(next);
             while index <= last {
                 next = index + 1;
-                let slot = slot_range(base, node.level, index);
-                if depth.spares(node.level) && range.covers(slot) {
-                    // So does the range all that follow, but perhaps the last.
-                    let end = slot_range(base, node.level, last).end();
+                let own = entry_range(base, node.level, index);
+                if depth.spares(node.level) && range.covers(own) {
+                    // It also covers all entries that follow, except perhaps the last.
+                    let end = entry_range(base, node.level, last).end();
                     let count = last + u32::from(end <= range.end()) - index;
                     let admitted = self.set.admit_detached(count);
                     if admitted < count {
                         let span = node.level.span();
-                        self.set.stop = slot.start().0 + u64::from(admitted) * span;
+                        self.set.stop = own.start().0 + u64::from(admitted) * span;
                         return false;
                     }
                     index += count;
                     continue;
                 }
-                let part = range.intersection(slot);
+                let part = range.intersection(own);
                 let child = tree.child(node, index);
                 let entries = match child {
                     Some(_) if node.level.below() > floor => 0,
-                    None if part == slot => 1,
+                    None if part == own => 1,
                     // Of a leaf that the range covers in part, those into which it is split.
                     _ => (part.len() >> node.level.below().span_shift()) as u32,
                 };
@@ -296,7 +296,7 @@ impl<T: LockTree> LockPass<'_, T> {
                 if let Some(table) = child {
                     self.set.acquire(tree, table);
                     let child = node.child(table);
-                    if !self.lock_below(child, slot.start()) {
+                    if !self.lock_below(child, own.start()) {
                         return false;
                     }
                 }
