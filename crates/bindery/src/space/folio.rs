@@ -92,32 +92,36 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep.
     pub fn is_dirty(&self, page: VirtAddr) -> bool {
-        if page >= self.limit() {
-            return false;
+        is_dirty(self, page)
+    }
+}
+
+fn is_dirty<P: Platform>(space: &AddressSpace<'_, P>, page: VirtAddr) -> bool {
+    if page >= space.limit() {
+        return false;
+    }
+    let _guard = space.vmas.lock();
+    let page = page.align_down(PAGE_SIZE);
+    let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+    let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+    let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
+    let frames = &space.page_table.memory.frames;
+    let folio = cursor.folio_at(page);
+    if folio.is_some_and(|(folio, _)| frames.folio(folio).is_dirty()) {
+        return true;
+    }
+    match node.level.kind(raw) {
+        Kind::Leaf => {
+            let slots = space.page_table.slots(node.table);
+            let size = if node.in_contig(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
+            slots[index.align_down(size).slots(size)]
+                .iter()
+                .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
         }
-        let _guard = self.vmas.lock();
-        let page = page.align_down(PAGE_SIZE);
-        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        let frames = &self.page_table.memory.frames;
-        let folio = cursor.folio_at(page);
-        if folio.is_some_and(|(folio, _)| frames.folio(folio).is_dirty()) {
-            return true;
+        Kind::Absent => {
+            matches!(P::Arch::decode_absent(raw), Some(Absent::ProtNone { dirty: true, .. }))
         }
-        match node.level.kind(raw) {
-            Kind::Leaf => {
-                let slots = self.page_table.slots(node.table);
-                let size = if node.in_contig(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
-                slots[index.align_down(size).slots(size)]
-                    .iter()
-                    .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
-            }
-            Kind::Absent => {
-                matches!(P::Arch::decode_absent(raw), Some(Absent::ProtNone { dirty: true, .. }))
-            }
-            Kind::Empty | Kind::Table => false,
-        }
+        Kind::Empty | Kind::Table => false,
     }
 }
 

@@ -91,39 +91,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep. Complexity: constant.
     pub fn inspect(&self, addr: VirtAddr) -> Inspection<P::Arch> {
-        if addr >= self.limit() {
-            return Inspection::Empty;
-        }
-        // A table that is on its way to another place would answer for the wrong address.
-        let _guard = self.vmas.lock();
-        let page = addr.align_down(crate::addr::PAGE_SIZE);
-        let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
-        let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        cursor.counts = crate::stats::Counts::default();
-        // A huge entry names the first of its pages.
-        let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-        match node.level.kind(raw) {
-            Kind::Empty | Kind::Table => Inspection::Empty,
-            Kind::Leaf => {
-                let entry = node.single(raw, index);
-                Inspection::Page {
-                    frame: P::Arch::frame(entry).plus(inside as u32),
-                    attributes: P::Arch::attributes(entry),
-                    level: node.level,
-                    contiguous: node.in_contig(raw),
-                }
-            }
-            Kind::Absent => match P::Arch::decode_absent(raw) {
-                Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) => {
-                    let frame = frame.plus(inside as u32);
-                    let prot_none =
-                        Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-                    Inspection::Absent(prot_none)
-                }
-                absent => absent.map_or(Inspection::Empty, Inspection::Absent),
-            },
-        }
+        inspect(self, addr)
     }
 
     /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call
@@ -140,5 +108,40 @@ impl<P: Platform> AddressSpace<'_, P> {
     #[cfg(any(test, feature = "measure"))]
     pub fn mappings_looked_at(&self) -> u64 {
         self.vmas.looked_at()
+    }
+}
+
+fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspection<P::Arch> {
+    if addr >= space.limit() {
+        return Inspection::Empty;
+    }
+    // A table that is on its way to another place would answer for the wrong address.
+    let _guard = space.vmas.lock();
+    let page = addr.align_down(crate::addr::PAGE_SIZE);
+    let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
+    let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+    let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
+    cursor.counts = crate::stats::Counts::default();
+    // A huge entry names the first of its pages.
+    let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+    match node.level.kind(raw) {
+        Kind::Empty | Kind::Table => Inspection::Empty,
+        Kind::Leaf => {
+            let entry = node.single(raw, index);
+            Inspection::Page {
+                frame: P::Arch::frame(entry).plus(inside as u32),
+                attributes: P::Arch::attributes(entry),
+                level: node.level,
+                contiguous: node.in_contig(raw),
+            }
+        }
+        Kind::Absent => match P::Arch::decode_absent(raw) {
+            Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) => {
+                let frame = frame.plus(inside as u32);
+                let prot_none = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+                Inspection::Absent(prot_none)
+            }
+            absent => absent.map_or(Inspection::Empty, Inspection::Absent),
+        },
     }
 }

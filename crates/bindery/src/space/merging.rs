@@ -23,26 +23,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep. Complexity: in the mappings.
     pub fn set_merging(&self, merges: bool) {
-        self.operate(|op| {
-            if self.settings.merges() == merges {
-                return;
-            }
-            self.settings.set_merges(merges);
-            let mut at = 0;
-            while let Some(vma) = op.vmas.first_ending_after(at) {
-                at = vma.end();
-                let flags = match merges {
-                    true => vma.flags() | mergeable(vma.flags()),
-                    false => vma.flags() - MappingFlags::MERGEABLE,
-                };
-                if flags != vma.flags() {
-                    // Whole mappings are not cut, so nothing can fail.
-                    let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
-                    debug_assert!(done.is_ok());
-                }
-            }
-        });
-        crate::deferred::free_some(self.page_table.memory);
+        set_merging(self, merges)
     }
 
     /// Whether pages with equal contents may be merged in all private mappings
@@ -52,6 +33,29 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn merging(&self) -> bool {
         self.settings.merges()
     }
+}
+
+fn set_merging<P: Platform>(space: &AddressSpace<'_, P>, merges: bool) {
+    space.operate(|op| {
+        if space.settings.merges() == merges {
+            return;
+        }
+        space.settings.set_merges(merges);
+        let mut at = 0;
+        while let Some(vma) = op.vmas.first_ending_after(at) {
+            at = vma.end();
+            let flags = match merges {
+                true => vma.flags() | mergeable(vma.flags()),
+                false => vma.flags() - MappingFlags::MERGEABLE,
+            };
+            if flags != vma.flags() {
+                // Whole mappings are not cut, so nothing can fail.
+                let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
+                debug_assert!(done.is_ok());
+            }
+        }
+    });
+    crate::deferred::free_some(space.page_table.memory);
 }
 
 /// The merging flag that a new mapping with these flags gets. The caller holds the mutex.

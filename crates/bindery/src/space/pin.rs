@@ -162,43 +162,53 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         access: Access,
         time: PinTime,
     ) -> Result<Pinned<'m, P>, PinError> {
-        if at >= self.limit() {
-            return Err(FaultError::NotMapped.into());
+        pin(self, at, pages, access, time)
+    }
+}
+
+fn pin<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    at: VirtAddr,
+    pages: u32,
+    access: Access,
+    time: PinTime,
+) -> Result<Pinned<'m, P>, PinError> {
+    if at >= space.limit() {
+        return Err(FaultError::NotMapped.into());
+    }
+    let page = at.align_down(PAGE_SIZE);
+    let count = space.page_table.memory.retry(|| pin_count(space))?;
+    loop {
+        let locked = space.lock_vma(page).ok_or(FaultError::NotMapped)?;
+        let vma = locked.vma();
+        if vma.has(MappingFlags::SECRET) {
+            return Err(FaultError::Protection.into());
         }
-        let page = at.align_down(PAGE_SIZE);
-        let count = self.page_table.memory.retry(|| pin_count(self))?;
-        loop {
-            let locked = self.lock_vma(page).ok_or(FaultError::NotMapped)?;
-            let vma = locked.vma();
-            if vma.has(MappingFlags::SECRET) {
-                return Err(FaultError::Protection.into());
-            }
-            let own = !vma.is_shared() && (vma.is_anonymous() || time == PinTime::Long);
-            let range = VirtRange::from_len(page, u64::from(pages.max(1)) * PAGE_SIZE)
-                .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
-                    range.intersection(vma.range())
-                });
-            // One table at a time: the run ends with the table or before.
-            let table = P::Arch::PMD.span();
-            let end = range.end().0.min((page.0 | (table - 1)).saturating_add(1));
-            let range = VirtRange::raw(page.0, end);
-            let mut cursor = self.page_table.cursor(range, Depth::Floor(Level::PTE));
-            let own = match pages_to_pin(&mut cursor, access, own) {
-                Present::Pages(found) => return pin_pages(self, &mut cursor, vma, found, count),
-                Present::Other => own,
-                // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
-                // would leave it in place.
-                Present::ZeroPage => true,
-            };
-            drop(cursor);
-            // A write fault gives the program a page of its own, if writes are allowed.
-            let writable = vma.protection().contains(Protection::WRITE);
-            drop(locked);
-            let needed = if own && writable { Access::Write } else { access };
-            self.fault_for_kernel(page, needed, KeyRights::ALL)?;
-            if own && !writable {
-                self.page_table.memory.retry(|| unshare(self, page))?;
-            }
+        let own = !vma.is_shared() && (vma.is_anonymous() || time == PinTime::Long);
+        let range = VirtRange::from_len(page, u64::from(pages.max(1)) * PAGE_SIZE)
+            .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
+                range.intersection(vma.range())
+            });
+        // One table at a time: the run ends with the table or before.
+        let table = P::Arch::PMD.span();
+        let end = range.end().0.min((page.0 | (table - 1)).saturating_add(1));
+        let range = VirtRange::raw(page.0, end);
+        let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+        let own = match pages_to_pin(&mut cursor, access, own) {
+            Present::Pages(found) => return pin_pages(space, &mut cursor, vma, found, count),
+            Present::Other => own,
+            // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
+            // would leave it in place.
+            Present::ZeroPage => true,
+        };
+        drop(cursor);
+        // A write fault gives the program a page of its own, if writes are allowed.
+        let writable = vma.protection().contains(Protection::WRITE);
+        drop(locked);
+        let needed = if own && writable { Access::Write } else { access };
+        space.fault_for_kernel(page, needed, KeyRights::ALL)?;
+        if own && !writable {
+            space.page_table.memory.retry(|| unshare(space, page))?;
         }
     }
 }

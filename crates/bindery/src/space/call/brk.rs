@@ -55,22 +55,26 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
     /// in the mappings if it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
-        let mut now = end;
-        let moved = self.page_table.memory.outermost(|| {
-            self.operate(|op| {
-                let moved = move_break(op, end);
-                if moved.is_ok() {
-                    self.program_break.end.store(end.0, Ordering::Relaxed);
-                }
-                now = VirtAddr(self.program_break.end.load(Ordering::Relaxed));
-                moved
-            })
-        });
-        if let Ok(Some(range)) = moved {
-            let _ = populate(self, range);
-        }
-        now
+        set_break(self, end)
     }
+}
+
+fn set_break<P: Platform>(space: &AddressSpace<'_, P>, end: VirtAddr) -> VirtAddr {
+    let mut now = end;
+    let moved = space.page_table.memory.outermost(|| {
+        space.operate(|op| {
+            let moved = move_break(op, end);
+            if moved.is_ok() {
+                space.program_break.end.store(end.0, Ordering::Relaxed);
+            }
+            now = VirtAddr(space.program_break.end.load(Ordering::Relaxed));
+            moved
+        })
+    });
+    if let Ok(Some(range)) = moved {
+        let _ = populate(space, range);
+    }
+    now
 }
 
 /// Moves the end of the heap. Returns the new range if it must be populated.

@@ -29,36 +29,45 @@ impl<P: Platform> AddressSpace<'_, P> {
         offset: u64,
         access: FileAccess,
     ) -> Result<VirtAddr, Error> {
-        let shared = request.sharing == Sharing::Shared;
-        let writable = access.contains(FileAccess::WRITE);
-        if shared && writable {
-            let length = map_length::<P>(request)?;
-            let accounting = if may_skip_reserve(self.page_table.memory, request) {
-                Accounting::None
-            } else {
-                Accounting::Whole
-            };
-            // The object has the length of the mapping even if the offset is not zero, as on Linux.
-            // So accesses beyond its end fail.
-            let object = self.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
-            return self.mmap_object(request, &MapObject { object: &object, offset, access });
-        }
-        let writes = shared && request.protection.contains(Protection::WRITE);
-        let refused = if !access.contains(FileAccess::READ) || writes {
-            Some(Error::AccessDenied)
-        } else if request.flags.contains(MapFlags::GROWS_DOWN) {
-            Some(Error::Invalid)
-        } else {
-            None
-        };
-        if let Some(error) = refused {
-            // Linux searches for a place first, so errors of the place take precedence.
-            self.check_place(request)?;
-            return Err(error);
-        }
-        let mut may = MappingFlags::MAY_ALL;
-        may.set(MappingFlags::MAY_WRITE, !shared);
-        let request = MapRequest { sharing: Sharing::Private, ..*request };
-        map_and_populate(self, &request, Backing::anonymous(may))
+        map_zeroes(self, request, offset, access)
     }
+}
+
+fn map_zeroes<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &MapRequest,
+    offset: u64,
+    access: FileAccess,
+) -> Result<VirtAddr, Error> {
+    let shared = request.sharing == Sharing::Shared;
+    let writable = access.contains(FileAccess::WRITE);
+    if shared && writable {
+        let length = map_length::<P>(request)?;
+        let accounting = if may_skip_reserve(space.page_table.memory, request) {
+            Accounting::None
+        } else {
+            Accounting::Whole
+        };
+        // The object has the length of the mapping even if the offset is not zero, as on Linux.
+        // So accesses beyond its end fail.
+        let object = space.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
+        return space.mmap_object(request, &MapObject { object: &object, offset, access });
+    }
+    let writes = shared && request.protection.contains(Protection::WRITE);
+    let refused = if !access.contains(FileAccess::READ) || writes {
+        Some(Error::AccessDenied)
+    } else if request.flags.contains(MapFlags::GROWS_DOWN) {
+        Some(Error::Invalid)
+    } else {
+        None
+    };
+    if let Some(error) = refused {
+        // Linux searches for a place first, so errors of the place take precedence.
+        space.check_place(request)?;
+        return Err(error);
+    }
+    let mut may = MappingFlags::MAY_ALL;
+    may.set(MappingFlags::MAY_WRITE, !shared);
+    let request = MapRequest { sharing: Sharing::Private, ..*request };
+    map_and_populate(space, &request, Backing::anonymous(may))
 }

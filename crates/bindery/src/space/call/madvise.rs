@@ -65,42 +65,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         advice: Advice,
         rights: KeyRights,
     ) -> Result<(), Error> {
-        if !start.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        let limit = self.limit();
-        let rounded = length.checked_next_multiple_of(PAGE_SIZE);
-        let range = rounded
-            .and_then(|length| VirtRange::from_len(start, length))
-            .ok_or(Error::OutOfRange { limit })?;
-        if range.is_empty() {
-            return Ok(());
-        }
-        let effect = advice.effect();
-        if effect.loss == Loss::Contents && self.has_userfaults() {
-            notify_removed(self, range)?;
-        }
-        match effect.change {
-            Change::Call(Call::WillNeed) => will_need(self, range),
-            Change::Call(Call::Populate(want)) => populate_as(self, range, want),
-            Change::Call(Call::Remove) => remove_contents(self, range, effect.loss),
-            Change::Call(Call::Collapse) => self.collapse_range(range),
-            Change::Vmas(change) => {
-                let advice = VmaAdvice { change, loss: effect.loss, rights };
-                // The part before an error is done; a second attempt does it again without harm.
-                let advise = || self.operate(|op| advise(op, range, advice));
-                let result = self.page_table.memory.outermost(advise);
-                match change {
-                    VmaChange::Entries(_) => result,
-                    // A mapping that cannot be split now may be split later. Linux returns
-                    // `EAGAIN`.
-                    VmaChange::Flags(_) => result.map_err(|error| {
-                        let later = matches!(error, Error::OutOfMemory | Error::TooManyMappings);
-                        if later { Error::TryAgain } else { error }
-                    }),
-                }
-            }
-        }
+        madvise(self, start, length, advice, rights)
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes read as
@@ -113,6 +78,51 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
     pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         self.madvise(start, length, Advice::DontNeed)
+    }
+}
+
+fn madvise<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+    advice: Advice,
+    rights: KeyRights,
+) -> Result<(), Error> {
+    if !start.is_aligned(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
+    }
+    let limit = space.limit();
+    let rounded = length.checked_next_multiple_of(PAGE_SIZE);
+    let range = rounded
+        .and_then(|length| VirtRange::from_len(start, length))
+        .ok_or(Error::OutOfRange { limit })?;
+    if range.is_empty() {
+        return Ok(());
+    }
+    let effect = advice.effect();
+    if effect.loss == Loss::Contents && space.has_userfaults() {
+        notify_removed(space, range)?;
+    }
+    match effect.change {
+        Change::Call(Call::WillNeed) => will_need(space, range),
+        Change::Call(Call::Populate(want)) => populate_as(space, range, want),
+        Change::Call(Call::Remove) => remove_contents(space, range, effect.loss),
+        Change::Call(Call::Collapse) => space.collapse_range(range),
+        Change::Vmas(change) => {
+            let advice = VmaAdvice { change, loss: effect.loss, rights };
+            // The part before an error is done; a second attempt does it again without harm.
+            let advise = || space.operate(|op| advise(op, range, advice));
+            let result = space.page_table.memory.outermost(advise);
+            match change {
+                VmaChange::Entries(_) => result,
+                // A mapping that cannot be split now may be split later. Linux returns
+                // `EAGAIN`.
+                VmaChange::Flags(_) => result.map_err(|error| {
+                    let later = matches!(error, Error::OutOfMemory | Error::TooManyMappings);
+                    if later { Error::TryAgain } else { error }
+                }),
+            }
+        }
     }
 }
 

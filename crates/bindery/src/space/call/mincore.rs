@@ -53,31 +53,9 @@ impl<P: Platform> AddressSpace<'_, P> {
         &self,
         start: VirtAddr,
         length: u64,
-        mut tell: impl FnMut(Residence, u64),
+        tell: impl FnMut(Residence, u64),
     ) -> Result<(), Error> {
-        if !start.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        let limit = self.limit();
-        let range = length
-            .checked_next_multiple_of(PAGE_SIZE)
-            .and_then(|length| VirtRange::from_len(start, length))
-            .filter(|range| range.end() <= limit)
-            .ok_or(Error::OutOfRange { limit })?;
-        let vmas = self.vmas.lock();
-        let mut at = range.start();
-        while at < range.end() {
-            interrupt::check(self.platform())?;
-            let vma = vmas.view().at(at).ok_or(Error::NotMapped(at))?;
-            let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
-            if vma.has(MappingFlags::HIDES_RESIDENCE) {
-                tell(Residence::Resident, part.pages());
-            } else {
-                tell_part(self, vma, part, &mut tell);
-            }
-            at = part.end();
-        }
-        Ok(())
+        mincore(self, start, length, tell)
     }
 
     /// The end of the mapping that contains `addr`; `None` if no mapping does.
@@ -86,6 +64,37 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
         self.vmas.lock().view().at(addr).map(|vma| VirtAddr(vma.end()))
     }
+}
+
+fn mincore<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+    mut tell: impl FnMut(Residence, u64),
+) -> Result<(), Error> {
+    if !start.is_aligned(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
+    }
+    let limit = space.limit();
+    let range = length
+        .checked_next_multiple_of(PAGE_SIZE)
+        .and_then(|length| VirtRange::from_len(start, length))
+        .filter(|range| range.end() <= limit)
+        .ok_or(Error::OutOfRange { limit })?;
+    let vmas = space.vmas.lock();
+    let mut at = range.start();
+    while at < range.end() {
+        interrupt::check(space.platform())?;
+        let vma = vmas.view().at(at).ok_or(Error::NotMapped(at))?;
+        let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
+        if vma.has(MappingFlags::HIDES_RESIDENCE) {
+            tell(Residence::Resident, part.pages());
+        } else {
+            tell_part(space, vma, part, &mut tell);
+        }
+        at = part.end();
+    }
+    Ok(())
 }
 
 /// Reports a part of one mapping. Looks pages up in the object outside of the read sections in

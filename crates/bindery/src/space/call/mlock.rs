@@ -77,27 +77,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// available; [`Error::Interrupted`] if the range is locked, but a fatal signal came before all
     /// pages were populated.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
-        self.vmas.account().may_lock_at_all()?;
-        let range = match lock_range::<P>(start, length) {
-            Ok(range) => range,
-            // Linux checks the limit first, so its error takes precedence.
-            Err(error) => {
-                self.vmas.account().may_lock(length >> PAGE_SHIFT)?;
-                return Err(error);
-            }
-        };
-        let flags = match pages {
-            LockPages::Now => MappingFlags::LOCKED,
-            LockPages::OnFault => LOCKS,
-        };
-        self.page_table.memory.outermost(|| {
-            self.operate(|op| {
-                may_lock_range(*op.vmas, range)?;
-                lock(op, range, flags)
-            })
-        })?;
-        populate(self, range)
-            .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })
+        mlock(self, start, length, pages)
     }
 
     /// Unlocks the range.
@@ -121,22 +101,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
     /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
-        if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
-            return Err(Error::Invalid);
-        }
-        self.vmas.account().may_lock_at_all()?;
-        let limits = self.limits();
-        if what.contains(LockAll::CURRENT)
-            && limits.locking == Locking::Limited
-            && self.usage().total > limits.locked / PAGE_SIZE
-        {
-            return Err(Error::LockLimit);
-        }
-        lock_all(self, what);
-        if what.contains(LockAll::CURRENT) {
-            return populate_all(self);
-        }
-        Ok(())
+        mlockall(self, what)
     }
 
     /// Unlocks all mappings, and locks no future ones.
@@ -145,6 +110,54 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn munlockall(&self) {
         lock_all(self, LockAll::empty());
     }
+}
+
+fn mlockall<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) -> Result<(), Error> {
+    if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
+        return Err(Error::Invalid);
+    }
+    space.vmas.account().may_lock_at_all()?;
+    let limits = space.limits();
+    if what.contains(LockAll::CURRENT)
+        && limits.locking == Locking::Limited
+        && space.usage().total > limits.locked / PAGE_SIZE
+    {
+        return Err(Error::LockLimit);
+    }
+    lock_all(space, what);
+    if what.contains(LockAll::CURRENT) {
+        return populate_all(space);
+    }
+    Ok(())
+}
+
+fn mlock<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+    pages: LockPages,
+) -> Result<(), Error> {
+    space.vmas.account().may_lock_at_all()?;
+    let range = match lock_range::<P>(start, length) {
+        Ok(range) => range,
+        // Linux checks the limit first, so its error takes precedence.
+        Err(error) => {
+            space.vmas.account().may_lock(length >> PAGE_SHIFT)?;
+            return Err(error);
+        }
+    };
+    let flags = match pages {
+        LockPages::Now => MappingFlags::LOCKED,
+        LockPages::OnFault => LOCKS,
+    };
+    space.page_table.memory.outermost(|| {
+        space.operate(|op| {
+            may_lock_range(*op.vmas, range)?;
+            lock(op, range, flags)
+        })
+    })?;
+    populate(space, range)
+        .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })
 }
 
 fn lock_all<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) {

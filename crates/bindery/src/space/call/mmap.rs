@@ -87,20 +87,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
     /// nothing.
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
-        let may = MappingFlags::MAY_ALL;
-        if request.sharing == Sharing::Private {
-            return map_and_populate(self, request, Backing::anonymous(may));
-        }
-        // Before any allocation for it.
-        let length = map_length::<P>(request)?;
-        let accounting = if may_skip_reserve(self.page_table.memory, request) {
-            Accounting::None
-        } else {
-            Accounting::Whole
-        };
-        let memory = self.page_table.memory;
-        let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-        map_and_populate(self, request, Backing::of(&object, 0, may))
+        mmap(self, request)
     }
 
     /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
@@ -120,28 +107,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         request: &MapRequest,
         source: &MapObject<'_, 'm, P>,
     ) -> Result<VirtAddr, Error> {
-        let length = map_length::<P>(request)?;
-        let offset = source.offset >> PAGE_SHIFT;
-        if !source.offset.is_multiple_of(PAGE_SIZE) {
-            return Err(Error::Unaligned(VirtAddr(source.offset)));
-        }
-        // The last page's offset in bytes must fit in 64 bits, as on Linux.
-        if offset.checked_add(length >> PAGE_SHIFT).is_none_or(|end| end > u64::MAX >> PAGE_SHIFT) {
-            return Err(Error::TooLarge);
-        }
-        if !core::ptr::eq(source.object.memory, self.page_table.memory) {
-            return Err(Error::Invalid);
-        }
-        match admit(request, source) {
-            Ok((may, _admitted)) => {
-                map_and_populate(self, request, Backing::of(source.object, offset, may))
-            }
-            Err(error) => {
-                // Linux looks for a place first.
-                self.check_place(request)?;
-                Err(error)
-            }
-        }
+        mmap_object(self, request, source)
     }
 
     /// Whether a place exists for such a mapping: the first half of [`AddressSpace::mmap`].
@@ -151,20 +117,73 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// # Errors
     /// Those of `mmap` for a length, a place and limits.
     pub fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
-        let length = map_length::<P>(request)?;
-        let vmas = self.vmas.lock();
-        // As on Linux, a new mapping may be the first beyond the limit.
-        vmas.view().room_for(0)?;
-        vmas.view().find_place(length, request.place, PAGE_SIZE)?;
-        let (locked, account) = (request.flags.contains(MapFlags::LOCKED), self.vmas.account());
-        if locked {
-            account.may_lock_at_all()?;
-        }
-        if locked || future_locks(self).contains(MappingFlags::LOCKED) {
-            account.may_lock(length >> PAGE_SHIFT)?;
-        }
-        Ok(())
+        check_place(self, request)
     }
+}
+
+fn check_place<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &MapRequest,
+) -> Result<(), Error> {
+    let length = map_length::<P>(request)?;
+    let vmas = space.vmas.lock();
+    // As on Linux, a new mapping may be the first beyond the limit.
+    vmas.view().room_for(0)?;
+    vmas.view().find_place(length, request.place, PAGE_SIZE)?;
+    let (locked, account) = (request.flags.contains(MapFlags::LOCKED), space.vmas.account());
+    if locked {
+        account.may_lock_at_all()?;
+    }
+    if locked || future_locks(space).contains(MappingFlags::LOCKED) {
+        account.may_lock(length >> PAGE_SHIFT)?;
+    }
+    Ok(())
+}
+
+fn mmap_object<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    request: &MapRequest,
+    source: &MapObject<'_, 'm, P>,
+) -> Result<VirtAddr, Error> {
+    let length = map_length::<P>(request)?;
+    let offset = source.offset >> PAGE_SHIFT;
+    if !source.offset.is_multiple_of(PAGE_SIZE) {
+        return Err(Error::Unaligned(VirtAddr(source.offset)));
+    }
+    // The last page's offset in bytes must fit in 64 bits, as on Linux.
+    if offset.checked_add(length >> PAGE_SHIFT).is_none_or(|end| end > u64::MAX >> PAGE_SHIFT) {
+        return Err(Error::TooLarge);
+    }
+    if !core::ptr::eq(source.object.memory, space.page_table.memory) {
+        return Err(Error::Invalid);
+    }
+    match admit(request, source) {
+        Ok((may, _admitted)) => {
+            map_and_populate(space, request, Backing::of(source.object, offset, may))
+        }
+        Err(error) => {
+            // Linux looks for a place first.
+            space.check_place(request)?;
+            Err(error)
+        }
+    }
+}
+
+fn mmap<P: Platform>(space: &AddressSpace<'_, P>, request: &MapRequest) -> Result<VirtAddr, Error> {
+    let may = MappingFlags::MAY_ALL;
+    if request.sharing == Sharing::Private {
+        return map_and_populate(space, request, Backing::anonymous(may));
+    }
+    // Before any allocation for it.
+    let length = map_length::<P>(request)?;
+    let accounting = if may_skip_reserve(space.page_table.memory, request) {
+        Accounting::None
+    } else {
+        Accounting::Whole
+    };
+    let memory = space.page_table.memory;
+    let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
+    map_and_populate(space, request, Backing::of(&object, 0, may))
 }
 
 pub(in crate::space) fn map_and_populate<P: Platform>(

@@ -21,16 +21,24 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. A
     /// hole changes nothing; the part before another error is sealed.
     pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
-        if !start.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        let limit = self.limit();
-        let range = length
-            .checked_next_multiple_of(PAGE_SIZE)
-            .and_then(|length| VirtRange::from_len(start, length))
-            .ok_or(Error::OutOfRange { limit })?;
-        self.page_table.memory.outermost(|| self.operate(|op| seal(op, range)))
+        mseal(self, start, length)
     }
+}
+
+fn mseal<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+) -> Result<(), Error> {
+    if !start.is_aligned(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
+    }
+    let limit = space.limit();
+    let range = length
+        .checked_next_multiple_of(PAGE_SIZE)
+        .and_then(|length| VirtRange::from_len(start, length))
+        .ok_or(Error::OutOfRange { limit })?;
+    space.page_table.memory.outermost(|| space.operate(|op| seal(op, range)))
 }
 
 /// Seals the mappings of `range`. Skips mappings that are sealed already.

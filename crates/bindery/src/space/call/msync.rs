@@ -46,35 +46,44 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has
     /// holes, after the rest is saved.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
-        if !start.is_aligned(PAGE_SIZE) {
-            return Err(Error::Unaligned(start));
-        }
-        if flags.contains(SyncFlags::ASYNC | SyncFlags::SYNC) {
-            return Err(Error::Invalid);
-        }
-        let limit = self.limit();
-        // A length that overflows when it is rounded up becomes zero, as on Linux.
-        let length = length.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
-        let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
-        let mut parts = Parts::of(range);
-        loop {
-            let (object, offset, length) = {
-                let vmas = self.vmas.lock();
-                let Some((vma, part)) = parts.next(vmas.view()) else { break };
-                if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
-                    return Err(Error::Locked(part.start()));
-                }
-                let object = self.object_of(vma).filter(|_| vma.is_shared());
-                // `mremap` may extend a mapping beyond the largest offset of an object.
-                let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
-                (object, offset, part.len())
-            };
-            if let Some(object) = object
-                && flags.contains(SyncFlags::SYNC)
-            {
-                object.sync(offset, length)?;
-            }
-        }
-        parts.end()
+        msync(self, start, length, flags)
     }
+}
+
+fn msync<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+    flags: SyncFlags,
+) -> Result<(), Error> {
+    if !start.is_aligned(PAGE_SIZE) {
+        return Err(Error::Unaligned(start));
+    }
+    if flags.contains(SyncFlags::ASYNC | SyncFlags::SYNC) {
+        return Err(Error::Invalid);
+    }
+    let limit = space.limit();
+    // A length that overflows when it is rounded up becomes zero, as on Linux.
+    let length = length.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
+    let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
+    let mut parts = Parts::of(range);
+    loop {
+        let (object, offset, length) = {
+            let vmas = space.vmas.lock();
+            let Some((vma, part)) = parts.next(vmas.view()) else { break };
+            if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
+                return Err(Error::Locked(part.start()));
+            }
+            let object = space.object_of(vma).filter(|_| vma.is_shared());
+            // `mremap` may extend a mapping beyond the largest offset of an object.
+            let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
+            (object, offset, part.len())
+        };
+        if let Some(object) = object
+            && flags.contains(SyncFlags::SYNC)
+        {
+            object.sync(offset, length)?;
+        }
+    }
+    parts.end()
 }

@@ -34,18 +34,28 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: u64,
         flags: MapFlags,
     ) -> Result<(), Error> {
-        let start = start.align_down(PAGE_SIZE);
-        let length = length & !(PAGE_SIZE - 1);
-        let range = VirtRange::from_len(start, length).filter(|range| !range.is_empty());
-        let range = range.ok_or(Error::Invalid)?;
-        page.checked_add(range.pages()).ok_or(Error::Invalid)?;
-        let now = self.page_table.memory.outermost(|| self.operate(|op| remap(op, range, page)))?;
-        if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
-            // The mapping exists, so the call succeeds even if this fails. Linux does the same.
-            let _ = populate(self, range);
-        }
-        Ok(())
+        remap_file_pages(self, start, length, page, flags)
     }
+}
+
+fn remap_file_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    start: VirtAddr,
+    length: u64,
+    page: u64,
+    flags: MapFlags,
+) -> Result<(), Error> {
+    let start = start.align_down(PAGE_SIZE);
+    let length = length & !(PAGE_SIZE - 1);
+    let range = VirtRange::from_len(start, length).filter(|range| !range.is_empty());
+    let range = range.ok_or(Error::Invalid)?;
+    page.checked_add(range.pages()).ok_or(Error::Invalid)?;
+    let now = space.page_table.memory.outermost(|| space.operate(|op| remap(op, range, page)))?;
+    if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
+        // The mapping exists, so the call succeeds even if this fails. Linux does the same.
+        let _ = populate(space, range);
+    }
+    Ok(())
 }
 
 /// Replaces the mapping. Returns the flags of the new mapping. A failure changes nothing.

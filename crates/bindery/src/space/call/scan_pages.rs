@@ -302,36 +302,44 @@ impl<P: Platform> AddressSpace<'_, P> {
         scan: &PageScan,
         regions: Option<&mut PageRegions<'_>>,
     ) -> Result<Scanned, Error> {
-        let start = scan.range.start();
-        let mut walk = Walk {
-            scan,
-            regions,
-            pages: 0,
-            at: start,
-            stopped: None,
-            matches: ArrayVec::new(),
-            resumes: None,
-        };
-        let end = scan.range.end().min(self.limit());
-        while walk.at < end {
-            // Each attempt scans one part only: pages that an attempt has protected would not match
-            // in the next one.
-            let scanned = self.page_table.memory.retry(|| {
-                interrupt::check(self.platform())?;
-                self.operate(|op| scan_part(op, end, &mut walk))
-            });
-            match scanned {
-                Ok(()) => {}
-                // The next scan returns the error.
-                Err(Error::OutOfMemory) if walk.at > start => walk.stopped = Some(walk.at),
-                Err(error) => return Err(error),
-            }
-            if let Some(end) = walk.stopped {
-                return Ok(Scanned { end, pages: walk.pages });
-            }
-        }
-        Ok(Scanned { end: scan.range.end(), pages: walk.pages })
+        scan_pages(self, scan, regions)
     }
+}
+
+fn scan_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    scan: &PageScan,
+    regions: Option<&mut PageRegions<'_>>,
+) -> Result<Scanned, Error> {
+    let start = scan.range.start();
+    let mut walk = Walk {
+        scan,
+        regions,
+        pages: 0,
+        at: start,
+        stopped: None,
+        matches: ArrayVec::new(),
+        resumes: None,
+    };
+    let end = scan.range.end().min(space.limit());
+    while walk.at < end {
+        // Each attempt scans one part only: pages that an attempt has protected would not match
+        // in the next one.
+        let scanned = space.page_table.memory.retry(|| {
+            interrupt::check(space.platform())?;
+            space.operate(|op| scan_part(op, end, &mut walk))
+        });
+        match scanned {
+            Ok(()) => {}
+            // The next scan returns the error.
+            Err(Error::OutOfMemory) if walk.at > start => walk.stopped = Some(walk.at),
+            Err(error) => return Err(error),
+        }
+        if let Some(end) = walk.stopped {
+            return Ok(Scanned { end, pages: walk.pages });
+        }
+    }
+    Ok(Scanned { end: scan.range.end(), pages: walk.pages })
 }
 
 /// Scans the next part, up to `end` at most. If it fails for lack of memory, `walk` ends before the

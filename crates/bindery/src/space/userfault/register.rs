@@ -67,16 +67,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         modes: UserfaultModes,
     ) -> Result<(), Error> {
-        if modes.is_empty() || !self.owns_userfault(userfault) {
-            return Err(Error::Invalid);
-        }
-        let range = userfault_range(self, start, length)?;
-        self.page_table.memory.outermost(|| {
-            self.operate(|op| {
-                may_register(*op.vmas, range, userfault, modes)?;
-                register(op, range, userfault, modes)
-            })
-        })
+        register_userfault(self, userfault, start, length, modes)
     }
 
     /// Unregisters the mappings in `length` bytes at `start`, and wakes the faults that wait there
@@ -96,20 +87,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         start: VirtAddr,
         length: u64,
     ) -> Result<(), Error> {
-        let range = userfault_range(self, start, length)?;
-        if !self.owns_userfault(userfault) {
-            return Err(Error::Invalid);
-        }
-        let mut done = range.start();
-        let result = self.page_table.memory.outermost(|| {
-            self.operate(|op| {
-                may_unregister(*op.vmas, range, userfault)?;
-                unregister(op, range, userfault, &mut done)
-            })
-        });
-        // Faults in mappings that are still registered keep waiting.
-        userfault.state().wake(self.platform(), VirtRange::raw(range.start().0, done.0));
-        result
+        unregister_userfault(self, userfault, start, length)
     }
 
     /// Closes a userfaultfd of this address space: unregisters all mappings that it serves, and
@@ -118,18 +96,63 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: may sleep. Complexity: linear in the mappings.
     pub fn close_userfault(&self, userfault: Userfault<'_, P>) {
-        if self.owns_userfault(&userfault) {
-            self.operate(|op| {
-                let everything = VirtRange::raw(0, self.limit().0);
-                // A change of a whole mapping needs no split, so it cannot fail.
-                let done = &mut VirtAddr(0);
-                let result = unregister(op, everything, &userfault, done);
-                debug_assert!(result.is_ok());
-            });
-            crate::deferred::free_some(self.page_table.memory);
-        }
-        drop(userfault);
+        close_userfault(self, userfault)
     }
+}
+
+fn close_userfault<P: Platform>(space: &AddressSpace<'_, P>, userfault: Userfault<'_, P>) {
+    if space.owns_userfault(&userfault) {
+        space.operate(|op| {
+            let everything = VirtRange::raw(0, space.limit().0);
+            // A change of a whole mapping needs no split, so it cannot fail.
+            let done = &mut VirtAddr(0);
+            let result = unregister(op, everything, &userfault, done);
+            debug_assert!(result.is_ok());
+        });
+        crate::deferred::free_some(space.page_table.memory);
+    }
+    drop(userfault);
+}
+
+fn unregister_userfault<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    userfault: &Userfault<'_, P>,
+    start: VirtAddr,
+    length: u64,
+) -> Result<(), Error> {
+    let range = userfault_range(space, start, length)?;
+    if !space.owns_userfault(userfault) {
+        return Err(Error::Invalid);
+    }
+    let mut done = range.start();
+    let result = space.page_table.memory.outermost(|| {
+        space.operate(|op| {
+            may_unregister(*op.vmas, range, userfault)?;
+            unregister(op, range, userfault, &mut done)
+        })
+    });
+    // Faults in mappings that are still registered keep waiting.
+    userfault.state().wake(space.platform(), VirtRange::raw(range.start().0, done.0));
+    result
+}
+
+fn register_userfault<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    userfault: &Userfault<'_, P>,
+    start: VirtAddr,
+    length: u64,
+    modes: UserfaultModes,
+) -> Result<(), Error> {
+    if modes.is_empty() || !space.owns_userfault(userfault) {
+        return Err(Error::Invalid);
+    }
+    let range = userfault_range(space, start, length)?;
+    space.page_table.memory.outermost(|| {
+        space.operate(|op| {
+            may_register(*op.vmas, range, userfault, modes)?;
+            register(op, range, userfault, modes)
+        })
+    })
 }
 
 /// Fails if a VMA in `range` cannot be registered, or the range has no VMA.

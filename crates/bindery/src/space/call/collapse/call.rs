@@ -67,21 +67,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// - [`Error::OutOfMemory`]: no folio of that size is free.
     /// - [`Error::Interrupted`]: a fatal signal was pending before a span. (Linux does not check.)
     pub fn collapse_range(&self, range: VirtRange) -> Result<(), Error> {
-        let collapser = Collapser { space: self, limits: None };
-        let mut parts = Parts::of(range);
-        loop {
-            let part = {
-                let vmas = self.vmas.lock();
-                let Some((vma, part)) = parts.next(vmas.view()) else { break };
-                if !self.settings.may_collapse_on_demand() {
-                    return Err(Error::Invalid);
-                }
-                check_collapsible::<P>(vma)?;
-                part
-            };
-            collapser.collapse_part(part)?;
-        }
-        parts.end()
+        collapse_range(self, range)
     }
 
     /// Examines up to `spans` table spans from `from` on, and collapses those that the policy and
@@ -97,30 +83,57 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         spans: u32,
         limits: &CollapseLimits,
     ) -> CollapseProgress {
-        let span = P::Arch::PMD.span();
-        let collapser = Collapser { space: self, limits: Some(limits) };
-        let mut progress =
-            CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
-        while progress.looked_at < spans {
-            let next = {
-                let vmas = self.vmas.lock();
-                collapser.next_candidate(vmas.view(), progress.next.0)
-            };
-            let Some(base) = next else {
-                progress.next = VirtAddr(0);
-                break;
-            };
-            let result = collapser.collapse_in_background(VirtAddr(base));
-            progress.looked_at += 1;
-            progress.collapsed += u32::from(result.is_ok());
-            progress.next = VirtAddr(base + span);
-            progress.out_of_memory = matches!(result, Err(Failure::NoMemory));
-            if progress.out_of_memory || interrupt::check(self.platform()).is_err() {
-                break;
-            }
-        }
-        progress
+        collapse_some(self, from, spans, limits)
     }
+}
+
+fn collapse_some<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    from: VirtAddr,
+    spans: u32,
+    limits: &CollapseLimits,
+) -> CollapseProgress {
+    let span = P::Arch::PMD.span();
+    let collapser = Collapser { space, limits: Some(limits) };
+    let mut progress =
+        CollapseProgress { looked_at: 0, collapsed: 0, next: from, out_of_memory: false };
+    while progress.looked_at < spans {
+        let next = {
+            let vmas = space.vmas.lock();
+            collapser.next_candidate(vmas.view(), progress.next.0)
+        };
+        let Some(base) = next else {
+            progress.next = VirtAddr(0);
+            break;
+        };
+        let result = collapser.collapse_in_background(VirtAddr(base));
+        progress.looked_at += 1;
+        progress.collapsed += u32::from(result.is_ok());
+        progress.next = VirtAddr(base + span);
+        progress.out_of_memory = matches!(result, Err(Failure::NoMemory));
+        if progress.out_of_memory || interrupt::check(space.platform()).is_err() {
+            break;
+        }
+    }
+    progress
+}
+
+fn collapse_range<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> Result<(), Error> {
+    let collapser = Collapser { space, limits: None };
+    let mut parts = Parts::of(range);
+    loop {
+        let part = {
+            let vmas = space.vmas.lock();
+            let Some((vma, part)) = parts.next(vmas.view()) else { break };
+            if !space.settings.may_collapse_on_demand() {
+                return Err(Error::Invalid);
+            }
+            check_collapsible::<P>(vma)?;
+            part
+        };
+        collapser.collapse_part(part)?;
+    }
+    parts.end()
 }
 
 /// The progress of [`Collapser::collapse`].
