@@ -6,7 +6,7 @@
 //!
 //! 1. The operation clears or narrows entries under the table locks.
 //! 2. [`Gather::flush`] invalidates every TLB that may hold the old entries.
-//! 3. Only then does `PageTable::finish` free the mapped pages. The detached tables and VMAs are
+//! 3. Only then does `Edit::finish` free the mapped pages. The detached tables and VMAs are
 //!    freed when no reader is left ([`crate::deferred`]).
 //!
 //! Invariants 1 and 2 (`docs/invariants.md`) rely on step 2 before step 3. Without it:

@@ -344,7 +344,7 @@ impl World {
         true
     }
 
-    /// `PageTable::copy_to`, of page 0: the child shares the parent's page. A store holds the VMA,
+    /// `copy::copy_to`, of page 0: the child shares the parent's page. A store holds the VMA,
     /// which replaces the flush.
     pub(super) fn fork(&self, parent: usize, child: usize) {
         let [parent, child] = [parent, child].map(|space| &self.spaces[space]);

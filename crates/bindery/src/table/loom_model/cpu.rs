@@ -237,8 +237,8 @@ impl Cpu {
         gathered.push(node.table);
     }
 
-    /// As `detach::gather_subtree`. Counts are changed without the lock: nobody else may be in
-    /// a table that is marked.
+    /// As `detach::gather_subtree`. Counts are changed without the lock: no other thread may be
+    /// in a table that is marked.
     pub(super) fn gather_subtree(
         &self,
         node: Node<Tiny>,
@@ -350,7 +350,7 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// As `PageTable::prune`: detaches the tables for page `number` that are empty, from the lowest
+    /// As `detach::prune`: detaches the tables for page `number` that are empty, from the lowest
     /// up, each under its own lock and that of the table above.
     pub(super) fn prune(&self, number: u64) {
         let mut gathered = Vec::new();
