@@ -11,6 +11,8 @@
 //! | `compaction` | `bindery bench compaction`: a heap by MOVE and by COPY |
 //! | `conflicts` | `bindery bench conflicts`: cache lines that two CPUs share |
 //! | `latency` | `bindery bench latency`: the maximum work of each call in one section |
+//! | `scaling` | `bindery bench scaling`: many CPUs at once, and a model of more |
+//! | `programs` | programs of measurements that are built apart |
 //! | `scale` | `bindery bench scale`: calls among very many mappings |
 //! | `measure` | running a list of calls, and the cost of each |
 //! | `statistics` | medians and percentiles of many measurements |
@@ -28,8 +30,10 @@ mod latency;
 mod linux;
 mod measure;
 mod pageout;
+mod programs;
 mod report;
 mod scale;
+mod scaling;
 mod statistics;
 mod workload;
 
@@ -138,6 +142,7 @@ enum Counts {
     Compaction(compaction::Arguments),
     Scale(scale::Arguments),
     Conflicts(conflicts::Arguments),
+    Scaling(scaling::Arguments),
 }
 
 fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
@@ -161,6 +166,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         Some(Counts::Compaction(arguments)) => return compaction::run(arguments),
         Some(Counts::Scale(arguments)) => return scale::run(arguments),
         Some(Counts::Conflicts(arguments)) => return conflicts::run(arguments),
+        Some(Counts::Scaling(arguments)) => return scaling::run(arguments),
         None => {}
     }
     // Before the work, so that a wrong name is reported at once.

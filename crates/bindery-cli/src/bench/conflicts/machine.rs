@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use bindery_cli::guest::requirements::Requirement;
-use bindery_cli::guest::{Problem, process, workspace};
+use bindery_cli::guest::{Problem, process};
 
+use crate::bench::programs;
 use crate::plugin::{self, Emulator, Plugin};
 
 /// The outputs of one run.
@@ -29,7 +30,7 @@ pub fn run() -> Result<Outputs, Problem> {
     }
     let emulator = Emulator::of_programs()?;
     let plugin = plugin::build(Plugin::Conflicts, &emulator)?;
-    let program = build()?;
+    let program = programs::build("bindery-conflicts")?;
     let failed = |error| Problem::io("write to", &std::env::temp_dir(), &error);
     let pairs = tempfile::NamedTempFile::new().map_err(failed)?;
     let argument = format!("{},out={}", plugin.display(), pairs.path().display());
@@ -38,17 +39,4 @@ pub fn run() -> Result<Outputs, Problem> {
     let pairs = fs::read_to_string(pairs.path())
         .map_err(|error| Problem::io("read", pairs.path(), &error))?;
     Ok(Outputs { program, printed, pairs })
-}
-
-/// Builds the program apart: with the features of the rest of the workspace, the core would have
-/// counters for tests.
-fn build() -> Result<PathBuf, Problem> {
-    let target = workspace::target("conflicts")?;
-    let mut cargo = Command::new("cargo");
-    process::without_cargo_settings(&mut cargo);
-    cargo.args(["build", "--release", "--locked", "--package", "bindery-conflicts"]);
-    cargo.arg("--manifest-path").arg(workspace::root()?.join("Cargo.toml"));
-    cargo.arg("--target-dir").arg(&target);
-    process::output(&mut cargo)?;
-    Ok(target.join("release/bindery-conflicts"))
 }

@@ -19,8 +19,10 @@ use bindery_cli::guest::{Problem, workspace};
 use crate::output::show;
 use names::Names;
 use read::{Grace, Program, Sharing};
+pub use report::committed_row;
 
-const TABLE: &str = "docs/figures/conflicts.txt";
+/// The committed table, from the workspace on.
+pub const TABLE: &str = "docs/figures/conflicts.txt";
 
 const HELP: &str = "\
 What is measured

@@ -129,8 +129,8 @@ pub fn grown(rows: &[Row], committed: &str) -> Vec<String> {
     problems
 }
 
-/// The figures of one operation in a table.
-fn committed_row(committed: &str, operation: &str) -> Option<[Option<f64>; NAMES.len()]> {
+/// The figures of one operation in a table: threads and processes, then both with readers.
+pub fn committed_row(committed: &str, operation: &str) -> Option<[Option<f64>; NAMES.len()]> {
     let rest = committed.lines().find_map(|line| {
         let rest = line.strip_prefix(operation)?;
         // A longer name begins with the same words.

@@ -1,0 +1,115 @@
+//! Grace periods: each CPU counts the read sections that it has left, and any CPU advances the one
+//! number that a free reads.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use crate::machine::MAX_CPUS;
+
+/// Sections that a CPU leaves between two attempts to advance. A CPU that counts on lines of its own
+/// fetches the shared ones only once in so many sections.
+const INTERVAL: u64 = 64;
+
+/// Data on lines of its own: a CPU fetches lines in pairs.
+#[repr(align(128))]
+pub struct Apart<T>(pub T);
+
+/// A CPU's part.
+struct Record {
+    /// The sections that the CPU has left. Only the CPU writes it.
+    left: AtomicU64,
+    /// Whether a worker runs on the CPU. Otherwise the CPU is in no section.
+    runs: AtomicBool,
+}
+
+/// The read sections of a machine.
+pub struct Sections {
+    records: Box<[Apart<Record>]>,
+    /// The grace periods that have passed.
+    passed: Apart<AtomicU64>,
+    /// The counts at which the period under way began. Its holder advances.
+    begun: Apart<Mutex<Vec<u64>>>,
+}
+
+impl Sections {
+    /// Sections of CPUs none of which runs.
+    pub fn new() -> Self {
+        let record = |_| Apart(Record { left: AtomicU64::new(0), runs: AtomicBool::new(false) });
+        Self {
+            records: (0..MAX_CPUS).map(record).collect(),
+            passed: Apart(AtomicU64::new(0)),
+            begun: Apart(Mutex::new(vec![0; usize::from(MAX_CPUS)])),
+        }
+    }
+
+    /// A worker starts or stops to use the CPU.
+    pub fn set_running(&self, cpu: u16, runs: bool) {
+        self.records[usize::from(cpu)].0.runs.store(runs, Ordering::SeqCst);
+        // The mark must be out before the CPU's first section reads a pointer.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The CPU has left its outermost section.
+    pub fn leave(&self, cpu: u16) {
+        let left = &self.records[usize::from(cpu)].0.left;
+        let count = left.load(Ordering::Relaxed) + 1;
+        left.store(count, Ordering::Release);
+        if count.is_multiple_of(INTERVAL) {
+            self.advance();
+        }
+    }
+
+    /// The number of the period that is over once all sections of this moment have ended. The period
+    /// under way may have begun before some of them.
+    pub fn period(&self) -> u64 {
+        // Sections that saw what the caller has unlinked began before the fence.
+        fence(Ordering::SeqCst);
+        self.passed.0.load(Ordering::Acquire) + 2
+    }
+
+    /// Whether a period of [`Sections::period`] is over.
+    pub fn has_passed(&self, period: u64) -> bool {
+        self.passed.0.load(Ordering::Acquire) >= period
+    }
+
+    /// Ends the period under way, if each CPU that runs has left two sections since: the store of the
+    /// first count may be late, behind loads of the next section.
+    pub fn advance(&self) {
+        let Ok(mut begun) = self.begun.0.try_lock() else { return };
+        fence(Ordering::SeqCst);
+        let has_left = |(record, then): (&Apart<Record>, &u64)| {
+            !record.0.runs.load(Ordering::Acquire)
+                || record.0.left.load(Ordering::Acquire) >= *then + 2
+        };
+        if !self.records.iter().zip(begun.iter()).all(has_left) {
+            return;
+        }
+        self.passed.0.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        for (record, then) in self.records.iter().zip(begun.iter_mut()) {
+            *then = record.0.left.load(Ordering::Acquire);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_period_waits_for_the_sections_of_cpus_that_run() {
+        let sections = Sections::new();
+        sections.set_running(0, true);
+        sections.set_running(3, true);
+        let period = sections.period();
+        // CPU 0 leaves sections; CPU 3 may still be in its first.
+        (0..1_000).for_each(|_| sections.leave(0));
+        assert!(!sections.has_passed(period));
+        (0..2).for_each(|_| sections.leave(3));
+        (0..1_000).for_each(|_| sections.leave(0));
+        assert!(!sections.has_passed(period), "the period under way began too early to count");
+        sections.set_running(3, false);
+        (0..1_000).for_each(|_| sections.leave(0));
+        assert!(sections.has_passed(period));
+    }
+}

@@ -1,0 +1,185 @@
+//! The machine of the core: memory of the process, and a CPU for each worker.
+
+use std::alloc::{Layout, alloc_zeroed};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bindery::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
+use bindery::arch::X86_64;
+use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
+use bindery::sync::RawLock;
+use bindery::{FrameRange, Memory, Overcommit, Platform, SizeMode};
+
+use crate::Problem;
+use crate::grace::Sections;
+
+/// The CPUs that the core can address.
+pub const MAX_CPUS: u16 = bindery::platform::MAX_CPUS as u16;
+
+/// The first frame of a machine.
+const FIRST: Frame = Frame(0x8_0000);
+/// Frames for each worker: 64 MiB.
+const FRAMES_OF_A_WORKER: u32 = 64 << 8;
+
+thread_local! {
+    static CPU: Cell<u16> = const { Cell::new(0) };
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A machine whose locks are of type `L`. No code runs by its tables, so it has no TLBs.
+pub struct Machine<L> {
+    /// The address of the first frame.
+    start: NonNull<u8>,
+    sections: Sections,
+    locks: PhantomData<fn() -> L>,
+}
+
+// SAFETY: the pointer is the address of memory that is never freed, and which the core shares.
+unsafe impl<L> Send for Machine<L> {}
+// SAFETY: as above.
+unsafe impl<L> Sync for Machine<L> {}
+
+/// A memory with `cpus` CPUs online, only base pages, and room for what `workers` touch. It is never
+/// freed.
+///
+/// # Errors
+/// If the host has too little memory.
+pub fn memory<L: RawLock + 'static>(
+    cpus: u16,
+    workers: u16,
+) -> Result<&'static Memory<Machine<L>>, Problem> {
+    let frames = FrameRange { first: FIRST, count: FRAMES_OF_A_WORKER * u32::from(workers) };
+    let machine = Machine::new(frames)?;
+    // SAFETY: the frames are the machine's, and no other code uses them.
+    let memory = unsafe { Memory::new(machine, &[frames]) };
+    let memory = memory.map_err(|error| Problem(format!("the machine's memory: {error:?}")))?;
+    let memory: &'static _ = Box::leak(Box::new(memory));
+    for cpu in 0..cpus {
+        memory.cpu_online(Cpu(cpu)).map_err(|error| Problem(format!("CPU {cpu}: {error}")))?;
+    }
+    memory.commitment().set_mode(Overcommit::Always);
+    memory.folio_policy().set_global(SizeMode::Never);
+    Ok(memory)
+}
+
+/// Runs `work` as a CPU of the machine.
+pub fn on_cpu<L, R>(machine: &Machine<L>, cpu: u16, work: impl FnOnce() -> R) -> R {
+    CPU.set(cpu);
+    machine.sections.set_running(cpu, true);
+    let result = work();
+    machine.sections.set_running(cpu, false);
+    result
+}
+
+impl<L> Machine<L> {
+    /// Runs `wait`, which enters no section, on a CPU that counts as running until then: otherwise
+    /// sections of other CPUs would never be known to have ended.
+    pub fn while_idle(&self, wait: impl FnOnce()) {
+        let cpu = CPU.get();
+        self.sections.set_running(cpu, false);
+        wait();
+        self.sections.set_running(cpu, true);
+    }
+
+    fn new(frames: FrameRange) -> Result<Self, Problem> {
+        let bytes = (frames.count as usize) << PAGE_SHIFT;
+        let layout = Layout::from_size_align(bytes, 2 << 20);
+        let layout = layout.map_err(|error| Problem(error.to_string()))?;
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start =
+            NonNull::new(start).ok_or_else(|| Problem(format!("{bytes} bytes of memory")))?;
+        // The host's first touch would count as the core's.
+        // SAFETY: the allocation has so many bytes, and no other code knows it.
+        unsafe { start.write_bytes(1, bytes) };
+        Ok(Self { start, sections: Sections::new(), locks: PhantomData })
+    }
+}
+
+// SAFETY: 1. each frame is 4,096 bytes of one allocation, which is never freed. 2. No code runs by
+// the tables, so no TLB holds a translation. 3. `Sections` counts them. 4. Workers have CPUs of their
+// own, below the number that `memory` puts online. 5. The kernel has no root.
+unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
+    type Arch = X86_64<4>;
+    type Mutex = L;
+    type SpinLock = L;
+
+    #[inline]
+    fn direct_map(&self, frame: Frame) -> NonNull<u8> {
+        let offset = (frame.0 - FIRST.0) as usize * PAGE_SIZE as usize;
+        // SAFETY: the core asks for frames of the machine, which the allocation holds.
+        unsafe { self.start.add(offset) }
+    }
+
+    fn zero(&self, first: Frame, count: u32) {
+        // SAFETY: the core owns the frames, which are consecutive in the allocation.
+        unsafe { self.direct_map(first).write_bytes(0, (count as usize) << PAGE_SHIFT) }
+    }
+
+    fn copy(&self, from: Frame, to: Frame, count: u32) {
+        let bytes = (count as usize) << PAGE_SHIFT;
+        // SAFETY: as above; the core's frames do not overlap.
+        unsafe { self.direct_map(from).copy_to_nonoverlapping(self.direct_map(to), bytes) }
+    }
+
+    fn invalidate(&self, _: Frame, _: &CpuSet, _: &Invalidation) {}
+
+    fn invalidate_local(&self, _: Frame, _: &Invalidation) {}
+
+    fn invalidate_kernel(&self, _: Frame, _: &Invalidation) {}
+
+    fn publish_entries(&self) {}
+
+    #[inline]
+    fn cpu(&self) -> Cpu {
+        Cpu(CPU.get())
+    }
+
+    fn relax(&self) {
+        std::hint::spin_loop();
+    }
+
+    #[inline]
+    fn enter_read(&self) {
+        DEPTH.set(DEPTH.get() + 1);
+    }
+
+    #[inline]
+    fn leave_read(&self) {
+        let depth = DEPTH.get() - 1;
+        DEPTH.set(depth);
+        if depth == 0 {
+            self.sections.leave(CPU.get());
+        }
+    }
+
+    /// The caller may wait for a thread that waits for the end of sections. It keeps its CPU: a
+    /// sample in which a thread sleeps would be left out.
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        self.while_idle(|| {
+            while word.load(Ordering::Acquire) == expected {
+                std::hint::spin_loop();
+            }
+        });
+    }
+
+    fn synchronize(&self) {
+        let period = self.sections.period();
+        self.while_idle(|| {
+            while !self.sections.has_passed(period) {
+                self.sections.advance();
+                std::hint::spin_loop();
+            }
+        });
+    }
+
+    fn grace_period(&self) -> GracePeriod {
+        GracePeriod(self.sections.period())
+    }
+
+    fn is_over(&self, period: GracePeriod) -> bool {
+        self.sections.has_passed(period.0)
+    }
+}
