@@ -113,88 +113,90 @@ impl<P: Platform> Cpus<P> {
     fn online(&self) -> u32 {
         self.online.load(Ordering::Relaxed)
     }
+}
 
-    /// Makes a CPU of `memory` keep things for itself.
-    fn bring_online(&self, memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
-        if usize::from(cpu.0) >= MAX_CPUS {
-            return Err(Error::Invalid);
-        }
-        let _change = self.change.lock();
-        let record = match self.records.get(cpu) {
-            Some(record) => record,
-            // SAFETY: 1. tested above; 2. it is held.
-            None => unsafe { self.make_records(memory, cpu) }.ok_or(Error::OutOfMemory)?,
-        };
-        if record.is_online.swap(true, Ordering::Relaxed) {
-            return Err(Error::Busy);
-        }
-        deferred::adopt(memory, record);
-        let before = self.online.fetch_add(1, Ordering::Relaxed);
-        memory.frames.share_fronts(before + 1);
-        // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
-        // Either it reads the new number, or a read section of the new CPU does not find the VMA.
-        fence(Ordering::SeqCst);
-        Ok(())
+/// Makes a CPU of `memory` keep things for itcpus.
+fn bring_online<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
+    if usize::from(cpu.0) >= MAX_CPUS {
+        return Err(Error::Invalid);
     }
-
-    /// Returns to `memory` the things that a CPU keeps for itself.
-    fn take_offline(&self, memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
-        let _change = self.change.lock();
-        let record = self.records.get(cpu).ok_or(Error::Invalid)?;
-        if !record.is_online.swap(false, Ordering::Relaxed) {
-            return Err(Error::Invalid);
-        }
-        // Release: a CPU that reads the new number may free what the last sections have read.
-        let before = self.online.fetch_sub(1, Ordering::Release);
-        let other = self.records().find(|record| record.is_online.load(Ordering::Relaxed));
-        deferred::hand_over(memory, record, other);
-        memory.commitment().collect(&record.credit);
-        memory.frames.share_fronts(before - 1);
-        memory.frames.empty_front(cpu);
-        memory.slabs().for_each(|slab| slab.empty_magazine(&memory.frames, cpu));
-        Ok(())
+    let cpus = &memory.cpus;
+    let _change = cpus.change.lock();
+    let record = match cpus.records.get(cpu) {
+        Some(record) => record,
+        // SAFETY: 1. tested above; 2. it is held.
+        None => unsafe { make_records(memory, cpu) }.ok_or(Error::OutOfMemory)?,
+    };
+    if record.is_online.swap(true, Ordering::Relaxed) {
+        return Err(Error::Busy);
     }
+    deferred::adopt(memory, record);
+    let before = cpus.online.fetch_add(1, Ordering::Relaxed);
+    memory.frames.share_fronts(before + 1);
+    // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
+    // Either it reads the new number, or a read section of the new CPU does not find the VMA.
+    fence(Ordering::SeqCst);
+    Ok(())
+}
 
-    /// Makes the records of a CPU that has none.
-    ///
-    /// # Safety
-    /// 1. `cpu` is below [`MAX_CPUS`].
-    /// 2. The caller holds the lock of all changes.
-    unsafe fn make_records(&self, memory: &Memory<P>, cpu: Cpu) -> Option<&CpuRecord<P>> {
-        let (fronts, magazines) = (memory.frames.fronts(), memory.frames.magazines());
-        let records = &self.records;
-        if !records.has_slots() {
-            const ORDER: Order = order_of(3 * SLOTS_SIZE);
-            let slots = take_frames(&memory.frames, ORDER)?;
-            memory.platform().zero(slots, ORDER.pages());
-            let slots = memory.platform().direct_map(slots);
-            // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
-            // and aligned, are never freed, and have room for three tables; 2. the caller's
-            // obligation 2.
-            unsafe {
-                fronts.give_slots(slots);
-                magazines.give_slots(slots.add(SLOTS_SIZE));
-                records.give_slots(slots.add(2 * SLOTS_SIZE));
-            }
-        }
-        let block = take_frames(&memory.frames, Block::<P>::ORDER)?;
-        let block = memory.platform().direct_map(block).cast::<Block<P>>();
-        // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
-        // page, and have room for a block (`Block::ORDER`). The block is never freed.
-        let block = unsafe {
-            block.write(Block::new());
-            block.as_ref()
-        };
-        // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's
-        // obligation 1; 3. its obligation 2.
+/// Returns to `memory` the things that a CPU keeps for itcpus.
+fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
+    let cpus = &memory.cpus;
+    let _change = cpus.change.lock();
+    let record = cpus.records.get(cpu).ok_or(Error::Invalid)?;
+    if !record.is_online.swap(false, Ordering::Relaxed) {
+        return Err(Error::Invalid);
+    }
+    // Release: a CPU that reads the new number may free what the last sections have read.
+    let before = cpus.online.fetch_sub(1, Ordering::Release);
+    let other = cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
+    deferred::hand_over(memory, record, other);
+    memory.commitment().collect(&record.credit);
+    memory.frames.share_fronts(before - 1);
+    memory.frames.empty_front(cpu);
+    memory.slabs().for_each(|slab| slab.empty_magazine(&memory.frames, cpu));
+    Ok(())
+}
+
+/// Makes the records of a CPU that has none.
+///
+/// # Safety
+/// 1. `cpu` is below [`MAX_CPUS`].
+/// 2. The caller holds the lock of all changes.
+unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&CpuRecord<P>> {
+    let (fronts, magazines) = (memory.frames.fronts(), memory.frames.magazines());
+    let records = &memory.cpus.records;
+    if !records.has_slots() {
+        const ORDER: Order = order_of(3 * SLOTS_SIZE);
+        let slots = take_frames(&memory.frames, ORDER)?;
+        memory.platform().zero(slots, ORDER.pages());
+        let slots = memory.platform().direct_map(slots);
+        // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
+        // and aligned, are never freed, and have room for three tables; 2. the caller's
+        // obligation 2.
         unsafe {
-            fronts.enter(cpu, NonNull::from(&*block.front));
-            magazines.enter(cpu, NonNull::from(&block.magazines));
-            records.enter(cpu, NonNull::from(&*block.record));
+            fronts.give_slots(slots);
+            magazines.give_slots(slots.add(SLOTS_SIZE));
+            records.give_slots(slots.add(2 * SLOTS_SIZE));
         }
-        memory.deferred.share_limit(self);
-        Some(&block.record)
     }
+    let block = take_frames(&memory.frames, Block::<P>::ORDER)?;
+    let block = memory.platform().direct_map(block).cast::<Block<P>>();
+    // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
+    // page, and have room for a block (`Block::ORDER`). The block is never freed.
+    let block = unsafe {
+        block.write(Block::new());
+        block.as_ref()
+    };
+    // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's
+    // obligation 1; 3. its obligation 2.
+    unsafe {
+        fronts.enter(cpu, NonNull::from(&*block.front));
+        magazines.enter(cpu, NonNull::from(&block.magazines));
+        records.enter(cpu, NonNull::from(&*block.record));
+    }
+    memory.deferred.share_limit(&memory.cpus);
+    Some(&block.record)
 }
 
 /// Takes frames for records, which are never freed.
@@ -232,11 +234,11 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub fn cpu_online(&self, cpu: Cpu) -> Result<(), Error> {
-        self.cpus.bring_online(self, cpu)
+        bring_online(self, cpu)
     }
 
-    /// Returns the things that a CPU keeps for itself: the others can use them. `cpu` has left its last read
-    /// section, and enters none until [`Memory::cpu_online`].
+    /// Returns the things that a CPU keeps for itself: the others can use them. `cpu` has left its last
+    /// read section, and enters none until [`Memory::cpu_online`].
     ///
     /// Called on any CPU.
     ///
@@ -255,7 +257,7 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub fn cpu_offline(&self, cpu: Cpu) -> Result<(), Error> {
-        self.cpus.take_offline(self, cpu)
+        take_offline(self, cpu)
     }
 
     /// The number of CPUs that are online; 0 before the first [`Memory::cpu_online`].

@@ -364,7 +364,7 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<Obje
         return;
     }
     let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
-    // SAFETY: 1. `add_object` has added it, and only the last holder takes it out.
+    // SAFETY: 1. `object::add` has added it, and only the last holder takes it out.
     unsafe { Registry::of(memory).take(object) };
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(memory.platform(), |proof| {
@@ -376,7 +376,7 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<Obje
         pager.removed(file);
     }
     debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
-    // SAFETY: the node came from this slab (`Memory::add_object`); it has no holder and is in no
+    // SAFETY: the node came from this slab (`object::add`); it has no holder and is in no
     // list, so no thread can reach it any more. A walker follows a folio to its object only with a
     // holder of the object's.
     unsafe { memory.slab::<ObjectState>().free(&memory.frames, node) };

@@ -197,7 +197,7 @@ impl Cpu {
         Some(table)
     }
 
-    /// As `PageTable::detach`: marks the table of `node` alone, and leaves those below for later.
+    /// As `Span::detach`: marks the table of `node` alone, and leaves those below for later.
     fn mark_detached(
         &self,
         node: Node<Tiny>,

@@ -12,7 +12,7 @@
 //! ([`LockedPiece`]): the tables of both places, locked in one pass. Its [`MovePolicy`] is the way
 //! in which the VMAs are held.
 //!
-//! The flush comes before the locks are released if the move ends with this piece. Otherwise:
+//! A move of one piece flushes before it releases the locks. Otherwise:
 //! 1. CPU A moves the entry of a page and releases the locks without a flush.
 //! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame.
 //! 3. CPU C still writes through its translation of the old address, into the reused frame.
@@ -37,7 +37,7 @@ use piece::{LockedPiece, MovePolicy, Piece};
 
 pub(crate) use moving::Moving;
 
-/// A move under way, of one kind: [`range::RangeMove`] or [`pages::PageMove`].
+/// A move under way, of one kind: [`range::RangeMove`] or [`pages::MoveProgress`].
 pub(crate) struct Mover<'a, 'm, P: Platform, K> {
     page_table: &'a PageTable<'m, P>,
     /// Tables come from here first.

@@ -318,14 +318,13 @@ impl<P: Platform> PageMover<'_, '_, P> {
         }
         let level = if self.moves_tables(len) { P::Arch::PMD } else { Level::PTE };
         let is_last = self.left() == len;
-        if !is_last {
-            if !self.marks {
-                self.marks = true;
-                page_table.moving.begin_beside_faults();
-            }
-            if !self.gather.has_room_for(MARKS_OF_PIECE) {
-                self.flush();
-            }
+        if !is_last && !self.marks {
+            self.marks = true;
+            page_table.moving.begin_beside_faults();
+        }
+        // The last of several pieces marks its tables like the others.
+        if self.marks && !self.gather.has_room_for(MARKS_OF_PIECE) {
+            self.flush();
         }
         let piece = Piece { level, source, target, len };
         let (first, numbered) = page_table.memory.frames.folio_batch();
