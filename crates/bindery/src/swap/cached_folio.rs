@@ -27,6 +27,16 @@ pub(crate) struct CachedFolio<'a, P: Platform> {
     pub(super) place: SwapPlace,
 }
 
+impl<P: Platform> Clone for CachedFolio<'_, P> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for CachedFolio<'_, P> {}
+
+// Rare calls take a copy: a borrow would put the original on the stack of each fault.
 impl<'a, P: Platform> CachedFolio<'a, P> {
     /// The folio at a place that the caller has read from its metadata, or given it.
     #[inline(always)]
@@ -103,7 +113,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     }
 
     #[cold]
-    fn count_in_cache(&self, first: u32, count: u32) -> u32 {
+    fn count_in_cache(self, first: u32, count: u32) -> u32 {
         let SwapPlace { area, first: slot, .. } = self.place;
         let stays = |page: &u32| {
             let state =
@@ -116,7 +126,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     /// Ends the work of the folio's lock holder on the slots. The pages of `put` have lost an entry
     /// that referred to their slots. Pages without references to their slots leave the cache; the
     /// others stay, no longer busy. Returns the number that stay.
-    pub(crate) fn unlock(&self, put: &PageSet) -> u32 {
+    pub(crate) fn unlock(self, put: &PageSet) -> u32 {
         let done = |page: u32, old: SlotState| {
             SlotState((old.0 & !SlotState::BUSY) - u64::from(put.has(page)))
         };
@@ -130,7 +140,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
 
     /// Like [`CachedFolio::unlock`], after a failed write: the slots have no content, and are no
     /// longer busy.
-    pub(super) fn unlock_unwritten(&self) {
+    pub(super) fn unlock_unwritten(self) {
         let done =
             |_: u32, old: SlotState| SlotState(old.0 & !(SlotState::BUSY | SlotState::CONTENT));
         if self.change(|| false, done).cached < self.folio.pages() {

@@ -204,74 +204,12 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
     // Always: each fault on a page in swap does it.
     #[inline(always)]
     pub(crate) fn load(self, memory: &Memory<P>) -> Option<LockedFolio<'a, P>> {
-        if self.load_folio(memory) {
+        // SAFETY: 1. `claim` has claimed them, and `self` was the only handle.
+        if unsafe { load_folio(memory, self.locked.locked(), self.slots) } {
             return Some(self.locked);
         }
         self.cached(memory).give_up();
         None
-    }
-
-    /// Reads the content of the slots in compressed memory into the folio's frames. Returns whether
-    /// it could be read. [`ClaimedFolio::begin_device_read`] reads a device's content.
-    fn load_folio(&self, memory: &Memory<P>) -> bool {
-        let (head, run) = (self.locked.folio().head, self.slots);
-        let Some((_, cells, values)) = run.cells(memory) else { return false };
-        let filled = |cell: &AtomicU64| SlotState(cell.load(Relaxed)).has(SlotState::FILLED);
-        // A base page is the commonest folio: the loops cost it more than the checks.
-        let are_zeroes = if let ([cell], [value]) = (cells, values) {
-            value.load(Relaxed) == 0 && filled(cell)
-        } else {
-            values.iter().fold(0, |any, value| any | value.load(Relaxed)) == 0
-                && cells.iter().all(filled)
-        };
-        if are_zeroes {
-            memory.platform().zero(head, run.count);
-            memory.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-            return true;
-        }
-        // The values of a device's slots are no handles of the store.
-        if memory.swap.area(run.area).is_some_and(Area::has_device) {
-            return false;
-        }
-        self.load_pages(memory)
-    }
-
-    /// Like [`ClaimedFolio::load_folio`], from compressed memory, page by page.
-    // Separate: a page of zeroes must not pay for the registers that this saves.
-    #[inline(never)]
-    fn load_pages(&self, memory: &Memory<P>) -> bool {
-        let (head, run) = (self.locked.folio().head, self.slots);
-        let Memory { swap, frames, .. } = memory;
-        let Some((_, cells, values)) = run.cells(memory) else { return false };
-        let mut page = 0;
-        while page < run.count {
-            let (cell, value) = content(cells, values, page);
-            let frame = head.plus(page);
-            if cell.has(SlotState::FILLED) && value == 0 {
-                let zeroes = (page..run.count)
-                    .take_while(|page| {
-                        let (cell, value) = content(cells, values, *page);
-                        cell.has(SlotState::FILLED) && value == 0
-                    })
-                    .count() as u32;
-                memory.platform().zero(frame, zeroes);
-                page += zeroes;
-                continue;
-            }
-            if cell.has(SlotState::FILLED) {
-                // SAFETY: 1. of the folio, which is claimed.
-                unsafe { fill_page(memory.platform(), frame, value) };
-            } else {
-                // SAFETY: 1. the slot is busy, and has stored content. 2. The folio is claimed.
-                let load = || unsafe { swap.load(frames, value, frame) };
-                if !cell.has(SlotState::STORED) || !load() {
-                    return false;
-                }
-            }
-            page += 1;
-        }
-        memory.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
-        true
     }
 
     /// Fills the pages whose slots hold one repeated word.
@@ -300,6 +238,84 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
     pub(super) fn give_up(self, memory: &Memory<P>) {
         self.cached(memory).give_up();
     }
+}
+
+/// Reads the content of the slots in compressed memory into the folio's frames. Returns whether
+/// it could be read. [`ClaimedFolio::begin_device_read`] reads a device's content.
+///
+/// # Safety
+/// 1. The slots are claimed for the folio, which no entry maps: a [`ClaimedFolio`] has both.
+unsafe fn load_folio<P: Platform>(
+    memory: &Memory<P>,
+    folio: FolioLocked<'_>,
+    run: SlotRun,
+) -> bool {
+    let head = folio.head;
+    let Some((_, cells, values)) = run.cells(memory) else { return false };
+    let filled = |cell: &AtomicU64| SlotState(cell.load(Relaxed)).has(SlotState::FILLED);
+    // A base page is the commonest folio: the loops cost it more than the checks.
+    let are_zeroes = if let ([cell], [value]) = (cells, values) {
+        value.load(Relaxed) == 0 && filled(cell)
+    } else {
+        values.iter().fold(0, |any, value| any | value.load(Relaxed)) == 0
+            && cells.iter().all(filled)
+    };
+    if are_zeroes {
+        memory.platform().zero(head, run.count);
+        memory.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+        return true;
+    }
+    // The values of a device's slots are no handles of the store.
+    if memory.swap.area(run.area).is_some_and(Area::has_device) {
+        return false;
+    }
+    // SAFETY: 1. passed on.
+    unsafe { load_pages(memory, folio, run) }
+}
+
+/// Like [`load_folio`], from compressed memory, page by page.
+///
+/// # Safety
+/// 1. As there.
+// Separate: a page of zeroes must not pay for the registers that this saves.
+#[inline(never)]
+unsafe fn load_pages<P: Platform>(
+    memory: &Memory<P>,
+    folio: FolioLocked<'_>,
+    run: SlotRun,
+) -> bool {
+    let head = folio.head;
+    let Memory { swap, frames, .. } = memory;
+    let Some((_, cells, values)) = run.cells(memory) else { return false };
+    let mut page = 0;
+    while page < run.count {
+        let (cell, value) = content(cells, values, page);
+        let frame = head.plus(page);
+        if cell.has(SlotState::FILLED) && value == 0 {
+            let zeroes = (page..run.count)
+                .take_while(|page| {
+                    let (cell, value) = content(cells, values, *page);
+                    cell.has(SlotState::FILLED) && value == 0
+                })
+                .count() as u32;
+            memory.platform().zero(frame, zeroes);
+            page += zeroes;
+            continue;
+        }
+        if cell.has(SlotState::FILLED) {
+            // SAFETY: 1. of the folio, which is claimed (obligation 1).
+            unsafe { fill_page(memory.platform(), frame, value) };
+        } else {
+            // SAFETY: 1. the slot is busy, and has stored content. 2. As above.
+            let load = || unsafe { swap.load(frames, value, frame) };
+            if !cell.has(SlotState::STORED) || !load() {
+                return false;
+            }
+        }
+        page += 1;
+    }
+    memory.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+    true
 }
 
 /// Claims the slots of the run, whose content is to be read into `folio`, which is fresh: the cache

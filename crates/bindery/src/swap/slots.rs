@@ -145,6 +145,8 @@ impl SlotRun {
 
     /// The folio that the cache has for the first slot, which is the folio's first. The caller has
     /// allocated the slot, and has the folio's lock or has restored its entries.
+    // Always: each folio on its way to swap is looked up twice.
+    #[inline(always)]
     pub(crate) fn cached_folio<P: Platform>(self, memory: &Memory<P>) -> Option<Folio> {
         let state = memory.swap.state_of(memory.platform(), self.area, self.first)?;
         let frame = state.frame()?;
