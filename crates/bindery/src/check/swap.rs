@@ -3,6 +3,7 @@
 use crate::addr::VirtAddr;
 use crate::frame::meta::Kind;
 use crate::platform::Platform;
+use crate::swap;
 use crate::swap::SlotRun;
 use crate::swap::slot_state::SlotState;
 
@@ -18,11 +19,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     ) -> Result<(), Violation> {
         let SlotRun { area, first, count } = slots;
         for slot in first..first + u64::from(count) {
-            let cell = self
-                .memory
-                .swap
-                .state_of(self.memory.platform(), area, slot)
-                .ok_or(Violation::NoSlot(at))?;
+            let cell = swap::state_of(self.memory, area, slot).ok_or(Violation::NoSlot(at))?;
             let content = cell.0 & SlotState::CONTENT != 0 || self.cached(cell, area, slot);
             let named = cell.entries() == 1 || cell.entries() > 1 && !exclusive;
             if !content || !named || cell.has(SlotState::BUSY) {
@@ -51,7 +48,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (mut named, mut taken) = (0, 0);
         for area in memory.swap_areas() {
             for slot in 0..area.slots {
-                let Some(cell) = memory.swap.state_of(memory.platform(), area.number, slot) else {
+                let Some(cell) = swap::state_of(memory, area.number, slot) else {
                     continue;
                 };
                 named += u64::from(cell.entries());

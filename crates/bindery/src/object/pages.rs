@@ -13,6 +13,7 @@ use crate::Memory;
 use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::folio::Folio;
 use crate::platform::Platform;
+use crate::swap;
 
 use super::dropping::{Piece, drop_pages};
 use super::fetch::{Purpose, Wanted, obtain};
@@ -97,7 +98,7 @@ pub(crate) fn cached_run<P: Platform>(
     }
     let cached = |n: u64| {
         let SwapSlot { area, slot } = run.first.plus(n);
-        memory.swap.is_resident(memory.platform(), area, slot)
+        swap::is_slot_resident(memory, area, slot)
     };
     let first = cached(0);
     let alike = (0..u64::from(run.count)).take_while(|n| cached(*n) == first).count();

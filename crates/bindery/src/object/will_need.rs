@@ -7,6 +7,7 @@ use crate::collections::page_tree::{PageIndex, SwapSlot};
 use crate::error::Failure;
 use crate::folio::FOLIO_ORDERS;
 use crate::platform::Platform;
+use crate::swap;
 use crate::swap::early_read::{Begun, Cause, Source};
 
 use super::swap_in::{next_run, read_in, slots_of, swap_in_here};
@@ -58,7 +59,7 @@ pub(super) fn bring_in<P: Platform>(
     // The run may be in memory by now, and its slots may have another owner.
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(memory.platform(), look) else { return Some(page + 1) };
-    match memory.swap.source_of_slot(memory.platform(), slot.area, slot.slot) {
+    match swap::source_of_slot(memory, slot.area, slot.slot) {
         Some(Source::Device | Source::SynchronousDevice) if sources == Sources::Memory => None,
         Some(Source::Memory | Source::SynchronousDevice) => {
             match read_in(memory, object, page, slot, orders) {

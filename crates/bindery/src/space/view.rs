@@ -13,6 +13,7 @@ use crate::error::{Error, NoMemory};
 use crate::folio::{Folio, OwnerKind};
 use crate::object::{Accounting, ObjectState, SegmentId, pages};
 use crate::platform::Platform;
+use crate::swap;
 use crate::table::look;
 use crate::table::look::{MappedRun, Stretch};
 use crate::table::rewrite::use_bits::UseBits;
@@ -145,7 +146,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
     #[inline]
     pub fn slot_entries(&self, area: u8, slot: u64) -> u32 {
         let memory = self.space.page_table.memory;
-        memory.swap.entries_of(memory.platform(), area, slot)
+        swap::state_of(memory, area, slot).map_or(0, |state| state.entries())
     }
 }
 

@@ -10,6 +10,7 @@ use super::content::Written;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
+use super::slots::state_of;
 use super::slots::{Stored, index};
 use crate::Memory;
 use crate::folio::{Folio, FolioHandle, FolioLocked, SwapPlace};
@@ -116,8 +117,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     fn count_in_cache(self, first: u32, count: u32) -> u32 {
         let SwapPlace { area, first: slot, .. } = self.place;
         let stays = |page: &u32| {
-            let state =
-                self.memory.swap.state_of(self.memory.platform(), area, slot + u64::from(*page));
+            let state = state_of(self.memory, area, slot + u64::from(*page));
             state.is_some_and(|state| state.frame() == Some(self.folio.head.plus(*page)))
         };
         (first..first + count).take_while(stays).count() as u32

@@ -12,7 +12,7 @@ use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
 use super::slot_state::{self, ClaimError, SlotState};
-use super::slots::while_areas_stay;
+use super::slots::{index, while_areas_stay};
 use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Folio, FolioLocked, FreshFolio, LockedFolio, SwapPlace};
@@ -124,12 +124,31 @@ impl FreedCell<'_> {
     }
 }
 
+impl SlotRun {
+    /// The cluster, cells and values; `None` if the run is not in one cluster.
+    #[inline]
+    pub(super) fn cells<P: Platform>(
+        self,
+        memory: &Memory<P>,
+    ) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
+        let cluster = memory.swap.area(self.area)?.cluster(self.first)?;
+        // SAFETY: 1. the cluster is of the memory's swap.
+        let (cells, values) = unsafe { cluster.words(memory.platform()) };
+        let range = index(self.first) as usize..(index(self.first) + self.count) as usize;
+        Some((cluster, cells.get(range.clone())?, values.get(range)?))
+    }
+}
+
 impl<P: Platform> Cluster<P> {
     /// The words of the cells and of the values.
+    ///
+    /// # Safety
+    /// 1. The cluster belongs to the memory of `platform`.
     #[inline]
-    pub(super) fn words<'a>(&'a self, platform: &'a P) -> (&'a [AtomicU64], &'a [AtomicU64]) {
+    unsafe fn words<'a>(&'a self, platform: &'a P) -> (&'a [AtomicU64], &'a [AtomicU64]) {
         let frames = Frame(self.frames.load(Relaxed));
-        // SAFETY: 1. of both: a cluster has its two frames from `turn_on` until it is freed.
+        // SAFETY: 1. of both: a cluster has its two frames from `turn_on` until it is freed; they are
+        // the platform's by the caller's obligation 1.
         unsafe { (words(platform, frames), words(platform, frames.plus(1))) }
     }
 }

@@ -20,6 +20,7 @@ use super::content::ClaimedFolio;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
+use super::slots::state_of;
 use super::slots::while_areas_stay;
 use super::writeback::FolioTransfer;
 use crate::Memory;
@@ -78,18 +79,22 @@ impl<P: Platform> Swap<P> {
         }
     }
 
-    /// Like [`Swap::source_of`], for a slot that an object referred to a moment ago; `None` if no
-    /// area has it.
-    pub(crate) fn source_of_slot(&self, platform: &P, area: u8, slot: u64) -> Option<Source> {
-        let cell = while_areas_stay(platform, || self.state_of(platform, area, slot));
-        cell.map(|cell| self.source_of(area, cell))
-    }
-
     /// Whether a read of the area could begin: a hint, to check before work that a refusal would
     /// waste.
     pub(crate) fn has_free_request(&self, area: u8) -> bool {
         self.area(area).is_some_and(|area| area.requests.has_free())
     }
+}
+
+/// Like [`Swap::source_of`], for a slot that an object referred to a moment ago; `None` if no area has
+/// it.
+pub(crate) fn source_of_slot<P: Platform>(
+    memory: &Memory<P>,
+    area: u8,
+    slot: u64,
+) -> Option<Source> {
+    let cell = while_areas_stay(memory.platform(), || state_of(memory, area, slot));
+    cell.map(|cell| memory.swap.source_of(area, cell))
 }
 
 impl SlotRun {
@@ -151,7 +156,7 @@ impl SlotRun {
     /// Whether a slot of the run, which is busy, has content of this kind.
     pub(super) fn page_has<P: Platform>(self, memory: &Memory<P>, page: u32, content: u64) -> bool {
         let slot = self.first + u64::from(page);
-        let state = memory.swap.state_of(memory.platform(), self.area, slot);
+        let state = state_of(memory, self.area, slot);
         state.is_some_and(|state| state.has(content))
     }
 }

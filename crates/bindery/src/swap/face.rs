@@ -1,5 +1,6 @@
 //! The calls of embedders: areas, devices, limits, usage.
 
+use super::usage;
 use super::{CompressedUsage, SwapArea, SwapDeviceError, SwapError, SwapRequest, SwapUsage};
 use super::{turn_off, writeback};
 use crate::Memory;
@@ -85,7 +86,7 @@ impl<P: Platform> Memory<P> {
     /// Context: spins. Complexity: linear in the clusters of 512 slots, and the slots of those in
     /// use.
     pub fn swap_usage(&self) -> SwapUsage {
-        self.swap.usage(self.platform())
+        usage::usage(self)
     }
 
     /// Sets the maximum number of pages that a fault reads from a swap device: 2^`order` (Linux:

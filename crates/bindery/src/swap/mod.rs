@@ -123,8 +123,9 @@ pub use usage::{CompressedUsage, SwapUsage};
 pub(crate) use area::SlotRun;
 pub(crate) use cached_folio::CachedFolio;
 pub(crate) use clock::Clock;
+pub(crate) use early_read::source_of_slot;
 pub(crate) use read_around::begin_read_around;
-pub(crate) use slots::find_cached;
+pub(crate) use slots::{find_cached, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
 pub(crate) use writeback::{lock_folio, wait_for_a_write, wait_for_request, write_out};
 

@@ -2,12 +2,11 @@
 //!
 //! All work is done by runs of one cluster, in one span of the cluster's lock.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use super::Swap;
 use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
-use super::cluster::Cluster;
 use super::freed::{FreedCell, FreedSlots};
 use super::slot_state::{self, SlotState};
 use crate::Memory;
@@ -50,33 +49,6 @@ impl<P: Platform> Swap<P> {
         self.areas.get(usize::from(number))
     }
 
-    /// The cluster, cells and values of a run; `None` if it is not in one cluster.
-    #[inline]
-    fn cells<'a>(
-        &'a self,
-        platform: &'a P,
-        run: SlotRun,
-    ) -> Option<(&'a Cluster<P>, &'a [AtomicU64], &'a [AtomicU64])> {
-        let cluster = self.area(run.area)?.cluster(run.first)?;
-        let (cells, values) = cluster.words(platform);
-        let range = index(run.first) as usize..(index(run.first) + run.count) as usize;
-        Some((cluster, cells.get(range.clone())?, values.get(range)?))
-    }
-
-    /// A recent copy of a slot's cell.
-    pub(crate) fn state_of(&self, platform: &P, area: u8, slot: u64) -> Option<SlotState> {
-        let (_, cells, _) = self.cells(platform, SlotRun { area, first: slot, count: 1 })?;
-        // Acquire, by the fence: sees earlier work on the cached folio.
-        let cell = cells.first()?.load(Ordering::Acquire);
-        Some(SlotState(cell))
-    }
-
-    /// Whether the slot's page is in memory, and complete.
-    pub(crate) fn is_resident(&self, platform: &P, area: u8, slot: u64) -> bool {
-        let state = self.state_of(platform, area, slot);
-        state.is_some_and(|state| state.has(SlotState::CACHED) && !state.has(SlotState::BUSY))
-    }
-
     /// Allocates slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries
     /// the areas by falling priority. Nothing refers to the slots yet.
     #[inline(never)]
@@ -102,6 +74,21 @@ impl<P: Platform> Swap<P> {
     }
 }
 
+/// A recent copy of a slot's cell.
+#[inline]
+pub(crate) fn state_of<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> Option<SlotState> {
+    let (_, cells, _) = SlotRun { area, first: slot, count: 1 }.cells(memory)?;
+    // Acquire, by the fence: sees earlier work on the cached folio.
+    let cell = cells.first()?.load(Ordering::Acquire);
+    Some(SlotState(cell))
+}
+
+/// Whether the slot's page is in memory, and complete.
+pub(crate) fn is_slot_resident<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
+    let state = state_of(memory, area, slot);
+    state.is_some_and(|state| state.has(SlotState::CACHED) && !state.has(SlotState::BUSY))
+}
+
 /// The folio of the page that the cache has for a slot, with a reference. The caller has seen an
 /// entry with the slot, which may be removed by now, even with its area. The caller holds no lock of
 /// a cluster.
@@ -111,10 +98,9 @@ pub(crate) fn find_cached<P: Platform>(
     area: u8,
     slot: u64,
 ) -> Option<FolioRef<'_, P>> {
-    let (swap, platform) = (&memory.swap, memory.platform());
-    while_areas_stay(platform, || {
+    while_areas_stay(memory.platform(), || {
         slot_state::hold_cached(
-            || swap.state_of(platform, area, slot)?.frame(),
+            || state_of(memory, area, slot)?.frame(),
             |frame| memory.frames.try_hold(frame),
         )
     })
@@ -134,28 +120,19 @@ impl SlotRun {
         (Self { count, ..self }, Self { first, count: self.count - count, ..self })
     }
 
-    /// The cluster, cells and values; `None` if the run is not in one cluster.
-    #[inline]
-    pub(super) fn cells<P: Platform>(
-        self,
-        memory: &Memory<P>,
-    ) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
-        memory.swap.cells(memory.platform(), self)
-    }
-
     /// The folio that the cache has for the first slot, which is the folio's first. The caller has
     /// allocated the slot, and has the folio's lock or has restored its entries.
     // Always: each folio on its way to swap is looked up twice.
     #[inline(always)]
     pub(crate) fn cached_folio<P: Platform>(self, memory: &Memory<P>) -> Option<Folio> {
-        let state = memory.swap.state_of(memory.platform(), self.area, self.first)?;
+        let state = state_of(memory, self.area, self.first)?;
         let frame = state.frame()?;
         memory.frames.folio_of(frame).filter(|folio| folio.head == frame)
     }
 
     /// Whether the content of a folio is in swap; its slots, which are busy, begin here.
     pub(crate) fn stored<P: Platform>(self, memory: &Memory<P>) -> Stored {
-        let state = memory.swap.state_of(memory.platform(), self.area, self.first);
+        let state = state_of(memory, self.area, self.first);
         let stored = state.is_some_and(|state| state.0 & SlotState::CONTENT != 0);
         if stored { Stored::Yes } else { Stored::No }
     }

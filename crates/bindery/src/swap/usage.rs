@@ -2,15 +2,15 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::Swap;
-use super::area::Area;
+use super::SlotRun;
 use super::bitmap::CLUSTER_SLOTS;
 use super::slot_state::SlotState;
 use super::slots::while_areas_stay;
+use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::platform::Platform;
 
-/// Counts of slots by their content ([`Memory::swap_usage`](crate::Memory::swap_usage)).
+/// Counts of slots by their content ([`Memory::swap_usage`]).
 ///
 /// ```
 /// use bindery::{Memory, Platform};
@@ -74,45 +74,35 @@ impl CompressedUsage {
     }
 }
 
-impl<P: Platform> Swap<P> {
-    /// Counts the slots of all areas by their content.
-    pub(super) fn usage(&self, platform: &P) -> SwapUsage {
-        let mut usage = SwapUsage::default();
-        for area in &self.areas {
-            let slots = while_areas_stay(platform, || {
-                let slots = if area.is_on() { area.slots() } else { 0 };
-                usage.taken += area.taken().min(slots);
-                slots
-            });
-            usage.slots += slots;
-            for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
-                while_areas_stay(platform, || area.count_cluster(platform, first, &mut usage));
-            }
+/// Counts the slots of all areas by their content.
+pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
+    let platform = memory.platform();
+    let mut usage = SwapUsage::default();
+    for (area, number) in memory.swap.areas.iter().zip(0..) {
+        let slots = while_areas_stay(platform, || {
+            let slots = if area.is_on() { area.slots() } else { 0 };
+            usage.taken += area.taken().min(slots);
+            slots
+        });
+        usage.slots += slots;
+        for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
+            let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
+            while_areas_stay(platform, || count_cluster(run, memory, &mut usage));
         }
-        usage
     }
-
-    /// The number of entries that refer to the slot.
-    pub(crate) fn entries_of(&self, platform: &P, area: u8, slot: u64) -> u32 {
-        self.state_of(platform, area, slot).map_or(0, SlotState::entries)
-    }
+    usage
 }
 
-impl<P: Platform> Area<P> {
-    fn count_cluster(&self, platform: &P, first: u64, usage: &mut SwapUsage) {
-        let Some(cluster) = self.cluster(first) else { return };
-        let is_used = {
-            let state = cluster.state.lock();
-            state.free < state.size
-        };
-        if !is_used {
-            return;
-        }
-        let (cells, _) = cluster.words(platform);
-        for cell in cells {
-            let cell = SlotState(cell.load(Relaxed));
-            usage.cached += u64::from(cell.has(SlotState::CACHED));
-            usage.filled += u64::from(cell.has(SlotState::FILLED));
-        }
+/// Counts the slots of a cluster.
+fn count_cluster<P: Platform>(run: SlotRun, memory: &Memory<P>, usage: &mut SwapUsage) {
+    let Some((cluster, cells, _)) = run.cells(memory) else { return };
+    let is_used = {
+        let state = cluster.state.lock();
+        state.free < state.size
+    };
+    for cell in cells.iter().filter(|_| is_used) {
+        let cell = SlotState(cell.load(Relaxed));
+        usage.cached += u64::from(cell.has(SlotState::CACHED));
+        usage.filled += u64::from(cell.has(SlotState::FILLED));
     }
 }

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::object::pages;
 use crate::platform::Platform;
+use crate::swap;
 use crate::table::locking::SPAN_ENTRIES;
 use crate::table::look;
 
@@ -122,8 +123,7 @@ fn tell_part<P: Platform>(
                         let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
                         let memory = space.page_table.memory;
                         let mut slots = first..first + stretch.pages();
-                        let is_resident =
-                            |slot| memory.swap.is_resident(memory.platform(), device, slot);
+                        let is_resident = |slot| swap::is_slot_resident(memory, device, slot);
                         Some(if slots.all(is_resident) {
                             Residence::Resident
                         } else {

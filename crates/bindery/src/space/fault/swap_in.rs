@@ -8,6 +8,7 @@ use crate::folio::{FolioIndex, FolioLock, FolioLocked, FolioOwner, SwapPlace};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
+use crate::swap;
 use crate::swap::slot_state::SlotState;
 use crate::swap::{CachedFolio, SlotRun, find_cached};
 use crate::table::publish::publish;
@@ -92,7 +93,7 @@ pub(super) fn slot_of<P: Platform>(
         Absent::Swap { device, slot, .. } if !entry.is_empty() => {
             let number = slot + inside;
             let memory = page_table.memory;
-            let state = memory.swap.state_of(memory.platform(), device, number);
+            let state = swap::state_of(memory, device, number);
             Some(Slot { area: device, number, state })
         }
         Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
