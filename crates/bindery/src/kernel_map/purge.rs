@@ -212,8 +212,8 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
     }
 
     fn give_back(&self, batch: &Batch) {
-        // SAFETY: 1. freed areas stay in the index until a purge, which takes each once; 2. `Batch::free`
-        // frees them after their readers.
+        // SAFETY: 1. freed areas stay in the index until a purge, and it takes each once;
+        // 2. `Batch::free` frees them after their readers.
         unsafe { self.areas.remove(&batch.areas) };
     }
 

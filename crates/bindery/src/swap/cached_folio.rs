@@ -19,7 +19,7 @@ use crate::platform::Platform;
 /// A locked folio in the swap cache, with the place of its slots.
 ///
 /// Having one means:
-/// 1. The caller has the folio's lock, and a reference besides the cache's.
+/// 1. The caller has the folio's lock. A reference or a mapping besides the cache keeps the folio.
 /// 2. The folio was at this place when the caller looked. Pages may have left the cache since: their
 ///    cells do not refer to the folio any more.
 pub(crate) struct CachedFolio<'a, P: Platform> {
