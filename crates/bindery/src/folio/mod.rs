@@ -4,7 +4,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`](handle::FolioHandle), which has the methods of one |
+//! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`], which has the methods of one |
 //! | `fresh` | the life of a folio; [`FreshFolio`], which only its maker knows |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
