@@ -28,13 +28,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        let result = self.retry(call);
-        if result.is_ok() {
-            // The call may have unlocked, unmapped or protected pages: reclaim must search again.
-            self.clock.exhausted.forget();
-        }
-        deferred::free_some(self);
-        result
+        outermost(self, call)
     }
 
     /// Like [`Memory::outermost`], for a call that unlinks nothing.
@@ -56,6 +50,20 @@ impl<P: Platform> Memory<P> {
     ) -> Result<T, E> {
         retry_from(self, Tried { hook: self.fault_reserve() > 0, ..Tried::default() }, call)
     }
+}
+
+#[inline]
+fn outermost<P: Platform, T, E: CallError>(
+    memory: &Memory<P>,
+    call: impl FnMut() -> Result<T, Failure<E>>,
+) -> Result<T, E> {
+    let result = memory.retry(call);
+    if result.is_ok() {
+        // The call may have unlocked, unmapped or protected pages: reclaim must search again.
+        memory.clock.exhausted.forget();
+    }
+    deferred::free_some(memory);
+    result
 }
 
 #[inline]
