@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::machine::MAX_CPUS;
 
-/// Sections that a CPU leaves between two attempts to advance. A CPU that counts on lines of its own
-/// fetches the shared ones only once in so many sections.
+/// Sections that a CPU leaves between two attempts to advance. A CPU counts on lines of its own, and
+/// fetches the shared ones only for an attempt.
 const INTERVAL: u64 = 64;
 
 /// Data on lines of its own: a CPU fetches lines in pairs.
@@ -32,7 +32,7 @@ pub struct Sections {
 }
 
 impl Sections {
-    /// Sections of CPUs none of which runs.
+    /// The sections of CPUs that do not run yet.
     pub fn new() -> Self {
         let record = |_| Apart(Record { left: AtomicU64::new(0), runs: AtomicBool::new(false) });
         Self {

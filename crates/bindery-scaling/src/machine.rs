@@ -92,7 +92,7 @@ impl<L> Machine<L> {
         let start =
             NonNull::new(start).ok_or_else(|| Problem(format!("{bytes} bytes of memory")))?;
         // The host's first touch would count as the core's.
-        // SAFETY: the allocation has so many bytes, and no other code knows it.
+        // SAFETY: these are the bytes of the allocation, which no other code knows.
         unsafe { start.write_bytes(1, bytes) };
         Ok(Self { start, sections: Sections::new(), locks: PhantomData })
     }

@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         eprintln!("bindery-scaling library|linux ROUNDS CPUS,CPUS,...");
         return ExitCode::from(2);
     };
+    end_on_panic();
     match request.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
@@ -57,6 +58,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A worker whose call fails ends the process: the other workers would wait for it.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(101);
+    }));
 }
 
 /// The subject of a measurement.
@@ -105,6 +115,7 @@ impl Request {
     }
 
     fn run(&self) -> Result<(), Problem> {
+        team::check(&self.cpus)?;
         match self.subject {
             Subject::Library => self.library(),
             Subject::Linux => self.linux(),

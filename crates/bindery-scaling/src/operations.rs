@@ -13,7 +13,7 @@ const GIB: u64 = 1 << 30;
 const PAGES: u64 = 448;
 /// Addresses that all workers of one address space use: 4 MiB for each.
 const COMMON: u64 = 0x3000_0000_0000;
-/// Bytes of a mapping of which at most one page is touched.
+/// Bytes of a mapping whose first page at most is touched.
 const LARGE: u64 = 128 * MIB;
 
 /// One of the threads or processes that make an operation at once.

@@ -1,6 +1,5 @@
 //! Workers that make an operation at once. A sample counts only if no worker was preempted in it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -106,9 +105,9 @@ impl Work<'_> {
             match unsafe { fork() }? {
                 ForkResult::Parent { child } => children.push(child),
                 ForkResult::Child => {
-                    let end = catch_unwind(AssertUnwindSafe(|| self.child(number)));
+                    let end = self.child(number);
                     // SAFETY: it ends the child at once: the parent's destructors do not run twice.
-                    unsafe { libc::_exit(i32::from(!matches!(end, Ok(Ok(()))))) }
+                    unsafe { libc::_exit(i32::from(end.is_err())) }
                 }
             }
         }
@@ -182,6 +181,19 @@ pub fn stay_on(number: u16) -> Result<(), Problem> {
     let mut set = CpuSet::new();
     set.set(*cpu)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
+}
+
+/// Refuses more workers than the process may use CPUs: a worker without one would keep the others
+/// waiting.
+///
+/// # Errors
+/// If `cpus` has too large a number.
+pub fn check(cpus: &[u16]) -> Result<(), Problem> {
+    let allowed = allowed_cpus()?.len();
+    match cpus.iter().find(|cpus| usize::from(**cpus) > allowed) {
+        Some(many) => Err(Problem(format!("the host has {allowed} CPUs, not {many}"))),
+        None => Ok(()),
+    }
 }
 
 fn allowed_cpus() -> Result<Vec<usize>, Problem> {

@@ -38,7 +38,7 @@ impl Operation {
         self.hold > self.line
     }
 
-    /// The time that an operation spends at a station, alone there.
+    /// The time that an operation spends at an empty station.
     fn demand(&self) -> f64 {
         if self.has_lock() { self.hold + self.lines * self.line } else { self.line }
     }
