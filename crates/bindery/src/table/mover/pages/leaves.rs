@@ -234,17 +234,15 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let run = self.folio_run(whole, first, left, entry).ok_or(MoveStop::Busy)?;
         let FolioRun { folio, number, count, .. } = run;
         let handle = memory.frames.folio(folio);
-        if !handle.exclusive().contains(number) {
+        let is_whole = handle.mappings() == count && run::are_empty(&there[..count as usize]);
+        if is_whole && handle.exclusive().contains_all(number, count) {
+            self.move_folio(stretch, at, run)?;
+            return Ok(count);
+        }
+        if is_whole || !handle.exclusive().contains(number) {
             return Err(MoveStop::Busy);
         }
-        if handle.mappings() != count || !run::are_empty(&there[..count as usize]) {
-            return self.move_scattered(stretch.page + at, folio, number);
-        }
-        if !handle.exclusive().contains_all(number, count) {
-            return Err(MoveStop::Busy);
-        }
-        self.move_folio(stretch, at, run)?;
-        Ok(count)
+        self.move_scattered(stretch.page + at, folio, number)
     }
 
     /// Moves a folio whose mappings are all among the entries of its run, which begins at `at`.
