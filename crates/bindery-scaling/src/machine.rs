@@ -74,8 +74,8 @@ pub fn on_cpu<L, R>(machine: &Machine<L>, cpu: u16, work: impl FnOnce() -> R) ->
 }
 
 impl<L> Machine<L> {
-    /// Runs `wait`, which enters no section, on a CPU that counts as running until then: otherwise
-    /// sections of other CPUs would never be known to have ended.
+    /// Runs `wait`, which enters no read section, while the CPU counts as idle: grace periods do not
+    /// wait for it.
     pub fn while_idle(&self, wait: impl FnOnce()) {
         let cpu = CPU.get();
         self.sections.set_running(cpu, false);

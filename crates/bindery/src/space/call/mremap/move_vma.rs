@@ -33,8 +33,8 @@ pub(super) fn congruent_place<P: Platform>(
         .find_map(|align| vmas.find_free(length, align, start & (align - 1)))
 }
 
-/// Moves the plan's source, a part of `vma`, to the free range `target`. Allocates all that the
-/// move needs before the first page moves: an error leaves the source as it was.
+/// Moves the source of the plan, which lies in `vma`, to the free range `target`. All allocations
+/// come before the first page moves, so an error leaves the source unchanged.
 pub(super) fn move_vma<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,

@@ -145,7 +145,8 @@ mod tests {
         VirtAddr(page * PAGE_SIZE)
     }
 
-    /// The plan, and whether it moves a mapping of pages 10 to 13, with the next mapping at page 20.
+    /// Plans a call on a mapping of pages 10 to 13; the next mapping begins at page 20. Also returns
+    /// whether the mapping must move.
     fn plan(first: u64, lengths: [u64; 2], remap: Remap) -> Result<(RemapPlan, bool), Error> {
         plan_with(first, lengths, remap, MappingFlags::empty())
     }
