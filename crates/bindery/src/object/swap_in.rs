@@ -187,7 +187,8 @@ fn read_folio<P: Platform>(
     wanted: u64,
 ) -> Result<(), Unread> {
     let slots = slots_of(run);
-    let claimed = ClaimedFolio::claim(memory, fresh, slots).ok_or(Unread::Slots)?;
+    let claimed =
+        ClaimedFolio::claim(memory, fresh, slots.area, slots.first).ok_or(Unread::Slots)?;
     let folio = claimed.folio();
     let locked = if memory.swap.is_on_device(slots.area) {
         match claimed.begin_device_read(memory, wanted) {

@@ -140,9 +140,9 @@ fn free_removed<P: Platform>(page_table: &PageTable<'_, P>, removed: Removed) {
 }
 
 /// Counts unmapped pages down, releases what the removed VMAs hold, and frees the tables and VMAs
-/// when no reader is left. Everything is flushed. Called without locks on VMAs or tables.
+/// when no reader is left. Called without locks on VMAs or tables.
 pub(super) fn finish<P: Platform>(edit: &mut Edit<'_, '_, P>, removed: Removed) {
-    let tables = edit.take_detached();
+    let tables = edit.flushed().take_detached();
     // SAFETY: 1. both are of one address space; 2. emptied above.
     unsafe { removed.free(edit.memory, tables) };
 }

@@ -181,9 +181,12 @@ fn content(cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (SlotState, 
     (SlotState(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
 }
 
-/// A folio in the swap cache, locked and fresh, for whose pages the slots are claimed: busy, one for
-/// each page. A thread that finds the folio waits for its lock, so that no entry maps the folio before
-/// its content is read. Dropping it leaves the slots busy.
+/// A folio in the swap cache, locked and fresh, whose content is to be read. Having one means:
+/// - its slots are claimed, and so busy, which keeps their area and their content;
+/// - they are one for each page: [`ClaimedFolio::claim`] takes their number from the folio;
+/// - no entry maps the folio: a thread that finds it waits for its lock.
+///
+/// Dropping it leaves the slots busy.
 #[must_use = "the slots stay busy until the content is read or given up"]
 pub(crate) struct ClaimedFolio<'a, P: Platform> {
     locked: LockedFolio<'a, P>,
@@ -201,17 +204,20 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         self.slots
     }
 
-    /// Puts a fresh folio into the swap cache, for `slots` that are to be read into it. `None` if a
-    /// slot is in the cache or not referred to any more; the folio is freed.
+    /// Puts a fresh folio into the swap cache, for the slots from `first` on, one for each of its
+    /// pages, which are to be read into it. `None` if a slot is in the cache or not referred to any
+    /// more; the folio is freed.
     // Always: each fault on a page in swap does it.
     #[inline(always)]
     pub(crate) fn claim(
         memory: &'a Memory<P>,
         fresh: FreshFolio<'a, P>,
-        slots: SlotRun,
+        area: u8,
+        first: u64,
     ) -> Option<Self> {
         // Published first: a thread that finds the folio by a slot finds it counted.
         let locked = fresh.publish_for_swap_cache()?;
+        let slots = SlotRun { area, first, count: locked.folio().pages() };
         if claim_slots(memory, locked.locked(), slots).is_err() {
             abandon(memory, locked);
             return None;
@@ -353,7 +359,6 @@ fn claim_if_named<P: Platform>(
     folio: FolioLocked<'_>,
     run: SlotRun,
 ) -> Result<(), ClaimError> {
-    debug_assert_eq!(run.count, folio.pages());
     let Some((cluster, cells, _)) = run.cells(memory) else { return Err(ClaimError::Gone) };
     let _state = cluster.state.lock();
     // Until memory has been reclaimed, the age of a page is not needed.

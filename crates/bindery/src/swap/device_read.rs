@@ -144,7 +144,9 @@ fn read_page<P: Platform>(
 ) -> Result<Option<FolioRef<'_, P>>, Failure> {
     loop {
         let fresh = memory.frames.new_folio(Order::PAGE).ok_or(Failure::NoMemory)?;
-        let Some(claimed) = ClaimedFolio::claim(memory, fresh, slot) else { return Ok(None) };
+        let Some(claimed) = ClaimedFolio::claim(memory, fresh, slot.area, slot.first) else {
+            return Ok(None);
+        };
         match claimed.begin_device_read(memory, slot.first) {
             Load::Done(locked) => return Ok(Some(leave_in_cache(memory, locked, slot))),
             Load::Lost => return Err(Error::InputOutput.into()),

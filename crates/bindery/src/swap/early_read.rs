@@ -107,17 +107,20 @@ impl SlotRun {
         cause: Cause,
     ) -> Begun {
         let Some(fresh) = memory.frames.new_folio(order) else { return Begun::NoRoom };
-        let Some(claimed) = ClaimedFolio::claim(memory, fresh, self) else { return Begun::Taken };
-        let (folio, place) = (claimed.folio(), self.place());
+        let Some(claimed) = ClaimedFolio::claim(memory, fresh, self.area, self.first) else {
+            return Begun::Taken;
+        };
+        let (folio, slots) = (claimed.folio(), claimed.slots());
+        let place = slots.place();
         // The slots are busy, which keeps the area and their content.
-        let content = self.content(memory);
+        let content = slots.content(memory);
         let worth = match cause {
             Cause::Around => content == Some(Stored::Some),
             Cause::Advice => content.is_some(),
         };
         if worth && content == Some(Stored::None) {
             claimed.fill_filled_pages(memory);
-            memory.rare.pages_swapped_in.fetch_add(u64::from(self.count), Relaxed);
+            memory.rare.pages_swapped_in.fetch_add(u64::from(slots.count), Relaxed);
             let locked = claimed.into_locked();
             CachedFolio::new(memory, locked.locked(), place).unlock(&PageSet::EMPTY);
             return Begun::Yes;
@@ -139,7 +142,7 @@ impl SlotRun {
         // From here on, the folio is the request's.
         claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
-        what.submit(memory, area, device, |page| self.page_has(memory, page, SlotState::STORED));
+        what.submit(memory, area, device, |page| slots.page_has(memory, page, SlotState::STORED));
         Begun::Yes
     }
 

@@ -158,18 +158,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-impl<P: Platform> Edit<'_, '_, P> {
+impl<'m, P: Platform> Edit<'_, 'm, P> {
     /// Invalidates stale translations, and counts down pages that were unmapped in VMAs that stay.
     /// Called by every operation before it releases the mutex. (No other thread relies on that for
     /// the flush: a thread that locks a table meets the mark of the pending flush, see
     /// [`crate::tlb`].)
     pub(crate) fn flush(&mut self) {
-        if self.is_stale() {
-            self.flush_stale();
-        }
-        let (_, gather) = self.parts();
-        if gather.take_uncharge_before_unlock() {
-            self.drop_contents();
+        let mut flushed = self.flushed();
+        if flushed.gather.take_uncharge_before_unlock() {
+            flushed.drop_contents(|| {});
         }
     }
 
@@ -184,30 +181,47 @@ impl<P: Platform> Edit<'_, '_, P> {
     /// Flushes what is left, and frees what was gathered, the tables after their readers. Never
     /// waits for those, so locks of VMAs and objects may be held. Called outside of read sections.
     pub(crate) fn finish(&mut self) {
-        self.flush_stale();
-        self.drop_contents();
-        let tables = self.take_emptied();
+        let mut flushed = self.flushed();
+        flushed.drop_contents(|| {});
+        let tables = flushed.take_emptied();
         Batch::of(tables).free_after_readers(self.memory);
     }
 
+    /// Invalidates what is stale, and lends the gather to a caller that frees.
+    #[inline]
+    pub(crate) fn flushed(&mut self) -> Flushed<'_, 'm, P> {
+        if self.is_stale() {
+            self.flush_stale();
+        }
+        let (page_table, gather) = self.parts();
+        Flushed { page_table, gather }
+    }
+}
+
+/// The gather of an edit, with nothing in it that is stale. Having one means:
+/// - no TLB has a translation that the edit has narrowed or removed;
+/// - the edit narrows no entry in the meantime: it is borrowed.
+///
+/// Only this value frees the pages of detached tables.
+pub(crate) struct Flushed<'op, 'm, P: Platform> {
+    page_table: &'op PageTable<'m, P>,
+    gather: &'op mut Gather,
+}
+
+impl<P: Platform> Flushed<'_, '_, P> {
     /// The detached tables, with their pages freed, for a caller that has them freed after their
-    /// readers. They count as freed from here on. Called after the flush and without locks: other
-    /// threads may run between two tables.
-    pub(crate) fn take_detached(&mut self) -> DetachedTables {
-        let platform = self.memory.platform();
-        self.drop_contents_with(|| platform.yield_if_due());
+    /// readers. They count as freed from here on. Called without locks: other threads may run
+    /// between two tables.
+    pub(crate) fn take_detached(mut self) -> DetachedTables {
+        let platform = self.page_table.memory.platform();
+        self.drop_contents(|| platform.yield_if_due());
         self.take_emptied()
     }
 
-    /// Frees the pages of the detached tables, after the flush.
-    fn drop_contents(&mut self) {
-        self.drop_contents_with(|| {});
-    }
-
-    fn drop_contents_with(&mut self, between: impl Fn()) {
-        let (page_table, gather) = self.parts();
+    /// Frees the pages of the detached tables. Calls `between` after each table.
+    fn drop_contents(&mut self, between: impl Fn()) {
+        let Self { page_table, gather } = self;
         let memory = page_table.memory;
-        debug_assert!(!gather.is_stale(), "freed before it was flushed");
         if gather.detached.is_empty() && gather.unscanned.is_empty() {
             return;
         }
@@ -216,8 +230,8 @@ impl<P: Platform> Edit<'_, '_, P> {
         let mut batch = memory.free_batch();
         let mut zap = RmapZap::detached(memory, &mut batch, &mut counts);
         while let Some(table) = gather.detached.pop(&memory.frames) {
-            // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed,
-            // as asserted above. `push`: 1. and 2. the same.
+            // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed:
+            // `self` has nothing stale. `push`: 1. and 2. the same.
             unsafe {
                 zap.contents(table);
                 gather.emptied.push(&memory.frames, table);
@@ -227,8 +241,8 @@ impl<P: Platform> Edit<'_, '_, P> {
         page_table.count(&counts);
     }
 
-    fn take_emptied(&mut self) -> DetachedTables {
-        let (page_table, gather) = self.parts();
+    fn take_emptied(self) -> DetachedTables {
+        let Self { page_table, gather } = self;
         debug_assert!(gather.detached.is_empty(), "freed before its pages were");
         let tables = core::mem::take(&mut gather.emptied);
         if !tables.is_empty() {

@@ -10,16 +10,17 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{FolioIndex, FolioLock, LiveOwner, LockedFolio, SwapPlace};
+use crate::folio::{FolioIndex, FolioLock, FreshFolio, LiveOwner, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::{PagesStay, Wait};
 use crate::platform::Platform;
 use crate::rmap::{RmapGuard, TreeLock, TreeReadGuard};
 use crate::stats::Counts;
-use crate::swap::CachedFolio;
 use crate::swap::content::ClaimedFolio;
 use crate::swap::page_set::PageSet;
+use crate::swap::{CachedFolio, SlotRun};
 use crate::sync::rw_lock::{RwLock, WriteGuard};
+use crate::table::edit::Edit;
 use crate::table::run::Run;
 use crate::table::span::Span;
 use crate::table::{PageTable, ReadSection};
@@ -320,6 +321,31 @@ pub(crate) fn narrow<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>
     let cursor: &mut crate::table::cursor::Cursor<'_, '_, P> = span;
     #[cfg(lock_violations = "types")]
     cursor.narrow(run).suspend_each(); //~ E0599
+}
+
+/// The pages of detached tables are freed after the flush.
+pub(crate) fn free_unflushed<P: Platform>(edit: &mut Edit<'_, '_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = edit.flushed().take_detached();
+    #[cfg(lock_violations = "types")]
+    let _ = edit.take_detached(); //~ E0599
+}
+
+/// Between that flush and the free, the edit narrows no entry.
+pub(crate) fn narrow_flushed<P: Platform>(edit: &mut Edit<'_, '_, P>) {
+    let flushed = edit.flushed();
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (flushed.take_detached(), edit.prune(VirtAddr(0)));
+    #[cfg(lock_violations = "moves")]
+    let _ = (edit.prune(VirtAddr(0)), flushed.take_detached()); //~ E0499
+}
+
+/// The folio has the number of its slots: a caller names the first only.
+pub(crate) fn claim<P: Platform>(memory: &Memory<P>, fresh: FreshFolio<'_, P>, slots: SlotRun) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = ClaimedFolio::claim(memory, fresh, slots.area, slots.first).is_some();
+    #[cfg(lock_violations = "types")]
+    let _ = ClaimedFolio::claim(memory, fresh, slots).is_some(); //~ E0061
 }
 
 /// An entry that only comes to allow more is not suspended: no flush would follow.

@@ -188,7 +188,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         wanted: u64,
     ) -> Result<Stepped, Unread> {
         let memory = self.memory();
-        let claimed = ClaimedFolio::claim(memory, fresh, slots).ok_or(Unread::Slots)?;
+        let claimed =
+            ClaimedFolio::claim(memory, fresh, slots.area, slots.first).ok_or(Unread::Slots)?;
         if memory.swap.is_on_device(slots.area) {
             return self.begin_device_read(claimed, wanted);
         }
