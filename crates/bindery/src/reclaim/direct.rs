@@ -1,7 +1,7 @@
 //! Direct reclaim: a call that would fail for lack of memory frees some first, with no lock held.
 //!
 //! Every public call takes all its locks inside the closure that it passes to [`Memory::retry`].
-//! When it fails with "out of memory", it has released them. So reclaim never runs inside a table
+//! When the closure fails with "out of memory", it has released them. So reclaim never runs inside a table
 //! lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its caller
 //! holds; nor does it call itself, since it does not use `retry`.
 
@@ -28,19 +28,21 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        outermost(self, call)
+        let result = self.retry(call);
+        finish(self, result.is_ok());
+        result
     }
 
-    /// Like [`Memory::outermost`], for a call that unlinks nothing.
+    /// As [`Memory::outermost`], for a call that unlinks nothing.
     #[inline]
     pub(crate) fn retry<T, E: CallError>(
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        retry_from(self, Tried::default(), call)
+        Tried::default().repeat(self, call)
     }
 
-    /// Like [`Memory::retry`], for a call that takes memory for the content of files. If frames are
+    /// As [`Memory::retry`], for a call that takes memory for the content of files. If frames are
     /// kept for faults ([`Memory::set_fault_reserve`]), the call fails before the embedder is asked
     /// to end a program for it (Linux: `__GFP_RETRY_MAYFAIL`).
     #[inline]
@@ -48,38 +50,18 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        retry_from(self, Tried { hook: self.fault_reserve() > 0, ..Tried::default() }, call)
+        Tried { hook: self.fault_reserve() > 0, ..Tried::default() }.repeat(self, call)
     }
 }
 
+/// Ends an outermost call.
 #[inline]
-fn outermost<P: Platform, T, E: CallError>(
-    memory: &Memory<P>,
-    call: impl FnMut() -> Result<T, Failure<E>>,
-) -> Result<T, E> {
-    let result = memory.retry(call);
-    if result.is_ok() {
+fn finish<P: Platform>(memory: &Memory<P>, has_succeeded: bool) {
+    if has_succeeded {
         // The call may have unlocked, unmapped or protected pages: reclaim must search again.
         memory.clock.exhausted.forget();
     }
     deferred::free_some(memory);
-    result
-}
-
-#[inline]
-fn retry_from<P: Platform, T, E: CallError>(
-    memory: &Memory<P>,
-    mut tried: Tried,
-    mut call: impl FnMut() -> Result<T, Failure<E>>,
-) -> Result<T, E> {
-    loop {
-        match call() {
-            Ok(value) => return Ok(value),
-            Err(Failure::Refused(error)) => return Err(error),
-            Err(Failure::NoMemory) if tried.free_memory(memory) => {}
-            Err(Failure::NoMemory) => return Err(E::OUT_OF_MEMORY),
-        }
-    }
 }
 
 /// The measures taken so far for a call that finds no memory.
@@ -97,6 +79,23 @@ struct Tried {
 }
 
 impl Tried {
+    /// Calls until the call does not fail for lack of memory, or no measure is left.
+    #[inline]
+    fn repeat<P: Platform, T, E: CallError>(
+        mut self,
+        memory: &Memory<P>,
+        mut call: impl FnMut() -> Result<T, Failure<E>>,
+    ) -> Result<T, E> {
+        loop {
+            match call() {
+                Ok(value) => return Ok(value),
+                Err(Failure::Refused(error)) => return Err(error),
+                Err(Failure::NoMemory) if self.free_memory(memory) => {}
+                Err(Failure::NoMemory) => return Err(E::OUT_OF_MEMORY),
+            }
+        }
+    }
+
     /// Frees memory for a failed call. Returns whether that may help.
     #[cold]
     #[inline(never)]
