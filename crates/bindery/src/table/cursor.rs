@@ -395,6 +395,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         })
     }
 
+    /// The table of level 1 that covers `addr`, where a page is mapped: a leaf that covers more is
+    /// split, with the table on deposit.
+    #[inline]
+    pub(crate) fn split_table_at(&mut self, addr: VirtAddr) -> Result<Frame, NoMemory> {
+        self.table_at(addr, Level::PTE, &mut TablePool::new(self.page_table.memory))
+    }
+
     /// Passes over the level-1 leaves from the position on whose frames `skips` accepts, up to the
     /// end of the table. For a caller that would do nothing with a run for each.
     #[inline]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | gather | the call: one flush serves all of its lock spans |
 //! | locked range ([`Span`](super::span::Span)), its counters | one lock span ([`Edit::span`]) |
-//! | spare tables | one place of the tree ([`PageTable::with_tables`]) |
+//! | spare tables | one place that is filled ([`FillSpan`](super::fill_span::FillSpan)) |
 //!
 //! The functions here are the face of the operations that narrow entries or free tables.
 

@@ -30,8 +30,7 @@ impl<P: Platform> PageTable<'_, P> {
         if node.level > Level::PTE && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
             let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
-            // From the deposit: the pool is not asked.
-            let table = cursor.table_at(at, Level::PTE, &mut TablePool::new(self.memory));
+            let table = cursor.split_table_at(at);
             debug_assert!(table.is_ok(), "a huge leaf has lost its deposit");
         }
     }

@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `locking`, `stray` | which locks, in which order; marks of detached tables |
 //! | `flush` | flushes, and marks of those that come after the lock is released |
-//! | `pool` | spare tables while locks are held |
+//! | `pool`, `fill_span` | spare tables while locks are held; a locked range in which they are used |
 //! | `publish` | new entries become visible to the walkers |
 //! | `counts` | the counters of a tree, by CPU |
 //! | `edit`, `span` | the page table and the gather of one call, which lends a locked range for each lock span |
@@ -52,6 +52,7 @@ pub(crate) mod cursor;
 mod descent;
 mod detach;
 pub(crate) mod edit;
+pub(crate) mod fill_span;
 mod flush;
 pub(crate) mod leaf;
 pub(crate) mod locking;

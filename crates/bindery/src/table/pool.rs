@@ -11,7 +11,7 @@ use crate::frame::table_meta::TableStack;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
-use super::{NoMemory, PageTable, free_table, new_table};
+use super::{NoMemory, free_table, new_table};
 
 /// The source of new tables while locks are held: the tables that were allocated beforehand, or the
 /// allocator, if it has one at once.
@@ -21,7 +21,7 @@ use super::{NoMemory, PageTable, free_table, new_table};
 /// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
 ///
 /// So if the try fails, the operation releases its locks, fills the pool outside, and looks again
-/// ([`PageTable::with_tables`]).
+/// ([`super::PageTable::with_tables`]).
 pub(crate) struct TablePool<'m, P: Platform> {
     memory: &'m Memory<P>,
     tables: TableStack,
@@ -80,6 +80,12 @@ impl<'m, P: Platform> TablePool<'m, P> {
         Ok(table)
     }
 
+    /// Whether the pool has no table.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
     /// Whether tables were allocated beforehand, and are not counted yet.
     pub(crate) fn is_used(&self) -> bool {
         self.counts.tables_allocated > 0
@@ -107,47 +113,8 @@ impl<'m, P: Platform> TablePool<'m, P> {
 impl<P: Platform> Drop for TablePool<'_, P> {
     #[inline]
     fn drop(&mut self) {
-        if !self.tables.is_empty() {
+        if !self.is_empty() {
             self.give_back();
         }
-    }
-}
-
-impl<'m, P: Platform> PageTable<'m, P> {
-    /// Does `work`, which takes its locks anew each time, until there are tables for it. Called
-    /// without table locks and outside of read sections.
-    #[inline]
-    pub(crate) fn with_tables<R>(
-        &self,
-        mut work: impl FnMut(&mut TablePool<'m, P>) -> Result<R, NoMemory>,
-    ) -> Result<R, NoMemory> {
-        let mut pool = TablePool::new(self.memory);
-        let result = loop {
-            match work(&mut pool) {
-                Err(NoMemory) if self.add_tables(&mut pool).is_ok() => {}
-                done => break done,
-            }
-        };
-        if !pool.tables.is_empty() {
-            self.give_back_tables(&mut pool);
-        }
-        result
-    }
-
-    /// Refills the pool, and adds to the statistics what that took.
-    #[cold]
-    #[inline(never)]
-    fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), NoMemory> {
-        let result = pool.refill();
-        self.count(&mem::take(&mut pool.counts));
-        result
-    }
-
-    /// Empties the pool, and adds to the statistics what that freed.
-    #[cold]
-    #[inline(never)]
-    fn give_back_tables(&self, pool: &mut TablePool<'m, P>) {
-        pool.give_back();
-        self.count(&mem::take(&mut pool.counts));
     }
 }

@@ -9,7 +9,7 @@ use crate::platform::Platform;
 
 use super::cursor::Cursor;
 use super::locking::Depth;
-use super::{EntryAt, PageTable, TablePool, run};
+use super::{EntryAt, PageTable, run};
 
 /// Why a folio was not cut. Its leaves may be smaller than they were; else nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,9 +51,7 @@ pub(crate) fn split_folio<P: Platform>(
             at = VirtAddr(last.saturating_add(1));
             continue;
         };
-        // Splits a huge leaf, whose table is on deposit, and else creates nothing.
-        let pool = &mut TablePool::new(page_table.memory);
-        let table = cursor.table_at(at, Level::PTE, pool)?;
+        let table = cursor.split_table_at(at)?;
         let index = P::Arch::PTE.index_of(at);
         let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
         if small && P::Arch::is_contig(run::load(page_table.slots(table), index)) {

@@ -12,7 +12,7 @@ use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, TablePool, run};
+use crate::table::{EntryAt, run};
 use crate::vma::Vma;
 
 use super::Resolved;
@@ -157,9 +157,7 @@ fn replace_page<P: Platform>(
     {
         return Ok(None);
     }
-    // Splits a huge leaf, whose deposit is the table.
-    let table =
-        cursor.table_at(range.start(), Level::PTE, &mut TablePool::new(page_table.memory))?;
+    let table = cursor.split_table_at(range.start())?;
     let index = P::Arch::PTE.index_of(range.start());
     if P::Arch::is_contig(run::load(page_table.slots(table), index)) {
         page_table.unfold(table, index, range.start(), &mut cursor.counts);

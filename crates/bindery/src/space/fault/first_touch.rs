@@ -12,10 +12,10 @@ use crate::folio::{Folio, MAX_FOLIO_ORDER, OwnerKind};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
-use crate::table::cursor::Cursor;
+use crate::table::fill_span::FillSpan;
 use crate::table::locking::LockTree;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, ReadSection, TablePool, run};
+use crate::table::{EntryAt, NoMemory, ReadSection, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::slow::{Fault, Next, Stepped, Tries};
@@ -222,10 +222,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
         self.memory().before_execution(attributes.permissions, folio);
-        let mapped = self.page_table().with_tables(|pool| {
-            let mut cursor = self.cursor_of(range);
-            map_folio_locked(&mut cursor, range, folio, (attributes, level), pool)
-        });
+        let mapped = self
+            .page_table()
+            .with_tables(range, |span| map_folio_locked(span, range, folio, (attributes, level)));
         publish(self.page_table(), range);
         Ok(mapped?)
     }
@@ -260,41 +259,38 @@ pub(in crate::space) fn folio_place(page: VirtAddr, order: Order) -> Option<Virt
     VirtRange::from_len(page.align_down(size), size)
 }
 
-fn map_folio_locked<'m, P: Platform>(
-    cursor: &mut Cursor<'_, 'm, P>,
+fn map_folio_locked<P: Platform>(
+    mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
     folio: Folio,
     (attributes, level): (Attributes, Level<P::Arch>),
-    pool: &mut TablePool<'m, P>,
 ) -> Result<Next, NoMemory> {
-    let page_table = cursor.page_table;
-    let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
+    let page_table = span.page_table;
+    let EntryAt { node, entry, .. } = span.entry_at(range.start());
     if node.level < level || !entry.is_empty() {
         // Another thread has put a table or a page there: the folio does not fit any more.
         return Ok(Next::Again);
     }
-    let table = cursor.table_at(range.start(), level, pool)?;
+    let table = span.table_at(range.start(), level)?;
     let index = level.index_of(range.start());
     let count = if level == Level::PTE { folio.pages() } else { 1 };
     let vacant = run::count_empty(&page_table.slots(table)[index.slots(count)]);
-    cursor.counts.entries_read += u64::from(vacant);
+    span.counts.entries_read += u64::from(vacant);
     if vacant != count {
         return Ok(Next::Again);
     }
-    // A later split of a huge leaf must not fail.
-    let deposit =
-        if level > Level::PTE { Some(pool.take(Level::PTE, &mut cursor.counts)?) } else { None };
+    let deposit = if level > Level::PTE { Some(span.take_deposit()?) } else { None };
     let entry = P::Arch::page_entry(folio.head, level, attributes);
     page_table.memory.frames.fresh(folio).map(folio.pages());
-    cursor.counts.folios_touched += 1;
-    cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
+    span.counts.folios_touched += 1;
+    span.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == Level::PTE {
         page_table.fill(table, index, entry, count);
-        cursor.counts.entries_written += u64::from(count);
+        span.counts.entries_written += u64::from(count);
     } else {
         let slot = &page_table.slots(table)[index.slot()];
         slot.store(entry.0, Ordering::Release);
-        cursor.counts.entries_written += 1;
+        span.counts.entries_written += 1;
         RareEvents::note(&page_table.memory.rare.huge_faults);
         page_table.change_entry_count(table, 1, 0);
         if let Some(deposit) = deposit {

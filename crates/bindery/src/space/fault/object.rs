@@ -12,10 +12,12 @@ use crate::folio::Folio;
 use crate::object::{ObjectState, PagesStay, Stop, pages};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::table::cursor::Cursor;
+use crate::table::fill_span::FillSpan;
 use crate::table::leaf::user_attributes;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, ReadSection, TablePool, run};
+use crate::table::{EntryAt, NoMemory, ReadSection, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
@@ -176,8 +178,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             let folio = memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
             memory.before_execution(attributes.permissions, folio);
             let entry = P::Arch::page_entry(first, Level::PMD, attributes);
-            let mapped =
-                self.page_table().with_tables(|pool| self.map_huge(range, folio, entry, pool));
+            let mapped = self
+                .page_table()
+                .with_tables(range, |span| self.map_huge(span, range, folio, entry));
             // If there is no table for its deposit, small leaves will do.
             if let Ok(Some(next)) = mapped {
                 return Ok(next?);
@@ -191,14 +194,13 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Maps all of `folio` by one huge entry; `None` if there is a table already.
     fn map_huge(
         &self,
+        mut span: FillSpan<'_, '_, 'm, P>,
         range: VirtRange,
         folio: Folio,
         huge: Entry,
-        pool: &mut TablePool<'m, P>,
     ) -> Result<Option<Result<Next, FaultError>>, NoMemory> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
-        let mut cursor = self.cursor_of(range);
-        let EntryAt { node, entry, .. } = cursor.entry_at(range.start());
+        let EntryAt { node, entry, .. } = span.entry_at(range.start());
         if node.level < Level::PMD {
             return Ok(None);
         }
@@ -206,19 +208,19 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             // Another thread has mapped a huge leaf.
             return Ok(Some(Ok(Next::Again)));
         }
-        let holder = cursor.table_at(range.start(), Level::PMD, pool)?;
-        let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
+        let holder = span.table_at(range.start(), Level::PMD)?;
+        let deposit = span.take_deposit()?;
         if frames.folio(folio).map(range.pages() as u32).is_err() {
-            pool.put(deposit);
+            span.return_deposit(deposit);
             return Ok(Some(Err(FaultError::OutOfMemory)));
         }
         let index = P::Arch::PMD.index_of(range.start());
         page_table.publish_huge(holder, index, huge);
         page_table.deposit_table(holder, deposit);
-        cursor.counts.entries_written += 1;
-        cursor.counts.folios_touched += 1;
+        span.counts.entries_written += 1;
+        span.counts.folios_touched += 1;
         let owner = frames.folio(folio).owner_kind();
-        cursor.counts.mapped(owner, range.pages() as u32);
+        span.counts.mapped(owner, range.pages() as u32);
         Ok(Some(Ok(Next::Done(Resolved::Mapped(range)))))
     }
 
@@ -235,15 +237,14 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         }
         let start = origin.range_of(first).start();
         let whole = VirtRange::raw(start.0, origin.range_of(last).end().0);
-        let mapped = self.page_table().with_tables(|pool| {
-            let mut cursor = self.cursor_of(whole);
-            let EntryAt { node, entry, .. } = cursor.entry_at(start);
+        let mapped = self.page_table().with_tables(whole, |mut span| {
+            let EntryAt { node, entry, .. } = span.entry_at(start);
             if node.level > Level::PTE && !entry.is_empty() {
                 // Another thread has mapped a huge leaf.
                 return Ok(Ok(Next::Again));
             }
-            let table = cursor.table_at(start, Level::PTE, pool)?;
-            Ok::<_, NoMemory>(self.fill_runs(runs, attributes, table, &mut cursor.counts))
+            let table = span.table_at(start, Level::PTE)?;
+            Ok::<_, NoMemory>(self.fill_runs(&mut span, runs, attributes, table))
         });
         Ok(mapped??)
     }
@@ -252,10 +253,10 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     #[inline(always)]
     fn fill_runs(
         &self,
+        cursor: &mut Cursor<'_, 'm, P>,
         runs: &Runs<'_>,
         attributes: Attributes,
         table: Frame,
-        counts: &mut Counts,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
         let slots = page_table.slots(table);
@@ -274,13 +275,13 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             let result = match frames.folio_of(run.frame) {
                 None => Err(FaultError::Bus),
                 Some(folio) if run.count > 1 => {
-                    self.fill_run((index, run.count), (folio, entry), table, counts)
+                    self.fill_run(cursor, (index, run.count), (folio, entry), table)
                 }
                 Some(_) if !run::load(slots, index).is_empty() => Ok(()),
                 Some(folio) => match frames.folio(folio).map(1) {
                     Ok(()) => {
                         slots[index.slot()].store(entry.0, Ordering::Relaxed);
-                        counts.mapped(frames.folio(folio).owner_kind(), 1);
+                        cursor.counts.mapped(frames.folio(folio).owner_kind(), 1);
                         filled += 1;
                         Ok(())
                     }
@@ -292,9 +293,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             }
         }
         page_table.change_entry_count(table, filled, 0);
-        counts.folios_touched += u64::from(filled);
-        counts.entries_written += u64::from(filled);
-        counts.entries_read += read;
+        cursor.counts.folios_touched += u64::from(filled);
+        cursor.counts.entries_written += u64::from(filled);
+        cursor.counts.entries_read += read;
         mapped
     }
 
@@ -302,10 +303,10 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// pages of one folio, the first by `entry`.
     fn fill_run(
         &self,
+        cursor: &mut Cursor<'_, 'm, P>,
         (begin, count): (EntryIndex, u32),
         (folio, first): (Folio, Entry),
         table: Frame,
-        counts: &mut Counts,
     ) -> Result<(), FaultError> {
         let (folio, page_table) = (self.memory().frames.folio(folio), self.page_table());
         let owner = folio.owner_kind();
@@ -313,16 +314,16 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let mut at = begin;
         while at < end {
             let vacant = run::count_empty(&page_table.slots(table)[at.slots(end - at)]);
-            counts.entries_read += u64::from(vacant.max(1));
+            cursor.counts.entries_read += u64::from(vacant.max(1));
             if vacant == 0 {
                 at += 1;
                 continue;
             }
             folio.map(vacant).map_err(|_| FaultError::OutOfMemory)?;
-            counts.folios_touched += 1;
-            counts.mapped(owner, vacant);
+            cursor.counts.folios_touched += 1;
+            cursor.counts.mapped(owner, vacant);
             page_table.fill(table, at, P::Arch::nth_page(first, at - begin), vacant);
-            counts.entries_written += u64::from(vacant);
+            cursor.counts.entries_written += u64::from(vacant);
             at += vacant;
         }
         Ok(())

@@ -32,18 +32,17 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Maps the zero page.
     pub(super) fn map_zero_page(&self) -> Stepped {
         let (page_table, page) = (self.page_table(), self.page);
-        let mapped = page_table.with_tables(|pool| {
-            let mut cursor = self.cursor();
-            if !cursor.entry_at(page).entry.is_empty() {
+        let mapped = page_table.with_tables(self.range(), |mut span| {
+            if !span.entry_at(page).entry.is_empty() {
                 // Another CPU was faster; its entry may be huge and must not be split.
                 return Ok(Next::Again);
             }
-            let table = cursor.table_at(page, Level::PTE, pool)?;
+            let table = span.table_at(page, Level::PTE)?;
             let index = P::Arch::PTE.index_of(page);
             let attributes = read_attributes(self.vma.flags());
             let entry = P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes);
             page_table.fill(table, index, entry, 1);
-            cursor.counts.entries_written += 1;
+            span.counts.entries_written += 1;
             Ok(Next::Done(Resolved::ZeroPage))
         });
         publish(page_table, self.range());
@@ -56,21 +55,19 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (memory, page_table) = (self.memory(), self.page_table());
         let range = folio_place(self.page, memory.huge_order())?;
         let frame = memory.huge_zero.frame(&memory.frames, &memory.rare)?;
-        let mapped = page_table.with_tables(|pool| {
-            let mut cursor = self.cursor_of(range);
-            let EntryAt { node, entry: found, .. } = cursor.entry_at(self.page);
+        let mapped = page_table.with_tables(range, |mut span| {
+            let EntryAt { node, entry: found, .. } = span.entry_at(self.page);
             if node.level == Level::PTE || !found.is_empty() {
                 return Ok(Next::Again);
             }
-            let table = cursor.table_at(range.start(), Level::PMD, pool)?;
-            // A later split of the leaf must not fail.
-            let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
+            let table = span.table_at(range.start(), Level::PMD)?;
+            let deposit = span.take_deposit()?;
             let index = P::Arch::PMD.index_of(range.start());
             let attributes = read_attributes(self.vma.flags());
             let entry = P::Arch::page_entry(frame, Level::PMD, attributes);
             page_table.publish_huge(table, index, entry);
             page_table.deposit_table(table, deposit);
-            cursor.counts.entries_written += 1;
+            span.counts.entries_written += 1;
             Ok(Next::Done(Resolved::ZeroPage))
         });
         publish(page_table, range);

@@ -19,9 +19,9 @@ use crate::space::AddressSpace;
 use crate::space::op::VmaOp;
 use crate::space::userfault::fill::copy_in;
 use crate::space::userfault::fill::new_fill_folio;
-use crate::table::locking::Depth;
+use crate::table::fill_span::FillSpan;
 use crate::table::publish::publish;
-use crate::table::{NoMemory, ReadSection, TablePool, run};
+use crate::table::{NoMemory, ReadSection, run};
 
 use super::fill::Fill;
 
@@ -133,28 +133,27 @@ fn map_pages<P: Platform>(
     }
     let mapped = space
         .page_table
-        .with_tables(|pool| map_pages_locked(space, range, folios, attributes, pool));
+        .with_tables(range, |span| map_pages_locked(span, range, folios, attributes));
     publish(&space.page_table, range);
     mapped
 }
 
-fn map_pages_locked<'m, P: Platform>(
-    space: &AddressSpace<'m, P>,
+fn map_pages_locked<P: Platform>(
+    mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
     folios: &[Frame],
     attributes: Attributes,
-    pool: &mut TablePool<'m, P>,
 ) -> Result<usize, NoMemory> {
-    let frames = &space.page_table.memory.frames;
+    let page_table = span.page_table;
+    let frames = &page_table.memory.frames;
     let start = range.start();
-    let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
-    let found = cursor.entry_at(start);
+    let found = span.entry_at(start);
     if found.node.level > Level::PTE && !found.entry.is_empty() {
         return Ok(0);
     }
-    let table = cursor.table_at(start, Level::PTE, pool)?;
+    let table = span.table_at(start, Level::PTE)?;
     let first = P::Arch::PTE.index_of(start);
-    let slots = &space.page_table.slots(table)[first.slots(folios.len() as u32)];
+    let slots = &page_table.slots(table)[first.slots(folios.len() as u32)];
     let vacant = run::count_empty(slots);
     for head in &folios[..vacant as usize] {
         frames.fresh(Folio { head: *head, order: Order::PAGE }).map(1);
@@ -165,10 +164,10 @@ fn map_pages_locked<'m, P: Platform>(
         let entry = P::Arch::page_entry(*head, Level::PTE, attributes);
         slot.store(entry.0, Ordering::Relaxed);
     }
-    space.page_table.change_entry_count(table, vacant, 0);
-    cursor.counts.entries_read += u64::from(vacant);
-    cursor.counts.entries_written += u64::from(vacant);
-    cursor.counts.folios_touched += u64::from(vacant);
-    cursor.counts.mapped(OwnerKind::Anonymous, vacant);
+    page_table.change_entry_count(table, vacant, 0);
+    span.counts.entries_read += u64::from(vacant);
+    span.counts.entries_written += u64::from(vacant);
+    span.counts.folios_touched += u64::from(vacant);
+    span.counts.mapped(OwnerKind::Anonymous, vacant);
     Ok(vacant as usize)
 }

@@ -9,7 +9,6 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
 use crate::stats::Counts;
-use crate::table::locking::Depth;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, ReadSection, run};
 use crate::vma::Vma;
@@ -44,21 +43,20 @@ pub(super) fn install<P: Platform>(
     let start = range.start();
     let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
     let part = VirtRange::raw(start.0, end);
-    let mapped = space.page_table.with_tables(|pool| {
-        let mut cursor = space.page_table.cursor(part, Depth::Floor(Level::PTE));
-        let EntryAt { node, entry: found, .. } = cursor.entry_at(start);
+    let mapped = space.page_table.with_tables(part, |mut span| {
+        let EntryAt { node, entry: found, .. } = span.entry_at(start);
         if node.level > Level::PTE && !found.is_empty() {
             return Ok(0);
         }
-        let table = cursor.table_at(start, Level::PTE, pool)?;
+        let table = span.table_at(start, Level::PTE)?;
         let first = P::Arch::PTE.index_of(start);
         let slots = space.page_table.slots(table);
         let count = run::count_empty(&slots[first.slots(part.pages() as u32)]);
         for slot in &slots[first.slots(count)] {
             slot.store(entry.0, Ordering::Relaxed);
         }
-        cursor.counts.entries_read += u64::from(count);
-        cursor.counts.entries_written += u64::from(count);
+        span.counts.entries_read += u64::from(count);
+        span.counts.entries_written += u64::from(count);
         space.page_table.change_entry_count(table, count, 0);
         Ok(count)
     });

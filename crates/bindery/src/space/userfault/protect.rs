@@ -11,7 +11,6 @@ use crate::space::op::Op;
 use crate::space::userfault::userfault_range;
 use crate::table::NoMemory;
 use crate::table::edit::Edit;
-use crate::table::locking::Depth;
 use crate::table::publish::publish;
 use crate::userfault::{UserfaultFeatures, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
@@ -193,23 +192,22 @@ fn map_protected<P: Platform>(fault: &Fault<'_, '_, P>, frame: Option<Frame>) ->
     let attributes = Attributes { userfault: true, ..read_attributes(fault.vma.flags()) };
     let leaf = P::Arch::page_entry(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
     let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
-    let mapped = space.page_table.with_tables(|pool| {
-        let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
-        if cursor.entry_at(page).entry != marker {
+    let mapped = space.page_table.with_tables(range, |mut span| {
+        if span.entry_at(page).entry != marker {
             return Ok(Ok(Next::Again));
         }
         // Splits a marker of level 2.
-        let table = cursor.table_at(page, Level::PTE, pool)?;
+        let table = span.table_at(page, Level::PTE)?;
         let index = P::Arch::PTE.index_of(page);
         if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {
             if memory.frames.folio(folio).map(1).is_err() {
                 return Ok(Err(Failure::NoMemory));
             }
-            cursor.counts.mapped(memory.frames.folio(folio).owner_kind(), 1);
+            span.counts.mapped(memory.frames.folio(folio).owner_kind(), 1);
         }
         let slot = &space.page_table.slots(table)[index.slot()];
         slot.store(leaf.0, core::sync::atomic::Ordering::Release);
-        cursor.counts.entries_written += 1;
+        span.counts.entries_written += 1;
         let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));
         Ok(Ok(Next::Done(resolved)))
     });

@@ -6,11 +6,10 @@ use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Marker};
 use crate::platform::Platform;
 
-use super::super::cursor::Cursor;
+use super::super::EntryAt;
 use super::super::edit::Edit;
-use super::super::locking::Depth;
+use super::super::fill_span::FillSpan;
 use super::super::run::{self, What};
-use super::super::{EntryAt, TablePool};
 use super::{Change, NoMemory, PageTable, rewrite};
 
 /// Puts `marker` everywhere in `range`, whose entries are empty: into one entry of level 2 that the
@@ -22,13 +21,13 @@ pub(in crate::table) fn mark<P: Platform>(
     marker: Marker,
 ) -> Result<(), NoMemory> {
     let entry = P::Arch::encode_absent(Absent::Marker(marker));
-    for_each_leaf_table(page_table, range, |cursor, part, pool| {
+    for_each_leaf_table(page_table, range, |mut span, part| {
         let whole = part.len() == P::Arch::PMD.span();
-        let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
+        let EntryAt { node, entry: found, .. } = span.entry_at(part.start());
         if whole && node.level > Level::PTE && found.is_empty() {
-            mark_whole_table(cursor, part, entry, pool)
+            mark_whole_table(span, part, entry)
         } else {
-            mark_pages(cursor, part, entry, pool)
+            mark_pages(span, part, entry)
         }
     })
 }
@@ -47,59 +46,50 @@ pub(in crate::table) fn unmark<P: Platform>(
     unmarked.map(|_| ())
 }
 
-/// Calls `visit` for each part of `range` that lies under one entry of level 2, with a cursor over
-/// the part, until it fails for more than tables.
+/// Calls `visit` for each part of `range` that lies under one entry of level 2, with the part
+/// locked, until it fails for more than tables.
 #[inline]
 pub(super) fn for_each_leaf_table<'m, P: Platform>(
     page_table: &PageTable<'m, P>,
     range: VirtRange,
-    mut visit: impl FnMut(
-        &mut Cursor<'_, 'm, P>,
-        VirtRange,
-        &mut TablePool<'m, P>,
-    ) -> Result<(), NoMemory>,
+    mut visit: impl FnMut(FillSpan<'_, '_, 'm, P>, VirtRange) -> Result<(), NoMemory>,
 ) -> Result<(), NoMemory> {
     let span = P::Arch::PTE.table_span();
     let mut at = range.start();
     while at < range.end() {
         let end = (at.0 & !(span - 1)).saturating_add(span).min(range.end().0);
         let part = VirtRange::raw(at.0, end);
-        page_table.with_tables(|pool| {
-            let mut cursor = page_table.cursor(part, Depth::Floor(Level::PTE));
-            visit(&mut cursor, part, pool)
-        })?;
+        page_table.with_tables(part, |span| visit(span, part))?;
         at = part.end();
     }
     Ok(())
 }
 
 /// Puts one marker into the empty entry of level 2 that covers `part`, with a table on deposit.
-pub(super) fn mark_whole_table<'m, P: Platform>(
-    cursor: &mut Cursor<'_, 'm, P>,
+pub(super) fn mark_whole_table<P: Platform>(
+    mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,
     entry: Entry,
-    pool: &mut TablePool<'m, P>,
 ) -> Result<(), NoMemory> {
-    let page_table = cursor.page_table;
-    let table = cursor.table_at(part.start(), Level::PMD, pool)?;
-    let deposit = pool.take(Level::PTE, &mut cursor.counts)?;
+    let page_table = span.page_table;
+    let table = span.table_at(part.start(), Level::PMD)?;
+    let deposit = span.take_deposit()?;
     let index = P::Arch::PMD.index_of(part.start());
     page_table.deposit_table(table, deposit);
     page_table.meta(table).note_guards();
     page_table.publish_huge(table, index, entry);
-    cursor.counts.entries_written += 1;
+    span.counts.entries_written += 1;
     Ok(())
 }
 
 /// Puts a marker into each entry of `part`, which lies in one table of level 1.
-fn mark_pages<'m, P: Platform>(
-    cursor: &mut Cursor<'_, 'm, P>,
+fn mark_pages<P: Platform>(
+    mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,
     entry: Entry,
-    pool: &mut TablePool<'m, P>,
 ) -> Result<(), NoMemory> {
-    let page_table = cursor.page_table;
-    let table = cursor.table_at(part.start(), Level::PTE, pool)?;
+    let page_table = span.page_table;
+    let table = span.table_at(part.start(), Level::PTE)?;
     let first = P::Arch::PTE.index_of(part.start());
     let count = part.pages() as u32;
     let entries = page_table.slots(table);
@@ -109,7 +99,7 @@ fn mark_pages<'m, P: Platform>(
     for slot in &entries[first.slots(count)] {
         slot.store(entry.0, Ordering::Relaxed);
     }
-    cursor.counts.entries_written += u64::from(count);
+    span.counts.entries_written += u64::from(count);
     page_table.change_entry_count(table, count, 0);
     Ok(())
 }

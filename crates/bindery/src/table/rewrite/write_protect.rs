@@ -10,10 +10,10 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker, absent};
 use crate::platform::Platform;
 
-use super::super::cursor::Cursor;
+use super::super::EntryAt;
 use super::super::edit::Edit;
+use super::super::fill_span::FillSpan;
 use super::super::run::{self, Run, What};
-use super::super::{EntryAt, TablePool};
 use super::marker::{for_each_leaf_table, mark_whole_table};
 use super::{Change, NoMemory, PageTable, rewrite};
 
@@ -81,30 +81,29 @@ pub(in crate::table) fn userfault_mark<P: Platform>(
     range: VirtRange,
     reached: &mut VirtAddr,
 ) -> Result<(), NoMemory> {
-    for_each_leaf_table(page_table, range, |cursor, part, pool| {
-        mark_vacant(cursor, part, pool)?;
+    for_each_leaf_table(page_table, range, |span, part| {
+        mark_vacant(span, part)?;
         *reached = part.end();
         Ok(())
     })
 }
 
 /// Puts markers into the empty entries of `part`, which lies under one entry of level 2.
-fn mark_vacant<'m, P: Platform>(
-    cursor: &mut Cursor<'_, 'm, P>,
+fn mark_vacant<P: Platform>(
+    mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,
-    pool: &mut TablePool<'m, P>,
 ) -> Result<(), NoMemory> {
-    let page_table = cursor.page_table;
+    let page_table = span.page_table;
     let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
-    let EntryAt { node, entry: found, .. } = cursor.entry_at(part.start());
+    let EntryAt { node, entry: found, .. } = span.entry_at(part.start());
     if node.level > Level::PTE && !found.is_empty() {
         // One entry covers all of the part.
         return Ok(());
     }
     if node.level > Level::PTE && part.len() == P::Arch::PTE.table_span() {
-        return mark_whole_table(cursor, part, entry, pool);
+        return mark_whole_table(span, part, entry);
     }
-    let table = cursor.table_at(part.start(), Level::PTE, pool)?;
+    let table = span.table_at(part.start(), Level::PTE)?;
     let first = P::Arch::PTE.index_of(part.start());
     let entries = page_table.slots(table);
     let mut marked = 0;
@@ -114,7 +113,7 @@ fn mark_vacant<'m, P: Platform>(
             marked += 1;
         }
     }
-    cursor.counts.entries_written += u64::from(marked);
+    span.counts.entries_written += u64::from(marked);
     page_table.change_entry_count(table, marked, 0);
     Ok(())
 }

@@ -1,0 +1,103 @@
+//! A locked range in which tables can be made.
+
+use core::mem;
+use core::ops::{Deref, DerefMut};
+
+use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::arch::Level;
+use crate::platform::Platform;
+
+use super::cursor::Cursor;
+use super::locking::Depth;
+use super::{NoMemory, PageTable, TablePool};
+
+/// A locked range that an operation fills, and the tables that were allocated for it: only an
+/// operation that has one makes tables. Everything else is a method of the [`Cursor`].
+pub(crate) struct FillSpan<'f, 'a, 'm, P: Platform> {
+    cursor: &'f mut Cursor<'a, 'm, P>,
+    pool: &'f mut TablePool<'m, P>,
+}
+
+impl<'a, 'm, P: Platform> Deref for FillSpan<'_, 'a, 'm, P> {
+    type Target = Cursor<'a, 'm, P>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Cursor<'a, 'm, P> {
+        self.cursor
+    }
+}
+
+impl<'a, 'm, P: Platform> DerefMut for FillSpan<'_, 'a, 'm, P> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Cursor<'a, 'm, P> {
+        self.cursor
+    }
+}
+
+impl<P: Platform> FillSpan<'_, '_, '_, P> {
+    /// As [`Cursor::table_at`], with the tables of this range.
+    #[inline(always)]
+    pub(crate) fn table_at(
+        &mut self,
+        addr: VirtAddr,
+        level: Level<P::Arch>,
+    ) -> Result<Frame, NoMemory> {
+        self.cursor.table_at(addr, level, self.pool)
+    }
+
+    /// A locked, empty table to deposit, so that a later split of a huge leaf cannot fail.
+    #[inline(always)]
+    pub(crate) fn take_deposit(&mut self) -> Result<Frame, NoMemory> {
+        self.pool.take(Level::PTE, &mut self.cursor.counts)
+    }
+
+    /// Takes an unused deposit back.
+    #[inline]
+    pub(crate) fn return_deposit(&mut self, table: Frame) {
+        self.pool.put(table);
+    }
+}
+
+impl<'m, P: Platform> PageTable<'m, P> {
+    /// Locks the tables of level 1 of `range` and lends them to `work`, anew until there are tables
+    /// for it. Called without table locks and outside of read sections.
+    #[inline]
+    pub(crate) fn with_tables<R>(
+        &self,
+        range: VirtRange,
+        mut work: impl FnMut(FillSpan<'_, '_, 'm, P>) -> Result<R, NoMemory>,
+    ) -> Result<R, NoMemory> {
+        let mut pool = TablePool::new(self.memory);
+        let result = loop {
+            let worked = {
+                let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
+                work(FillSpan { cursor: &mut cursor, pool: &mut pool })
+            };
+            match worked {
+                Err(NoMemory) if self.add_tables(&mut pool).is_ok() => {}
+                done => break done,
+            }
+        };
+        if !pool.is_empty() {
+            self.give_back_tables(&mut pool);
+        }
+        result
+    }
+
+    /// Refills the pool, and adds to the statistics what that took.
+    #[cold]
+    #[inline(never)]
+    fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), NoMemory> {
+        let result = pool.refill();
+        self.count(&mem::take(&mut pool.counts));
+        result
+    }
+
+    /// Empties the pool, and adds to the statistics what that freed.
+    #[cold]
+    #[inline(never)]
+    fn give_back_tables(&self, pool: &mut TablePool<'m, P>) {
+        pool.give_back();
+        self.count(&mem::take(&mut pool.counts));
+    }
+}
