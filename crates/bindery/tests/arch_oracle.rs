@@ -75,7 +75,7 @@ mod x86 {
 
     impl Tables {
         fn set(&mut self, table: Frame, index: EntryIndex, entry: Entry) {
-            self.0[table.0 as usize][index.slot()] = theirs(entry);
+            self.0[table.0 as usize][index.position()] = theirs(entry);
         }
     }
 
@@ -187,7 +187,7 @@ mod arm {
                 let bytes = root.translation().as_bytes();
                 // Its tables lie one behind the other, in the order of the walk.
                 let entry = |table: u32, at: Level<_>| {
-                    let index = at.index_of(addr).slot();
+                    let index = at.index_of(addr).position();
                     let start = table as usize * 4096 + index * 8;
                     u64::from_le_bytes(bytes[start..start + 8].try_into().unwrap())
                 };

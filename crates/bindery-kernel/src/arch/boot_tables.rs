@@ -101,7 +101,7 @@ impl<M: TableMemory> BootTables<M> {
         let (mut table, mut level) = (self.root, EntryFormat::ROOT);
         loop {
             let size = level.span();
-            let index = level.index_of(at).slot();
+            let index = level.index_of(at).position();
             // SAFETY: an index within the table, which `TableMemory` lets us read and write.
             let entry = unsafe { &mut *self.memory.entries(table).add(index) };
             table = match level.kind(*entry) {

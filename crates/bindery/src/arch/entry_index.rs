@@ -39,13 +39,13 @@ impl EntryIndex {
 
     /// The position of the entry in the slice of its table's entries.
     #[inline]
-    pub const fn slot(self) -> usize {
+    pub const fn position(self) -> usize {
         self.0 as usize
     }
 
     /// The positions of `count` entries from this one on.
     #[inline]
-    pub(crate) const fn slots(self, count: u32) -> Range<usize> {
+    pub(crate) const fn positions(self, count: u32) -> Range<usize> {
         self.0 as usize..(self.0 + count) as usize
     }
 

@@ -72,7 +72,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let mut at = arena.start().align_down(span);
         while at < arena.end() {
             let index = level.index_of(at);
-            let entry = run::load(self.slots(root), index);
+            let entry = run::load(self.entries(root), index);
             if level.kind(entry) != Kind::Table {
                 return Err(Violation::NotATable { table: root, at });
             }
@@ -103,15 +103,15 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         if level == Level::PTE {
             let says = self.memory.frames.table(table).entry_count();
-            let slots = self.slots(table).iter();
-            let holds = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0).count() as u32;
+            let entries = self.entries(table).iter();
+            let holds = entries.filter(|word| word.load(Ordering::Relaxed) != 0).count() as u32;
             if says != holds {
                 return Err(Violation::LiveCount { table, says, holds });
             }
         }
         for index in EntryIndex::all::<P::Arch>() {
             let at = base.offset(u64::from(index) << level.span_shift());
-            let entry = run::load(self.slots(table), index);
+            let entry = run::load(self.entries(table), index);
             match level.kind(entry) {
                 Kind::Empty => {}
                 Kind::Table => self.kernel_table(map, node.child(P::Arch::frame(entry)), at)?,
@@ -128,8 +128,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         Node { table, level }: Node<P::Arch>,
         at: VirtAddr,
     ) -> Result<(), Violation> {
-        let (slots, index) = (self.slots(table), level.index_of(at));
-        let entry = run::load(slots, index);
+        let (entries, index) = (self.entries(table), level.index_of(at));
+        let entry = run::load(entries, index);
         let single = P::Arch::clear_contig(entry, index);
         let span = level.span();
         let whole = VirtRange::raw(at.0, at.0 + span);
@@ -145,9 +145,9 @@ impl<P: Platform> Audit<'_, '_, P> {
         if P::Arch::is_contig(entry) {
             let first = index.align_down(P::Arch::CONTIG_ENTRIES);
             let step = P::Arch::STEP << level.order().0;
-            let head = P::Arch::clear_contig(run::load(slots, first), first).0;
+            let head = P::Arch::clear_contig(run::load(entries, first), first).0;
             let continues = |ahead: u32| {
-                let other = run::load(slots, first + ahead);
+                let other = run::load(entries, first + ahead);
                 let expected = Entry(head.wrapping_add(step * u64::from(ahead)));
                 P::Arch::is_contig(other) && P::Arch::clear_contig(other, first + ahead) == expected
             };

@@ -180,9 +180,9 @@ struct Audit<'a, 'm, P: Platform> {
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
     /// The entries of a table that the audit has met: in a quiet system none is freed.
-    fn slots(&self, table: Frame) -> &'m [AtomicU64] {
+    fn entries(&self, table: Frame) -> &'m [AtomicU64] {
         // SAFETY: 1. it is a root, or the audit has checked its metadata; 2. no other thread runs.
-        unsafe { self.memory.slots(table) }
+        unsafe { self.memory.table_entries(table) }
     }
 
     /// The areas of a kernel map, in rising order.

@@ -9,7 +9,7 @@ use crate::space::{AddressSpace, Resident};
 use crate::swap::SlotRun;
 use crate::table::EntryAt;
 use crate::table::locking::Node;
-use crate::table::run::{self, Slots};
+use crate::table::run::{self, Entries};
 use crate::vma::Vma;
 use crate::vmas::VmaView;
 
@@ -87,7 +87,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 // The kernel's half, which belongs to the embedder.
                 break;
             }
-            let entry = run::load(self.slots(table), index);
+            let entry = run::load(self.entries(table), index);
             let kind = node.level.kind(entry);
             if kind != Kind::Empty {
                 holds += 1;
@@ -246,17 +246,18 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, of one folio,
     /// and equal in all bits that the MMU uses.
     fn contig_is_whole(&self, node: Node<P::Arch>, index: EntryIndex) -> bool {
-        let slots = self.slots(node.table);
+        let entries = self.entries(node.table);
         let first = index.align_down(P::Arch::CONTIG_ENTRIES);
-        let head = run::load(slots, first);
+        let head = run::load(entries, first);
         if head.0 & P::Arch::PRESENT == 0 {
             return false;
         }
         let entry = P::Arch::clear_contig(head, first);
         let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
-        let (alike, _) = P::Arch::match_leaves(&slots[first.slots(limit)], first, equal, step, 0);
-        let contigs = |at| P::Arch::is_contig(run::load(slots, at));
+        let (alike, _) =
+            P::Arch::match_leaves(&entries[first.positions(limit)], first, equal, step, 0);
+        let contigs = |at| P::Arch::is_contig(run::load(entries, at));
         step != 0
             && alike == P::Arch::CONTIG_ENTRIES
             && P::Arch::may_fold(entry, first)

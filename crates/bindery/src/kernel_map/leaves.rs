@@ -99,23 +99,23 @@ pub(super) struct LeafRun<A: Arch> {
 }
 
 impl<P: Platform> Walk<'_, '_, P> {
-    /// Adds to the count of a level 1 table before its entries `slots` are filled. Fails, and adds
+    /// Adds to the count of a level 1 table before its entries `words` are filled. Fails, and adds
     /// nothing, if one of them is in use.
     ///
     /// A table with a count of zero need not be read: a call empties entries before it takes them
     /// off the count.
     #[inline]
-    fn count_in(&mut self, table: Frame, slots: &[AtomicU64]) -> bool {
+    fn count_in(&mut self, table: Frame, words: &[AtomicU64]) -> bool {
         let meta = self.map.memory.frames.table(table);
-        let entries = slots.len() as u64;
+        let entries = words.len() as u64;
         let before = meta.count_in(entries);
-        let is_empty = |slot: &AtomicU64| slot.load(Ordering::Relaxed) == 0;
+        let is_empty = |word: &AtomicU64| word.load(Ordering::Relaxed) == 0;
         let free = if self.map.reach.is_page() {
-            slots.iter().all(is_empty)
+            words.iter().all(is_empty)
         } else if before == 0 {
             return true;
         } else {
-            run::are_empty(slots)
+            run::are_empty(words)
         };
         self.counts.entries_read += entries;
         if !free {
@@ -132,20 +132,20 @@ impl<P: Platform> Walk<'_, '_, P> {
     ) -> Result<(), ()> {
         let map = self.map;
         let LeafRun { table, level, index, entries, first } = *run;
-        let slots = &map.slots(table)[index.slots(entries)];
+        let words = &map.entries(table)[index.positions(entries)];
         let free = if level == Level::PTE {
-            self.count_in(table, slots)
+            self.count_in(table, words)
         } else {
             self.counts.entries_read += u64::from(entries);
-            run::are_empty(slots)
+            run::are_empty(words)
         };
         if !free {
             return Err(());
         }
         if map.reach.is_page() {
             // Each entry is checked, made and stored by itself.
-            for (slot, ahead) in slots.iter().zip(0..) {
-                slot.store(leaves.leaf(first.plus(ahead), level).0, Ordering::Relaxed);
+            for (word, ahead) in words.iter().zip(0..) {
+                word.store(leaves.leaf(first.plus(ahead), level).0, Ordering::Relaxed);
             }
             self.counts.entries_written += u64::from(entries);
             return Ok(());
@@ -157,21 +157,21 @@ impl<P: Platform> Walk<'_, '_, P> {
         let contig = P::Arch::CONTIG_ENTRIES;
         let congruent = (first.0 >> order.0 ^ index.number()) & (contig - 1) == 0;
         if contig == 1 || level > leaves.largest_contig || !congruent || entries < contig {
-            store_run(slots, leaf, step);
+            store_run(words, leaf, step);
             return Ok(());
         }
         // Single leaves up to the first contiguous run, contiguous runs, single leaves after the
         // last.
         let head = index.number().wrapping_neg() & (contig - 1);
         let contigs = entries.saturating_sub(head) & !(contig - 1);
-        let (before, rest) = slots.split_at(head.min(entries) as usize);
+        let (before, rest) = words.split_at(head.min(entries) as usize);
         let (folded, after) = rest.split_at(contigs as usize);
         let at = |ahead: u32| leaf.wrapping_add(step * u64::from(ahead));
         store_run(before, leaf, step);
-        for (slots, ahead) in
+        for (words, ahead) in
             folded.chunks_exact(contig as usize).zip((head..).step_by(contig as usize))
         {
-            store_contig::<P::Arch>(slots, index + ahead, at(ahead), step);
+            store_contig::<P::Arch>(words, index + ahead, at(ahead), step);
         }
         store_run(after, at(head + contigs), step);
         Ok(())
@@ -188,29 +188,29 @@ impl<P: Platform> Walk<'_, '_, P> {
         let map = self.map;
         let table = self.table(at, Level::PTE)?;
         let index = P::Arch::PTE.index_of(VirtAddr(at));
-        let slots = &map.slots(table)[index.slot()..][..pages.len()];
-        if !self.count_in(table, slots) {
+        let words = &map.entries(table)[index.position()..][..pages.len()];
+        if !self.count_in(table, words) {
             return Err(WalkError::Occupied(at));
         }
         self.counts.entries_written += pages.len() as u64;
         let base = leaves.leaf(Frame(0), Level::PTE).0;
         let leaf = |frame: Frame| base + P::Arch::STEP * u64::from(frame.0);
-        let singles = |slots: &[AtomicU64], pages: &[Frame]| {
-            for (slot, frame) in slots.iter().zip(pages) {
-                slot.store(leaf(*frame), Ordering::Relaxed);
+        let singles = |words: &[AtomicU64], pages: &[Frame]| {
+            for (word, frame) in words.iter().zip(pages) {
+                word.store(leaf(*frame), Ordering::Relaxed);
             }
         };
         let contig = P::Arch::CONTIG_ENTRIES as usize;
         if contig == 1 || leaves.largest_contig == Level::NONE {
-            singles(slots, pages);
+            singles(words, pages);
             return Ok(());
         }
         // Single pages up to the first place for a contiguous run.
-        let head = index.slot().wrapping_neg() & (contig - 1);
+        let head = index.position().wrapping_neg() & (contig - 1);
         let head = head.min(pages.len());
-        singles(&slots[..head], &pages[..head]);
+        singles(&words[..head], &pages[..head]);
         let mut index = index + head as u32;
-        for (slots, pages) in slots[head..].chunks(contig).zip(pages[head..].chunks(contig)) {
+        for (words, pages) in words[head..].chunks(contig).zip(pages[head..].chunks(contig)) {
             let at = index;
             index += contig as u32;
             let first = pages[0].0;
@@ -220,10 +220,10 @@ impl<P: Platform> Walk<'_, '_, P> {
                 && last.wrapping_sub(first) == P::Arch::CONTIG_ENTRIES - 1
                 && pages.len() == contig;
             if !may_be || !are_consecutive(pages) {
-                singles(slots, pages);
+                singles(words, pages);
                 continue;
             }
-            store_contig::<P::Arch>(slots, at, leaf(Frame(first)), P::Arch::STEP);
+            store_contig::<P::Arch>(words, at, leaf(Frame(first)), P::Arch::STEP);
         }
         Ok(())
     }
@@ -231,29 +231,29 @@ impl<P: Platform> Walk<'_, '_, P> {
 
 /// Stores `leaf` and the following ones, each greater by `step`.
 #[inline]
-fn store_run(slots: &[AtomicU64], mut leaf: u64, step: u64) {
+fn store_run(words: &[AtomicU64], mut leaf: u64, step: u64) {
     // The constant length lets the compiler use two instructions for each entry.
-    let (chunks, rest) = slots.as_chunks::<8>();
+    let (chunks, rest) = words.as_chunks::<8>();
     for chunk in chunks {
-        for (slot, ahead) in chunk.iter().zip(0..) {
-            slot.store(leaf.wrapping_add(step * ahead), Ordering::Relaxed);
+        for (word, ahead) in chunk.iter().zip(0..) {
+            word.store(leaf.wrapping_add(step * ahead), Ordering::Relaxed);
         }
         leaf = leaf.wrapping_add(step * 8);
     }
-    for slot in rest {
-        slot.store(leaf, Ordering::Relaxed);
+    for word in rest {
+        word.store(leaf, Ordering::Relaxed);
         leaf = leaf.wrapping_add(step);
     }
 }
 
 /// Stores a contiguous run at `index`. `leaf` is its first entry, as if it were a single page.
 #[inline]
-fn store_contig<A: Arch>(slots: &[AtomicU64], index: EntryIndex, leaf: u64, step: u64) {
+fn store_contig<A: Arch>(words: &[AtomicU64], index: EntryIndex, leaf: u64, step: u64) {
     let entry = |ahead: u32| {
         A::set_contig(Entry(leaf.wrapping_add(step * u64::from(ahead))), index + ahead).0
     };
     // Neighbors differ by a constant: the frame, or nothing (Svnapot).
-    store_run(slots, entry(0), entry(1).wrapping_sub(entry(0)));
+    store_run(words, entry(0), entry(1).wrapping_sub(entry(0)));
 }
 
 /// Device memory must not be executable: a speculative fetch would be an access with side effects

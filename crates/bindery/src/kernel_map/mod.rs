@@ -287,10 +287,10 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// Every frame that the map calls a table is its root or comes from an entry of a table, and is
     /// known to its caller in a read section, by the right to purge, or because it was detached.
     #[inline]
-    fn slots(&self, table: Frame) -> &[AtomicU64] {
+    fn entries(&self, table: Frame) -> &[AtomicU64] {
         // SAFETY: 1. the map's own tables, or obligation 1 of `KernelMap::with_root`; 2. the rule
         // above.
-        unsafe { self.memory.slots(table) }
+        unsafe { self.memory.table_entries(table) }
     }
 
     /// Fills the root's entries for the arena with tables.
@@ -298,9 +298,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let arena = self.areas.arena;
         // Until the entries belong to the map, dropping it must not empty them.
         self.areas.arena = VirtRange::raw(arena.start().0, arena.start().0);
-        let slots = self.slots(self.root);
+        let entries = self.entries(self.root);
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
-        if indices.start.up_to(indices.end).any(|index| !run::load(slots, index).is_empty()) {
+        if indices.start.up_to(indices.end).any(|index| !run::load(entries, index).is_empty()) {
             return Err(KernelMapError::BadArena.into());
         }
         let mut counts = Counts::default();
@@ -310,7 +310,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
                 return Err(Failure::NoMemory);
             };
             self.memory.frames.table(table).unlock();
-            slots[index.slot()].store(P::Arch::table(table).0, Ordering::Release);
+            entries[index.position()].store(P::Arch::table(table).0, Ordering::Release);
             counts.entries_written += 1;
         }
         self.memory.platform().publish_entries();
@@ -341,13 +341,13 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// Empties entries of the root that cover no area, and frees the tables that they point to
     /// after all TLBs have been invalidated and all readers have left.
     fn empty_root_entries(&self, arena: VirtRange, indices: Range<EntryIndex>) {
-        let slots = self.slots(self.root);
+        let entries = self.entries(self.root);
         let mut counts = Counts::default();
         let mut tables = DetachedTables::default();
         for index in indices.start.up_to(indices.end) {
-            let entry = run::load(slots, index);
+            let entry = run::load(entries, index);
             if !entry.is_empty() {
-                slots[index.slot()].store(0, Ordering::Relaxed);
+                entries[index.position()].store(0, Ordering::Relaxed);
                 // SAFETY: 1. its only entry was just cleared; 2. the flush follows.
                 unsafe { tables.push(&self.memory.frames, P::Arch::frame(entry)) };
             }

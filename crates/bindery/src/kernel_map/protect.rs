@@ -404,7 +404,7 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
         let (shift, order) = (below.span_shift(), below.order());
         let leaves =
             Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
-        let slots = map.slots(table);
+        let words = map.entries(table);
         let part = |index: EntryIndex, count: u32| {
             let start = base.0 + (u64::from(index) << shift);
             VirtRange::raw(start, start + (u64::from(count) << shift))
@@ -424,7 +424,7 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
             let folds = below <= map.largest_contig
                 && change.position(part(index.align_down(contig), contig)) != Position::Across;
             let entry = if folds { P::Arch::set_contig(entry, index) } else { entry };
-            slots[index.slot()].store(entry.0, Ordering::Relaxed);
+            words[index.position()].store(entry.0, Ordering::Relaxed);
         }
         let entries = P::Arch::ENTRIES;
         self.counts.entries_written += u64::from(entries);

@@ -311,18 +311,18 @@ impl<P: Platform> KernelTree for KernelMap<'_, P> {
 
     #[inline]
     fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry {
-        Entry(self.slots(table)[index.slot()].load(order))
+        Entry(self.entries(table)[index.position()].load(order))
     }
 
     #[inline]
     fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering) {
-        self.slots(table)[index.slot()].store(entry.0, order);
+        self.entries(table)[index.position()].store(entry.0, order);
     }
 
     #[inline]
     fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry> {
-        let slot = &self.slots(table)[index.slot()];
-        let stored = slot.compare_exchange(0, entry.0, Ordering::AcqRel, Ordering::Acquire);
+        let word = &self.entries(table)[index.position()];
+        let stored = word.compare_exchange(0, entry.0, Ordering::AcqRel, Ordering::Acquire);
         stored.map(drop).map_err(Entry)
     }
 

@@ -61,8 +61,8 @@ fn gather_below<P: Platform>(
 ) {
     let Node { table, level } = node;
     if level > Level::PTE {
-        for slot in map.slots(table) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
+        for word in map.entries(table) {
+            let entry = Entry(word.load(Ordering::Relaxed));
             if level.kind(entry) == Kind::Table {
                 // The recursion is as deep as the table levels.
                 gather_below(map, node.child(P::Arch::frame(entry)), tables);

@@ -229,19 +229,19 @@ impl<P: Platform> KernelMap<'_, P> {
             let left = (end - at).div_ceil(1 << shift);
             let room = u64::from(index.left::<P::Arch>()).min(left);
             let passed = if level == Level::PTE {
-                let slots = &self.slots(table)[index.slot()..][..room as usize];
-                let is_used = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) != 0;
+                let words = &self.entries(table)[index.position()..][..room as usize];
+                let is_used = |word: &&AtomicU64| word.load(Ordering::Relaxed) != 0;
                 let used = match holes {
-                    Holes::None => slots.len(),
-                    Holes::Perhaps => slots.iter().filter(is_used).count(),
+                    Holes::None => words.len(),
+                    Holes::Perhaps => words.iter().filter(is_used).count(),
                 };
-                for slot in slots {
-                    slot.store(0, Ordering::Relaxed);
+                for word in words {
+                    word.store(0, Ordering::Relaxed);
                 }
                 // Release: see `count_in`.
                 self.memory.frames.table(table).count_out(used as u64);
-                counts.entries_written += slots.len() as u64;
-                slots.len()
+                counts.entries_written += words.len() as u64;
+                words.len()
             } else {
                 // The next round descends into a table next to a huge leaf.
                 protocol::clear_leaves(self, node, index..index + room as u32, counts) as usize

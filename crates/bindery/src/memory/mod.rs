@@ -292,7 +292,7 @@ impl<P: Platform> Memory<P> {
     /// 2. It is not freed while the result is used: the caller has it locked, is in a read section
     ///    in which it found the table, has detached it, or is the only thread that knows it.
     #[inline]
-    pub(crate) unsafe fn slots(&self, table: Frame) -> &[AtomicU64] {
+    pub(crate) unsafe fn table_entries(&self, table: Frame) -> &[AtomicU64] {
         let arena = self.platform().direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
         // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives

@@ -112,11 +112,11 @@ fn is_dirty<P: Platform>(space: &AddressSpace<'_, P>, page: VirtAddr) -> bool {
     }
     match node.level.kind(raw) {
         Kind::Leaf => {
-            let slots = space.page_table.slots(node.table);
+            let words = space.page_table.entries(node.table);
             let size = if node.in_contig(raw) { P::Arch::CONTIG_ENTRIES } else { 1 };
-            slots[index.align_down(size).slots(size)]
+            words[index.align_down(size).positions(size)]
                 .iter()
-                .any(|slot| P::Arch::attributes(Entry(slot.load(Ordering::Relaxed))).dirty)
+                .any(|word| P::Arch::attributes(Entry(word.load(Ordering::Relaxed))).dirty)
         }
         Kind::Absent => {
             matches!(P::Arch::decode_absent(raw), Some(Absent::ProtNone { dirty: true, .. }))

@@ -13,7 +13,7 @@ use crate::platform::Platform;
 use crate::table::EntryAt;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 
 use super::fault::{Access, record_access, unshare};
 use super::pin_count::{PinCount, Share, pin_count};
@@ -268,10 +268,10 @@ fn pages_to_pin<P: Platform>(
     let pages = if node.level > Level::PTE {
         wanted
     } else {
-        let slots = page_table.slots(node.table);
+        let entries = page_table.entries(node.table);
         let equal = arch::Equal::WRITABLE;
         let step = P::Arch::STEP;
-        P::Arch::match_leaves(&slots[index.slots(wanted)], index, equal, step, 0).0
+        P::Arch::match_leaves(&entries[index.positions(wanted)], index, equal, step, 0).0
     };
     Present::Pages(PagesToPin { leaf, folio, first, pages, access, shared })
 }

@@ -13,7 +13,7 @@ use crate::stats::Counts;
 
 use super::edit::Edit;
 use super::locking::Depth;
-use super::run::{Run, Slots, What};
+use super::run::{Entries, Run, What};
 use super::span::Span;
 use super::{EntryAt, PageTable, free_table, new_table, run};
 
@@ -67,10 +67,10 @@ fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option
     let mut span = edit.span(range, Depth::Floor(Level::PTE));
     let EntryAt { node, .. } = span.entry_at(base);
     let EntryAt { node: parent, index, .. } = span.parent_of(base, Level::PTE)?;
-    let slots = page_table.slots(node.table);
+    let words = page_table.entries(node.table);
     let entries = P::Arch::ENTRIES;
     let leaf_or_empty = |index: EntryIndex| {
-        matches!(P::Arch::PTE.kind(run::load(slots, index)), Kind::Leaf | Kind::Empty)
+        matches!(P::Arch::PTE.kind(run::load(words, index)), Kind::Leaf | Kind::Empty)
     };
     if node.level != Level::PTE || !EntryIndex::all::<P::Arch>().all(leaf_or_empty) {
         return None;
@@ -89,19 +89,19 @@ fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option
 fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Frame, folio: Folio) {
     let memory = page_table.memory;
     let mut counts = Counts::default();
-    let slots = page_table.slots(table);
+    let words = page_table.entries(table);
     let mut index = EntryIndex::FIRST;
     while index.left::<P::Arch>() > 0 {
-        let raw = run::load(slots, index);
+        let raw = run::load(words, index);
         let to = folio.head.plus(index.number());
         let count = if P::Arch::PTE.kind(raw) == Kind::Leaf {
             let first = P::Arch::frame(P::Arch::clear_contig(raw, index));
-            let count = consecutive::<P>(slots, index, first, memory.zero_frame);
+            let count = consecutive::<P>(words, index, first, memory.zero_frame);
             memory.platform().copy(first, to, count);
             counts.bytes_copied += u64::from(count) * PAGE_SIZE;
             count
         } else {
-            let count = run::count_empty(&slots[index.slots(index.left::<P::Arch>())]);
+            let count = run::count_empty(&words[index.positions(index.left::<P::Arch>())]);
             memory.platform().zero(to, count);
             counts.bytes_zeroed += u64::from(count) * PAGE_SIZE;
             count
@@ -163,10 +163,10 @@ fn join_leaves_locked<P: Platform>(
     if node.level != Level::PTE {
         return false;
     }
-    let slots = page_table.slots(node.table);
+    let words = page_table.entries(node.table);
     let entries = P::Arch::ENTRIES;
     let order = P::Arch::PMD.order();
-    let first = run::load(slots, EntryIndex::FIRST);
+    let first = run::load(words, EntryIndex::FIRST);
     if first.0 & P::Arch::PRESENT == 0 || page_table.entry_count(node.table) != entries {
         return false;
     }
@@ -176,7 +176,7 @@ fn join_leaves_locked<P: Platform>(
         return false;
     }
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-    let match_all = || P::Arch::match_leaves(slots, EntryIndex::FIRST, equal, P::Arch::STEP, 0);
+    let match_all = || P::Arch::match_leaves(words, EntryIndex::FIRST, equal, P::Arch::STEP, 0);
     let (count, _) = match_all();
     span.counts.entries_read += u64::from(count);
     if count != entries {
@@ -191,12 +191,12 @@ fn join_leaves_locked<P: Platform>(
     span.flush();
     // No MMU walks the table any more: accessed and dirty are final.
     let (_, gathered) = match_all();
-    for slot in slots {
-        slot.store(0, Ordering::Relaxed);
+    for word in words {
+        word.store(0, Ordering::Relaxed);
     }
     page_table.change_entry_count(node.table, 0, entries);
     let leaf = P::Arch::page_entry(frame, Level::PMD, P::Arch::attributes(gathered));
-    page_table.slots_of(&run)[0].store(leaf.0, Ordering::Release);
+    page_table.entries_of(&run)[0].store(leaf.0, Ordering::Release);
     page_table.deposit_table(parent.table, deposit);
     span.counts.entries_written += 1 + u64::from(entries);
     span.gather_subtree(node, Level::PTE);
@@ -206,13 +206,13 @@ fn join_leaves_locked<P: Platform>(
 /// How many leaves from `index` on map consecutive frames from `first` on; the zero page has no
 /// successor.
 fn consecutive<P: Platform>(
-    slots: &[AtomicU64],
+    words: &[AtomicU64],
     index: EntryIndex,
     first: Frame,
     zero: Frame,
 ) -> u32 {
-    let follows = |(offset, slot): &(usize, &AtomicU64)| {
-        let raw = Entry(slot.load(Ordering::Relaxed));
+    let follows = |(offset, word): &(usize, &AtomicU64)| {
+        let raw = Entry(word.load(Ordering::Relaxed));
         let at = index + *offset as u32;
         raw.0 & P::Arch::PRESENT != 0
             && P::Arch::frame(P::Arch::clear_contig(raw, at)) == first.plus(*offset as u32)
@@ -220,5 +220,5 @@ fn consecutive<P: Platform>(
     if first == zero {
         return 1;
     }
-    slots[index.slot()..].iter().enumerate().take_while(follows).count() as u32
+    words[index.position()..].iter().enumerate().take_while(follows).count() as u32
 }

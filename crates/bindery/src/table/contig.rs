@@ -11,7 +11,7 @@ use crate::arch::{Arch, Entry, EntryIndex, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
-use super::run::Slots;
+use super::run::Entries;
 use super::{PageTable, run};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -31,7 +31,7 @@ impl<P: Platform> PageTable<'_, P> {
         if first.0 & P::Arch::PRESENT == 0 {
             return self.write_prot_none(table, index, first, count);
         }
-        let entries = self.slots(table);
+        let entries = self.entries(table);
         let mut entry = first;
         let end = index + count;
         let mut at = index;
@@ -39,8 +39,8 @@ impl<P: Platform> PageTable<'_, P> {
         let congruent =
             (P::Arch::frame(first).0 ^ index.number()) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
         if P::Arch::CONTIG_ENTRIES == 1 || !congruent {
-            for slot in &entries[index.slots(count)] {
-                slot.store(entry.0, Ordering::Relaxed);
+            for word in &entries[index.positions(count)] {
+                word.store(entry.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
             at = end;
@@ -50,7 +50,7 @@ impl<P: Platform> PageTable<'_, P> {
             let piece = if fold { P::Arch::CONTIG_ENTRIES } else { 1 };
             for at in at.stretch(piece) {
                 let written = if fold { P::Arch::set_contig(entry, at) } else { entry };
-                entries[at.slot()].store(written.0, Ordering::Relaxed);
+                entries[at.position()].store(written.0, Ordering::Relaxed);
                 entry = Entry(entry.0.wrapping_add(P::Arch::STEP));
             }
             at += piece;
@@ -62,8 +62,8 @@ impl<P: Platform> PageTable<'_, P> {
     /// pages, and the MMU sees none of them.
     #[cold]
     fn write_prot_none(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
-        for (page, slot) in (0..).zip(&self.slots(table)[index.slots(count)]) {
-            slot.store(P::Arch::nth_page(first, page).0, Ordering::Relaxed);
+        for (page, word) in (0..).zip(&self.entries(table)[index.positions(count)]) {
+            word.store(P::Arch::nth_page(first, page).0, Ordering::Relaxed);
         }
         self.change_entry_count(table, count, 0);
     }
@@ -76,7 +76,7 @@ impl<P: Platform> PageTable<'_, P> {
         index: EntryIndex,
         counts: &mut Counts,
     ) -> Entry {
-        let entries = &self.slots(table)[index.slots(P::Arch::CONTIG_ENTRIES)];
+        let entries = &self.entries(table)[index.positions(P::Arch::CONTIG_ENTRIES)];
         let first = P::Arch::clear_contig(run::load(entries, EntryIndex::FIRST), index);
         let (any, all) = take_leaves::<P::Arch>(entries);
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
@@ -97,20 +97,20 @@ impl<P: Platform> PageTable<'_, P> {
         let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         let base = addr.align_down(size);
         let first = index.align_down(P::Arch::CONTIG_ENTRIES);
-        let entries = self.slots(table);
+        let entries = self.entries(table);
         // Software bits may differ inside a contiguous run, so every entry keeps its own.
         let mut pages = [Entry::EMPTY; 16];
         let pages = &mut pages[..(P::Arch::CONTIG_ENTRIES as usize).min(16)];
         for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter_mut()) {
-            let slot = &entries[at.slot()];
-            let old = Entry(slot.load(Ordering::Relaxed));
-            *page = P::Arch::clear_contig(P::Arch::replace_entry(slot, old, |_| Entry::EMPTY), at);
+            let word = &entries[at.position()];
+            let old = Entry(word.load(Ordering::Relaxed));
+            *page = P::Arch::clear_contig(P::Arch::replace_entry(word, old, |_| Entry::EMPTY), at);
         }
         self.invalidate_now(VirtRange::raw(base.0, base.0 + size), Level::PTE, counts);
         let gathered = pages.iter().fold(pages[0], |all, page| P::Arch::gather(all, *page));
         for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter()) {
             let entry = P::Arch::gather(*page, gathered);
-            entries[at.slot()].store(entry.0, Ordering::Relaxed);
+            entries[at.position()].store(entry.0, Ordering::Relaxed);
         }
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
         counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);
@@ -121,12 +121,12 @@ impl<P: Platform> PageTable<'_, P> {
 #[inline]
 pub(super) fn take_leaves<A: Arch>(entries: &[AtomicU64]) -> (u64, u64) {
     let (mut any, mut all) = (0, u64::MAX);
-    for slot in entries {
-        let mut raw = slot.load(Ordering::Relaxed);
+    for word in entries {
+        let mut raw = word.load(Ordering::Relaxed);
         if A::SATURATED.is(Entry(raw)) {
-            slot.store(0, Ordering::Relaxed);
+            word.store(0, Ordering::Relaxed);
         } else {
-            raw = slot.swap(0, Ordering::Relaxed);
+            raw = word.swap(0, Ordering::Relaxed);
         }
         any |= raw;
         all &= raw;

@@ -22,7 +22,7 @@ use crate::tlb::Gather;
 use super::EntryAt;
 use super::locking::{self, Depth, LockSet, Node};
 use super::narrowing::Unflushed;
-use super::run::{self, Run, Slots, What};
+use super::run::{self, Entries, Run, What};
 use super::{NoMemory, PageTable, ReadSection, TablePool};
 
 /// How a cursor treats a table that its range covers whole.
@@ -225,7 +225,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
             let index = node.level.index_of(at);
-            let entries = self.page_table.slots(node.table);
+            let entries = self.page_table.entries(node.table);
             let entry = run::load(entries, index);
             let kind = node.level.kind(entry);
             let limit = self.limit(node.level, index);
@@ -241,7 +241,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
             let whole = limit > 0 && at.is_aligned(node.level.span());
             match kind {
                 Kind::Empty => {
-                    let count = run::count_empty(&entries[index.slots(limit.max(1))]);
+                    let count = run::count_empty(&entries[index.positions(limit.max(1))]);
                     self.counts.entries_read += u64::from(count);
                     return Ok(Some(self.pass(found(count, What::Empty))));
                 }
@@ -305,10 +305,10 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     ) -> Option<Run<P::Arch>> {
         let EntryAt { node, index, entry } = found;
         let page_table = self.page_table;
-        let entries = page_table.slots(node.table);
+        let entries = page_table.entries(node.table);
         let limit = limit.min(page_table.longest_run());
         let (count, what) = match P::Arch::PTE.kind(entry) {
-            Kind::Empty => (run::count_empty(&entries[index.slots(limit)]), What::Empty),
+            Kind::Empty => (run::count_empty(&entries[index.positions(limit)]), What::Empty),
             Kind::Leaf => {
                 let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
@@ -327,7 +327,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 } else {
                     page_table.memory.folio_limit(P::Arch::frame(single), limit)
                 };
-                let limited = &entries[index.slots(limit)];
+                let limited = &entries[index.positions(limit)];
                 let (mut count, first) = P::Arch::match_leaves(limited, index, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
                     // A contiguous run is equal throughout in what the MMU sees, but `equal` may
@@ -363,7 +363,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     }
                     Some(Absent::Swap { .. } | Absent::Marker(_)) | None => limit,
                 };
-                let (count, first) = P::Arch::match_absent(&entries[index.slots(limit)]);
+                let (count, first) = P::Arch::match_absent(&entries[index.positions(limit)]);
                 (count, What::Absent(first))
             }
         };
@@ -409,9 +409,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         let Some(node) = self.position.filter(|node| node.level == Level::PTE) else { return };
         let index = node.level.index_of(VirtAddr(self.at));
         let entries =
-            &self.page_table.slots(node.table)[index.slots(self.limit(node.level, index))];
-        let is_skipped = |slot: &&AtomicU64| {
-            let entry = Entry(slot.load(Ordering::Relaxed));
+            &self.page_table.entries(node.table)[index.positions(self.limit(node.level, index))];
+        let is_skipped = |word: &&AtomicU64| {
+            let entry = Entry(word.load(Ordering::Relaxed));
             // A contiguous run is part of a larger folio.
             node.level.kind(entry) == Kind::Leaf
                 && !P::Arch::is_contig(entry)
@@ -453,13 +453,13 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         self.counts.entries_descended += cover.level.steps_to(lowest);
         let node = found.ok().filter(|node| node.level == parent)?;
         let index = parent.index_of(addr);
-        let entry = run::load(self.page_table.slots(node.table), index);
+        let entry = run::load(self.page_table.entries(node.table), index);
         Some(EntryAt { node, index, entry })
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
     pub(crate) fn unfold_edges(&mut self, run: &Run<P::Arch>) {
-        let entries = self.page_table.slots(run.node.table);
+        let entries = self.page_table.entries(run.node.table);
         let contig = P::Arch::CONTIG_ENTRIES;
         let last = run.index + run.count - 1;
         for (index, cut) in [

@@ -97,7 +97,7 @@ impl<P: Platform> PageTable<'_, P> {
     #[inline(always)]
     fn entry_in(&self, node: Node<P::Arch>, addr: VirtAddr, order: Ordering) -> EntryAt<P::Arch> {
         let index = node.level.index_of(addr);
-        let entry = Entry(self.slots(node.table)[index.slot()].load(order));
+        let entry = Entry(self.entries(node.table)[index.position()].load(order));
         EntryAt { node, index, entry }
     }
 

@@ -20,8 +20,8 @@ pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
     let page_table = edit.table();
     for level in Level::PMD.up_to(P::Arch::ROOT) {
         let size = level.span();
-        let Some(slot) = VirtRange::from_len(addr.align_down(size), size) else { return };
-        let mut span = edit.span(slot, Depth::Floor(level.below()));
+        let Some(part) = VirtRange::from_len(addr.align_down(size), size) else { return };
+        let mut span = edit.span(part, Depth::Floor(level.below()));
         let Some(found) = span.parent_of(addr, level.below()) else { continue };
         let EntryAt { node, index, entry } = found;
         if level.kind(entry) != Kind::Table {
@@ -32,8 +32,8 @@ pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
             return;
         }
         let what = What::Table(table);
-        let run = Run { at: slot.start(), node, index, count: 1, what };
-        span.clear_table_entry(&run, slot);
+        let run = Run { at: part.start(), node, index, count: 1, what };
+        span.clear_table_entry(&run, part);
         page_table.change_entry_count(node.table, 0, 1);
         span.gather_subtree(node.child(table), level.below());
         // Under the lock: the neighbor's next fault may install another table in its place, and no

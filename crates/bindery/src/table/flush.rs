@@ -138,8 +138,8 @@ impl<P: Platform> PageTable<'_, P> {
             return;
         }
         let span = node.level.span();
-        let slot = at.align_down(span);
-        let range = VirtRange::raw(slot.0, slot.0.saturating_add(span));
+        let start = at.align_down(span);
+        let range = VirtRange::raw(start.0, start.0.saturating_add(span));
         // The cursor waits for the lock, and looks at the count.
         drop(self.cursor_beside(range, Depth::Floor(node.level), own));
     }

@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::locking::Depth;
-use super::run::Slots;
+use super::run::Entries;
 use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -37,7 +37,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Writes a huge leaf, or an absent entry like it, into an empty entry above level 1.
     pub(crate) fn publish_huge(&self, table: Frame, index: EntryIndex, entry: Entry) {
-        self.slots(table)[index.slot()].store(entry.0, Ordering::Release);
+        self.entries(table)[index.position()].store(entry.0, Ordering::Release);
         self.change_entry_count(table, 1, 0);
     }
 
@@ -57,8 +57,8 @@ impl<P: Platform> PageTable<'_, P> {
         }
         let table = pool.take(node.level.below(), counts)?;
         // Release: a reader that finds the table by this entry sees it empty.
-        let slot = &self.slots(node.table)[index.slot()];
-        slot.store(P::Arch::table(table).0, Ordering::Release);
+        let word = &self.entries(node.table)[index.position()];
+        word.store(P::Arch::table(table).0, Ordering::Release);
         counts.entries_written += 1;
         self.change_entry_count(node.table, 1, 0);
         Ok(table)
@@ -77,13 +77,13 @@ impl<P: Platform> PageTable<'_, P> {
         let table = self.withdraw_table(node.table).ok_or(NoMemory)?;
         let level = node.level.below();
         self.meta(table).init(level);
-        let slot = &self.slots(node.table)[index.slot()];
-        let old = Entry(slot.load(Ordering::Relaxed));
+        let word = &self.entries(node.table)[index.position()];
+        let old = Entry(word.load(Ordering::Relaxed));
         counts.entries_read += 1;
         let entries = P::Arch::ENTRIES;
         if old.0 & P::Arch::PRESENT != 0 {
             RareEvents::note(&self.memory.rare.leaf_splits);
-            let old = P::Arch::replace_entry(slot, old, |_| Entry::EMPTY);
+            let old = P::Arch::replace_entry(word, old, |_| Entry::EMPTY);
             let range = VirtRange::raw(base.0, base.0 + node.level.span());
             self.invalidate_now(range, node.level, counts);
             counts.entries_written += 1;
@@ -100,15 +100,15 @@ impl<P: Platform> PageTable<'_, P> {
             let shift = level.order();
             self.write_steps(table, old, step.wrapping_shl(u32::from(shift.0)));
         }
-        slot.store(P::Arch::table(table).0, Ordering::Release);
+        word.store(P::Arch::table(table).0, Ordering::Release);
         counts.entries_written += u64::from(entries) + 1;
         Ok(table)
     }
 
     fn write_steps(&self, table: Frame, first: Entry, step: u64) {
         let mut entry = first;
-        for slot in self.slots(table) {
-            slot.store(entry.0, Ordering::Relaxed);
+        for word in self.entries(table) {
+            word.store(entry.0, Ordering::Relaxed);
             entry = Entry(entry.0.wrapping_add(step));
         }
         self.change_entry_count(table, P::Arch::ENTRIES, 0);

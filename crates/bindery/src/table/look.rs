@@ -135,7 +135,7 @@ fn look_alike<P: Platform>(
         let section = ReadSection::enter(page_table.memory.platform());
         let EntryAt { node, index: first, entry } = page_table.peek(&section, at, &mut counts);
         let span = node.level.span();
-        let entries = page_table.slots(node.table);
+        let entries = page_table.entries(node.table);
         let mut index = first;
         let mut raw = entry;
         loop {
@@ -143,10 +143,10 @@ fn look_alike<P: Platform>(
             if node.level == Level::PTE {
                 let left = (range.end().0 - at.0) >> PAGE_SHIFT;
                 let left = left.min(u64::from(index.left::<P::Arch>())) as u32;
-                count = alike(raw, entries, index.slots(left));
+                count = alike(raw, entries, index.positions(left));
             }
-            let slot = at.0 & !(span - 1);
-            let end = slot.saturating_add(span * u64::from(count)).min(range.end().0);
+            let start = at.0 & !(span - 1);
+            let end = start.saturating_add(span * u64::from(count)).min(range.end().0);
             let leaf = node.level.kind(raw) == Kind::Leaf;
             let entry = if leaf && node.level == Level::PTE {
                 P::Arch::clear_contig(raw, index)
@@ -164,7 +164,7 @@ fn look_alike<P: Platform>(
             if at >= range.end() || index.left::<P::Arch>() == 0 {
                 break;
             }
-            raw = Entry(entries[index.slot()].load(Ordering::Acquire));
+            raw = Entry(entries[index.position()].load(Ordering::Acquire));
             if node.level.kind(raw) == Kind::Table {
                 break;
             }
@@ -296,7 +296,7 @@ fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<P::Arch>
     if !looked.node.in_contig(looked.raw) {
         return looked.entry;
     }
-    let entries = page_table.slots(looked.node.table);
+    let entries = page_table.entries(looked.node.table);
     let first = looked.index.align_down(P::Arch::CONTIG_ENTRIES);
     first
         .stretch(P::Arch::CONTIG_ENTRIES)

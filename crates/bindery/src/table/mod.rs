@@ -181,10 +181,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
         if let Some(kernel) = memory.platform().kernel_root() {
             let half = P::Arch::ENTRIES / 2;
             // SAFETY: 1. and 2. the platform's obligation 5.
-            let theirs = unsafe { memory.slots(kernel) };
+            let theirs = unsafe { memory.table_entries(kernel) };
             for index in EntryIndex::new(half).stretch(half) {
-                let entry = theirs[index.slot()].load(Ordering::Relaxed);
-                page_table.slots(root)[index.slot()].store(entry, Ordering::Relaxed);
+                let entry = theirs[index.position()].load(Ordering::Relaxed);
+                page_table.entries(root)[index.position()].store(entry, Ordering::Relaxed);
             }
         }
         page_table.meta(root).unlock();
@@ -219,16 +219,16 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// another table, and is known to its caller by a lock, a read section, or because it was
     /// detached.
     #[inline]
-    pub(crate) fn slots(&self, table: Frame) -> &[AtomicU64] {
+    pub(crate) fn entries(&self, table: Frame) -> &[AtomicU64] {
         debug_assert!(self.meta(table).is_table(), "{table:?}");
         // SAFETY: 1. and 2. the rule above.
-        unsafe { self.memory.slots(table) }
+        unsafe { self.memory.table_entries(table) }
     }
 
     /// The entries of a run.
     #[inline]
-    pub(crate) fn slots_of(&self, run: &Run<P::Arch>) -> &[AtomicU64] {
-        &self.slots(run.node.table)[run.index.slots(run.count)]
+    pub(crate) fn entries_of(&self, run: &Run<P::Arch>) -> &[AtomicU64] {
+        &self.entries(run.node.table)[run.index.positions(run.count)]
     }
 
     /// The most entries that one run may have.
@@ -436,7 +436,7 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
 
     #[inline]
     fn child(&self, node: Node<P::Arch>, index: EntryIndex) -> Option<Frame> {
-        let entry = Entry(self.slots(node.table)[index.slot()].load(Ordering::Acquire));
+        let entry = Entry(self.entries(node.table)[index.position()].load(Ordering::Acquire));
         (node.level.kind(entry) == Kind::Table).then(|| P::Arch::frame(entry))
     }
 }

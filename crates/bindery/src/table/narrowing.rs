@@ -25,7 +25,7 @@ use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal, Level, Permissio
 use crate::platform::Platform;
 
 use super::cursor::Cursor;
-use super::run::{Run, Slots};
+use super::run::{Entries, Run};
 use super::span::Span;
 
 /// Entries of one locked table that may be narrowed.
@@ -73,7 +73,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// not empty, so a walker without the lock does not take the range for unmapped.
     pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Suspended<'c, 'e, 'm, P> {
         let mut dirty = false;
-        for entry in self.page_table.slots_of(run) {
+        for entry in self.page_table.entries_of(run) {
             let raw = entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
             dirty |= P::Arch::attributes(Entry(raw)).dirty;
         }
@@ -86,7 +86,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     pub(crate) fn narrow(&mut self, run: &Run<P::Arch>) -> Narrowing<'_, P::Arch> {
         self.mark_pending(run.node.table);
         self.gather.stale(run.range(), run.node.level);
-        Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
+        Narrowing { entries: self.page_table.entries_of(run), _arch: PhantomData }
     }
 
     /// The entries of `run`: some may be narrowed. As [`Span::narrow`] from the first
@@ -96,7 +96,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         &'c mut self,
         run: &'c Run<P::Arch>,
     ) -> LazyNarrowing<'c, 'e, 'm, P> {
-        let entries = self.page_table.slots_of(run);
+        let entries = self.page_table.entries_of(run);
         LazyNarrowing { span: self, run, entries, narrowed: 0 }
     }
 
@@ -106,14 +106,14 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     pub(crate) fn narrow_until_flush(&mut self, run: &Run<P::Arch>) -> Narrowing<'_, P::Arch> {
         self.gather.stale(run.range(), run.node.level);
         self.unflushed.raise();
-        Narrowing { entries: self.page_table.slots_of(run), _arch: PhantomData }
+        Narrowing { entries: self.page_table.entries_of(run), _arch: PhantomData }
     }
 
     /// Clears the entry of `run`, which refers to a table in which at most `mapped` was mapped. The
     /// caller must call [`Span::flush`] before it drops the span.
     pub(super) fn clear_table_entry(&mut self, run: &Run<P::Arch>, mapped: VirtRange) {
         // Release: a reader of the empty entry finds its table locked, or the flush done.
-        self.page_table.slots_of(run)[0].store(0, Ordering::Release);
+        self.page_table.entries_of(run)[0].store(0, Ordering::Release);
         self.counts.entries_written += 1;
         // No walker can remember a table in which nothing was mapped.
         self.gather.stale_tables(run.range().intersection(mapped));
@@ -132,12 +132,12 @@ impl<P: Platform> Cursor<'_, '_, P> {
     /// reads the table again.
     #[inline]
     pub(crate) fn widen(&mut self, run: &Run<P::Arch>) -> Widening<'_, P::Arch> {
-        Widening { entries: self.page_table.slots_of(run), run: *run }
+        Widening { entries: self.page_table.entries_of(run), run: *run }
     }
 
     /// Takes the valid bit from the entries of the level-1 `run`, and invalidates them at once.
     pub(super) fn break_run(&mut self, run: &Run<P::Arch>) -> Broken<'_, P::Arch> {
-        let entries = self.page_table.slots_of(run);
+        let entries = self.page_table.entries_of(run);
         for entry in entries {
             entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
         }
@@ -151,7 +151,7 @@ impl<P: Platform> Cursor<'_, '_, P> {
 impl<P: Platform> Suspended<'_, '_, '_, P> {
     /// Sets the valid bit again: a TLB that holds an entry holds it as it is.
     pub(super) fn restore(self) {
-        for entry in self.span.page_table.slots_of(self.run) {
+        for entry in self.span.page_table.entries_of(self.run) {
             entry.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
         }
     }
@@ -182,9 +182,9 @@ impl<A: Arch> Narrowing<'_, A> {
     /// Replaces each entry by the result of `change`. The entries stay valid throughout.
     #[inline]
     pub(super) fn replace_each(&self, change: impl Fn(Entry) -> Entry) {
-        for slot in self.entries {
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            A::replace_entry(slot, entry, &change);
+        for word in self.entries {
+            let entry = Entry(word.load(Ordering::Relaxed));
+            A::replace_entry(word, entry, &change);
         }
     }
 
@@ -205,8 +205,8 @@ impl<A: Arch> Narrowing<'_, A> {
     #[inline]
     pub(super) fn overwrite(&self, number: u32, count: u32, first: Entry) {
         let (mut entry, step) = (first, A::absent_step(first));
-        for slot in &self.entries[EntryIndex::new(number).slots(count)] {
-            slot.store(entry.0, Ordering::Relaxed);
+        for word in &self.entries[EntryIndex::new(number).positions(count)] {
+            word.store(entry.0, Ordering::Relaxed);
             entry = Entry(entry.0.wrapping_add(step));
         }
     }
@@ -214,12 +214,12 @@ impl<A: Arch> Narrowing<'_, A> {
     /// Takes the valid bit from each entry, which keeps all other bits.
     #[inline]
     pub(crate) fn suspend_each(&self) {
-        for slot in self.entries {
-            let raw = slot.load(Ordering::Relaxed);
+        for word in self.entries {
+            let raw = word.load(Ordering::Relaxed);
             if A::is_saturated(Entry(raw)) {
-                slot.store(raw & !A::PRESENT, Ordering::Relaxed);
+                word.store(raw & !A::PRESENT, Ordering::Relaxed);
             } else {
-                slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
+                word.fetch_and(!A::PRESENT, Ordering::Relaxed);
             }
         }
     }
@@ -229,8 +229,8 @@ impl<A: Arch> Narrowing<'_, A> {
     /// for any page of the contiguous run.
     pub(super) fn suspend_contig(&self, number: usize) -> Entry {
         let entries = &self.entries[number..number + A::CONTIG_ENTRIES as usize];
-        for slot in entries {
-            slot.fetch_and(!A::PRESENT, Ordering::Relaxed);
+        for word in entries {
+            word.fetch_and(!A::PRESENT, Ordering::Relaxed);
         }
         // A contiguous run begins at a multiple of its length, as a table does.
         let (first, equal) = (EntryIndex::FIRST, Equal::empty());
@@ -266,24 +266,24 @@ impl<A: Arch> Widening<'_, A> {
     /// Replaces each entry by the result of `change`. The entries stay valid throughout.
     #[inline]
     pub(super) fn replace_each(&self, change: impl Fn(Entry) -> Entry) {
-        for slot in self.entries {
-            let entry = Entry(slot.load(Ordering::Relaxed));
+        for word in self.entries {
+            let entry = Entry(word.load(Ordering::Relaxed));
             debug_assert!(!is_narrower::<A>(entry, change(entry)), "no flush follows");
             debug_assert!(
                 !A::needs_break(entry, change(entry), self.run.node.level),
                 "a change in place that the architecture wants broken first"
             );
-            A::replace_entry(slot, entry, &change);
+            A::replace_entry(word, entry, &change);
         }
     }
 
     /// Replaces each absent entry, which no TLB holds, by the result of `change`.
     #[inline]
     pub(super) fn replace_absent(&self, mut change: impl FnMut(Entry, EntryIndex) -> Entry) {
-        for (slot, index) in self.entries.iter().zip(self.run.index.stretch(self.run.count)) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
+        for (word, index) in self.entries.iter().zip(self.run.index.stretch(self.run.count)) {
+            let entry = Entry(word.load(Ordering::Relaxed));
             debug_assert!(entry.0 & A::PRESENT == 0, "a leaf among absent entries");
-            slot.store(change(entry, index).0, Ordering::Relaxed);
+            word.store(change(entry, index).0, Ordering::Relaxed);
         }
     }
 }
@@ -292,9 +292,9 @@ impl<A: Arch> Broken<'_, A> {
     /// Stores the result of `change` for each entry as it was before the break.
     #[inline]
     pub(super) fn make(self, change: impl Fn(Entry) -> Entry) {
-        for slot in self.entries {
-            let entry = Entry(slot.load(Ordering::Relaxed) | A::PRESENT);
-            slot.store(change(entry).0, Ordering::Relaxed);
+        for word in self.entries {
+            let entry = Entry(word.load(Ordering::Relaxed) | A::PRESENT);
+            word.store(change(entry).0, Ordering::Relaxed);
         }
     }
 }

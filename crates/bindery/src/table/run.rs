@@ -61,23 +61,23 @@ impl<A: Arch> Run<A> {
 
 #[inline]
 pub(crate) fn load(entries: &[AtomicU64], index: EntryIndex) -> Entry {
-    Entry(entries[index.slot()].load(Ordering::Relaxed))
+    Entry(entries[index.position()].load(Ordering::Relaxed))
 }
 
 /// How many entries at the beginning of `entries` are empty.
 pub(crate) fn count_empty(entries: &[AtomicU64]) -> u32 {
-    let filled = entries.iter().position(|slot| slot.load(Ordering::Relaxed) != 0);
+    let filled = entries.iter().position(|word| word.load(Ordering::Relaxed) != 0);
     filled.unwrap_or(entries.len()) as u32
 }
 
 /// Whether all entries of `entries` are empty, in one pass without a branch an entry.
 #[inline]
 pub(crate) fn are_empty(entries: &[AtomicU64]) -> bool {
-    if let [slot] = entries {
-        return slot.load(Ordering::Relaxed) == 0;
+    if let [word] = entries {
+        return word.load(Ordering::Relaxed) == 0;
     }
     let any = |entries: &[AtomicU64]| {
-        entries.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed))
+        entries.iter().fold(0, |any, word| any | word.load(Ordering::Relaxed))
     };
     // Of a length that the compiler knows, so that one instruction for each is left.
     let (chunks, rest) = entries.as_chunks::<8>();
@@ -90,7 +90,7 @@ pub(crate) fn are_empty(entries: &[AtomicU64]) -> bool {
 pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
     let (chunks, _) = entries.as_chunks::<8>();
     let is_empty = |chunk: &&[AtomicU64; 8]| {
-        chunk.iter().fold(0, |any, slot| any | slot.load(Ordering::Relaxed)) == 0
+        chunk.iter().fold(0, |any, word| any | word.load(Ordering::Relaxed)) == 0
     };
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
@@ -100,15 +100,15 @@ pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
 pub(crate) fn count_leaves<A: Arch>(entries: &[AtomicU64]) -> u32 {
     let (chunks, _) = entries.as_chunks::<8>();
     let all_present = |chunk: &&[AtomicU64; 8]| {
-        chunk.iter().fold(A::PRESENT, |all, slot| all & slot.load(Ordering::Relaxed)) != 0
+        chunk.iter().fold(A::PRESENT, |all, word| all & word.load(Ordering::Relaxed)) != 0
     };
     let passed = chunks.iter().take_while(all_present).count() * 8;
-    let is_present = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) & A::PRESENT != 0;
+    let is_present = |word: &&AtomicU64| word.load(Ordering::Relaxed) & A::PRESENT != 0;
     (passed + entries[passed..].iter().take_while(is_present).count()) as u32
 }
 
 /// Operations on the entries of a table that are the same for every tree and architecture.
-pub(crate) trait Slots: Arch {
+pub(crate) trait Entries: Arch {
     /// How many level-1 leaves at the beginning of `entries` (at least one), which is at `index` of
     /// its table, continue the first, `step` more each; and the first with accessed and dirty of
     /// them all. `restored` is set in every entry before it is looked at (the valid bit, of entries
@@ -127,8 +127,8 @@ pub(crate) trait Slots: Arch {
         let (mut any, mut all) = (first.0, first.0);
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &entries[1..] {
-            let raw = slot.load(Ordering::Relaxed);
+        for word in &entries[1..] {
+            let raw = word.load(Ordering::Relaxed);
             if raw == 0 {
                 break;
             }
@@ -157,9 +157,9 @@ pub(crate) trait Slots: Arch {
         let mut compare = |entries: &[AtomicU64], passed: usize| {
             let (index, expected) =
                 (index + passed as u32, first.wrapping_add(step * passed as u64));
-            for (count, slot) in entries.iter().enumerate() {
+            for (count, word) in entries.iter().enumerate() {
                 let expected = expected.wrapping_add(step * count as u64);
-                differ |= entry(slot, index + count as u32) ^ expected;
+                differ |= entry(word, index + count as u32) ^ expected;
             }
         };
         // Of a length that the compiler knows, so that what is expected is one addition for each.
@@ -171,7 +171,7 @@ pub(crate) trait Slots: Arch {
         differ & Self::compare_mask(Equal::empty()) == 0
     }
 
-    /// As [`Slots::match_leaves`], for absent entries: those at the beginning of `entries`.
+    /// As [`Entries::match_leaves`], for absent entries: those at the beginning of `entries`.
     fn match_absent(entries: &[AtomicU64]) -> (u32, Entry) {
         let first = load(entries, EntryIndex::FIRST);
         let mask = Self::absent_compare_mask(first);
@@ -179,8 +179,8 @@ pub(crate) trait Slots: Arch {
         let mut gathered = first;
         let mut expected = first.0;
         let mut count = 1;
-        for slot in &entries[1..] {
-            let entry = Entry(slot.load(Ordering::Relaxed));
+        for word in &entries[1..] {
+            let entry = Entry(word.load(Ordering::Relaxed));
             expected = expected.wrapping_add(step);
             if (entry.0 ^ expected) & mask != 0 {
                 break;
@@ -191,16 +191,16 @@ pub(crate) trait Slots: Arch {
         (count, gathered)
     }
 
-    /// Replaces `old`, just read from `slot`, by the result of `change`, and returns the old entry
+    /// Replaces `old`, just read from `word`, by the result of `change`, and returns the old entry
     /// with everything that the MMU added.
     #[inline]
-    fn replace_entry(slot: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
+    fn replace_entry(word: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
         if old.0 & Self::PRESENT == 0 || Self::is_saturated(old) {
-            slot.store(change(old).0, Ordering::Relaxed);
+            word.store(change(old).0, Ordering::Relaxed);
             return old;
         }
         let mut current = old.0;
-        while let Err(newer) = slot.compare_exchange_weak(
+        while let Err(newer) = word.compare_exchange_weak(
             current,
             change(Entry(current)).0,
             Ordering::Relaxed,
@@ -212,4 +212,4 @@ pub(crate) trait Slots: Arch {
     }
 }
 
-impl<A: Arch> Slots for A {}
+impl<A: Arch> Entries for A {}

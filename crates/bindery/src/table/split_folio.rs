@@ -54,7 +54,7 @@ pub(crate) fn split_folio<P: Platform>(
         let table = cursor.split_table_at(at)?;
         let index = P::Arch::PTE.index_of(at);
         let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
-        if small && P::Arch::is_contig(run::load(page_table.slots(table), index)) {
+        if small && P::Arch::is_contig(run::load(page_table.entries(table), index)) {
             page_table.unfold(table, index, at, &mut cursor.counts);
         }
         mapped[page as usize / 64] |= 1 << (page % 64);

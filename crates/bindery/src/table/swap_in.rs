@@ -14,7 +14,7 @@ use crate::swap::page_set::PageSet;
 use super::cursor::Cursor;
 use super::locking::{Depth, LockTree};
 use super::rewrite::protect::{EntryPolicy, Watched, Writable};
-use super::run::{self, Run, Slots, What};
+use super::run::{self, Entries, Run, What};
 use super::{NoMemory, PageTable, ReadSection};
 
 /// A folio whose content is complete, and where its pages belong.
@@ -169,7 +169,7 @@ fn map_whole<P: Platform>(
 ) -> Option<bool> {
     let index = P::Arch::PTE.index_of(what.start);
     let (folio, place, pages) = (what.folio, what.place, what.folio.pages());
-    let entry = run::load(page_table.slots(table), index);
+    let entry = run::load(page_table.entries(table), index);
     let Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }) =
         P::Arch::decode_absent(entry)
     else {
@@ -178,7 +178,7 @@ fn map_whole<P: Platform>(
     let attributes = what.attributes_of(exclusive, soft_dirty, userfault);
     if (device, slot) != (place.area, place.first)
         || pages > 1
-            && P::Arch::match_absent(&page_table.slots(table)[index.slots(pages)]).0 != pages
+            && P::Arch::match_absent(&page_table.entries(table)[index.positions(pages)]).0 != pages
         || CachedFolio::new(page_table.memory, folio, place).pages_in_cache(0, pages) != pages
     {
         return None;
@@ -232,7 +232,7 @@ fn write_swapped_in<P: Platform>(
         // The entries were not empty.
         page_table.change_entry_count(run.node.table, 0, run.count);
     } else {
-        page_table.slots(run.node.table)[run.index.slot()].store(first.0, Ordering::Release);
+        page_table.entries(run.node.table)[run.index.position()].store(first.0, Ordering::Release);
     }
 }
 

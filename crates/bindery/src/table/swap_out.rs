@@ -357,9 +357,9 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
         let left = ((self.span.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
         let most = rest.min(left).min(run.index.left::<P::Arch>());
-        let slots = self.span.page_table.slots(run.node.table);
+        let entries = self.span.page_table.entries(run.node.table);
         let maps = |index: &EntryIndex| {
-            let entry = run::load(slots, *index);
+            let entry = run::load(entries, *index);
             P::Arch::PTE.kind(entry) == Kind::Leaf
                 && P::Arch::frame(P::Arch::clear_contig(entry, *index))
                     == folio.head.plus(number + (*index - run.index))
@@ -376,7 +376,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     #[inline(always)]
     fn write_entries(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32, place: SlotRun) {
         let page_table = self.span.page_table;
-        let slots = page_table.slots(run.node.table);
+        let entries = page_table.entries(run.node.table);
         let scale = run.node.level.order().0;
         let uniform = !matches!(run.what, What::Leaf(_)) || self.is_uniform(run);
         let narrowing = match self.flush {
@@ -386,7 +386,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         let mut done = 0;
         while done < run.count {
             let index = run.index + done;
-            let raw = run::load(slots, index);
+            let raw = run::load(entries, index);
             let leaf =
                 if run.node.level == Level::PTE { P::Arch::clear_contig(raw, index) } else { raw };
             let attributes = P::Arch::attributes(leaf);
@@ -407,7 +407,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             let count = if uniform {
                 most
             } else {
-                equal_software_bits::<P::Arch>(slots, index, most, attributes)
+                equal_software_bits::<P::Arch>(entries, index, most, attributes)
             };
             narrowing.overwrite(done, count, entry);
             done += count;
@@ -458,13 +458,13 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
 /// How many of `most` leaves from `index` on agree with `first` in the bits that a swap entry
 /// keeps.
 fn equal_software_bits<A: Arch>(
-    slots: &[AtomicU64],
+    entries: &[AtomicU64],
     index: EntryIndex,
     most: u32,
     first: Attributes,
 ) -> u32 {
     let agrees = |index: &EntryIndex| {
-        let other = A::attributes(A::clear_contig(run::load(slots, *index), *index));
+        let other = A::attributes(A::clear_contig(run::load(entries, *index), *index));
         (other.soft_dirty, other.userfault) == (first.soft_dirty, first.userfault)
     };
     index.stretch(most).take_while(agrees).count().max(1) as u32

@@ -137,8 +137,8 @@ pub(super) fn clear_absent<P: Platform>(
     if run.node.level > Level::PTE {
         free_deposit(page_table.memory, locks, run.node.table, counts);
     }
-    for slot in page_table.slots_of(run) {
-        slot.store(0, Ordering::Relaxed);
+    for word in page_table.entries_of(run) {
+        word.store(0, Ordering::Relaxed);
     }
     cursor.counts.entries_written += u64::from(run.count);
     page_table.change_entry_count(run.node.table, 0, run.count);
@@ -147,15 +147,15 @@ pub(super) fn clear_absent<P: Platform>(
 /// Drops a run of pages that a userfaultfd has write-protected, and leaves markers in their places.
 pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     let page_table = span.page_table;
-    let entries = page_table.slots_of(run);
+    let entries = page_table.entries_of(run);
     let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     match run.what {
         What::Leaf(first) => {
             suspend(span, run);
             span.flush();
             // After the flush: the MMU may have recorded a write until then.
-            let dirty = entries.iter().any(|slot| {
-                let entry = Entry(slot.load(Ordering::Relaxed) | P::Arch::PRESENT);
+            let dirty = entries.iter().any(|word| {
+                let entry = Entry(word.load(Ordering::Relaxed) | P::Arch::PRESENT);
                 P::Arch::attributes(entry).dirty
             });
             let pages = run.pages();
@@ -167,8 +167,8 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
         }
         What::Empty | What::Table(_) => return,
     }
-    for slot in entries {
-        slot.store(marker.0, Ordering::Relaxed);
+    for word in entries {
+        word.store(marker.0, Ordering::Relaxed);
     }
     span.counts.entries_written += u64::from(run.count);
 }

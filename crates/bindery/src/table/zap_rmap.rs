@@ -18,7 +18,7 @@ use crate::swap::{SlotRun, after_unmapping};
 use super::cursor::Cursor;
 use super::free_table;
 use super::locking::{LockSet, Node};
-use super::run::{self, Slots};
+use super::run::{self, Entries};
 
 /// Drops the mappings of zapped entries.
 pub(super) struct RmapZap<'d, 'm, P: Platform> {
@@ -76,8 +76,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         for index in first.up_to(last + 1) {
             // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller's obligation
             // 1.
-            let slot = unsafe { &self.memory.slots(node.table)[index.slot()] };
-            let entry = Entry(slot.load(Ordering::Relaxed));
+            let word = unsafe { &self.memory.table_entries(node.table)[index.position()] };
+            let entry = Entry(word.load(Ordering::Relaxed));
             let start = VirtAddr(base.0 + u64::from(index) * node.level.span());
             match node.level.kind(entry) {
                 Kind::Table => {
@@ -86,7 +86,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                     unsafe { self.range(child, start, range) };
                 }
                 Kind::Absent => {
-                    slot.store(0, Ordering::Relaxed);
+                    word.store(0, Ordering::Relaxed);
                     self.counts.entries_written += 1;
                     meta.change_entry_count(0, 1);
                     // SAFETY: 1. the caller's obligation 1.
@@ -114,12 +114,12 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         }
         let mut entry_count = meta.entry_count();
         // SAFETY: 1. a table, by its metadata; 2. the caller's obligation 1.
-        for slot in unsafe { self.memory.slots(table) } {
+        for word in unsafe { self.memory.table_entries(table) } {
             if entry_count == 0 {
                 break;
             }
             self.counts.entries_read += 1;
-            let entry = Entry(slot.load(Ordering::Relaxed));
+            let entry = Entry(word.load(Ordering::Relaxed));
             match level.kind(entry) {
                 Kind::Empty | Kind::Table => continue,
                 Kind::Leaf => self.huge(entry, level),
@@ -148,14 +148,14 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let (memory, missing) = (self.memory, self.missing);
         let entry_count = memory.frames.table(table).entry_count();
         // SAFETY: 1. and 2. the caller's obligation 1.
-        let entries = unsafe { &memory.slots(table)[..indices.end.slot()] };
+        let entries = unsafe { &memory.table_entries(table)[..indices.end.position()] };
         let (mut index, mut dropped) = (indices.start, 0);
         while dropped < entry_count
-            && let Some(slot) = entries.get(index.slot())
+            && let Some(word) = entries.get(index.position())
         {
-            let raw = slot.load(Ordering::Relaxed);
+            let raw = word.load(Ordering::Relaxed);
             if raw == 0 {
-                index += run::count_empty_ahead(&entries[index.slot()..]);
+                index += run::count_empty_ahead(&entries[index.position()..]);
                 continue;
             }
             let entry = Entry(raw | missing);
@@ -169,8 +169,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 count
             };
             if missing != 0 {
-                for slot in &entries[index.slots(count)] {
-                    slot.store(0, Ordering::Relaxed);
+                for word in &entries[index.positions(count)] {
+                    word.store(0, Ordering::Relaxed);
                 }
                 self.counts.entries_written += u64::from(count);
             }
@@ -202,19 +202,19 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             && memory.frames.folio(folio).free_anonymous_into(self.batch, 1)
         {
             // Folios of one page mostly follow each other.
-            let rest = &entries[index.slot() + 1..];
+            let rest = &entries[index.position() + 1..];
             let more = drop_single_pages(memory, rest, missing, self.batch);
             self.counts.folios_touched += u64::from(more);
             return 1 + more;
         }
         let left = folio.head.0 + folio.pages() - frame.0;
         let limit = left.min(entries.len() as u32 - index.number());
-        let entries = &entries[..(index + limit).slot()];
+        let entries = &entries[..(index + limit).position()];
         // The folio is freed if it has no other mappings: its accessed and dirty bits do not
         // matter.
         let last = folio.order > Order::PAGE
             && memory.frames.folio(folio).is_mapped_and_held(limit, 0)
-            && P::Arch::are_leaves(&entries[index.slot()..], index, P::Arch::STEP, missing);
+            && P::Arch::are_leaves(&entries[index.position()..], index, P::Arch::STEP, missing);
         if last && memory.frames.folio(folio).free_anonymous_into(self.batch, limit) {
             return limit;
         }
@@ -236,7 +236,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let (mut count, mut first) = (limit, entry);
         if limit > 1 {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            let entries = &entries[index.slots(limit)];
+            let entries = &entries[index.positions(limit)];
             (count, first) = P::Arch::match_leaves(entries, index, equal, step, missing);
         }
         let owner = memory.frames.folio(folio).owner_kind();
@@ -273,8 +273,8 @@ fn drop_single_pages<P: Platform>(
     batch: &mut FreeBatch<'_, P>,
 ) -> u32 {
     let mut dropped = 0;
-    for slot in entries {
-        let raw = slot.load(Ordering::Relaxed);
+    for word in entries {
+        let raw = word.load(Ordering::Relaxed);
         let entry = Entry(raw | missing);
         // The pages of a contiguous run are those of a large folio.
         if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
@@ -295,7 +295,7 @@ fn drop_single_pages<P: Platform>(
 #[inline(never)]
 fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
     if P::Arch::is_swap(run::load(entries, index)) {
-        P::Arch::match_absent(&entries[index.slots(limit)]).0
+        P::Arch::match_absent(&entries[index.positions(limit)]).0
     } else {
         1
     }

@@ -42,7 +42,7 @@ pub use crate::swap::damage::{damage_slot, with_pin};
 use crate::table::locking::{Depth, Node};
 use crate::table::look;
 use crate::table::look::MappedRun;
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
 use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
@@ -79,7 +79,7 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
 /// Panics like [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
-    assert!(at.is_aligned(P::Arch::PMD.span()), "{at} does not begin a slot of level 2");
+    assert!(at.is_aligned(P::Arch::PMD.span()), "{at} does not begin an entry of level 2");
     plant_one(space, at, Level::PMD, P::Arch::encode_absent(first));
 }
 
@@ -95,8 +95,8 @@ fn plant_one<P: Platform>(
     let pool = &mut TablePool::new(page_table.memory);
     let table = cursor.table_at(at, level, pool).expect("memory for the page_table");
     let index = level.index_of(at);
-    let slot = &page_table.slots(table)[index.slot()];
-    assert_eq!(slot.load(Relaxed), 0, "the entry of {at} is not empty");
+    let word = &page_table.entries(table)[index.position()];
+    assert_eq!(word.load(Relaxed), 0, "the entry of {at} is not empty");
     if level > Level::PTE {
         let deposit = new_table(page_table.memory, level.below(), &mut cursor.counts);
         page_table.deposit_table(table, deposit.expect("memory for the deposit"));
@@ -107,7 +107,7 @@ fn plant_one<P: Platform>(
         SlotRun { area: device, first: slot, count: pages }.plant(page_table.memory);
         cursor.counts.swap_pages += u64::from(pages);
     }
-    slot.store(entry.0, Relaxed);
+    word.store(entry.0, Relaxed);
     page_table.change_entry_count(table, 1, 0);
 }
 
@@ -128,7 +128,7 @@ pub fn table_at<P: Platform>(
     let mut node = Node { table: space.page_table.root, level: P::Arch::ROOT };
     while node.level > level {
         let index = node.level.index_of(at);
-        let entry = run::load(space.page_table.slots(node.table), index);
+        let entry = run::load(space.page_table.entries(node.table), index);
         if node.level.kind(entry) != Kind::Table {
             return None;
         }
@@ -159,7 +159,7 @@ pub fn raw_entry<P: Platform>(
     level: Level<P::Arch>,
 ) -> Option<Entry> {
     let table = table_at(space, at, level)?;
-    Some(run::load(space.page_table.slots(table), level.index_of(at)))
+    Some(run::load(space.page_table.entries(table), level.index_of(at)))
 }
 
 /// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns the old
@@ -171,8 +171,8 @@ pub fn set_raw_entry<P: Platform>(
     entry: Entry,
 ) -> Entry {
     let table = table_or_panic(space, at, level);
-    let slot = &space.page_table.slots(table)[level.index_of(at).slot()];
-    Entry(slot.swap(entry.0, Relaxed))
+    let word = &space.page_table.entries(table)[level.index_of(at).position()];
+    Entry(word.swap(entry.0, Relaxed))
 }
 
 /// Clears the accessed and dirty state of all leaves, of any level, for `count` pages from `at` on,
@@ -195,7 +195,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
         }
         let single = |entry| node.single(entry, index);
         let contig = node.in_contig(raw);
-        P::Arch::replace_entry(&page_table.slots(node.table)[index.slot()], raw, |entry| {
+        P::Arch::replace_entry(&page_table.entries(node.table)[index.position()], raw, |entry| {
             let now = P::Arch::attributes(single(entry));
             let clean = Attributes { accessed: false, dirty: false, ..now };
             let clean = P::Arch::page_entry(P::Arch::frame(single(entry)), node.level, clean);

@@ -194,7 +194,7 @@ pub fn is_mapped(address: u64) -> bool {
         return false;
     }
     for level in Level::PTE.up_to(EntryFormat::ROOT).rev() {
-        let index = level.index_of(VirtAddr(address)).slot();
+        let index = level.index_of(VirtAddr(address)).position();
         let entries = direct_map(table).cast::<Entry>();
         // SAFETY: an entry of a table of the kernel, which lies in the direct map.
         let entry = unsafe { entries.add(index).read_volatile() };

@@ -36,7 +36,7 @@ impl KernelTree for Cpu {
     }
 
     fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry {
-        Entry(self.world.table(table).entries[index.slot()].load(order))
+        Entry(self.world.table(table).entries[index.position()].load(order))
     }
 
     fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering) {
@@ -46,11 +46,11 @@ impl KernelTree for Cpu {
             Omit::KeepBits if paused => Entry::EMPTY,
             _ => entry,
         };
-        self.world.table(table).entries[index.slot()].store(entry.0, order);
+        self.world.table(table).entries[index.position()].store(entry.0, order);
     }
 
     fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry> {
-        let slot = &self.world.table(table).entries[index.slot()];
+        let slot = &self.world.table(table).entries[index.position()];
         let relaxed = self.world.omit == Omit::Release;
         let success = if relaxed { Ordering::Relaxed } else { Ordering::AcqRel };
         if self.world.omit == Omit::Exchange {

@@ -253,7 +253,7 @@ impl World {
         let (mut at, mut level) = (ROOT, Tiny::ROOT);
         loop {
             let index = level.index_of(page(number));
-            let entry = Entry(self.table(at).entries[index.slot()].load(Ordering::Relaxed));
+            let entry = Entry(self.table(at).entries[index.position()].load(Ordering::Relaxed));
             match level.kind(entry) {
                 Kind::Table => (at, level) = (Tiny::frame(entry), level.below()),
                 Kind::Leaf => {

@@ -125,7 +125,7 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
             let left = (range.end().0 - at.0) >> PAGE_SHIFT;
             let count = u64::from(index.left::<P::Arch>()).min(left) as u32;
             for index in index.stretch(count) {
-                let raw = run::load(page_table.slots(node.table), index);
+                let raw = run::load(page_table.entries(node.table), index);
                 add(node, index, raw);
             }
             cursor.counts.entries_read += u64::from(count) - 1;
@@ -159,11 +159,11 @@ fn replace_page<P: Platform>(
     }
     let table = cursor.split_table_at(range.start())?;
     let index = P::Arch::PTE.index_of(range.start());
-    if P::Arch::is_contig(run::load(page_table.slots(table), index)) {
+    if P::Arch::is_contig(run::load(page_table.entries(table), index)) {
         page_table.unfold(table, index, range.start(), &mut cursor.counts);
     }
-    let slot = &page_table.slots(table)[index.slot()];
-    let entry = run::load(page_table.slots(table), index);
+    let word = &page_table.entries(table)[index.position()];
+    let entry = run::load(page_table.entries(table), index);
     let old = P::Arch::frame(entry);
     if old == page_table.memory.zero_frame {
         page_table.memory.platform().zero(copy.head, 1);
@@ -186,10 +186,10 @@ fn replace_page<P: Platform>(
     }
     page_table.memory.before_execution(attributes.permissions, copy);
     // Read-only, so the MMU can only set accessed in between, which the new entry has anyway.
-    slot.store(0, Ordering::Relaxed);
+    word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
     page_table.memory.frames.fresh(copy).map(1);
-    slot.store(P::Arch::page_entry(copy.head, Level::PTE, attributes).0, Ordering::Release);
+    word.store(P::Arch::page_entry(copy.head, Level::PTE, attributes).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);
     Ok(Some((old, P::Arch::attributes(entry).dirty)))

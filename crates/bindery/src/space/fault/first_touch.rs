@@ -43,10 +43,10 @@ impl<P: Platform> Fault<'_, '_, P> {
         let section = ReadSection::enter(memory.platform());
         let found = page_table.leaf_table(&section, page)?;
         let table = found.table;
-        let slots = page_table.slots(table);
+        let entries = page_table.entries(table);
         let allowed = memory.folio_policy().orders(flags.huge_advice());
         let mut orders = self.space.settings.used_orders(allowed, flags) | Orders::PAGE;
-        if orders.has_large() && !run::load(slots, P::Arch::PTE.index_of(page)).is_empty() {
+        if orders.has_large() && !run::load(entries, P::Arch::PTE.index_of(page)).is_empty() {
             // Its neighbors need not be read.
             return self.reuse_in_place(&section, &found);
         }
@@ -57,7 +57,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 continue;
             }
             let first = P::Arch::PTE.index_of(range.start());
-            let stretch = &slots[first.slots(order.pages())];
+            let stretch = &entries[first.positions(order.pages())];
             if !run::are_empty(stretch) {
                 continue;
             }
@@ -132,11 +132,11 @@ impl<P: Platform> Fault<'_, '_, P> {
             let range = folio_place(page, order).filter(|range| self.vma.range().covers(*range));
             let Some(range) = range.filter(|_| order <= huge) else { return false };
             let first = P::Arch::PTE.index_of(range.start());
-            let slots = page_table.slots(node.table);
+            let entries = page_table.entries(node.table);
             // Above level 1, the empty entry covers all of the range.
             node.level > Level::PTE
                 || order < huge
-                    && run::count_empty(&slots[first.slots(order.pages())]) == order.pages()
+                    && run::count_empty(&entries[first.positions(order.pages())]) == order.pages()
         };
         let orders = Order::PAGE.up_to(MAX_FOLIO_ORDER).filter(|order| wanted.contains(*order));
         let fitting = orders.filter(|order| fits(*order)).map(Orders::of);
@@ -274,7 +274,7 @@ fn map_folio_locked<P: Platform>(
     let table = span.table_at(range.start(), level)?;
     let index = level.index_of(range.start());
     let count = if level == Level::PTE { folio.pages() } else { 1 };
-    let vacant = run::count_empty(&page_table.slots(table)[index.slots(count)]);
+    let vacant = run::count_empty(&page_table.entries(table)[index.positions(count)]);
     span.counts.entries_read += u64::from(vacant);
     if vacant != count {
         return Ok(Next::Again);
@@ -288,8 +288,8 @@ fn map_folio_locked<P: Platform>(
         page_table.fill(table, index, entry, count);
         span.counts.entries_written += u64::from(count);
     } else {
-        let slot = &page_table.slots(table)[index.slot()];
-        slot.store(entry.0, Ordering::Release);
+        let word = &page_table.entries(table)[index.position()];
+        word.store(entry.0, Ordering::Release);
         span.counts.entries_written += 1;
         RareEvents::note(&page_table.memory.rare.huge_faults);
         page_table.change_entry_count(table, 1, 0);

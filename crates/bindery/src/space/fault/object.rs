@@ -128,10 +128,10 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let mut counts = Counts::default();
         let EntryAt { node, .. } = self.page_table().peek(&section, window.start(), &mut counts);
         if node.level == Level::PTE {
-            let slots = self.page_table().slots(node.table);
+            let entries = self.page_table().entries(node.table);
             let is_mapped = |before: u64| {
                 let index = P::Arch::PTE.index_of(VirtAddr(start - before));
-                node.level.kind(run::load(slots, index)) == Kind::Leaf
+                node.level.kind(run::load(entries, index)) == Kind::Leaf
             };
             // Samples: a page that is missing between them does no harm.
             while length <= start - first && is_mapped(PAGE_SIZE) && is_mapped(length) {
@@ -259,7 +259,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         table: Frame,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
-        let slots = page_table.slots(table);
+        let entries = page_table.entries(table);
         // Of frame 0: that of any other is one multiplication away.
         let template = P::Arch::page_entry(Frame(0), Level::PTE, attributes);
         let faulted = runs.page_of_fault();
@@ -277,10 +277,10 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                 Some(folio) if run.count > 1 => {
                     self.fill_run(cursor, (index, run.count), (folio, entry), table)
                 }
-                Some(_) if !run::load(slots, index).is_empty() => Ok(()),
+                Some(_) if !run::load(entries, index).is_empty() => Ok(()),
                 Some(folio) => match frames.folio(folio).map(1) {
                     Ok(()) => {
-                        slots[index.slot()].store(entry.0, Ordering::Relaxed);
+                        entries[index.position()].store(entry.0, Ordering::Relaxed);
                         cursor.counts.mapped(frames.folio(folio).owner_kind(), 1);
                         filled += 1;
                         Ok(())
@@ -313,7 +313,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let end = begin + count;
         let mut at = begin;
         while at < end {
-            let vacant = run::count_empty(&page_table.slots(table)[at.slots(end - at)]);
+            let vacant = run::count_empty(&page_table.entries(table)[at.positions(end - at)]);
             cursor.counts.entries_read += u64::from(vacant.max(1));
             if vacant == 0 {
                 at += 1;

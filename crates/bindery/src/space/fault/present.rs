@@ -15,7 +15,7 @@ use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::flush_local;
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::{EntryAt, ReadSection, run};
 use crate::vma::MappingFlags;
 
@@ -173,9 +173,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         if node.in_contig(raw) {
             page_table.unfold(node.table, index, page, &mut cursor.counts);
         }
-        let slot = &page_table.slots(node.table)[index.slot()];
-        let entry = Entry(slot.load(Ordering::Relaxed));
-        P::Arch::replace_entry(slot, entry, |entry| {
+        let word = &page_table.entries(node.table)[index.position()];
+        let entry = Entry(word.load(Ordering::Relaxed));
+        P::Arch::replace_entry(word, entry, |entry| {
             P::Arch::make_writable(entry, arch::Write::Now)
         });
         cursor.counts.entries_written += 1;
@@ -194,12 +194,12 @@ pub(in crate::space) fn record_access<P: Platform>(
     index: EntryIndex,
     access: Access,
 ) {
-    let slots = cursor.page_table.slots(node.table);
-    let contig = node.in_contig(run::load(slots, index));
+    let entries = cursor.page_table.entries(node.table);
+    let contig = node.in_contig(run::load(entries, index));
     let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
     let first = index.align_down(size);
-    for slot in &slots[first.slots(size)] {
-        let old = Entry(slot.load(Ordering::Relaxed));
+    for word in &entries[first.positions(size)] {
+        let old = Entry(word.load(Ordering::Relaxed));
         let record = |entry| {
             if access == Access::Write {
                 P::Arch::make_writable(entry, arch::Write::Now)
@@ -209,7 +209,7 @@ pub(in crate::space) fn record_access<P: Platform>(
         };
         cursor.counts.entries_read += 1;
         if record(old) != old {
-            P::Arch::replace_entry(slot, old, record);
+            P::Arch::replace_entry(word, old, record);
             cursor.counts.entries_written += 1;
         }
     }

@@ -12,7 +12,7 @@ use crate::swap::slot_state::SlotState;
 use crate::swap::streak::ReadByFault;
 use crate::swap::{SlotRun, begin_read_around};
 use crate::table::look;
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::{EntryAt, ReadSection};
 
 use super::Wait;
@@ -176,7 +176,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         let pages = range.pages() as u32;
         node.level > Level::PTE
-            || P::Arch::match_absent(&self.page_table().slots(node.table)[index.slots(pages)]).0
+            || P::Arch::match_absent(&self.page_table().entries(node.table)[index.positions(pages)])
+                .0
                 == pages
     }
 

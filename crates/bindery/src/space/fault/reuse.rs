@@ -26,7 +26,7 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::table::locking::LockTree;
 use crate::table::publish::flush_local;
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::{LeafTable, ReadSection, run};
 use crate::vma::MappingFlags;
 
@@ -54,13 +54,13 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         let (memory, page_table) = (self.memory(), self.page_table());
         let index = P::Arch::PTE.index_of(self.page);
-        let slots = page_table.slots(found.table);
+        let words = page_table.entries(found.table);
         // Without the lock: copy-on-write, the other case, pays for no lock here.
-        reusable_folio(memory, run::load(slots, index))?;
+        reusable_folio(memory, run::load(words, index))?;
         if !page_table.try_lock_leaf_table(self.page, found) {
             return None;
         }
-        let written = self.reuse_locked(slots, index);
+        let written = self.reuse_locked(words, index);
         page_table.unlock(found.table);
         let written = written?;
         let counts = Counts {
@@ -80,13 +80,13 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// As [`Fault::reuse_in_place`], with the table locked. Returns how many entries were written.
-    fn reuse_locked(&self, slots: &[AtomicU64], index: EntryIndex) -> Option<u32> {
+    fn reuse_locked(&self, words: &[AtomicU64], index: EntryIndex) -> Option<u32> {
         let memory = self.memory();
-        let entry = run::load(slots, index);
+        let entry = run::load(words, index);
         let folio = reusable_folio(memory, entry)?;
         let number = P::Arch::frame(entry).0 - folio.head.0;
-        let first = index.slot().checked_sub(number as usize)?;
-        let entries = slots.get(first..first + folio.pages() as usize)?;
+        let first = index.position().checked_sub(number as usize)?;
+        let entries = words.get(first..first + folio.pages() as usize)?;
         if folio.order > Order::PAGE
             && (folio_range(self.vma, self.page, number, folio).pages() != u64::from(folio.pages())
                 || !maps_whole::<P::Arch>(entries, index - number, folio))
@@ -96,28 +96,28 @@ impl<P: Platform> Fault<'_, '_, P> {
         let owner = OwnerMark::of(AnonGroup::as_owner(self.vma.group()));
         self.take_over(folio, owner);
         let mut written = 0;
-        for (page, slot) in (0..).zip(entries) {
+        for (page, word) in (0..).zip(entries) {
             let write = if page == number { Write::Now } else { Write::Later };
-            written += u32::from(make_writable::<P::Arch>(slot, write));
+            written += u32::from(make_writable::<P::Arch>(word, write));
         }
         if folio.order == Order::PAGE {
-            written += self.reuse_ahead(slots, index, owner);
+            written += self.reuse_ahead(words, index, owner);
         }
         Some(written)
     }
 
     /// Makes base pages after `index` writable. Returns how many.
-    fn reuse_ahead(&self, slots: &[AtomicU64], index: EntryIndex, owner: OwnerMark) -> u32 {
-        let (before, after) = slots.split_at(index.slot());
-        let is_writable = |slot: &&AtomicU64| is_writable::<P::Arch>(load(slot));
+    fn reuse_ahead(&self, words: &[AtomicU64], index: EntryIndex, owner: OwnerMark) -> u32 {
+        let (before, after) = words.split_at(index.position());
+        let is_writable = |word: &&AtomicU64| is_writable::<P::Arch>(load(word));
         let most = before.iter().rev().take(MOST_AHEAD).take_while(is_writable).count();
         let left = (self.vma.range().end().0 - self.page.0) >> PAGE_SHIFT;
         let mut written = 0;
-        for slot in after.iter().take(left as usize).skip(1).take(most) {
-            let folio = reusable_folio(self.memory(), load(slot));
+        for word in after.iter().take(left as usize).skip(1).take(most) {
+            let folio = reusable_folio(self.memory(), load(word));
             let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
             self.take_over(folio, owner);
-            written += u32::from(make_writable::<P::Arch>(slot, Write::Later));
+            written += u32::from(make_writable::<P::Arch>(word, Write::Later));
         }
         written
     }
@@ -148,7 +148,7 @@ fn maps_whole<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) -
     Level::<A>::PTE.kind(head) == Kind::Leaf
         && A::frame(A::clear_contig(head, first)) == folio.head
         && A::are_leaves(entries, first, A::STEP, 0)
-        && !entries.iter().any(|slot| A::is_contig(load(slot)))
+        && !entries.iter().any(|word| A::is_contig(load(word)))
 }
 
 /// Whether a leaf that is not in a contiguous run allows writes.
@@ -161,16 +161,16 @@ fn is_writable<A: Arch>(entry: Entry) -> bool {
 
 /// Makes a leaf writable. Returns whether it was not.
 #[inline(always)]
-fn make_writable<A: Arch>(slot: &AtomicU64, write: Write) -> bool {
-    let old = load(slot);
+fn make_writable<A: Arch>(word: &AtomicU64, write: Write) -> bool {
+    let old = load(word);
     let is_refused = !is_writable::<A>(old);
     if is_refused {
-        A::replace_entry(slot, old, |entry| A::make_writable(entry, write));
+        A::replace_entry(word, old, |entry| A::make_writable(entry, write));
     }
     is_refused
 }
 
 #[inline(always)]
-fn load(slot: &AtomicU64) -> Entry {
-    Entry(slot.load(Ordering::Relaxed))
+fn load(word: &AtomicU64) -> Entry {
+    Entry(word.load(Ordering::Relaxed))
 }

@@ -131,13 +131,13 @@ fn replace_huge_zero<P: Platform>(
     }
     // Read-only, so the MMU can only set accessed in between, which the new leaf has anyway. The
     // table on deposit stays for the new one.
-    let slot = &page_table.slots(node.table)[index.slot()];
-    slot.store(0, Ordering::Relaxed);
+    let word = &page_table.entries(node.table)[index.position()];
+    word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, node.level, &mut cursor.counts);
     page_table.memory.frames.fresh(folio).map(folio.pages());
     RareEvents::note(&page_table.memory.rare.huge_faults);
     let leaf = P::Arch::page_entry(folio.head, node.level, written_attributes(vma.flags()));
-    slot.store(leaf.0, Ordering::Release);
+    word.store(leaf.0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());

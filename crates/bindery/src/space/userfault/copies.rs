@@ -46,7 +46,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let section = ReadSection::enter(space.platform());
         let Some(found) = space.page_table.leaf_table(&section, at) else { return pages };
         let first = P::Arch::PTE.index_of(at);
-        run::count_empty(&space.page_table.slots(found.table)[first.slots(pages)])
+        run::count_empty(&space.page_table.entries(found.table)[first.positions(pages)])
     }
 }
 
@@ -153,16 +153,16 @@ fn map_pages_locked<P: Platform>(
     }
     let table = span.table_at(start, Level::PTE)?;
     let first = P::Arch::PTE.index_of(start);
-    let slots = &page_table.slots(table)[first.slots(folios.len() as u32)];
-    let vacant = run::count_empty(slots);
+    let entries = &page_table.entries(table)[first.positions(folios.len() as u32)];
+    let vacant = run::count_empty(entries);
     for head in &folios[..vacant as usize] {
         frames.fresh(Folio { head: *head, order: Order::PAGE }).map(1);
     }
     // A CPU that sees a leaf sees the page's contents, and its count.
     fence(Ordering::Release);
-    for (slot, head) in slots.iter().zip(&folios[..vacant as usize]) {
+    for (word, head) in entries.iter().zip(&folios[..vacant as usize]) {
         let entry = P::Arch::page_entry(*head, Level::PTE, attributes);
-        slot.store(entry.0, Ordering::Relaxed);
+        word.store(entry.0, Ordering::Relaxed);
     }
     page_table.change_entry_count(table, vacant, 0);
     span.counts.entries_read += u64::from(vacant);

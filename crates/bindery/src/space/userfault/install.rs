@@ -50,10 +50,10 @@ pub(super) fn install<P: Platform>(
         }
         let table = span.table_at(start, Level::PTE)?;
         let first = P::Arch::PTE.index_of(start);
-        let slots = space.page_table.slots(table);
-        let count = run::count_empty(&slots[first.slots(part.pages() as u32)]);
-        for slot in &slots[first.slots(count)] {
-            slot.store(entry.0, Ordering::Relaxed);
+        let entries = space.page_table.entries(table);
+        let count = run::count_empty(&entries[first.positions(part.pages() as u32)]);
+        for word in &entries[first.positions(count)] {
+            word.store(entry.0, Ordering::Relaxed);
         }
         span.counts.entries_read += u64::from(count);
         span.counts.entries_written += u64::from(count);

@@ -205,8 +205,8 @@ fn map_protected<P: Platform>(fault: &Fault<'_, '_, P>, frame: Option<Frame>) ->
             }
             span.counts.mapped(memory.frames.folio(folio).owner_kind(), 1);
         }
-        let slot = &space.page_table.slots(table)[index.slot()];
-        slot.store(leaf.0, core::sync::atomic::Ordering::Release);
+        let word = &space.page_table.entries(table)[index.position()];
+        word.store(leaf.0, core::sync::atomic::Ordering::Release);
         span.counts.entries_written += 1;
         let resolved = frame.map_or(Resolved::ZeroPage, |_| Resolved::Mapped(range));
         Ok(Ok(Next::Done(resolved)))

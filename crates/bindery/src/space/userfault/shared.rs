@@ -140,8 +140,8 @@ fn vacant_pages<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> R
     if node.level > Level::PTE {
         return Ok(pages);
     }
-    let slots = &space.page_table.slots(node.table)[index.slots(pages as u32)];
-    Ok(u64::from(run::count_empty(slots)))
+    let entries = &space.page_table.entries(node.table)[index.positions(pages as u32)];
+    Ok(u64::from(run::count_empty(entries)))
 }
 
 impl<P: Platform> VmaOp<'_, '_, P> {

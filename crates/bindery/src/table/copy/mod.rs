@@ -217,10 +217,10 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
             drop_target_deposit(target, run, table);
             return Err(CopyStop::Refused);
         }
-        let ours = source.page_table.slots(run.node.table);
-        let theirs = target.page_table.slots(table);
+        let ours = source.page_table.entries(run.node.table);
+        let theirs = target.page_table.entries(table);
         let mut narrowing = source.narrow_some(run);
-        for (number, index) in run.index.slots(run.count).enumerate() {
+        for (number, index) in run.index.positions(run.count).enumerate() {
             let raw = Entry(ours[index].load(Ordering::Relaxed));
             let mut protected =
                 if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
@@ -285,9 +285,9 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
             target.counts.swap_pages += u64::from(slots.count);
         }
         source.page_table.inherit_guards(run.node.table, table);
-        let ours = source.page_table.slots(run.node.table);
-        let theirs = target.page_table.slots(table);
-        for index in run.index.slots(run.count) {
+        let ours = source.page_table.entries(run.node.table);
+        let theirs = target.page_table.entries(table);
+        for index in run.index.positions(run.count) {
             let entry = P::Arch::share_absent(Entry(ours[index].load(Ordering::Relaxed)));
             ours[index].store(entry.0, Ordering::Relaxed);
             theirs[index].store(what.absent::<P::Arch>(entry).0, Ordering::Relaxed);

@@ -94,7 +94,7 @@ impl LockTree for Cpu {
     }
 
     fn child(&self, node: Node<Tiny>, index: EntryIndex) -> Option<Frame> {
-        let entry = Entry(self.table(node.table).entries[index.slot()].load(Ordering::Acquire));
+        let entry = Entry(self.table(node.table).entries[index.position()].load(Ordering::Acquire));
         (node.level.kind(entry) == Kind::Table).then(|| Tiny::frame(entry))
     }
 }
@@ -192,7 +192,7 @@ impl Cpu {
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::ReleaseClear;
         let order = if released { Ordering::Release } else { Ordering::Relaxed };
-        parent.entries[index.slot()].store(0, order);
+        parent.entries[index.position()].store(0, order);
         parent.inside(|inside| inside.entry_count -= 1);
         Some(table)
     }

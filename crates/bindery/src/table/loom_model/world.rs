@@ -152,7 +152,7 @@ pub(super) fn page(number: u64) -> VirtAddr {
 }
 
 pub(super) fn index_of(addr: VirtAddr, level: Level<Tiny>) -> usize {
-    level.index_of(addr).slot()
+    level.index_of(addr).position()
 }
 
 impl Table {

@@ -45,10 +45,10 @@ fn narrow_changed<P: Platform>(
     run: &Run<P::Arch>,
     change: impl Fn(Entry, EntryIndex) -> Entry,
 ) -> u64 {
-    let entries = span.page_table.slots_of(run);
+    let entries = span.page_table.entries_of(run);
     let mut narrowing = span.narrow_some(run);
-    for ((number, slot), index) in entries.iter().enumerate().zip(run.index.stretch(run.count)) {
-        let raw = Entry(slot.load(Ordering::Relaxed));
+    for ((number, word), index) in entries.iter().enumerate().zip(run.index.stretch(run.count)) {
+        let raw = Entry(word.load(Ordering::Relaxed));
         if change(raw, index) != raw {
             narrowing.replace(number, raw, |raw| change(raw, index));
         }
@@ -127,8 +127,8 @@ pub(super) fn permit<P: Platform>(
 /// Whether an entry of `run` is in a contiguous run.
 #[inline]
 fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bool {
-    let is_contig = |slot: &AtomicU64| P::Arch::is_contig(Entry(slot.load(Ordering::Relaxed)));
-    run.node.level == Level::PTE && cursor.page_table.slots_of(run).iter().any(is_contig)
+    let is_contig = |word: &AtomicU64| P::Arch::is_contig(Entry(word.load(Ordering::Relaxed)));
+    run.node.level == Level::PTE && cursor.page_table.entries_of(run).iter().any(is_contig)
 }
 
 /// Makes `PROT_NONE` entries of the run's leaves.
@@ -136,7 +136,7 @@ fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bo
 pub(super) fn hide<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     let prot_none =
         |leaf| P::Arch::encode_prot_none(P::Arch::frame(leaf), P::Arch::attributes(leaf));
-    let entries = span.page_table.slots_of(run);
+    let entries = span.page_table.entries_of(run);
     let narrowing = span.narrow(run);
     let mut gathered = None;
     for (number, index) in run.index.stretch(run.count).enumerate() {

@@ -92,12 +92,12 @@ fn mark_pages<P: Platform>(
     let table = span.table_at(part.start(), Level::PTE)?;
     let first = P::Arch::PTE.index_of(part.start());
     let count = part.pages() as u32;
-    let entries = page_table.slots(table);
+    let entries = page_table.entries(table);
     debug_assert_eq!(P::Arch::PTE.kind(run::load(entries, first)), Kind::Empty);
     // Before the first marker: detaching tests it under the table's lock.
     page_table.meta(table).note_guards();
-    for slot in &entries[first.slots(count)] {
-        slot.store(entry.0, Ordering::Relaxed);
+    for word in &entries[first.positions(count)] {
+        word.store(entry.0, Ordering::Relaxed);
     }
     span.counts.entries_written += u64::from(count);
     page_table.change_entry_count(table, count, 0);

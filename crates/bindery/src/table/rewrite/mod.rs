@@ -135,7 +135,7 @@ fn folio_part<P: Platform>(
     number: u32,
 ) -> FolioPart {
     let frames = &page_table.memory.frames;
-    let entries = page_table.slots_of(run);
+    let entries = page_table.entries_of(run);
     let frame_at = |number: u32| {
         let entry = run::load(entries, EntryIndex::new(number));
         P::Arch::frame(P::Arch::clear_contig(entry, run.index + number))

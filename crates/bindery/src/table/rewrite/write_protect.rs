@@ -105,11 +105,11 @@ fn mark_vacant<P: Platform>(
     }
     let table = span.table_at(part.start(), Level::PTE)?;
     let first = P::Arch::PTE.index_of(part.start());
-    let entries = page_table.slots(table);
+    let entries = page_table.entries(table);
     let mut marked = 0;
     for index in first.stretch(part.pages() as u32) {
         if run::load(entries, index).is_empty() {
-            entries[index.slot()].store(entry.0, Ordering::Relaxed);
+            entries[index.position()].store(entry.0, Ordering::Relaxed);
             marked += 1;
         }
     }

@@ -59,15 +59,15 @@ pub(in crate::table) fn write_without_access<P: Platform>(
 ) {
     let each = run.node.level.order().pages();
     let pages = (number..).step_by(each as usize);
-    for (slot, page) in page_table.slots_of(run).iter().zip(pages) {
-        let hidden = Entry(slot.load(Ordering::Relaxed));
+    for (word, page) in page_table.entries_of(run).iter().zip(pages) {
+        let hidden = Entry(word.load(Ordering::Relaxed));
         // A huge entry is exclusive as a whole, or each writer gets a copy.
         let found = page_table.memory.frames.folio(folio).exclusive().run(page, each);
         let exclusive = found.exclusive && found.count >= each;
         let entry = swap_entry_of::<P::Arch>(hidden, page, exclusive, slots);
         debug_assert!(entry.is_some(), "a run of such entries has no others");
         if let Some(entry) = entry {
-            slot.store(entry.0, Ordering::Relaxed);
+            word.store(entry.0, Ordering::Relaxed);
         }
     }
 }
@@ -136,10 +136,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         }
         let left = ((self.span.range().end().0 - run.at.0) >> PAGE_SHIFT) as u32;
         let most = rest.min(left).min(run.index.left::<P::Arch>());
-        let slots = self.span.page_table.slots(run.node.table);
+        let entries = self.span.page_table.entries(run.node.table);
         let has = |index: &EntryIndex| {
             let wanted = folio.head.plus(number + (*index - run.index));
-            let hidden = P::Arch::decode_absent(run::load(slots, *index));
+            let hidden = P::Arch::decode_absent(run::load(entries, *index));
             matches!(hidden, Some(Absent::ProtNone { frame, .. }) if frame == wanted)
         };
         pages + run.index.stretch(most).skip(pages as usize).take_while(has).count() as u32

@@ -33,7 +33,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             if let Some(attributes) = self.attributes_of(raw, place, page) {
                 let frame = folio.head.plus(page);
                 let leaf = P::Arch::page_entry(frame, node.level, attributes);
-                page_table.slots(node.table)[index.slot()].store(leaf.0, Ordering::Release);
+                page_table.entries(node.table)[index.position()].store(leaf.0, Ordering::Release);
                 self.span.counts.entries_written += 1;
             }
             at = VirtAddr(at.0 + node.level.span());

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arch::{Absent, AbsentFormat, Entry};
 use crate::platform::Platform;
-use crate::table::run::{self, Slots};
+use crate::table::run::{self, Entries};
 
 use super::{MoveStop, PagesPiece};
 
@@ -27,15 +27,15 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     #[inline(never)]
     pub(super) fn move_absents(
         &mut self,
-        slots: &[AtomicU64],
+        entries: &[AtomicU64],
         there: &[AtomicU64],
     ) -> Result<u32, MoveStop> {
-        let (count, first) = P::Arch::match_absent(slots);
+        let (count, first) = P::Arch::match_absent(entries);
         self.may_move_absent(first)?;
         let count = run::count_empty(&there[..count as usize]);
-        for (slot, there) in slots[..count as usize].iter().zip(there) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
-            slot.store(0, Ordering::Relaxed);
+        for (word, there) in entries[..count as usize].iter().zip(there) {
+            let entry = Entry(word.load(Ordering::Relaxed));
+            word.store(0, Ordering::Relaxed);
             there.store(self.arrived_absent(entry).0, Ordering::Relaxed);
         }
         Ok(count)

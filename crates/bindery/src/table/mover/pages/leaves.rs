@@ -11,7 +11,7 @@ use crate::folio::{Folio, FolioLock};
 use crate::platform::Platform;
 use crate::table::contig::take_leaves;
 use crate::table::mover::piece::Below;
-use crate::table::run::{self, Slots};
+use crate::table::run::{self, Entries};
 use crate::table::{EntryAt, TableEntry};
 
 use super::{MoveStop, PagesPiece};
@@ -21,7 +21,7 @@ struct Stretch<'t> {
     /// The first entries.
     from: TableEntry,
     to: TableEntry,
-    slots: &'t [AtomicU64],
+    entries: &'t [AtomicU64],
     there: &'t [AtomicU64],
     /// Pages of the piece before them.
     page: u32,
@@ -49,7 +49,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     #[inline(always)]
     pub(super) fn folio_run(
         &self,
-        slots: &[AtomicU64],
+        entries: &[AtomicU64],
         at: EntryIndex,
         most: u32,
         entry: Entry,
@@ -59,11 +59,11 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let folio = self.page_table.memory.frames.folio_of(frame)?;
         let number = frame.0 - folio.head.0;
         let limit = most.min(folio.pages() - number);
-        let (count, gathered) = if self.are_unchanged(slots, at, limit) {
+        let (count, gathered) = if self.are_unchanged(entries, at, limit) {
             (limit, single)
         } else {
             let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
-            P::Arch::match_leaves(&slots[at.slots(limit)], at, equal, P::Arch::STEP, 0)
+            P::Arch::match_leaves(&entries[at.positions(limit)], at, equal, P::Arch::STEP, 0)
         };
         Some(FolioRun { folio, number, count, gathered })
     }
@@ -99,7 +99,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             Below::Nothing(_) => {
                 let vacant = there.map_or(count, |table| {
                     self.counts.entries_read += u64::from(count);
-                    run::count_empty(&self.page_table.slots(table)[to.slots(count)])
+                    run::count_empty(&self.page_table.entries(table)[to.positions(count)])
                 });
                 *done += vacant;
                 return (vacant < count).then_some(MoveStop::Exists);
@@ -107,9 +107,9 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             Below::Huge(found) => return self.break_huge(found, source).err(),
         };
         let page_table = self.page_table;
-        let slots = &page_table.slots(table)[from.slots(count)];
+        let entries = &page_table.entries(table)[from.positions(count)];
         if there.is_none() {
-            let vacant = run::count_empty(slots);
+            let vacant = run::count_empty(entries);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 if !self.policy.what.allows_holes {
@@ -127,8 +127,8 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let mut stretch = Stretch {
             from: TableEntry { table, index: from },
             to: TableEntry { table: there, index: to },
-            slots,
-            there: &page_table.slots(there)[to.slots(count)],
+            entries,
+            there: &page_table.entries(there)[to.positions(count)],
             page: *done,
             left: 0,
             arrived: 0,
@@ -149,7 +149,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
 
     /// Moves the entries of a stretch. Returns the number of entries that are done.
     fn move_entries(&mut self, stretch: &mut Stretch<'_>) -> (u32, Option<MoveStop>) {
-        let count = stretch.slots.len() as u32;
+        let count = stretch.entries.len() as u32;
         let numbered = self.policy.numbered;
         let first_index = self.index_at(stretch.page);
         let Some(owner) = self.policy.what.owner.run_from(first_index, count.into()) else {
@@ -159,18 +159,18 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let (mut at, mut others) = (0, 0);
         let mut stop = None;
         while at < count {
-            let (slot, there) = (&stretch.slots[at as usize], &stretch.there[at as usize]);
+            let (word, there) = (&stretch.entries[at as usize], &stretch.there[at as usize]);
             if there.load(Ordering::Relaxed) != 0 {
                 stop = Some(MoveStop::Exists);
                 break;
             }
-            let entry = Entry(slot.load(Ordering::Relaxed));
+            let entry = Entry(word.load(Ordering::Relaxed));
             // One comparison covers all bits of a leaf: nearly all leaves move unchanged.
             let number = self.number_of(entry);
             if let Some(single) = numbered.try_lock_single(number) {
-                slot.swap(0, Ordering::SeqCst);
+                word.swap(0, Ordering::SeqCst);
                 if !single.is_free_to_move(1) {
-                    slot.store(entry.0, Ordering::Relaxed);
+                    word.store(entry.0, Ordering::Relaxed);
                     // SAFETY: 1. locked above, by its number.
                     unsafe { self.unlock_head(entry, Order::PAGE) };
                     stop = Some(MoveStop::Busy);
@@ -209,17 +209,17 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         at: u32,
         entry: Entry,
     ) -> Result<u32, MoveStop> {
-        let (slots, there) = (&stretch.slots[at as usize..], &stretch.there[at as usize..]);
-        let left = slots.len() as u32;
+        let (entries, there) = (&stretch.entries[at as usize..], &stretch.there[at as usize..]);
+        let left = entries.len() as u32;
         if entry.is_empty() {
             if !self.policy.what.allows_holes {
                 return Err(MoveStop::Missing);
             }
-            let hole = run::count_empty(slots) as usize;
+            let hole = run::count_empty(entries) as usize;
             return Ok(run::count_empty(&there[..hole]));
         }
         if entry.0 & P::Arch::PRESENT == 0 {
-            let moved = self.move_absents(slots, there)?;
+            let moved = self.move_absents(entries, there)?;
             stretch.left += moved;
             stretch.arrived += moved;
             return Ok(moved);
@@ -230,7 +230,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         if memory.is_zero(frame) {
             return Ok(self.move_zero_page(stretch, at, entry));
         }
-        let whole = self.page_table.slots(stretch.from.table);
+        let whole = self.page_table.entries(stretch.from.table);
         let run = self.folio_run(whole, first, left, entry).ok_or(MoveStop::Busy)?;
         let FolioRun { folio, number, count, .. } = run;
         let handle = memory.frames.folio(folio);
@@ -259,7 +259,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             return Err(self.parts_of_folio(place, folio, number, count));
         };
         let lock = lock(page_table.memory, folio)?;
-        let taken = take_leaves::<P::Arch>(&stretch.slots[at as usize..(at + count) as usize]);
+        let taken = take_leaves::<P::Arch>(&stretch.entries[at as usize..(at + count) as usize]);
         // Before the look at the pins: see `is_pinned_since`.
         fence(Ordering::SeqCst);
         let gathered = P::Arch::gather_run(gathered, taken.0, taken.1);
@@ -288,9 +288,9 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             let addr = VirtAddr(self.source_at(stretch.page + at));
             self.page_table.unfold(stretch.from.table, stretch.from.index + at, addr, self.counts);
         }
-        let slot = &stretch.slots[at as usize];
-        let entry = Entry(slot.load(Ordering::Relaxed));
-        let old = P::Arch::replace_entry(slot, entry, |_| Entry::EMPTY);
+        let word = &stretch.entries[at as usize];
+        let entry = Entry(word.load(Ordering::Relaxed));
+        let old = P::Arch::replace_entry(word, entry, |_| Entry::EMPTY);
         stretch.there[at as usize].store(old.0, Ordering::Relaxed);
         stretch.left += 1;
         stretch.arrived += 1;

@@ -252,17 +252,17 @@ impl<P: Platform> PageMover<'_, '_, P> {
         let room = P::Arch::ENTRIES - first.number().max(there.number());
         let left = self.left().min(self.distance()) / P::Arch::PMD.span();
         let most = left.min(room.into()).min(UPPER_ENTRIES) as u32;
-        let slots = &self.page_table.slots(node.table)[first.slots(most)];
+        let words = &self.page_table.entries(node.table)[first.positions(most)];
         let mut room = SPAN_ENTRIES;
-        let fits = |slot: &&AtomicU64| {
-            let entries = match P::Arch::PMD.kind(Entry(slot.load(Ordering::Relaxed))) {
+        let fits = |word: &&AtomicU64| {
+            let entries = match P::Arch::PMD.kind(Entry(word.load(Ordering::Relaxed))) {
                 Kind::Leaf => SPAN_ENTRIES / UPPER_ENTRIES as u32,
                 Kind::Table => P::Arch::ENTRIES,
                 Kind::Empty | Kind::Absent => u32::MAX,
             };
             room.checked_sub(entries).inspect(|left| room = *left).is_some()
         };
-        slots.iter().take_while(fits).count().max(1) as u64
+        words.iter().take_while(fits).count().max(1) as u64
     }
 
     /// The stop at a hole in the source, unless holes are skipped.
@@ -300,7 +300,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
             }
             let entries = u64::from(index.left::<P::Arch>());
             let count = entries.min(hole / PAGE_SIZE) as u32;
-            let vacant = run::count_empty(&page_table.slots(node.table)[index.slots(count)]);
+            let vacant = run::count_empty(&page_table.entries(node.table)[index.positions(count)]);
             page_table.memory.worked(u64::from(vacant), 0);
             self.counts.entries_read += u64::from(vacant);
             self.kind.done += u64::from(vacant) * PAGE_SIZE;
@@ -375,20 +375,20 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// Whether the `count` entries from `at` on are leaves of consecutive frames that move without
     /// a change, be they in contiguous runs or not. One pass without a branch an entry.
     #[inline]
-    fn are_unchanged(&self, slots: &[AtomicU64], at: EntryIndex, count: u32) -> bool {
+    fn are_unchanged(&self, words: &[AtomicU64], at: EntryIndex, count: u32) -> bool {
         let entry = |raw: &AtomicU64, index| {
             P::Arch::clear_contig(Entry(raw.load(Ordering::Relaxed)), index)
         };
-        let slots = &slots[at.slots(count)];
-        let Some(first) = slots.first() else { return false };
+        let words = &words[at.positions(count)];
+        let Some(first) = words.first() else { return false };
         let first = entry(first, at);
         if self.number_of(first) > u64::from(u32::MAX) {
             return false;
         }
         let mut expected = first.0;
         let mut differ = 0;
-        for (slot, index) in slots.iter().zip(at.stretch(count)) {
-            differ |= entry(slot, index).0 ^ expected;
+        for (word, index) in words.iter().zip(at.stretch(count)) {
+            differ |= entry(word, index).0 ^ expected;
             expected = expected.wrapping_add(P::Arch::STEP);
         }
         differ == 0

@@ -19,7 +19,7 @@ use super::{MoveStop, PagesPiece};
 
 /// The content of a `PROT_NONE` entry of the source.
 struct ProtNoneEntry {
-    slot: TableEntry,
+    at: TableEntry,
     frame: Frame,
     attributes: Attributes,
 }
@@ -141,14 +141,14 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let vacant = match self.below(self.to, target, Level::PTE) {
             Below::Table(table) => {
                 let index = P::Arch::PTE.index_of(VirtAddr(target));
-                run::load(self.page_table.slots(table), index).is_empty()
+                run::load(self.page_table.entries(table), index).is_empty()
             }
             Below::Nothing(_) => true,
             Below::Huge(..) => false,
         };
-        let Some(slot) = self.source_entry(page).filter(|_| vacant) else { return false };
-        let TableEntry { table, index } = slot;
-        let entry = run::load(self.page_table.slots(table), index);
+        let Some(at) = self.source_entry(page).filter(|_| vacant) else { return false };
+        let TableEntry { table, index } = at;
+        let entry = run::load(self.page_table.entries(table), index);
         entry.0 & P::Arch::PRESENT != 0
             && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
     }
@@ -159,16 +159,16 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let Some(TableEntry { table, index }) = self.source_entry(page) else { return };
         self.mark(table);
         // A contiguous run is hidden whole, since all pages of the folio are.
-        let slot = &self.page_table.slots(table)[index.slot()];
-        let entry = P::Arch::clear_contig(Entry(slot.swap(0, Ordering::Relaxed)), index);
+        let word = &self.page_table.entries(table)[index.position()];
+        let entry = P::Arch::clear_contig(Entry(word.swap(0, Ordering::Relaxed)), index);
         let hidden = P::Arch::encode_prot_none(P::Arch::frame(entry), P::Arch::attributes(entry));
-        slot.store(hidden.0, Ordering::Relaxed);
+        word.store(hidden.0, Ordering::Relaxed);
     }
 
     /// A `PROT_NONE` entry of the source.
     fn prot_none_entry(&mut self, page: u32) -> Option<ProtNoneEntry> {
-        let slot = self.source_entry(page)?;
-        let entry = run::load(self.page_table.slots(slot.table), slot.index);
+        let at = self.source_entry(page)?;
+        let entry = run::load(self.page_table.entries(at.table), at.index);
         match P::Arch::decode_absent(entry)? {
             Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
                 let attributes = Attributes {
@@ -178,7 +178,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                     userfault,
                     ..self.policy.what.attributes
                 };
-                Some(ProtNoneEntry { slot, frame, attributes })
+                Some(ProtNoneEntry { at, frame, attributes })
             }
             Absent::Swap { .. } | Absent::Marker(_) => None,
         }
@@ -188,10 +188,10 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// fault checks whether it is allowed.
     fn restore_leaf(&mut self, page: u32) {
         let Some(found) = self.prot_none_entry(page) else { return };
-        let ProtNoneEntry { slot: TableEntry { table, index }, frame, mut attributes } = found;
+        let ProtNoneEntry { at: TableEntry { table, index }, frame, mut attributes } = found;
         attributes.permissions -= Permissions::WRITE;
         let leaf = P::Arch::page_entry(frame, Level::PTE, attributes);
-        self.page_table.slots(table)[index.slot()].store(leaf.0, Ordering::Release);
+        self.page_table.entries(table)[index.position()].store(leaf.0, Ordering::Release);
     }
 
     /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as their attributes are equal and
@@ -207,8 +207,8 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             && let Some(next) = self.prot_none_entry(page + count)
             && next.attributes == attributes
         {
-            let TableEntry { table, index } = next.slot;
-            self.page_table.slots(table)[index.slot()].store(0, Ordering::Relaxed);
+            let TableEntry { table, index } = next.at;
+            self.page_table.entries(table)[index.position()].store(0, Ordering::Relaxed);
             self.page_table.change_entry_count(table, 0, 1);
             count += 1;
         }

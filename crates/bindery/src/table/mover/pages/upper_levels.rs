@@ -22,7 +22,7 @@ use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Pe
 use crate::folio::{Folio, FolioIndex, OwnerRun};
 use crate::platform::Platform;
 use crate::table::TableEntry;
-use crate::table::run::{self, Slots};
+use crate::table::run::{self, Entries};
 
 use super::leaves::{FolioRun, lock};
 use super::{MoveStop, PagesPiece};
@@ -57,7 +57,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let found = page_table.table_below(self.from, at, Level::PMD, Ordering::Relaxed);
         let Ok(node) = found else { return Err(MoveStop::Piecemeal) };
         let from = TableEntry { table: node.table, index: P::Arch::PMD.index_of(at) };
-        let entry = run::load(page_table.slots(from.table), from.index);
+        let entry = run::load(page_table.entries(from.table), from.index);
         self.counts.entries_descended += self.from.level.steps_to(node.level);
         self.counts.entries_read += 1;
         page_table.memory.worked(1, 0);
@@ -75,7 +75,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let page_table = self.page_table;
         let table = self.target_table(self.piece.target, Level::PMD)?;
         let index = P::Arch::PMD.index_of(VirtAddr(self.piece.target));
-        let entry = run::load(page_table.slots(table), index);
+        let entry = run::load(page_table.entries(table), index);
         let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
             Kind::Table if page_table.entry_count(P::Arch::frame(entry)) == 0 => {
@@ -100,7 +100,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     #[inline(always)]
     fn arrive(&mut self, from: TableEntry, to: &TargetEntry, entry: u64) {
         let page_table = self.page_table;
-        let there = &page_table.slots(to.at.table)[to.at.index.slot()];
+        let there = &page_table.entries(to.at.table)[to.at.index.position()];
         let Some(vacant) = to.vacant else {
             there.store(entry, Ordering::Release);
             return self.count_moved(from.table, to.at.table, 1);
@@ -111,8 +111,8 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         self.gather.stale_tables(self.piece.target());
         page_table.flush(self.gather, self.counts);
         there.store(entry, Ordering::Release);
-        let slot = &page_table.slots(from.table)[from.index.slot()];
-        slot.store(P::Arch::table(vacant).0, Ordering::Release);
+        let word = &page_table.entries(from.table)[from.index.position()];
+        word.store(P::Arch::table(vacant).0, Ordering::Release);
         self.counts.entries_written += 4;
     }
 
@@ -137,10 +137,10 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         }
         let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
         self.mark_ends(from, &to);
-        let slot = &page_table.slots(from.table)[from.index.slot()];
-        let old = Entry(slot.swap(0, Ordering::SeqCst));
+        let word = &page_table.entries(from.table)[from.index.position()];
+        let old = Entry(word.swap(0, Ordering::SeqCst));
         if folio.is_some_and(|folio| frames.folio(folio).is_pinned_since()) {
-            slot.store(old.0, Ordering::Release);
+            word.store(old.0, Ordering::Release);
             return Err(MoveStop::Busy);
         }
         self.gather.stale(self.piece.source(), P::Arch::PMD);
@@ -160,7 +160,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         self.may_move_absent(entry)?;
         let to = self.target_entry()?;
         self.mark_ends(from, &to);
-        self.page_table.slots(from.table)[from.index.slot()].store(0, Ordering::Release);
+        self.page_table.entries(from.table)[from.index.position()].store(0, Ordering::Release);
         let arrived = self.arrived_absent(entry);
         self.arrive(from, &to, arrived.0);
         self.page_table.move_deposits(from.table, to.at.table, 1);
@@ -177,14 +177,14 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let to = self.target_entry()?;
         self.mark_ends(from, &to);
         self.mark(table);
-        let slot = &page_table.slots(from.table)[from.index.slot()];
-        slot.swap(0, Ordering::SeqCst);
+        let word = &page_table.entries(from.table)[from.index.position()];
+        word.swap(0, Ordering::SeqCst);
         let (claimed, alike) = self.claim(table);
         page_table.memory.worked(u64::from(claimed), 0);
         self.counts.entries_read += u64::from(claimed);
         if claimed < entries {
             self.settle(table, claimed);
-            slot.store(named.0, Ordering::Release);
+            word.store(named.0, Ordering::Release);
             return Err(MoveStop::Piecemeal);
         }
         self.gather.stale_tables(self.piece.source());
@@ -205,21 +205,21 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     // In a function of its own, where all that a page needs is in registers.
     #[inline(never)]
     fn claim(&self, table: Frame) -> (u32, Option<Order>) {
-        let slots = self.page_table.slots(table);
+        let words = self.page_table.entries(table);
         let numbered = self.policy.numbered;
-        let Some(owner) = self.policy.what.owner.run_from(self.index_at(0), slots.len() as u64)
+        let Some(owner) = self.policy.what.owner.run_from(self.index_at(0), words.len() as u64)
         else {
             return (0, None);
         };
-        let first = P::Arch::clear_contig(run::load(slots, EntryIndex::FIRST), EntryIndex::FIRST);
+        let first = P::Arch::clear_contig(run::load(words, EntryIndex::FIRST), EntryIndex::FIRST);
         let large = numbered.large_order(self.number_of(first));
         let (mut at, mut alike) = (0, Some(Order::PAGE));
         if let Some(order) = large {
-            at = self.claim_large(slots, order, owner);
-            alike = (at == slots.len()).then_some(order);
+            at = self.claim_large(words, order, owner);
+            alike = (at == words.len()).then_some(order);
         }
-        while let Some(slot) = slots.get(at) {
-            let entry = Entry(slot.load(Ordering::Relaxed));
+        while let Some(word) = words.get(at) {
+            let entry = Entry(word.load(Ordering::Relaxed));
             if let Some(single) = numbered.try_lock_single(self.number_of(entry)) {
                 if !single.is_free_to_move(1) {
                     // SAFETY: 1. locked above, by its number.
@@ -231,7 +231,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                 continue;
             }
             alike = None;
-            match self.claim_other(slots, EntryIndex::new(at as u32), entry) {
+            match self.claim_other(words, EntryIndex::new(at as u32), entry) {
                 Some(claimed) => at += claimed as usize,
                 None => break,
             }
@@ -242,12 +242,12 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// As `claim`, for large folios of one order. Each is in the table as a whole, at
     /// its natural place, by leaves that move without a change. Returns how many entries they have.
     #[inline(never)]
-    fn claim_large(&self, slots: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
+    fn claim_large(&self, words: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
         let (numbered, pages) = (self.policy.numbered, order.pages());
         let mut at = EntryIndex::FIRST;
-        for run in slots.chunks_exact(pages as usize) {
-            let leaf = |slot: &AtomicU64, index| {
-                P::Arch::clear_contig(Entry(slot.load(Ordering::Relaxed)), index)
+        for run in words.chunks_exact(pages as usize) {
+            let leaf = |word: &AtomicU64, index| {
+                P::Arch::clear_contig(Entry(word.load(Ordering::Relaxed)), index)
             };
             let first = leaf(&run[0], at);
             let Some(large) = numbered.try_lock_large(self.number_of(first), order) else { break };
@@ -256,15 +256,15 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             let (eights, rest) = run.as_chunks::<8>();
             for eight in eights {
                 // Without a step from one to the next: each is known by its place.
-                for (slot, place) in eight.iter().zip(0..) {
+                for (word, place) in eight.iter().zip(0..) {
                     let wanted = expected.wrapping_add(P::Arch::STEP * u64::from(place));
-                    differ |= leaf(slot, index + place).0 ^ wanted;
+                    differ |= leaf(word, index + place).0 ^ wanted;
                 }
                 expected = expected.wrapping_add(P::Arch::STEP * 8);
                 index += 8;
             }
-            for slot in rest {
-                differ |= leaf(slot, index).0 ^ expected;
+            for word in rest {
+                differ |= leaf(word, index).0 ^ expected;
                 expected = expected.wrapping_add(P::Arch::STEP);
                 index += 1;
             }
@@ -282,9 +282,9 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// Unlocks the folios of a table that has moved, which `claim_large` has locked.
     #[inline(never)]
     fn settle_large(&self, table: Frame, order: Order) {
-        let slots = self.page_table.slots(table);
+        let words = self.page_table.entries(table);
         let mut at = EntryIndex::FIRST;
-        for run in slots.chunks_exact(order.pages() as usize) {
+        for run in words.chunks_exact(order.pages() as usize) {
             let leaf = P::Arch::clear_contig(Entry(run[0].load(Ordering::Relaxed)), at);
             // SAFETY: 1. `claim_large` has locked it by this number, and no guard of it exists.
             if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
@@ -298,8 +298,8 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// changed.
     #[inline(never)]
     fn settle_singles(&self, table: Frame) {
-        for slot in self.page_table.slots(table) {
-            let leaf = Entry(slot.load(Ordering::Relaxed));
+        for word in self.page_table.entries(table) {
+            let leaf = Entry(word.load(Ordering::Relaxed));
             // SAFETY: 1. `claim` has locked it by this number, and no guard of it exists.
             if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
                 self.see_to_marks(leaf, Order::PAGE);
@@ -331,17 +331,21 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// As `claim`, for any entry but a single page whose leaf moves without a change.
     /// Returns the number of claimed entries.
     #[inline(never)]
-    fn claim_other(&self, slots: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
+    fn claim_other(&self, words: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
         let memory = self.page_table.memory;
         let left = at.left::<P::Arch>();
         if entry.is_empty() {
-            return self.policy.what.allows_holes.then(|| run::count_empty(&slots[at.slot()..]));
+            return self
+                .policy
+                .what
+                .allows_holes
+                .then(|| run::count_empty(&words[at.position()..]));
         }
         let keeps = self.policy.what.keeps_protection;
         if entry.0 & P::Arch::PRESENT == 0 {
             return match P::Arch::decode_absent(entry)? {
                 Absent::Swap { exclusive: true, userfault, .. } if keeps || !userfault => {
-                    Some(P::Arch::match_absent(&slots[at.slots(left)]).0)
+                    Some(P::Arch::match_absent(&words[at.positions(left)]).0)
                 }
                 Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
             };
@@ -359,7 +363,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         if !stays {
             return None;
         }
-        let FolioRun { folio, number, count, .. } = self.folio_run(slots, at, left, entry)?;
+        let FolioRun { folio, number, count, .. } = self.folio_run(words, at, left, entry)?;
         // All mappings of the folio are in the run.
         let handle = memory.frames.folio(folio);
         if handle.mappings() != count || !handle.exclusive().contains_all(number, count) {
@@ -381,14 +385,14 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let moves = claimed == P::Arch::ENTRIES;
         let memory = self.page_table.memory;
         let frames = &memory.frames;
-        let slots = self.page_table.slots(table);
+        let words = self.page_table.entries(table);
         let mut at = EntryIndex::FIRST;
         while at.number() < claimed {
-            let entry = run::load(slots, at);
+            let entry = run::load(words, at);
             if entry.0 & P::Arch::PRESENT == 0 {
                 if moves && !entry.is_empty() {
                     let moved = P::Arch::mark_absent_soft_dirty(entry);
-                    slots[at.slot()].store(moved.0, Ordering::Relaxed);
+                    words[at.position()].store(moved.0, Ordering::Relaxed);
                 }
                 at += 1;
                 continue;
@@ -412,8 +416,8 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                     lock.give_to(what.source_owner, index);
                 }
             } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
-                for slot in &slots[at.slots(count)] {
-                    slot.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+                for word in &words[at.positions(count)] {
+                    word.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);
                 }
             }
             drop(lock);

@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::table::detach::gather_subtree;
 use crate::table::locking::{LockTree, Node};
 use crate::table::mover::piece::{Below, Piece};
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::zap_rmap::free_deposit;
 use crate::table::{EntryAt, NoMemory, TableEntry, run};
 
@@ -121,7 +121,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             let count = u64::from(from.left::<P::Arch>()).min(left) as u32;
             // No target table was preallocated for empty entries: the other entries of this table
             // may have arrived with this very move, whose target can end in the source's last table.
-            let vacant = run::count_empty(&self.page_table.slots(table)[from.slots(count)]);
+            let vacant = run::count_empty(&self.page_table.entries(table)[from.positions(count)]);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
                 offset += u64::from(vacant) * PAGE_SIZE;
@@ -148,8 +148,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// place at once. Nothing is broken and made, since the old place stays empty.
     fn scatter_huge(&mut self, leaf: EntryAt<P::Arch>, page: u32) {
         let holder = leaf.node.table;
-        let slot = &self.page_table.slots(holder)[leaf.index.slot()];
-        let old = P::Arch::replace_entry(slot, leaf.entry, |_| Entry::EMPTY);
+        let word = &self.page_table.entries(holder)[leaf.index.position()];
+        let old = P::Arch::replace_entry(word, leaf.entry, |_| Entry::EMPTY);
         self.counts.entries_read += 1;
         self.counts.entries_written += 1;
         self.page_table.change_entry_count(holder, 0, 1);
@@ -170,7 +170,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         ];
         for (at, cut) in edges {
             let index = first + at;
-            if cut && P::Arch::is_contig(run::load(self.page_table.slots(table), index)) {
+            if cut && P::Arch::is_contig(run::load(self.page_table.entries(table), index)) {
                 let at = VirtAddr(self.source_at(page + at));
                 self.page_table.unfold(table, index, at, self.counts);
             }
@@ -187,8 +187,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         count: u32,
     ) {
         let longest = self.page_table.longest_run().min(count);
-        let from = &self.page_table.slots(source.table)[source.index.slots(count)];
-        let to = &self.page_table.slots(target.table)[target.index.slots(count)];
+        let from = &self.page_table.entries(source.table)[source.index.positions(count)];
+        let to = &self.page_table.entries(target.table)[target.index.positions(count)];
         (self.policy.empty, self.policy.absent) = (0, 0);
         let mut done = 0;
         for (part, there) in from.chunks(longest as usize).zip(to.chunks(longest as usize)) {
@@ -234,40 +234,40 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     ) -> (&'s [AtomicU64], &'s [AtomicU64]) {
         let (chunks, rest) = from.as_chunks::<N>();
         let (chunks_there, rest_there) = to.as_chunks::<N>();
-        for (slots, there) in chunks.iter().zip(chunks_there) {
-            let entries = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Relaxed)));
+        for (words, there) in chunks.iter().zip(chunks_there) {
+            let entries = words.each_ref().map(|word| Entry(word.load(Ordering::Relaxed)));
             // One branch for all entries: nearly all are saturated, and soft-dirty since they were
             // first written, so that they move as they are.
             if const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) }.are(entries) {
-                for ((slot, there), entry) in slots.iter().zip(there).zip(entries) {
-                    slot.store(0, Ordering::Relaxed);
+                for ((word, there), entry) in words.iter().zip(there).zip(entries) {
+                    word.store(0, Ordering::Relaxed);
                     there.store(entry.0, Ordering::Relaxed);
                 }
             } else {
-                self.take_each(slots, there);
+                self.take_each(words, there);
             }
         }
         (rest, rest_there)
     }
 
     fn take_each(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
-        for (slot, there) in from.iter().zip(to) {
-            self.take(slot, there, Entry(slot.load(Ordering::Relaxed)));
+        for (word, there) in from.iter().zip(to) {
+            self.take(word, there, Entry(word.load(Ordering::Relaxed)));
         }
     }
 
     /// Moves an entry that is empty, absent, or one to which the MMU may still add. No TLB knows an
     /// absent one, so its move needs no flush.
-    fn take(&mut self, slot: &AtomicU64, there: &AtomicU64, entry: Entry) {
+    fn take(&mut self, word: &AtomicU64, there: &AtomicU64, entry: Entry) {
         let moved = if entry.is_empty() {
             self.policy.empty += 1;
             return;
         } else if entry.0 & P::Arch::PRESENT == 0 {
             self.policy.absent += 1;
-            slot.store(0, Ordering::Relaxed);
+            word.store(0, Ordering::Relaxed);
             P::Arch::mark_absent_soft_dirty(entry).0
         } else {
-            P::Arch::replace_entry(slot, entry, |_| Entry::EMPTY).0 | P::Arch::SOFT_DIRTY
+            P::Arch::replace_entry(word, entry, |_| Entry::EMPTY).0 | P::Arch::SOFT_DIRTY
         };
         there.store(moved, Ordering::Relaxed);
     }
@@ -309,7 +309,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 self.detach_emptied(child, start, cleared);
                 continue;
             }
-            page_table.slots(node.table)[index.slot()].store(0, Ordering::Release);
+            page_table.entries(node.table)[index.position()].store(0, Ordering::Release);
             page_table.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
             // Beyond the source nothing was mapped, so no walker holds anything below this table.

@@ -283,7 +283,7 @@ fn for_each_target<P: Platform>(
             let vacant = if node.level > level {
                 0
             } else {
-                run::count_empty(&page_table.slots(node.table)[first.slots(count)])
+                run::count_empty(&page_table.entries(node.table)[first.positions(count)])
             };
             looked += vacant + 1;
             if vacant < count {

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::VirtAddr;
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Saturated};
 use crate::platform::Platform;
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::{NoMemory, TableEntry, run};
 
 use super::RangePiece;
@@ -27,8 +27,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     ) -> Result<u32, NoMemory> {
         let target = self.target_at(page);
         let TableEntry { table, index } = from;
-        let slots = self.page_table.slots(table);
-        let raw = run::load(slots, index);
+        let words = self.page_table.entries(table);
+        let raw = run::load(words, index);
         let size = P::Arch::CONTIG_ENTRIES;
         let to = P::Arch::PTE.index_of(VirtAddr(target));
         if P::Arch::is_contig(raw) {
@@ -47,7 +47,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         if present && count >= size && P::Arch::may_fold(raw, to) {
             let (limit, step) = self.page_table.memory.folio_limit(P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
-            let entries = &slots[index.slots(limit)];
+            let entries = &words[index.positions(limit)];
             let (alike, _) = P::Arch::match_leaves(entries, index, equal, step, 0);
             if alike == size && step != 0 {
                 return self.move_contig(from, page);
@@ -79,24 +79,24 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             assert!(P::Arch::CONTIG_ENTRIES as usize <= MOST_PAGES);
             P::Arch::CONTIG_ENTRIES as usize
         };
-        let slots = &self.page_table.slots(table)[index.slots(count)];
-        let there = &self.page_table.slots(target_table)[to.slot()..];
+        let words = &self.page_table.entries(table)[index.positions(count)];
+        let there = &self.page_table.entries(target_table)[to.position()..];
         let mut at = index;
-        for (contig, pages) in slots.chunks_exact(size).zip(there.chunks_exact(size)) {
+        for (contig, pages) in words.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Saturated { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
             // Each entry is loaded once, and kept in a register until all of the contiguous run
             // have passed.
             let mut entries = [value; MOST_PAGES];
             let mut differ = 0;
-            for (entry, slot) in entries.iter_mut().zip(contig) {
-                *entry = slot.load(Ordering::Relaxed);
+            for (entry, word) in entries.iter_mut().zip(contig) {
+                *entry = word.load(Ordering::Relaxed);
                 differ |= *entry ^ value;
             }
             if differ & mask != 0 || !P::Arch::is_contig(Entry(entries[0])) {
                 break;
             }
-            for ((slot, page), entry) in contig.iter().zip(pages).zip(entries) {
-                slot.store(0, Ordering::Relaxed);
+            for ((word, page), entry) in contig.iter().zip(pages).zip(entries) {
+                word.store(0, Ordering::Relaxed);
                 page.store(P::Arch::clear_contig(Entry(entry), at).0, Ordering::Relaxed);
                 at += 1;
             }

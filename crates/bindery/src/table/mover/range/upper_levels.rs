@@ -7,7 +7,7 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Kind, Level};
 use crate::platform::Platform;
 use crate::table::mover::piece::{Below, Piece};
-use crate::table::run::Slots;
+use crate::table::run::Entries;
 use crate::table::{NoMemory, TableEntry, run};
 
 use super::RangePiece;
@@ -39,8 +39,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 offset += moved * span;
                 continue;
             }
-            let slot = &self.page_table.slots(table)[index.slot()];
-            let entry = Entry(slot.load(Ordering::Relaxed));
+            let word = &self.page_table.entries(table)[index.position()];
+            let entry = Entry(word.load(Ordering::Relaxed));
             self.counts.entries_read += 1;
             if !entry.is_empty() {
                 let to = target + offset;
@@ -60,26 +60,26 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         let TableEntry { table, index } = from;
         let Piece { level, source, target, len } = rest;
         let left = len >> level.span_shift();
-        let first = run::load(self.page_table.slots(table), index);
+        let first = run::load(self.page_table.entries(table), index);
         let kind = level.kind(first);
         if kind != Kind::Table && kind != Kind::Leaf {
             return Ok(0);
         }
         let to = self.target(target)?;
         let there = level.index_of(VirtAddr(target));
-        let slots = &self.page_table.slots(table)[index.slot()..];
-        let there = &self.page_table.slots(to)[there.slot()..];
-        let count = slots.len().min(there.len()).min(left as usize);
-        let (slots, there) = (&slots[..count], &there[..count]);
+        let entries = &self.page_table.entries(table)[index.position()..];
+        let there = &self.page_table.entries(to)[there.position()..];
+        let count = entries.len().min(there.len()).min(left as usize);
+        let (entries, there) = (&entries[..count], &there[..count]);
         let moved = if kind == Kind::Table {
             // Release: a reader of the empty entry finds its table locked, or the flush done.
-            move_entries(slots, there, level, Kind::Table, |slot, entry| {
-                slot.store(0, Ordering::Release);
+            move_entries(entries, there, level, Kind::Table, |word, entry| {
+                word.store(0, Ordering::Release);
                 entry.0
             })
         } else {
-            move_entries(slots, there, level, Kind::Leaf, |slot, entry| {
-                P::Arch::replace_entry(slot, entry, |_| Entry::EMPTY).0 | P::Arch::SOFT_DIRTY
+            move_entries(entries, there, level, Kind::Leaf, |word, entry| {
+                P::Arch::replace_entry(word, entry, |_| Entry::EMPTY).0 | P::Arch::SOFT_DIRTY
             })
         };
         self.counts.entries_read += moved;
@@ -98,11 +98,11 @@ impl<P: Platform> RangePiece<'_, '_, P> {
 
     /// Moves an absent entry.
     fn move_absent(&mut self, from: TableEntry, entry: Entry, to: TableEntry) {
-        let slot = &self.page_table.slots(from.table)[from.index.slot()];
-        let there = &self.page_table.slots(to.table)[to.index.slot()];
+        let word = &self.page_table.entries(from.table)[from.index.position()];
+        let there = &self.page_table.entries(to.table)[to.index.position()];
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
         self.page_table.inherit_guards(from.table, to.table);
-        slot.store(0, Ordering::Relaxed);
+        word.store(0, Ordering::Relaxed);
         there.store(P::Arch::mark_absent_soft_dirty(entry).0, Ordering::Release);
         self.count_moved(from.table, to.table, 1);
         self.page_table.move_deposits(from.table, to.table, 1);
@@ -120,13 +120,13 @@ fn move_entries<A: Arch>(
     take: impl Fn(&AtomicU64, Entry) -> u64,
 ) -> u64 {
     let mut moved = 0;
-    for (slot, there) in from.iter().zip(to) {
-        let entry = Entry(slot.load(Ordering::Relaxed));
+    for (word, there) in from.iter().zip(to) {
+        let entry = Entry(word.load(Ordering::Relaxed));
         if level.kind(entry) != kind {
             break;
         }
         debug_assert_eq!(there.load(Ordering::Relaxed), 0, "the target is mapped");
-        there.store(take(slot, entry), Ordering::Release);
+        there.store(take(word, entry), Ordering::Release);
         moved += 1;
     }
     moved
