@@ -27,12 +27,4 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn usage(&self) -> Usage {
         Usage { pinned: self.pin_counts.pages(), ..self.vmas.account().usage() }
     }
-
-    /// Records how many pages are resident. Called before a call unmaps pages, so that mapping them
-    /// need not. (Calls of others that unmap pages, as a truncation, do not record it.) The number
-    /// is exact if one CPU has entered; otherwise each other one may add or hide up to 31 pages.
-    #[inline]
-    pub(crate) fn note_resident(&self) {
-        self.vmas.account().note_resident(self.page_table.approximate_resident());
-    }
 }

@@ -60,10 +60,9 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 #[cfg(feature = "baseline")]
 use crate::table::Reach;
-use crate::table::edit::Edit;
 use crate::table::zap::Flush;
-use crate::table::{PageTable, ReadSection, RunLimit};
-use crate::tlb::{Gather, TlbOnLeave};
+use crate::table::{PageTable, RunLimit};
+use crate::tlb::TlbOnLeave;
 
 pub use self::userfault::{
     FillMode, FillOrder, FillSource, MoveMode, PartialFill, UserfaultHandler, WriteProtectMode,
@@ -90,9 +89,10 @@ pub use user_copy::PartialCopy;
 pub use view::{FolioView, MappingView, ObjectView, PageRun, PageRunContent};
 
 use crate::vma::Vma;
-use crate::vmas::{Bounds, Removed, VmaIndex};
+use crate::vmas::{Bounds, VmaIndex};
 use call::brk::ProgramBreak;
 use call::pkey::Keys;
+use op::AfterUnlock;
 use pin_count::PinCounts;
 use settings::Settings;
 
@@ -242,13 +242,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: spins.
     pub fn enter(&self) {
-        let section = ReadSection::enter(self.platform());
-        let cpu = self.platform().cpu();
-        self.page_table.active_cpus.enter(cpu);
-        // The mark must be out before this CPU's walker reads its first entry.
-        self.platform().publish_entries();
-        drop(section);
-        self.page_table.add_counters(cpu);
+        self.page_table.enter();
     }
 
     /// Records that the calling CPU has loaded another root, and what its TLB may still hold.
@@ -265,9 +259,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
-        let section = ReadSection::enter(self.platform());
-        self.page_table.active_cpus.leave(self.platform().cpu(), tlb_on_leave);
-        drop(section);
+        self.page_table.leave(tlb_on_leave);
     }
 
     /// Work done on the page table so far. Exact when no call runs.
@@ -331,10 +323,10 @@ impl<P: Platform> fmt::Debug for AddressSpace<'_, P> {
 
 impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let mut after = AfterUnlock::new(&self.page_table);
         let mut vmas = self.vmas.lock();
         // SAFETY: 1. both are this address space's.
-        let mut set = unsafe { vmas.set(&self.page_table, &mut removed) };
+        let (mut set, _) = unsafe { after.lend(&mut vmas) };
         // SAFETY: 1. no handle of the address space is left.
         unsafe { set.remove_all() };
         // The steps below may wait for readers.
@@ -343,11 +335,11 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
         // No CPU has the root loaded, so pages may leave the lists before they leave the TLBs. All
         // tables are covered whole, so no leaf has to be split and nothing can fail.
-        let mut edit = Edit::new(&self.page_table, &mut gather);
+        let mut edit = after.edit();
         let zapped = edit.zap(everything, everything, Flush::AtEnd);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
         edit.flush();
-        op::finish(&mut edit, removed);
+        after.finish();
         // SAFETY: 1. this is the drop, after which no call uses the address space.
         unsafe { self.pin_counts.release(self.page_table.memory) };
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is

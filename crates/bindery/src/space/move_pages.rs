@@ -1,13 +1,8 @@
 //! Moves pages between two places of one address space, beside running faults (`UFFDIO_MOVE`).
 //!
-//! Both VMAs are locked for reading, as for a fault. The second one is only tried:
-//! 1. CPU A has the source's VMA for reading, and waits for the destination's.
-//! 2. CPU B, in `mprotect`, has the mutex and waits for the readers of the source's VMA.
-//! 3. CPU A finds a writer at the destination, and would wait for the mutex.
-//!
-//! If the try fails, the first lock is released, and both are taken under the mutex, which excludes
-//! writers.
+//! Both VMAs are locked for reading, as for a fault (`vmas::both` has how).
 
+use crate::Memory;
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{CallError, Error, Failure};
@@ -25,7 +20,7 @@ use super::AddressSpace;
 use super::fault::written_attributes;
 use super::folio::{FolioError, split_locked};
 use crate::space::stack_growth::prepare_group;
-use crate::vma::{MappingFlags, Protection, Vma, VmaReadGuard};
+use crate::vma::{MappingFlags, Protection, Vma};
 
 /// The reason why a page did not move. The pages before it have moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,127 +87,102 @@ pub(crate) trait MovePermit {
 /// The number of times that a folio with references is looked at again before it counts as busy.
 const TRIES: u32 = 64;
 
-impl<P: Platform> AddressSpace<'_, P> {
-    /// Moves the pages of the source, in one private anonymous mapping, to the destination, in one
-    /// of the same protection. Whole folios move, and swap entries. Returns the number of bytes
-    /// that have moved, and the reason why the rest has not.
-    ///
-    /// Context: may sleep. Complexity: in the pages moved, and for holes in the tables.
-    pub(crate) fn move_in_space(
-        &self,
-        request: &MoveRequest,
-        permit: &impl MovePermit,
-    ) -> (u64, Result<(), MoveError>) {
-        let mut moved = 0;
-        let result = self.check_move(request).and_then(|()| {
-            self.page_table.memory.outermost(|| self.move_on(request, permit, &mut moved))
-        });
-        (moved, result)
-    }
+/// Moves the pages of the source, in one private anonymous mapping, to the destination, in one of
+/// the same protection. Whole folios move, and swap entries. Returns the number of bytes that have
+/// moved, and the reason why the rest has not.
+///
+/// Context: may sleep. Complexity: in the pages moved, and for holes in the tables.
+pub(crate) fn move_in_space<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &MoveRequest,
+    permit: &impl MovePermit,
+) -> (u64, Result<(), MoveError>) {
+    let mut call = MoveCall { space, request, permit, moved: 0 };
+    let result = if request.is_valid::<P::Arch>(space.vmas.minimum()) {
+        space.page_table.memory.outermost(|| call.go_on())
+    } else {
+        Err(MoveError::Invalid)
+    };
+    (call.moved, result)
+}
 
-    fn check_move(&self, request: &MoveRequest) -> Result<(), MoveError> {
-        let MoveRequest { destination, source, length, .. } = *request;
-        let limit = P::Arch::USER_END;
+impl MoveRequest {
+    /// Whether both ranges are whole pages that a program may have.
+    fn is_valid<A: Arch>(&self, minimum: VirtAddr) -> bool {
+        let Self { destination, source, length, .. } = *self;
         let fits = |at: VirtAddr| {
             at.is_aligned(PAGE_SIZE)
-                && at >= self.vmas.minimum()
-                && at.0 < limit
-                && length <= limit - at.0
+                && at >= minimum
+                && at.0 < A::USER_END
+                && length <= A::USER_END - at.0
         };
-        let valid =
-            length > 0 && length.is_multiple_of(PAGE_SIZE) && fits(destination) && fits(source);
-        if valid { Ok(()) } else { Err(MoveError::Invalid) }
+        length > 0 && length.is_multiple_of(PAGE_SIZE) && fits(destination) && fits(source)
     }
+}
 
-    /// Continues after the first `moved` bytes.
-    fn move_on(
-        &self,
-        request: &MoveRequest,
-        permit: &impl MovePermit,
-        moved: &mut u64,
-    ) -> Result<(), Failure<MoveError>> {
+/// A move that may have to wait, or to wait for memory, and then continues.
+struct MoveCall<'c, 'm, P: Platform, M> {
+    space: &'c AddressSpace<'m, P>,
+    request: &'c MoveRequest,
+    permit: &'c M,
+    /// In bytes.
+    moved: u64,
+}
+
+impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
+    /// Continues after the bytes that have moved.
+    fn go_on(&mut self) -> Result<(), Failure<MoveError>> {
+        let Self { space, request, permit, .. } = *self;
+        let page_table = &space.page_table;
         let mut tries = 0;
         loop {
-            let locked = self.lock_both_vmas(request.destination, request.source)?;
+            let MoveRequest { destination, source, .. } = *request;
+            let locked = space.vmas.read_both(space.platform(), destination, source);
+            let locked = locked.ok_or(MoveError::Missing)?;
             let (destination, source) = locked.vmas();
             check_vmas(request, destination, source, permit)?;
             let Some(group) = destination.group() else {
                 // The owner of the destination's pages is decided under the mutex.
                 drop(locked);
-                prepare_group(self, request.destination)?;
+                prepare_group(space, request.destination)?;
                 continue;
             };
-            let at = VirtAddr(request.destination.0 + *moved);
+            let at = VirtAddr(request.destination.0 + self.moved);
+            let from = VirtAddr(request.source.0 + self.moved);
             let what = MovePlan {
-                source: VirtAddr(request.source.0 + *moved),
+                source: from,
                 target: at,
-                len: request.length - *moved,
+                len: request.length - self.moved,
                 allows_holes: request.allows_holes,
                 owner: OwnerMark::of(AnonGroup::as_owner(Some(group))),
                 index: destination.page_offset_of(at),
                 source_owner: OwnerMark::of(AnonGroup::as_owner(source.group())),
-                source_index: source.page_offset_of(VirtAddr(request.source.0 + *moved)),
+                source_index: source.page_offset_of(from),
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),
             };
-            let (result, done) = move_pages(&self.page_table, &what, |mover| {
-                move_between(&self.page_table, mover, source, &mut tries)
+            let (result, done) = move_pages(page_table, &what, |mover| {
+                move_between(page_table, mover, source, &mut tries)
             });
-            *moved += done;
+            self.moved += done;
             if done > 0 {
-                publish(&self.page_table, VirtRange::raw(at.0, at.0 + done));
+                publish(page_table, VirtRange::raw(at.0, at.0 + done));
             }
             let Some(folio) = result? else { return Ok(()) };
             drop(locked);
-            self.wait_to_move(Wait::Folio(folio))?;
+            wait_to_move(page_table.memory, Wait::Folio(folio))?;
         }
     }
+}
 
-    /// Waits without locks for a folio that could not move.
-    #[cold]
-    fn wait_to_move(&self, wait: Wait<'_>) -> Result<(), Failure<MoveError>> {
-        let memory = self.page_table.memory;
-        // Waiting for a folio's lock cannot fail otherwise.
-        drop(wait.wait(memory, None).map_err(|failure| failure.map(|_| MoveError::Busy))?);
-        // The thread that uses the folio may do so without its lock.
-        memory.platform().relax();
-        Ok(interrupt::check(memory.platform()).map_err(|_| MoveError::Interrupted)?)
-    }
-
-    /// The VMAs of both addresses, locked for reading.
-    fn lock_both_vmas(
-        &self,
-        destination: VirtAddr,
-        source: VirtAddr,
-    ) -> Result<BothVmas<'_, P>, MoveError> {
-        let first = self.lock_vma(destination).ok_or(MoveError::Missing)?;
-        if first.vma().range().contains(source) {
-            return Ok(BothVmas { destination: first, source: None });
-        }
-        if let found @ Some(_) = self.try_lock_vma(source) {
-            return Ok(BothVmas { destination: first, source: found });
-        }
-        drop(first);
-        self.lock_both_vmas_of_writer(destination, source)
-    }
-
-    /// As `lock_both_vmas`, if a writer has the source, or nothing is mapped there.
-    #[cold]
-    fn lock_both_vmas_of_writer(
-        &self,
-        destination: VirtAddr,
-        source: VirtAddr,
-    ) -> Result<BothVmas<'_, P>, MoveError> {
-        let vmas = self.vmas.lock();
-        let lock = |at: VirtAddr| vmas.try_read(self.platform(), at);
-        let destination = lock(destination).ok_or(MoveError::Missing)?;
-        let source = if destination.vma().range().contains(source) {
-            None
-        } else {
-            Some(lock(source).ok_or(MoveError::Missing)?)
-        };
-        Ok(BothVmas { destination, source })
-    }
+/// Waits without locks for a folio that could not move.
+#[cold]
+fn wait_to_move<P: Platform>(memory: &Memory<P>, wait: Wait<'_>) -> Result<(), Failure<MoveError>> {
+    // Waiting for a folio's lock cannot fail otherwise.
+    drop(wait.wait(memory, None).map_err(|failure| failure.map(|_| MoveError::Busy))?);
+    // The thread that uses the folio may do so without its lock.
+    memory.platform().relax();
+    Ok(interrupt::check(memory.platform()).map_err(|_| MoveError::Interrupted)?)
 }
 
 /// Moves pages until all have moved, or returns the folio to wait for before the rest. Both VMAs are
@@ -277,19 +247,6 @@ fn folio_to_wait_for<P: Platform>(page_table: &PageTable<'_, P>, at: VirtAddr) -
         page_table.cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
     let (folio, _) = cursor.folio_at(at)?;
     (frames.folio(folio).pins() == 0 && frames.folio(folio).try_get()).then_some(folio)
-}
-
-/// Two VMAs, or one that is both.
-struct BothVmas<'a, P: Platform> {
-    destination: VmaReadGuard<'a, P>,
-    source: Option<VmaReadGuard<'a, P>>,
-}
-
-impl<P: Platform> BothVmas<'_, P> {
-    fn vmas(&self) -> (&Vma, &Vma) {
-        let destination = self.destination.vma();
-        (destination, self.source.as_ref().map_or(destination, VmaReadGuard::vma))
-    }
 }
 
 /// Whether pages of the source may be pages of the destination, in Linux's order of errors.
@@ -383,7 +340,7 @@ pub(crate) mod testing {
     ) -> (u64, Result<(), Errno>) {
         let PageMove { destination, source, length, allows_holes, .. } = *what;
         let request = MoveRequest { destination, source, length, allows_holes };
-        let (moved, result) = space.move_in_space(&request, what);
+        let (moved, result) = super::move_in_space(space, &request, what);
         let errno = |error: super::MoveError| error.at(source).errno(Operation::Userfault);
         (moved, result.map_err(errno))
     }

@@ -13,21 +13,20 @@
 use core::mem;
 
 use crate::Memory;
-use crate::deferred::Tables;
 use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::table::edit::Edit;
 use crate::tlb::Gather;
 use crate::userfault::Notices;
 use crate::vma::{Vma, VmaReadGuard};
-use crate::vmas::{Removed, VmaSet};
+use crate::vmas::{Removed, VmaSet, VmasGuard};
 
 use super::AddressSpace;
 
 /// An operation that holds the mutex. [`AddressSpace::operate`] lends it to a closure, and ends it:
-/// it cannot be kept or returned.
+/// the closure can neither keep nor return it.
 ///
-/// Its parts are borrowed apart from each other, so that a function takes only those that it needs.
+/// Its parts are borrowed separately, so that a function takes only those that it needs.
 pub(in crate::space) struct Op<'op, 'm, P: Platform> {
     /// Settings, limits and the counters of the address space.
     pub(in crate::space) space: &'op AddressSpace<'m, P>,
@@ -43,7 +42,7 @@ pub(in crate::space) struct Op<'op, 'm, P: Platform> {
 /// kind. [`AddressSpace::operate_in`] lends it to a closure.
 ///
 /// Having one means:
-/// - the VMA stays, and so do its bounds, flags and tables;
+/// - the VMA keeps its bounds, flags and tables;
 /// - the mutex is not held: other VMAs may change;
 /// - nothing is gathered: the operation narrows no entry and frees no table.
 pub(in crate::space) struct VmaOp<'op, 'm, P: Platform> {
@@ -65,6 +64,15 @@ impl<'m, P: Platform> Op<'_, 'm, P> {
     pub(in crate::space) fn platform(&self) -> &'m P {
         self.memory().platform()
     }
+
+    /// Records how many pages are resident. Called before a call unmaps pages, so that mapping them
+    /// need not. (Calls of others that unmap pages, as a truncation, do not record it.) The number
+    /// is exact if one CPU has entered; otherwise each other one may add or hide up to 31 pages.
+    #[inline]
+    pub(in crate::space) fn note_resident(&self) {
+        let account = self.vmas.account();
+        account.note_resident(self.space.page_table.approximate_resident());
+    }
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
@@ -80,22 +88,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///    nothing of the call is left to be done.
     #[inline]
     pub(in crate::space) fn operate<R>(&self, work: impl FnOnce(&mut Op<'_, 'm, P>) -> R) -> R {
-        let (mut gather, mut removed) = (Gather::new(), Removed::default());
+        let mut after = AfterUnlock::new(&self.page_table);
         let mut notices = Notices::default();
         let mut guard = self.vmas.lock();
         let result = {
             // SAFETY: 1. both are this address space's.
-            let vmas = unsafe { guard.set(&self.page_table, &mut removed) };
-            let edit = Edit::new(&self.page_table, &mut gather);
+            let (vmas, edit) = unsafe { after.lend(&mut guard) };
             let mut op = Op { space: self, vmas, edit, notices: &mut notices };
             let result = work(&mut op);
             op.edit.flush();
             result
         };
         drop(guard);
-        if !gather.is_done() || !removed.is_empty() {
-            let mut edit = Edit::new(&self.page_table, &mut gather);
-            finish(&mut edit, mem::take(&mut removed));
+        if !after.is_done() {
+            after.finish();
         }
         if !notices.is_empty() {
             notices.deliver(self.page_table.memory);
@@ -127,22 +133,58 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result = work(&mut unsafe { guard.set(&self.page_table, &mut removed) });
         drop(guard);
         if !removed.is_empty() {
-            free_removed(&self.page_table, removed);
+            // SAFETY: 1. both are of one address space.
+            unsafe { removed.free_without_tables(self.page_table.memory) };
         }
         result
     }
 }
 
-#[cold]
-fn free_removed<P: Platform>(page_table: &PageTable<'_, P>, removed: Removed) {
-    // SAFETY: 1. both are of one address space; 2. there are none.
-    unsafe { removed.free(page_table.memory, Tables::default()) };
+/// The frees that an operation leaves until it has unlocked. The set of VMAs and the edit borrow
+/// them, so that nothing is freed that the operation has found.
+pub(super) struct AfterUnlock<'s, 'm, P: Platform> {
+    page_table: &'s PageTable<'m, P>,
+    gather: Gather,
+    removed: Removed,
 }
 
-/// Counts unmapped pages down, releases what the removed VMAs hold, and frees the tables and VMAs
-/// when no reader is left. Called without locks on VMAs or tables.
-pub(super) fn finish<P: Platform>(edit: &mut Edit<'_, '_, P>, removed: Removed) {
-    let tables = edit.flushed().take_detached();
-    // SAFETY: 1. both are of one address space; 2. emptied above.
-    unsafe { removed.free(edit.memory, tables) };
+impl<'s, 'm, P: Platform> AfterUnlock<'s, 'm, P> {
+    /// An operation on the address space of `page_table` that has left nothing yet.
+    #[inline]
+    pub(super) fn new(page_table: &'s PageTable<'m, P>) -> Self {
+        Self { page_table, gather: Gather::new(), removed: Removed::default() }
+    }
+
+    /// The set of VMAs and the page table, for changes.
+    ///
+    /// # Safety
+    /// 1. The guard is that of the address space.
+    #[inline(always)]
+    pub(super) unsafe fn lend<'op>(
+        &'op mut self,
+        guard: &'op mut VmasGuard<'_, P>,
+    ) -> (VmaSet<'op, 'm, P>, Edit<'op, 'm, P>) {
+        // SAFETY: 1. the caller's obligation 1.
+        let vmas = unsafe { guard.set(self.page_table, &mut self.removed) };
+        (vmas, Edit::new(self.page_table, &mut self.gather))
+    }
+
+    /// The page table, for an operation that has unlocked.
+    pub(super) fn edit(&mut self) -> Edit<'_, 'm, P> {
+        Edit::new(self.page_table, &mut self.gather)
+    }
+
+    /// Whether nothing is left to do.
+    #[inline]
+    fn is_done(&self) -> bool {
+        self.gather.is_done() && self.removed.is_empty()
+    }
+
+    /// Counts unmapped pages down, releases the holds of the removed VMAs, and frees the tables and
+    /// VMAs when no reader is left. Called without locks on VMAs or tables.
+    pub(super) fn finish(&mut self) {
+        let tables = self.edit().flushed().take_detached();
+        // SAFETY: 1. `lend` has lent them with the page table; 2. emptied above.
+        unsafe { mem::take(&mut self.removed).free(self.page_table.memory, tables) };
+    }
 }

@@ -25,6 +25,17 @@ pub struct Resident {
 }
 
 impl Resident {
+    /// The pages that are mapped by these counts.
+    fn of(counts: &Counts) -> Self {
+        // The thread that unmaps a page may count it before the thread that mapped it does.
+        let pages = |level: u64| (level as i64).max(0) as u64;
+        Self {
+            anonymous: pages(counts.anonymous_pages),
+            file: pages(counts.file_pages),
+            shared: pages(counts.shared_pages),
+        }
+    }
+
     /// All of it (`VmRSS`).
     ///
     /// Context: any.
@@ -39,13 +50,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// Context: any. Complexity: linear in the CPUs that have entered. Takes no lock.
     pub fn resident(&self) -> Resident {
-        let Counts { anonymous_pages, file_pages, shared_pages, .. } = self.counts();
-        // The thread that unmaps a page may count it before the thread that mapped it does.
-        let pages = |level: u64| (level as i64).max(0) as u64;
-        Resident {
-            anonymous: pages(anonymous_pages),
-            file: pages(file_pages),
-            shared: pages(shared_pages),
-        }
+        Resident::of(&self.counts())
     }
 }

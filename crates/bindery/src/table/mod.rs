@@ -92,7 +92,7 @@ use crate::frame::{AllocateFor, pending};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::ActiveCpus;
+use crate::tlb::{ActiveCpus, TlbOnLeave};
 
 use counts::TreeCounts;
 use locking::{LockTree, Node};
@@ -190,6 +190,26 @@ impl<'m, P: Platform> PageTable<'m, P> {
         page_table.meta(root).unlock();
         page_table.count(&counts);
         Some(page_table)
+    }
+
+    /// Marks the calling CPU as one that may have translations of this tree, and gives it counters.
+    pub(crate) fn enter(&self) {
+        let platform = self.memory.platform();
+        let section = ReadSection::enter(platform);
+        let cpu = platform.cpu();
+        self.active_cpus.enter(cpu);
+        // The mark must be out before this CPU's walker reads its first entry.
+        platform.publish_entries();
+        drop(section);
+        self.add_counters(cpu);
+    }
+
+    /// Records what translations the calling CPU, which has loaded another root, may still have.
+    pub(crate) fn leave(&self, tlb_on_leave: TlbOnLeave) {
+        let platform = self.memory.platform();
+        let section = ReadSection::enter(platform);
+        self.active_cpus.leave(platform.cpu(), tlb_on_leave);
+        drop(section);
     }
 
     /// A handle to the tree with this state.

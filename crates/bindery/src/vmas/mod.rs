@@ -17,11 +17,13 @@
 //! | `parts` | the VMAs of a range, with its holes |
 //! | `limits` | limits, usage and accounts |
 //! | `set`, `merge`, `groups` | changes: inserted, removed, resized, split; joined with neighbors; the owners of anonymous pages |
+//! | `both` | two VMAs, locked for reading |
 //! | `new_vma` | memory for VMAs, and VMAs that are not in the set yet |
 //! | `removed` | what an operation has taken out of the set, until it is freed |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod both;
 mod freeable;
 mod groups;
 pub(crate) mod limits;
@@ -115,7 +117,28 @@ impl<P: Platform> VmaIndex<P> {
         vma.range().contains(addr).then_some(locked)
     }
 
-    /// How many VMAs exist; exact with the mutex held.
+    /// The VMA that contains `addr`, locked for reading. If a writer is at work on it, waits for the
+    /// mutex, which excludes writers.
+    #[inline]
+    pub(crate) fn read<'a>(
+        &'a self,
+        platform: &'a P,
+        addr: VirtAddr,
+    ) -> Option<VmaReadGuard<'a, P>> {
+        self.try_read(platform, addr).or_else(|| self.read_after_writer(platform, addr))
+    }
+
+    /// As [`VmaIndex::read`], after a failed try: a writer has the VMA, or the set has none there.
+    #[cold]
+    fn read_after_writer<'a>(
+        &'a self,
+        platform: &'a P,
+        addr: VirtAddr,
+    ) -> Option<VmaReadGuard<'a, P>> {
+        self.lock().try_read(platform, addr)
+    }
+
+    /// The number of VMAs; exact with the mutex held.
     pub(crate) fn len(&self) -> usize {
         self.index.len()
     }

@@ -30,6 +30,16 @@ impl Removed {
         self.vmas.is_empty() && self.groups.is_empty() && !self.unlocked
     }
 
+    /// As [`Removed::free`], for an operation that has detached no table.
+    ///
+    /// # Safety
+    /// 1. As there.
+    #[cold]
+    pub(crate) unsafe fn free_without_tables<P: Platform>(self, memory: &Memory<P>) {
+        // SAFETY: 1. the caller's obligation 1; 2. there are none.
+        unsafe { self.free(memory, Tables::default()) };
+    }
+
     /// Releases the objects, anon groups and userfaultfds of the removed VMAs. Frees the VMAs and
     /// `tables` after all readers have left. May sleep.
     ///

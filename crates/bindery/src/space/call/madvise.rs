@@ -224,7 +224,7 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     vma: &Vma,
     part: VirtRange,
 ) -> Result<(), NoMemory> {
-    op.space.note_resident();
+    op.note_resident();
     let locked = vma.lock_write(op.platform());
     let edit = &mut op.edit;
     edit.uncharge_before_unlock();

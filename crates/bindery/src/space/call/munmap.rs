@@ -121,7 +121,7 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
             op.vmas.split_in(first, range.end(), upper);
         }
     }
-    op.space.note_resident();
+    op.note_resident();
     let freeable = op.vmas.freeable(range, VirtRange::default());
     let Op { vmas, edit, .. } = op;
     // Zapping fails only if a huge leaf lacks its deposit and cannot be split. That is a broken

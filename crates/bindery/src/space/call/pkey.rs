@@ -28,6 +28,22 @@ impl Keys {
     pub(in crate::space) fn has(&self, key: ProtectionKey) -> bool {
         self.0.load(Ordering::Relaxed) & 1 << key.number() != 0
     }
+
+    /// Allocates the lowest free key of the first `count`.
+    fn allocate(&self, count: u8) -> Result<ProtectionKey, Error> {
+        let mut keys = (0..count).filter_map(ProtectionKey::new);
+        let free = keys.find(|key| !self.has(*key)).ok_or(Error::NoSpace)?;
+        self.0.fetch_or(1 << free.number(), Ordering::Relaxed);
+        Ok(free)
+    }
+
+    fn free(&self, key: ProtectionKey) -> Result<(), Error> {
+        if !self.has(key) {
+            return Err(Error::Invalid);
+        }
+        self.0.fetch_and(!(1 << key.number()), Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -48,12 +64,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::NoSpace`] if all keys are allocated, and always on a machine without keys.
     pub fn pkey_alloc(&self) -> Result<ProtectionKey, Error> {
         let _guard = self.vmas.lock();
-        let free = (0..self.protection_keys())
-            .filter_map(ProtectionKey::new)
-            .find(|key| !self.keys.has(*key))
-            .ok_or(Error::NoSpace)?;
-        self.keys.0.fetch_or(1 << free.number(), Ordering::Relaxed);
-        Ok(free)
+        self.keys.allocate(self.protection_keys())
     }
 
     /// Frees a key (`pkey_free(2)`). As on Linux, mappings keep the key, even after it is allocated
@@ -65,10 +76,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Invalid`] if the key is not allocated.
     pub fn pkey_free(&self, key: ProtectionKey) -> Result<(), Error> {
         let _guard = self.vmas.lock();
-        if !self.keys.has(key) {
-            return Err(Error::Invalid);
-        }
-        self.keys.0.fetch_and(!(1 << key.number()), Ordering::Relaxed);
-        Ok(())
+        self.keys.free(key)
     }
 }

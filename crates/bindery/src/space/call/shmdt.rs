@@ -20,9 +20,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Invalid`] if no part of such a segment remains, or `at` is not a multiple of the
     /// page size.
     pub fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
-        if !at.is_aligned(PAGE_SIZE) {
-            return Err(Error::Invalid);
-        }
         let result = self.operate(|op| detach(op, at));
         crate::deferred::free_some(self.page_table.memory);
         result
@@ -30,6 +27,9 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 fn detach<P: Platform>(op: &mut Op<'_, '_, P>, at: VirtAddr) -> Result<(), Error> {
+    if !at.is_aligned(PAGE_SIZE) {
+        return Err(Error::Invalid);
+    }
     let is_part = |vma: &Vma| {
         vma.start() >= at.0
             && vma.object().is_some_and(|object| object.segment().is_some())

@@ -227,20 +227,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// The VMA that holds `addr`, locked for reading.
     #[inline]
     pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
-        self.try_lock_vma(addr).or_else(|| self.lock_vma_of_writer(addr))
-    }
-
-    /// As [`AddressSpace::lock_vma`], unless a writer has the VMA.
-    #[inline(always)]
-    pub(super) fn try_lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
-        self.vmas.try_read(self.platform(), addr)
-    }
-
-    /// As [`AddressSpace::lock_vma`], after a failed try: a writer has the VMA, or there is none.
-    /// The mutex excludes writers.
-    #[cold]
-    fn lock_vma_of_writer(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
-        self.vmas.lock().try_read(self.platform(), addr)
+        self.vmas.read(self.platform(), addr)
     }
 }
 
@@ -256,7 +243,7 @@ fn handle_fault<P: Platform>(
         return Err(FaultError::NotMapped);
     }
     let page = addr.align_down(PAGE_SIZE);
-    let mut locked = space.try_lock_vma(page);
+    let mut locked = space.vmas.try_read(space.platform(), page);
     // The commonest fault, in a function that does nothing else.
     if access == Access::Write
         && let Some(guard) = locked

@@ -5,7 +5,7 @@ use bitflags::bitflags;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::space::move_pages::{MovePermit, MoveRequest};
+use crate::space::move_pages::{MovePermit, MoveRequest, move_in_space};
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, Vma};
 
@@ -91,7 +91,7 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
         }
         let allows_holes = mode.contains(MoveMode::ALLOW_SOURCE_HOLES);
         let request = MoveRequest { destination: to, source: from, length, allows_holes };
-        let (done, result) = space.move_in_space(&request, &Permit(userfault));
+        let (done, result) = move_in_space(space, &request, &Permit(userfault));
         if done > 0 && !mode.contains(MoveMode::DONT_WAKE) {
             userfault.state().wake(space.platform(), VirtRange::raw(to.0, to.0 + done));
         }
