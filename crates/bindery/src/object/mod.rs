@@ -207,7 +207,7 @@ impl<P: Platform> Memory<P> {
     ) -> Result<Object<'_, P>, Error> {
         let content = Secrecy::None;
         let backing = Backing::Memory { accounting, quota: None, segment: None, content };
-        add_shared_memory(self, size, sealing, backing)
+        add(self, backing, size, sealing.seals())
     }
 
     /// Like [`Memory::shared_memory`], in a file system of limited size. The object's commitments
@@ -230,7 +230,7 @@ impl<P: Platform> Memory<P> {
         let quota = Some(unsafe { Lent::new(NonNull::from(quota)) });
         let content = Secrecy::None;
         let backing = Backing::Memory { accounting, quota, segment: None, content };
-        add_shared_memory(self, size, sealing, backing)
+        add(self, backing, size, sealing.seals())
     }
 
     /// Secret memory, empty. It gets a size once, and is mapped shared and locked. Only programs
@@ -248,7 +248,7 @@ impl<P: Platform> Memory<P> {
     pub fn secret_memory(&self) -> Result<Object<'_, P>, Error> {
         let (accounting, content) = (Accounting::None, Secrecy::Secret);
         let backing = Backing::Memory { accounting, quota: None, segment: None, content };
-        add_shared_memory(self, 0, Sealing::Forbidden, backing)
+        add(self, backing, 0, Seals::SEAL)
     }
 
     /// The memory of a System V segment of `size` bytes: `follower` follows its mappings, under the
@@ -270,7 +270,7 @@ impl<P: Platform> Memory<P> {
         let follower = unsafe { Lent::follower(follower) };
         let (segment, content) = (Some(SegmentMark { follower, id }), Secrecy::None);
         let backing = Backing::Memory { accounting, quota: None, segment, content };
-        add_shared_memory(self, size, Sealing::Forbidden, backing)
+        add(self, backing, size, Seals::SEAL)
     }
 
     /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages are
@@ -316,22 +316,7 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-fn add_shared_memory<P: Platform>(
-    memory: &Memory<P>,
-    size: u64,
-    sealing: Sealing,
-    backing: Backing,
-) -> Result<Object<'_, P>, Error> {
-    let seals = match sealing {
-        Sealing::Allowed => Seals::empty(),
-        Sealing::Forbidden => Seals::SEAL,
-    };
-    let object = add(memory, backing, size, seals)?;
-    // On failure the handle is dropped, and the object with it.
-    object.state().promise_size(memory, size)?;
-    Ok(object)
-}
-
+/// A new object of `size` bytes. Commits the size, if `backing` accounts for it as a whole.
 fn add<P: Platform>(
     memory: &Memory<P>,
     backing: Backing,
@@ -350,7 +335,10 @@ fn add<P: Platform>(
     })?;
     // SAFETY: 1. `state::release` frees it after it took it out of the list.
     unsafe { Registry::of(memory).add(state) };
-    Ok(Object { memory, state, pager: PhantomData })
+    let object = Object { memory, state, pager: PhantomData };
+    // On failure the handle is dropped, and the object with it.
+    object.state().promise_size(memory, size)?;
+    Ok(object)
 }
 
 impl<'m, P: Platform> Object<'m, P> {

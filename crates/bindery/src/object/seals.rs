@@ -64,6 +64,16 @@ pub enum Sealing {
     Forbidden,
 }
 
+impl Sealing {
+    /// The seals of a new object.
+    pub(super) fn seals(self) -> Seals {
+        match self {
+            Self::Allowed => Seals::empty(),
+            Self::Forbidden => Seals::SEAL,
+        }
+    }
+}
+
 /// The seals, and the number of shared mappings that block [`Seals::WRITE`].
 pub(super) struct SealState {
     seals: AtomicU32,

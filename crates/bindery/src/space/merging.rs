@@ -5,6 +5,7 @@
 use crate::platform::Platform;
 
 use super::AddressSpace;
+use super::settings::Settings;
 use crate::vma::MappingFlags;
 
 /// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
@@ -41,27 +42,17 @@ fn set_merging<P: Platform>(space: &AddressSpace<'_, P>, merges: bool) {
             return;
         }
         space.settings.set_merges(merges);
-        let mut at = 0;
-        while let Some(vma) = op.vmas.first_ending_after(at) {
-            at = vma.end();
-            let flags = match merges {
-                true => vma.flags() | mergeable(vma.flags()),
-                false => vma.flags() - MappingFlags::MERGEABLE,
-            };
-            if flags != vma.flags() {
-                // Whole mappings are not cut, so nothing can fail.
-                let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
-                debug_assert!(done.is_ok());
-            }
-        }
+        op.vmas.set_all_flags(|vma| match merges {
+            true => vma.flags() | mergeable(vma.flags()),
+            false => vma.flags() - MappingFlags::MERGEABLE,
+        });
     });
     crate::deferred::free_some(space.page_table.memory);
 }
 
-/// The merging flag that a new mapping with these flags gets. The caller holds the mutex.
-pub(super) fn future_merging<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    flags: MappingFlags,
-) -> MappingFlags {
-    if space.settings.merges() { mergeable(flags) } else { MappingFlags::empty() }
+impl Settings {
+    /// The merging flag that a new mapping with these flags gets. The caller holds the mutex.
+    pub(super) fn future_merging(&self, flags: MappingFlags) -> MappingFlags {
+        if self.merges() { mergeable(flags) } else { MappingFlags::empty() }
+    }
 }

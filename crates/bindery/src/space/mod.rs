@@ -49,7 +49,6 @@ mod violations;
 
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::AtomicU64;
 
 use crate::Memory;
 use crate::addr::{Frame, VirtAddr, VirtRange};
@@ -91,10 +90,12 @@ pub use view::{FolioView, MappingView, ObjectView, PageRun, PageRunContent};
 use crate::vma::Vma;
 use crate::vmas::{Bounds, VmaIndex};
 use call::brk::ProgramBreak;
+use call::mlock::FutureLocks;
 use call::pkey::Keys;
 use op::AfterUnlock;
 use pin_count::PinCounts;
 use settings::Settings;
+use userfault::UserfaultIdentity;
 
 /// Options of an address space.
 ///
@@ -179,10 +180,8 @@ pub struct AddressSpace<'m, P: Platform> {
     program_break: ProgramBreak,
     settings: Settings,
     keys: Keys,
-    /// The locks of mappings to come (`mlockall`).
-    future: AtomicU64,
-    /// The number by which userfaultfds know it; 0 as long as there was none.
-    userfaults: AtomicU64,
+    future_locks: FutureLocks,
+    userfaults: UserfaultIdentity,
     /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
     /// shorter life ([`crate::Memory::file`]).
     _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
@@ -223,8 +222,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             program_break: ProgramBreak::default(),
             settings: Settings::default(),
             keys: Keys::new(),
-            future: AtomicU64::new(0),
-            userfaults: AtomicU64::new(0),
+            future_locks: FutureLocks::default(),
+            userfaults: UserfaultIdentity::default(),
             _pagers: PhantomData,
         })
     }

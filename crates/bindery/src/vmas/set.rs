@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 use crate::Memory;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::collections::range_skip_list::Spot;
-use crate::error::{Failure, NoMemory};
+use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
 use crate::rmap::{self, RmapGuard};
 use crate::table::PageTable;
@@ -285,6 +285,43 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         drop(locked);
         self.merge_around(vma);
         Ok(done?)
+    }
+
+    /// Gives all VMAs of `range` the flags that `flags` returns, in ascending order. Skips those
+    /// that have them, so that a second attempt continues.
+    ///
+    /// # Errors
+    /// [`Error::NotMapped`] at a hole; those of a split. The part before the error has changed.
+    pub(crate) fn set_flags_in(
+        &mut self,
+        range: VirtRange,
+        flags: impl Fn(&Vma) -> MappingFlags,
+    ) -> Result<(), Failure> {
+        let mut at = range.start();
+        while at < range.end() {
+            let vma = self.at(at).ok_or(Error::NotMapped(at))?;
+            let part = vma.range().intersection(range);
+            at = part.end();
+            let flags = flags(vma);
+            if flags != vma.flags() {
+                self.with_flags(vma, part, flags, |_| Ok(()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives each VMA the flags that `flags` returns.
+    pub(crate) fn set_all_flags(&mut self, flags: impl Fn(&Vma) -> MappingFlags) {
+        let mut at = 0;
+        while let Some(vma) = self.first_ending_after(at) {
+            at = vma.end();
+            let flags = flags(vma);
+            if flags != vma.flags() {
+                // A change of a whole VMA needs no split, so it cannot fail.
+                let done = self.with_flags(vma, vma.range(), flags, |_| Ok(()));
+                debug_assert!(done.is_ok());
+            }
+        }
     }
 
     /// Locks all VMAs that overlap `range` for writing, does `work`, and lets no VMA reach into

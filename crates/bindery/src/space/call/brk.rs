@@ -10,9 +10,7 @@ use crate::vmas::STACK_GUARD_GAP;
 
 use super::munmap::unmap;
 use crate::space::AddressSpace;
-use crate::space::call::mlock::future_locks;
 use crate::space::call::populate::populate;
-use crate::space::merging::future_merging;
 use crate::space::op::Op;
 
 /// The start and end of the program's heap; both 0 until [`AddressSpace::set_break_start`].
@@ -130,8 +128,8 @@ fn grow_break<P: Platform>(
         | MappingFlags::MAY_ALL
         | MappingFlags::ACCOUNT
         | MappingFlags::SOFT_DIRTY
-        | future_locks(op.space);
-    let flags = flags | future_merging(op.space, flags);
+        | op.space.future_locks.get();
+    let flags = flags | op.space.settings.future_merging(flags);
     let locked = flags.contains(MappingFlags::LOCKED);
     if locked {
         op.vmas.account().may_lock(range.pages())?;

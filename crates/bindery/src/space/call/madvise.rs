@@ -16,6 +16,7 @@ use super::advice::{Advice, Call, Change, EntryChange, Loss, VmaChange};
 use super::cold_or_free::cold_or_free;
 use super::guard_pages;
 use super::page_out::{page_out, page_out_shared};
+use super::range::page_range;
 use crate::space::AddressSpace;
 use crate::space::call::populate::populate_as;
 use crate::space::call::will_need::will_need;
@@ -65,7 +66,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         advice: Advice,
         rights: KeyRights,
     ) -> Result<(), Error> {
-        madvise(self, start, length, advice, rights)
+        let range = page_range::<P::Arch>(start, length)?;
+        madvise(self, range, advice, rights)
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes read as
@@ -83,19 +85,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 fn madvise<P: Platform>(
     space: &AddressSpace<'_, P>,
-    start: VirtAddr,
-    length: u64,
+    range: VirtRange,
     advice: Advice,
     rights: KeyRights,
 ) -> Result<(), Error> {
-    if !start.is_aligned(PAGE_SIZE) {
-        return Err(Error::Unaligned(start));
-    }
-    let limit = space.limit();
-    let rounded = length.checked_next_multiple_of(PAGE_SIZE);
-    let range = rounded
-        .and_then(|length| VirtRange::from_len(start, length))
-        .ok_or(Error::OutOfRange { limit })?;
     if range.is_empty() {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! `mincore(2)`.
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::Error;
 use crate::interrupt;
@@ -10,6 +10,7 @@ use crate::swap;
 use crate::table::locking::SPAN_ENTRIES;
 use crate::table::look;
 
+use super::range::page_range;
 use crate::space::AddressSpace;
 use crate::vma::{MappingFlags, Vma};
 
@@ -56,7 +57,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         tell: impl FnMut(Residence, u64),
     ) -> Result<(), Error> {
-        mincore(self, start, length, tell)
+        mincore(self, page_range::<P::Arch>(start, length)?, tell)
     }
 
     /// The end of the mapping that contains `addr`; `None` if no mapping does.
@@ -69,19 +70,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 fn mincore<P: Platform>(
     space: &AddressSpace<'_, P>,
-    start: VirtAddr,
-    length: u64,
+    range: VirtRange,
     mut tell: impl FnMut(Residence, u64),
 ) -> Result<(), Error> {
-    if !start.is_aligned(PAGE_SIZE) {
-        return Err(Error::Unaligned(start));
-    }
     let limit = space.limit();
-    let range = length
-        .checked_next_multiple_of(PAGE_SIZE)
-        .and_then(|length| VirtRange::from_len(start, length))
-        .filter(|range| range.end() <= limit)
-        .ok_or(Error::OutOfRange { limit })?;
+    if range.end() > limit {
+        return Err(Error::OutOfRange { limit });
+    }
     let vmas = space.vmas.lock();
     let mut at = range.start();
     while at < range.end() {

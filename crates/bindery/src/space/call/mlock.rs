@@ -1,7 +1,7 @@
 //! `mlock(2)`, `mlock2(2)`, `munlock(2)`, `mlockall(2)`, `munlockall(2)`.
 
 use crate::arch::Arch;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 
@@ -61,6 +61,20 @@ bitflags! {
 
 pub(in crate::space) const LOCKS: MappingFlags =
     MappingFlags::LOCKED.union(MappingFlags::LOCK_ON_FAULT);
+
+/// The lock flags of mappings to come (`mlockall`). Changes only under the mutex.
+#[derive(Default)]
+pub(in crate::space) struct FutureLocks(AtomicU64);
+
+impl FutureLocks {
+    pub(in crate::space) fn get(&self) -> MappingFlags {
+        MappingFlags::from_bits_truncate(self.0.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, locks: MappingFlags) {
+        self.0.store(locks.bits(), Ordering::Relaxed);
+    }
+}
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
@@ -165,21 +179,11 @@ fn lock_all<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) {
     locks.set(MappingFlags::LOCK_ON_FAULT, what.contains(LockAll::ON_FAULT));
     space.operate(|op| {
         let future = if what.contains(LockAll::FUTURE) { locks } else { MappingFlags::empty() };
-        space.future.store(future.bits(), Ordering::Relaxed);
+        space.future_locks.set(future);
         if what != LockAll::FUTURE && what != LockAll::FUTURE | LockAll::ON_FAULT {
             let current =
                 if what.contains(LockAll::CURRENT) { locks } else { MappingFlags::empty() };
-            let mut at = 0;
-            while let Some(vma) = op.vmas.first_ending_after(at) {
-                at = vma.end();
-                let flags = lock_flags(vma, current);
-                if flags == vma.flags() {
-                    continue;
-                }
-                // A change of a whole mapping needs no split, so it cannot fail.
-                let done = op.vmas.with_flags(vma, vma.range(), flags, |_| Ok(()));
-                debug_assert!(done.is_ok());
-            }
+            op.vmas.set_all_flags(|vma| lock_flags(vma, current));
         }
     });
     crate::deferred::free_some(space.page_table.memory);
@@ -199,11 +203,6 @@ fn populate_all<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
             return Err(Error::Interrupted);
         }
     }
-}
-
-/// The lock flags of future mappings.
-pub(in crate::space) fn future_locks<P: Platform>(space: &AddressSpace<'_, P>) -> MappingFlags {
-    MappingFlags::from_bits_truncate(space.future.load(Ordering::Relaxed))
 }
 
 fn lock_range<P: Platform>(start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
@@ -234,17 +233,7 @@ fn lock<P: Platform>(
     range: VirtRange,
     locks: MappingFlags,
 ) -> Result<(), Failure> {
-    let mut at = range.start();
-    while at < range.end() {
-        let vma = op.vmas.at(at).ok_or(Error::NotMapped(at))?;
-        let part = vma.range().intersection(range);
-        at = part.end();
-        let flags = lock_flags(vma, locks);
-        if flags != vma.flags() {
-            op.vmas.with_flags(vma, part, flags, |_| Ok(()))?;
-        }
-    }
-    Ok(())
+    op.vmas.set_flags_in(range, |vma| lock_flags(vma, locks))
 }
 
 /// The mapping's flags with `locks` as its lock flags. Droppable mappings are never locked, secret

@@ -18,10 +18,8 @@ use crate::vmas::VmaView;
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
 use crate::space::AddressSpace;
-use crate::space::call::mlock::future_locks;
 use crate::space::call::mprotect::heeded;
 use crate::space::call::populate::populate;
-use crate::space::merging::future_merging;
 use crate::space::op::Op;
 
 /// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
@@ -134,7 +132,7 @@ fn check_place<P: Platform>(
     if locked {
         account.may_lock_at_all()?;
     }
-    if locked || future_locks(space).contains(MappingFlags::LOCKED) {
+    if locked || space.future_locks.get().contains(MappingFlags::LOCKED) {
         account.may_lock(length >> PAGE_SHIFT)?;
     }
     Ok(())
@@ -211,7 +209,7 @@ fn map_flags<P: Platform>(
     let asked = request.flags;
     let mut flags = MappingFlags::of(heeded(space, request.protection)) | backing.may;
     flags |= MappingFlags::SOFT_DIRTY;
-    flags |= future_locks(space);
+    flags |= space.future_locks.get();
     let shared = request.sharing == Sharing::Shared;
     flags.set(MappingFlags::SHARED, shared);
     flags.set(MappingFlags::GROWS_DOWN, asked.contains(MapFlags::GROWS_DOWN));
@@ -232,7 +230,7 @@ fn map_flags<P: Platform>(
     if flags.is_accountable() {
         flags |= MappingFlags::ACCOUNT;
     }
-    flags | future_merging(space, flags)
+    flags | space.settings.future_merging(flags)
 }
 
 pub(in crate::space) fn may_skip_reserve<P: Platform>(
@@ -302,7 +300,7 @@ pub(in crate::space) fn map<P: Platform>(
     let grows = asked.contains(MapFlags::GROWS_DOWN);
     let droppable = asked.contains(MapFlags::DROPPABLE);
     // Linux checks the limit before it finds that such memory is not locked.
-    let locked = if droppable { future_locks(op.space) } else { flags };
+    let locked = if droppable { op.space.future_locks.get() } else { flags };
     if locked.contains(MappingFlags::LOCKED) {
         account.may_lock(range.pages())?;
     }

@@ -12,6 +12,7 @@
 //! | `cold_or_free` | `MADV_COLD` and `MADV_FREE` |
 //! | `will_need` | `MADV_WILLNEED` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
+//! | `range` | the pages that a call names by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 
@@ -35,6 +36,7 @@ mod munmap;
 mod page_out;
 pub(super) mod pkey;
 pub(super) mod populate;
+mod range;
 mod reap;
 mod remap_file_pages;
 pub(super) mod scan_pages;

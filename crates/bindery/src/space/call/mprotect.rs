@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, ProtectionKey};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
@@ -11,6 +11,7 @@ use crate::vma::{MappingFlags, Protection, Vma};
 use crate::vmas::VmaView;
 
 use super::mlock::LOCKS;
+use super::range::page_range;
 use crate::space::AddressSpace;
 use crate::space::call::populate::populate;
 use crate::space::op::Op;
@@ -144,19 +145,10 @@ fn protect_with<P: Platform>(
     length: u64,
     new: NewProtection,
 ) -> Result<(), Error> {
-    let start = from.address();
-    if !start.is_aligned(PAGE_SIZE) {
-        return Err(Error::Unaligned(start));
-    }
-    if length == 0 {
+    let range = page_range::<P::Arch>(from.address(), length)?;
+    if range.is_empty() {
         return Ok(());
     }
-    let limit = space.limit();
-    let range = length
-        .checked_next_multiple_of(PAGE_SIZE)
-        .and_then(|length| VirtRange::from_len(start, length))
-        .filter(|range| !range.is_empty())
-        .ok_or(Error::OutOfRange { limit })?;
     let new = NewProtection { protection: heeded(space, new.protection), ..new };
     let mut unlocked = ArrayVec::new();
     // A second attempt finds the part before the error changed already, and skips it.

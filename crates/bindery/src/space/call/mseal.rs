@@ -1,11 +1,12 @@
 //! `mseal(2)`.
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 use crate::vmas::VmaView;
 
+use super::range::page_range;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 
@@ -21,40 +22,15 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// and [`Error::TooManyMappings`] or [`Error::OutOfMemory`] if a mapping cannot be split. A
     /// hole changes nothing; the part before another error is sealed.
     pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
-        mseal(self, start, length)
+        let range = page_range::<P::Arch>(start, length)?;
+        self.page_table.memory.outermost(|| self.operate(|op| seal(op, range)))
     }
-}
-
-fn mseal<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    start: VirtAddr,
-    length: u64,
-) -> Result<(), Error> {
-    if !start.is_aligned(PAGE_SIZE) {
-        return Err(Error::Unaligned(start));
-    }
-    let limit = space.limit();
-    let range = length
-        .checked_next_multiple_of(PAGE_SIZE)
-        .and_then(|length| VirtRange::from_len(start, length))
-        .ok_or(Error::OutOfRange { limit })?;
-    space.page_table.memory.outermost(|| space.operate(|op| seal(op, range)))
 }
 
 /// Seals the mappings of `range`. Skips mappings that are sealed already.
 fn seal<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> Result<(), Failure> {
     refuse_holes(*op.vmas, range)?;
-    let mut at = range.start();
-    while at < range.end() {
-        let vma = op.vmas.at(at).ok_or(Error::NotMapped(at))?;
-        let part = vma.range().intersection(range);
-        at = part.end();
-        let flags = vma.flags() | MappingFlags::SEALED;
-        if flags != vma.flags() {
-            op.vmas.with_flags(vma, part, flags, |_| Ok(()))?;
-        }
-    }
-    Ok(())
+    op.vmas.set_flags_in(range, |vma| vma.flags() | MappingFlags::SEALED)
 }
 
 /// Fails if the range has holes.

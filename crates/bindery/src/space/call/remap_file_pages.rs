@@ -34,21 +34,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: u64,
         flags: MapFlags,
     ) -> Result<(), Error> {
-        remap_file_pages(self, start, length, page, flags)
+        let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
+        let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
+        remap_file_pages(self, range, page, flags)
     }
 }
 
 fn remap_file_pages<P: Platform>(
     space: &AddressSpace<'_, P>,
-    start: VirtAddr,
-    length: u64,
+    range: VirtRange,
     page: u64,
     flags: MapFlags,
 ) -> Result<(), Error> {
-    let start = start.align_down(PAGE_SIZE);
-    let length = length & !(PAGE_SIZE - 1);
-    let range = VirtRange::from_len(start, length).filter(|range| !range.is_empty());
-    let range = range.ok_or(Error::Invalid)?;
+    if range.is_empty() {
+        return Err(Error::Invalid);
+    }
     page.checked_add(range.pages()).ok_or(Error::Invalid)?;
     let now = space.page_table.memory.outermost(|| space.operate(|op| remap(op, range, page)))?;
     if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {

@@ -11,14 +11,12 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
-use crate::space::userfault::userfault_identity;
 use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
 
@@ -97,7 +95,7 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let Some(parent) = subscriber(vma, UserfaultFeatures::EVENT_FORK) else { return Ok(None) };
     let Some(state) = vma.userfault() else { return Ok(None) };
     // Each attempt of a fork creates an address space, whose number identifies the attempt.
-    let identity = userfault_identity(child);
+    let identity = child.userfaults.get_or_make(child.page_table.memory);
     if let Some(found) = state.child_of(identity) {
         return Ok(Some(found));
     }
@@ -119,7 +117,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Whether the address space ever had a userfaultfd. Calls check this first.
     #[inline]
     pub(in crate::space) fn has_userfaults(&self) -> bool {
-        cfg!(feature = "userfault") && self.userfaults.load(Ordering::Relaxed) != 0
+        cfg!(feature = "userfault") && self.userfaults.get() != 0
     }
 }
 

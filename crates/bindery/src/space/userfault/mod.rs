@@ -30,8 +30,9 @@ pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};
 pub(super) use wait::{Served, serve_by_userfault};
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::Memory;
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
@@ -54,7 +55,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<Userfault<'m, P>, Error> {
         let built = Built::new().ok_or(Error::NotBuilt)?;
         let memory = self.page_table.memory;
-        let make = || Userfault::new(built, memory, userfault_identity(self), features, scope);
+        let make = || {
+            let identity = self.userfaults.get_or_make(memory);
+            Userfault::new(built, memory, identity, features, scope)
+        };
         memory.retry(|| Ok(make().ok_or(NoMemory)?))
     }
 
@@ -80,20 +84,30 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: any.
     pub fn owns_userfault(&self, userfault: &Userfault<'_, P>) -> bool {
-        userfault.state().space() == self.userfaults.load(Ordering::Relaxed)
+        userfault.state().space() == self.userfaults.get()
     }
 }
 
-/// The number by which userfaultfds know the address space. Never given to another one, so
-/// that a handle outlives its address space harmlessly.
-fn userfault_identity<P: Platform>(space: &AddressSpace<'_, P>) -> u64 {
-    let known = space.userfaults.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
+/// The number by which userfaultfds know an address space; 0 before its first one. Never given to
+/// another address space, so that a handle outlives its address space harmlessly.
+#[derive(Default)]
+pub(super) struct UserfaultIdentity(AtomicU64);
+
+impl UserfaultIdentity {
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
-    let new = space.page_table.memory.new_identity();
-    let set = space.userfaults.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
-    set.err().unwrap_or(new)
+
+    /// The number, given now if the address space has none.
+    fn get_or_make<P: Platform>(&self, memory: &Memory<P>) -> u64 {
+        let known = self.get();
+        if known != 0 {
+            return known;
+        }
+        let new = memory.new_identity();
+        let set = self.0.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
+        set.err().unwrap_or(new)
+    }
 }
 
 /// The range of a call, which has to be pages that a program may have.
