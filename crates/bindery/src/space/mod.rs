@@ -17,7 +17,7 @@
 //! | `call/` | the memory calls, one a file |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
-//! | `op` | one operation from its lock to its last free |
+//! | `op`, `sleep` | one operation from its lock to its last free; a call that may sleep |
 //! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the setting of KSM |
 //! | `pin`, `pin_count` | pinned pages, and how many there may be |
 //! | `folio` | splits mapped folios, and joins their leaves |
@@ -38,6 +38,7 @@ mod pin;
 mod pin_count;
 mod resident;
 mod settings;
+mod sleep;
 mod stack_growth;
 mod user_copy;
 mod userfault;

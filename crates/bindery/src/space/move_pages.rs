@@ -2,7 +2,6 @@
 //!
 //! Both VMAs are locked for reading, as for a fault (`vmas::both` has how).
 
-use crate::Memory;
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{CallError, Error, Failure};
@@ -19,6 +18,7 @@ use crate::table::publish::publish;
 use super::AddressSpace;
 use super::fault::written_attributes;
 use super::folio::{FolioError, split_locked};
+use super::sleep::MaySleep;
 use crate::space::stack_growth::prepare_group;
 use crate::vma::{MappingFlags, Protection, Vma};
 
@@ -133,11 +133,11 @@ impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
     /// Continues after the bytes that have moved.
     fn go_on(&mut self) -> Result<(), Failure<MoveError>> {
         let Self { space, request, permit, .. } = *self;
-        let page_table = &space.page_table;
+        let mut call = MaySleep::new(space);
         let mut tries = 0;
         loop {
             let MoveRequest { destination, source, .. } = *request;
-            let locked = space.vmas.read_both(space.platform(), destination, source);
+            let locked = call.vmas.read_both(call.platform(), destination, source);
             let locked = locked.ok_or(MoveError::Missing)?;
             let (destination, source) = locked.vmas();
             check_vmas(request, destination, source, permit)?;
@@ -161,6 +161,7 @@ impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
                 attributes: written_attributes(destination.flags()),
                 keeps_protection: permit.keeps_protection(destination),
             };
+            let page_table = &call.page_table;
             let (result, done) = move_pages(page_table, &what, |mover| {
                 move_between(page_table, mover, source, &mut tries)
             });
@@ -170,19 +171,22 @@ impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
             }
             let Some(folio) = result? else { return Ok(()) };
             drop(locked);
-            wait_to_move(page_table.memory, Wait::Folio(folio))?;
+            wait_to_move(&mut call, Wait::Folio(folio))?;
         }
     }
 }
 
-/// Waits without locks for a folio that could not move.
+/// Waits for a folio that could not move.
 #[cold]
-fn wait_to_move<P: Platform>(memory: &Memory<P>, wait: Wait<'_>) -> Result<(), Failure<MoveError>> {
+fn wait_to_move<P: Platform>(
+    call: &mut MaySleep<'_, '_, P>,
+    wait: Wait<'_>,
+) -> Result<(), Failure<MoveError>> {
     // Waiting for a folio's lock cannot fail otherwise.
-    drop(wait.wait(memory, None).map_err(|failure| failure.map(|_| MoveError::Busy))?);
+    drop(call.wait(wait).map_err(|failure| failure.map(|_| MoveError::Busy))?);
     // The thread that uses the folio may do so without its lock.
-    memory.platform().relax();
-    Ok(interrupt::check(memory.platform()).map_err(|_| MoveError::Interrupted)?)
+    call.platform().relax();
+    Ok(interrupt::check(call.platform()).map_err(|_| MoveError::Interrupted)?)
 }
 
 /// Moves pages until all have moved, or returns the folio to wait for before the rest. Both VMAs are

@@ -109,7 +109,7 @@ impl<P: Platform> PageTable<'_, P> {
     /// Adds the counts of one operation, kept in registers.
     #[inline(always)]
     pub(crate) fn count(&self, counts: &Counts) {
-        let section = ReadSection::enter(self.memory.platform());
+        let section = self.read_section();
         self.count_in(&section, counts);
     }
 

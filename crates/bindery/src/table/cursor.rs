@@ -111,7 +111,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut counts = Counts::default();
         let mut found = false;
         while start < end && !found {
-            let section = ReadSection::enter(self.memory.platform());
+            let section = self.read_section();
             let looks = locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS);
             for _ in 0..looks {
                 if start >= end {

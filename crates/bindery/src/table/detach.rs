@@ -12,7 +12,7 @@ use super::locking::{Depth, LockTree, Node};
 use super::run::{Run, What};
 use super::span::Span;
 use super::stray::{mark_children, mark_subtree_stray};
-use super::{EntryAt, PageTable, ReadSection};
+use super::{EntryAt, PageTable};
 
 /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from one
 /// level higher and looked at again, since a fault may have filled it in between.
@@ -64,7 +64,7 @@ fn gather_below<P: Platform>(
     let memory = page_table.memory;
     let level = node.level.below();
     let children = {
-        let _section = ReadSection::enter(memory.platform());
+        let _section = page_table.read_section();
         mark_children(page_table, node, &mut |child| {
             memory.worked(1, 1);
             if level == Level::PTE {

@@ -16,14 +16,14 @@ use crate::stats::Counts;
 
 use super::locking::Depth;
 use super::run::Entries;
-use super::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
+use super::{EntryAt, NoMemory, PageTable, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
     /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let EntryAt { node, entry, .. } = {
-            let section = ReadSection::enter(self.memory.platform());
+            let section = self.read_section();
             self.peek(&section, at, &mut Counts::default())
         };
         let whole = at.is_aligned(node.level.span());

@@ -15,7 +15,7 @@ use crate::stats::Counts;
 
 use super::cursor::Chunks;
 use super::locking::{Depth, Node};
-use super::{EntryAt, PageTable, ReadSection, run};
+use super::{EntryAt, PageTable, run};
 
 /// A stretch of equal looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,7 +132,7 @@ fn look_alike<P: Platform>(
     let mut at = range.start();
     while at < range.end() {
         // One table at a time, so that no read section lasts long.
-        let section = ReadSection::enter(page_table.memory.platform());
+        let section = page_table.read_section();
         let EntryAt { node, index: first, entry } = page_table.peek(&section, at, &mut counts);
         let span = node.level.span();
         let entries = page_table.entries(node.table);

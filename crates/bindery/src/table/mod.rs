@@ -110,6 +110,8 @@ pub(crate) use rewrite::protect;
 pub(crate) struct ReadSection<'p, P: Platform>(&'p P);
 
 impl<'p, P: Platform> ReadSection<'p, P> {
+    /// Enters one that borrows no more than the platform. A caller with a tree uses
+    /// [`PageTable::read_section`].
     pub(crate) fn enter(platform: &'p P) -> Self {
         platform.enter_read();
         Self(platform)
@@ -228,6 +230,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.state
     }
 
+    /// Enters a read section, in which no table that is found is freed. It borrows the tree, and by
+    /// it the guard or the call that lends the tree: a wait takes that away
+    /// (`space/sleep.rs`).
+    #[inline(always)]
+    pub(crate) fn read_section(&self) -> ReadSection<'_, P> {
+        ReadSection::enter(self.memory.platform())
+    }
+
+    /// The metadata of a table of this tree.
     #[inline]
     pub(crate) fn meta(&self, table: Frame) -> TableMeta<'_> {
         self.memory.frames.table(table)

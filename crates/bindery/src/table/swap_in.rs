@@ -15,7 +15,7 @@ use super::cursor::Cursor;
 use super::locking::{Depth, LockTree};
 use super::rewrite::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Entries, Run, What};
-use super::{NoMemory, PageTable, ReadSection};
+use super::{NoMemory, PageTable};
 
 /// A folio whose content is complete, and where its pages belong.
 pub(crate) struct SwapIn<'l> {
@@ -149,7 +149,7 @@ pub(crate) fn swap_in_whole<P: Platform>(
     {
         return None;
     }
-    let section = ReadSection::enter(page_table.memory.platform());
+    let section = page_table.read_section();
     let found = page_table.leaf_table(&section, what.start)?;
     if !page_table.try_lock_leaf_table(what.start, &found) {
         return None;

@@ -43,7 +43,7 @@ use crate::table::locking::{Depth, Node};
 use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::run::Entries;
-use crate::table::{EntryAt, ReadSection, TablePool, free_table, new_table, run};
+use crate::table::{EntryAt, TablePool, free_table, new_table, run};
 use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
@@ -187,7 +187,7 @@ pub fn clear_accessed_and_dirty<P: Platform>(
     let frames = &page_table.memory.frames;
     let end = at.0 + (u64::from(count) << PAGE_SHIFT);
     for at in (at.0..end).step_by(PAGE_SIZE as usize).map(VirtAddr) {
-        let section = ReadSection::enter(page_table.memory.platform());
+        let section = page_table.read_section();
         let EntryAt { node, index, entry: raw } =
             page_table.peek(&section, at, &mut Counts::default());
         if node.level.kind(raw) != Kind::Leaf {

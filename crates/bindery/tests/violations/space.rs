@@ -7,7 +7,7 @@
 //! Nothing here ever runs.
 
 use crate::Memory;
-use crate::addr::{Frame, Order, VirtAddr};
+use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{FolioIndex, FolioLock, FreshFolio, LiveOwner, LockedFolio, SwapPlace};
@@ -21,6 +21,7 @@ use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, SlotRun};
 use crate::sync::rw_lock::{RwLock, WriteGuard};
 use crate::table::edit::Edit;
+use crate::table::locking::Depth;
 use crate::table::run::Run;
 use crate::table::span::Span;
 use crate::table::{PageTable, ReadSection};
@@ -29,6 +30,7 @@ use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 use crate::vmas::{NewVma, Removed, ReservedVma, VmaIndex, VmaSet, VmaView};
 
 use super::fault::{Fault, wait_for_known};
+use super::sleep::MaySleep;
 use super::{Access, AddressSpace};
 
 /// The set of VMAs is read with the mutex.
@@ -122,6 +124,50 @@ pub(crate) fn wait_locked<P: Platform>(
     let _ = (vma.vma().start(), wait_for_known(space, vma, wait));
     #[cfg(lock_violations = "moves")]
     let _ = (wait_for_known(space, vma, wait), vma.vma().start()); //~ E0382
+}
+
+/// No cursor and no read section of a fault lives while it waits.
+pub(crate) fn wait_in_section<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: VmaReadGuard<'_, P>,
+    other: VmaReadGuard<'_, P>,
+    waits: [Wait<'_>; 2],
+) {
+    let [first, second] = waits;
+    let fault = Fault::new(space, vma.vma(), VirtAddr(0), Access::Read);
+    let section = fault.read_section();
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (drop(section), wait_for_known(space, vma, first));
+    #[cfg(lock_violations = "moves")]
+    let _ = (wait_for_known(space, vma, first), drop(section)); //~ E0505
+    let fault = Fault::new(space, other.vma(), VirtAddr(0), Access::Read);
+    let cursor = fault.cursor();
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (drop(cursor), wait_for_known(space, other, second));
+    #[cfg(lock_violations = "moves")]
+    let _ = (wait_for_known(space, other, second), drop(cursor)); //~ E0505
+}
+
+/// A call waits without VMA locks, cursors, edits and read sections.
+pub(crate) fn sleep<P: Platform>(space: &AddressSpace<'_, P>, waits: [Wait<'_>; 3]) {
+    let [first, second, third] = waits;
+    let range = VirtRange::raw(0, 0);
+    let mut call = MaySleep::new(space);
+    let locked = call.lock_vma(VirtAddr(0));
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (drop(locked), call.wait(first));
+    #[cfg(lock_violations = "moves")]
+    let _ = (call.wait(first), drop(locked)); //~ E0502
+    let section = call.page_table.read_section();
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (drop(section), call.wait(second));
+    #[cfg(lock_violations = "moves")]
+    let _ = (call.wait(second), drop(section)); //~ E0502
+    let cursor = call.page_table.cursor(range, Depth::Floor(Level::PTE));
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (drop(cursor), call.wait(third));
+    #[cfg(lock_violations = "moves")]
+    let _ = (call.wait(third), drop(cursor)); //~ E0502
 }
 
 /// The wait for a handler does not outlive the message, which lies in the frame of the call.

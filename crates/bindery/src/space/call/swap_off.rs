@@ -11,6 +11,7 @@ use crate::table::PageTable;
 use crate::table::look;
 
 use crate::space::fault::{Fault, Next, Reading, refused, slot_at};
+use crate::space::sleep::MaySleep;
 use crate::space::{Access, AddressSpace};
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -56,14 +57,15 @@ fn bring_back<P: Platform>(
     next: impl Fn(VirtAddr) -> Option<VirtAddr>,
 ) -> Result<(), Error> {
     let memory = space.page_table.memory;
+    let mut call = MaySleep::new(space);
     let mut at = VirtAddr(0);
     // Keeps the folio that a device has read in the cache until it is mapped.
     let mut _kept = None;
     while let Some(page) = next(at) {
         check(space.platform())?;
         let result = memory.retry(|| {
-            if let Some(wait) = bring_back_page(space, page)? {
-                _kept = wait.wait(memory, None).map_err(refused)?;
+            if let Some(wait) = bring_back_page(&call, page)? {
+                _kept = call.wait(wait).map_err(refused)?;
             }
             Ok(())
         });

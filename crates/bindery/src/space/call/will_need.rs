@@ -30,6 +30,7 @@ use crate::vmas::Parts;
 use super::madvise::shared_memory;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, Next, Reading, Resolved, Slot, slot_at};
+use crate::space::sleep::MaySleep;
 
 /// The number of entries read between two checks for a fatal signal.
 const LOOKS: u32 = 1024;
@@ -121,14 +122,15 @@ fn bring_in_private<P: Platform>(
     part: VirtRange,
 ) -> Result<Ended, Error> {
     let mut at = part.start();
+    let mut call = MaySleep::new(space);
     // The page that a device has read last, and its folio, which stays until it is mapped.
     let (mut read, mut _kept) = (None, None);
     while at < part.end() {
-        interrupt::check(space.platform())?;
+        interrupt::check(call.platform())?;
         // Another thread has unmapped the rest.
-        let Some(locked) = space.lock_vma(at) else { break };
+        let Some(locked) = call.lock_vma(at) else { break };
         let rest = VirtRange::raw(at.0, part.end().0).intersection(locked.vma().range());
-        let page = match next_in_swap(&space.page_table, rest) {
+        let page = match next_in_swap(&call.page_table, rest) {
             Found::Page(page) => page,
             Found::NoneBefore(end) => {
                 at = end;
@@ -136,7 +138,7 @@ fn bring_in_private<P: Platform>(
             }
         };
         let was_read = read == Some(page);
-        at = match bring_in(space, locked.vma(), page, was_read) {
+        at = match bring_in(&call, locked.vma(), page, was_read) {
             Announced::Next(next) => next,
             Announced::Short => return Ok(Ended::Short),
             Announced::Wait(wait) => {
@@ -145,7 +147,7 @@ fn bring_in_private<P: Platform>(
                 if !matches!(wait, Wait::SwapRequest { .. }) {
                     read = Some(page);
                 }
-                match wait.wait(space.page_table.memory, None) {
+                match call.wait(wait) {
                     Ok(kept) if !was_read => {
                         _kept = kept;
                         page

@@ -40,7 +40,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[inline(always)]
     pub(super) fn touch_small(&self, flags: MappingFlags) -> Option<Resolved> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
-        let section = ReadSection::enter(memory.platform());
+        let section = self.read_section();
         let found = page_table.leaf_table(&section, page)?;
         let table = found.table;
         let entries = page_table.entries(table);
@@ -110,7 +110,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(in crate::space) fn vacant_orders(&self) -> Result<Orders, Occupant<P::Arch>> {
         let mut counts = Counts::default();
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
-        let section = ReadSection::enter(memory.platform());
+        let section = self.read_section();
         let seen = page_table.peek(&section, page, &mut counts);
         page_table.count_in(&section, &counts);
         let EntryAt { node, entry, .. } = seen;

@@ -17,7 +17,7 @@ use crate::table::fill_span::FillSpan;
 use crate::table::leaf::user_attributes;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, ReadSection, run};
+use crate::table::{EntryAt, NoMemory, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
@@ -124,7 +124,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             return window;
         }
         let mut length = FAULT_AROUND;
-        let section = ReadSection::enter(self.memory().platform());
+        let section = self.read_section();
         let mut counts = Counts::default();
         let EntryAt { node, .. } = self.page_table().peek(&section, window.start(), &mut counts);
         if node.level == Level::PTE {

@@ -16,7 +16,7 @@ use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
-use crate::table::{EntryAt, ReadSection, run};
+use crate::table::{EntryAt, run};
 use crate::vma::MappingFlags;
 
 use super::copy_on_write::folio_range;
@@ -153,7 +153,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
-            let section = ReadSection::enter(memory.platform());
+            let section = self.read_section();
             page_table.peek(&section, page, &mut Counts::default()).node
         };
         let span = hint.level.span();

@@ -11,9 +11,9 @@ use crate::swap::device_read::Load;
 use crate::swap::slot_state::SlotState;
 use crate::swap::streak::ReadByFault;
 use crate::swap::{SlotRun, begin_read_around};
+use crate::table::EntryAt;
 use crate::table::look;
 use crate::table::run::Entries;
-use crate::table::{EntryAt, ReadSection};
 
 use super::Wait;
 use super::first_touch::folio_place;
@@ -164,7 +164,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Whether the entries of `range` seem to refer to consecutive slots, in one table.
     #[inline(never)]
     fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
-        let section = ReadSection::enter(self.memory().platform());
+        let section = self.read_section();
         let EntryAt { node, index, entry } =
             self.page_table().peek(&section, range.start(), &mut Counts::default());
         let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;

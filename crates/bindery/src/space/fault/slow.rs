@@ -153,7 +153,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
 
     /// Whether the page has a guard marker.
     fn is_guarded(&self) -> bool {
-        let section = ReadSection::enter(self.memory().platform());
+        let section = self.read_section();
         let EntryAt { node, entry, .. } =
             self.page_table().peek(&section, self.page, &mut Counts::default());
         node.level.kind(entry) == Kind::Absent
@@ -176,10 +176,16 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
         VirtRange::raw(self.page.0, self.page.0 + PAGE_SIZE)
     }
 
-    /// Locks the table of the page. No step waits while the cursor lives, since it borrows the
-    /// fault.
+    /// Enters a read section. No step waits while it lives, since it borrows the fault, which
+    /// borrows the guard of the VMA.
     #[inline(always)]
-    pub(super) fn cursor(&self) -> Cursor<'_, 'm, P> {
+    pub(in crate::space) fn read_section(&self) -> ReadSection<'_, P> {
+        self.page_table().read_section()
+    }
+
+    /// Locks the table of the page. No step waits while the cursor lives, for the same reason.
+    #[inline(always)]
+    pub(in crate::space) fn cursor(&self) -> Cursor<'_, 'm, P> {
         self.cursor_of(self.range())
     }
 

@@ -73,7 +73,7 @@ pub(in crate::space) fn slot_at<P: Platform>(
     page_table: &PageTable<'_, P>,
     page: VirtAddr,
 ) -> Option<Slot> {
-    let section = ReadSection::enter(page_table.memory.platform());
+    let section = page_table.read_section();
     let seen = page_table.peek(&section, page, &mut Counts::default());
     slot_of(page_table, &section, seen, page)
 }

@@ -21,7 +21,7 @@ use crate::space::userfault::fill::copy_in;
 use crate::space::userfault::fill::new_fill_folio;
 use crate::table::fill_span::FillSpan;
 use crate::table::publish::publish;
-use crate::table::{NoMemory, ReadSection, run};
+use crate::table::{NoMemory, run};
 
 use super::fill::Fill;
 
@@ -43,7 +43,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let bytes = PAGE_SIZE << step.0;
         let end = end.0.min(at.align_down(bytes).0.saturating_add(bytes));
         let pages = ((end - at.0) / PAGE_SIZE).min(TOGETHER as u64) as u32;
-        let section = ReadSection::enter(space.platform());
+        let section = space.page_table.read_section();
         let Some(found) = space.page_table.leaf_table(&section, at) else { return pages };
         let first = P::Arch::PTE.index_of(at);
         run::count_empty(&space.page_table.entries(found.table)[first.positions(pages)])

@@ -10,7 +10,7 @@ use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
 use crate::stats::Counts;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, ReadSection, run};
+use crate::table::{EntryAt, run};
 use crate::vma::Vma;
 
 /// Whether the entry is a marker that a page may replace.
@@ -80,7 +80,7 @@ pub(super) fn lift_markers<P: Platform>(
     range: VirtRange,
 ) -> Result<(), NoMemory> {
     let entry = {
-        let section = ReadSection::enter(space.platform());
+        let section = space.page_table.read_section();
         space.page_table.peek(&section, range.start(), &mut Counts::default()).entry
     };
     if !is_replaceable::<P::Arch>(entry) {

@@ -11,11 +11,12 @@ use crate::space::AddressSpace;
 use crate::space::call::populate::populate;
 use crate::space::fault::{Access, Fault, Next, folio_place, object_attributes};
 use crate::space::op::VmaOp;
+use crate::space::sleep::MaySleep;
 use crate::space::userfault::install::is_occupied;
 use crate::space::userfault::install::lift_markers;
 use crate::stats::Counts;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, ReadSection, run};
+use crate::table::{EntryAt, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::fill::{Fill, FillMode, PartialFill};
@@ -50,18 +51,20 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
     ) -> Result<(), PartialFill> {
         let Self { space, userfault } = self;
         let (memory, fill) = (space.page_table.memory, Fill { space, userfault, mode });
+        let mut call = MaySleep::new(space);
         // The folio that a device has read stays until it is mapped.
         let mut _kept = None;
         fill.pages(to, length, |at, end| {
             memory.retry(|| {
                 loop {
                     let range = VirtRange::raw(at.0, end.0);
+                    let fill = Fill { space: &call, userfault, mode };
                     let wait = match fill.in_vma(at, end, |op| op.map_present(range, mode)) {
                         Ok(end) => return Ok(end),
                         Err(Stop::Failed(failure)) => return Err(failure),
                         Err(Stop::Wait(wait)) => wait,
                     };
-                    let kept = wait.wait(memory, None);
+                    let kept = call.wait(wait);
                     _kept = kept.map_err(|failure| failure.map(|_| Error::Fault(at)))?;
                 }
             })
@@ -76,19 +79,20 @@ pub(in crate::space) fn populate_collapsed<P: Platform>(
 ) -> Result<(), Failure> {
     // The folio that a device has read stays until it is mapped.
     let mut _kept = None;
+    let mut call = MaySleep::new(space);
     loop {
-        let locked = space.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
+        let locked = call.lock_vma(range.start()).ok_or(Error::NotMapped(range.start()))?;
         let vma = locked.vma();
         if !vma.has(MappingFlags::USERFAULT_MINOR) || !vma.range().covers(range) {
             break;
         }
         let map = |op: &VmaOp<'_, '_, P>| op.map_present(range, FillMode::empty());
-        let wait = match space.operate_in(locked, map) {
+        let wait = match call.operate_in(locked, map) {
             Ok(_) => return Ok(()),
             Err(Stop::Failed(failure)) => return Err(failure),
             Err(Stop::Wait(wait)) => wait,
         };
-        _kept = wait.wait(space.page_table.memory, None)?;
+        _kept = call.wait(wait)?;
     }
     Ok(populate(space, range)?)
 }
@@ -124,7 +128,7 @@ pub(super) fn object_has<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<bool> 
 /// [`Error::Exists`] for a huge leaf.
 fn vacant_pages<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> Result<u64, Error> {
     let at = range.start();
-    let section = ReadSection::enter(space.platform());
+    let section = space.page_table.read_section();
     let EntryAt { node, index, entry } =
         space.page_table.peek(&section, at, &mut Counts::default());
     if is_occupied::<P::Arch>(entry) {

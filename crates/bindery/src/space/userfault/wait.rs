@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, FaultRequest, Origin, wait_for_known};
 use crate::stats::Counts;
-use crate::table::{EntryAt, ReadSection};
+use crate::table::EntryAt;
 use crate::userfault::{
     self, Interrupts, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
     UserfaultState,
@@ -101,7 +101,7 @@ fn is_mapped<P: Platform>(space: &AddressSpace<'_, P>, request: &FaultRequest) -
     if P::Arch::INVALID_MAY_BE_CACHED {
         return false;
     }
-    let section = ReadSection::enter(space.platform());
+    let section = space.page_table.read_section();
     let EntryAt { node, entry, .. } =
         space.page_table.peek(&section, request.page, &mut Counts::default());
     node.level.kind(entry) == Kind::Leaf
@@ -111,7 +111,7 @@ fn is_mapped<P: Platform>(space: &AddressSpace<'_, P>, request: &FaultRequest) -
 /// The reason why a fault in a registered VMA has to wait for a handler, if it has to.
 fn userfault_kind<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind> {
     let EntryAt { node, entry, .. } = {
-        let section = ReadSection::enter(fault.space.platform());
+        let section = fault.read_section();
         fault.space.page_table.peek(&section, fault.page, &mut Counts::default())
     };
     match node.level.kind(entry) {

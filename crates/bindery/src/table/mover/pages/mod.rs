@@ -41,7 +41,7 @@ use crate::folio::{Folio, FolioBatch, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::SPAN_ENTRIES;
-use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
+use crate::table::{EntryAt, NoMemory, PageTable, TablePool, run};
 use crate::tlb::Gather;
 
 use super::Mover;
@@ -241,7 +241,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
     /// The number of entries of level 2 in the next piece, in one table on each side: at most two
     /// tables, or eight huge leaves. At least one. A guess.
     fn tables_ahead(&mut self) -> u64 {
-        let _section = ReadSection::enter(self.page_table.memory.platform());
+        let _section = self.page_table.read_section();
         let (from, to) = self.ends();
         let root = self.page_table.root_node();
         let found =
@@ -274,7 +274,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
     /// Faults fill holes at any time, so a hole was empty only when it was read.
     fn pass_holes(&mut self) -> Option<MoveStop> {
         let page_table = self.page_table;
-        let section = ReadSection::enter(page_table.memory.platform());
+        let section = page_table.read_section();
         for _ in 0..SPAN_ENTRIES / 4 / u32::from(P::Arch::LEVELS) {
             let left = self.left();
             if left == 0 {
@@ -339,7 +339,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
 
     /// A move of a page to its own place: the target's entry is the source's.
     fn stays(&mut self, at: u64) -> Option<MoveStop> {
-        let section = ReadSection::enter(self.page_table.memory.platform());
+        let section = self.page_table.read_section();
         let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), self.counts);
         if !entry.is_empty() {
             return Some(MoveStop::Exists);

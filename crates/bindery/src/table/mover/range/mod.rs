@@ -118,7 +118,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
     fn next_piece(&mut self, mut at: u64) -> Option<Piece<P::Arch>> {
         // Inline, because most moves are one piece: the end of the range needs no call.
         while at < self.kind.source.range.end().0 {
-            let section = ReadSection::enter(self.page_table.memory.platform());
+            let section = self.page_table.read_section();
             let found = self.find_piece(&section, &mut at);
             if found.is_some() {
                 return found;

@@ -3,8 +3,8 @@
 use crate::addr::VirtAddr;
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
+use crate::table::NoMemory;
 use crate::table::locking::Depth;
-use crate::table::{NoMemory, ReadSection};
 
 use super::{Piece, RangeMover, for_each_target};
 
@@ -62,7 +62,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         let mut last = [None; MAX_LEVELS as usize + 1];
         let mut next = self.kind.first;
         while let Some(piece) = next {
-            let section = ReadSection::enter(page_table.memory.platform());
+            let section = page_table.read_section();
             let looked = for_each_target(page_table, page_table.root_node(), piece, |to| {
                 let below_root = |level: &Level<P::Arch>| *level < P::Arch::ROOT;
                 for level in piece.level.up_to(P::Arch::ROOT).filter(below_root) {
