@@ -211,7 +211,7 @@ unsafe fn evict<P: Platform>(
             // Mappings without an entry are being added or removed.
             victim.take(Spare::Nothing, &alone.proof)
         }),
-        result => result,
+        result @ (Ok(_) | Err(Obstacle::Stays(_))) => result,
     };
     match dropped {
         Ok(pages) => {

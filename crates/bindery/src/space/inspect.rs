@@ -141,7 +141,8 @@ fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspecti
                 let prot_none = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
                 Inspection::Absent(prot_none)
             }
-            absent => absent.map_or(Inspection::Empty, Inspection::Absent),
+            Some(absent @ (Absent::Swap { .. } | Absent::Marker(_))) => Inspection::Absent(absent),
+            None => Inspection::Empty,
         },
     }
 }

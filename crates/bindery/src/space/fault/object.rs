@@ -339,7 +339,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let next = self.map_folio(self.range(), copy, written_attributes(self.vma.flags()));
         match next {
             Ok(Next::Done(_)) => Ok(Next::Done(Resolved::Copied)),
-            next => {
+            next @ (Ok(Next::Again | Next::Wait(_)) | Err(_)) => {
                 memory.frames.fresh(copy).discard();
                 next
             }

@@ -179,10 +179,12 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
                         let says = copy_attributes(Permissions::empty(), ProtectionKey::default());
                         return Err(self.stop_at_pinned(&run, frame, folio, says));
                     }
-                    _ if self.what.absent::<P::Arch>(first).is_empty() => {}
-                    _ => {
-                        let table = self.target_table(&run)?;
-                        self.copy_absent(&run, first, table)?;
+                    Some(Absent::ProtNone { .. } | Absent::Swap { .. } | Absent::Marker(_))
+                    | None => {
+                        if !self.what.absent::<P::Arch>(first).is_empty() {
+                            let table = self.target_table(&run)?;
+                            self.copy_absent(&run, first, table)?;
+                        }
                     }
                 },
             }
