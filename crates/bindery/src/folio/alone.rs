@@ -28,7 +28,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::mappings_in;
 use super::handle::FolioHandle;
-use crate::frame::meta::{SHARED_EIGHTHS, SHARED_SHIFT};
+use crate::frame::meta::{FrameMeta, SHARED_EIGHTHS, SHARED_SHIFT};
 use crate::platform::Platform;
 
 /// The most that a note says: no mappings are few enough.
@@ -44,41 +44,56 @@ const fn note_in(state: u32) -> u32 {
     if note < ALL_EIGHTHS { note } else { ALL_EIGHTHS }
 }
 
-impl<P: Platform> FolioHandle<'_, P> {
+impl<'a, P: Platform> FolioHandle<'a, P> {
+    /// The mappings of the folio that a process does not have.
+    #[inline(always)]
+    pub(crate) fn other_mappings(self) -> OtherMappings<'a> {
+        OtherMappings { head: self.head(), pages: self.folio.pages() }
+    }
+}
+
+/// The mappings of a folio, as seen by one process that has some of them: whether all are its own.
+#[derive(Clone, Copy)]
+pub(crate) struct OtherMappings<'a> {
+    head: &'a FrameMeta,
+    /// The folio's pages.
+    pages: u32,
+}
+
+impl OtherMappings<'_> {
     /// Whether a process with room for `most` entries of the folio's pages may have all mappings of
-    /// it, while it has no other holder. Two loads. If not, a walk over its entries would find others; or
-    /// would have, a moment ago.
+    /// it, while it has no other holder. Two loads. If not, a walk over its entries would find
+    /// others; or would have, a moment ago.
     #[inline]
-    pub(crate) fn may_be_mapped_by_one(self, most: u32) -> bool {
-        let head = self.head();
-        let count = head.count.load(Relaxed);
+    pub(crate) fn may_be_none(self, most: u32) -> bool {
+        let count = self.head.count.load(Relaxed);
         let mappings = mappings_in(count);
         // The lower half counts references and pins.
         count as u32 == 0
             && mappings <= most
-            && mappings <= allowed(self.folio.pages(), note_in(head.state.load(Relaxed)))
+            && mappings <= allowed(self.pages, note_in(self.head.state.load(Relaxed)))
     }
 
     /// Notes that a process has `ours` mappings of the folio, which it keeps by the locks of their
     /// tables, if there are more.
-    pub(crate) fn note_other_mappings(self, ours: u32) {
-        if self.mappings() <= ours {
+    pub(crate) fn note(self, ours: u32) {
+        if mappings_in(self.head.count.load(Relaxed)) <= ours {
             // Only a reference was in the way, which says nothing for later.
             return;
         }
-        let pages = self.folio.pages();
+        let pages = self.pages;
         let note = ALL_EIGHTHS - (ours.min(pages) * ALL_EIGHTHS / pages);
         let raise = |state: u32| {
             let raised = state & !SHARED_EIGHTHS | note << SHARED_SHIFT;
             (note > note_in(state)).then_some(raised)
         };
         // Another process may have noted that already.
-        let _ = self.state().fetch_update(Relaxed, Relaxed, raise);
+        let _ = self.head.state.fetch_update(Relaxed, Relaxed, raise);
     }
 
     /// Clears the note: a walk has found the mappings of one process only. A load if there is none.
-    pub(crate) fn forget_other_mappings(self) {
-        let state = self.state();
+    pub(crate) fn forget(self) {
+        let state = &self.head.state;
         if state.load(Relaxed) & SHARED_EIGHTHS != 0 {
             state.fetch_and(!SHARED_EIGHTHS, Relaxed);
         }

@@ -109,7 +109,7 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
 }
 
 impl<P: Platform> FreshFolio<'_, P> {
-    /// Frees the folio. A number that names no fresh folio is counted in [`Frames::refused`].
+    /// Frees the folio. A number that names no fresh folio is counted in [`crate::frame::Allocator::refused`].
     pub(crate) fn discard(self) {
         let FolioHandle { frames, folio } = self.0;
         let count = self.0.count().load(Relaxed);

@@ -29,7 +29,7 @@ impl<P: Platform> FolioHandle<'_, P> {
 
     /// Drops `pages` mappings; frees the folio with the last one if no reference remains. One
     /// atomic instruction if it stays. Mappings that the folio does not have are not dropped but
-    /// counted in [`Frames::refused`].
+    /// counted in [`crate::frame::Allocator::refused`].
     ///
     /// An anonymous folio that loses its last mapping while references or pins remain loses its
     /// owner: nothing keeps the owner alive.

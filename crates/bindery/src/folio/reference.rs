@@ -30,8 +30,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::count::{self, NotThere, REFERENCE, ReferencesRefused, references_in};
 use super::handle::{Folio, FolioHandle, Freed};
 use crate::addr::{Frame, Order};
-use crate::frame::Frames;
 use crate::frame::meta::{Kind, is_kind, order_in};
+use crate::frame::{Allocator, Frames};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
@@ -103,7 +103,7 @@ impl<P: Platform> Heads for Frames<P> {
 
     #[inline]
     fn covers(&self, frame: Frame) -> bool {
-        Frames::covers(self, frame)
+        Allocator::covers(self, frame)
     }
 
     #[inline]
@@ -184,7 +184,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// Adds references that do not depend on how many others hold the folio: one for each page that
     /// an object keeps of it from now on, or the swap cache's and that of the thread that writes it
     /// out. The caller has the folio's lock, and a reference or mappings. A refusal is counted in
-    /// [`Frames::refused`].
+    /// [`Allocator::refused`].
     pub(crate) fn add_references(self, references: u32) -> Result<(), ReferencesRefused> {
         let added = count::refer_locked(self.count(), references);
         added.inspect_err(|_| self.frames.refuse())
@@ -196,7 +196,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     }
 
     /// Releases a reference; the last one frees the folio if no mapping or pin remains. A
-    /// reference that the folio does not have is counted in [`Frames::refused`].
+    /// reference that the folio does not have is counted in [`Allocator::refused`].
     #[inline]
     pub(crate) fn release(self) -> Freed {
         self.release_pages(1)

@@ -4,8 +4,8 @@
 //! them in order. A batch remembers one range of consecutive frames and frees it whole, as few
 //! large blocks, instead of joining each frame with its buddy, and each pair with the next.
 
-use super::Frames;
 use super::buddy::MAX_ORDER;
+use super::{Allocator, Frames};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
@@ -54,7 +54,7 @@ impl<P: Platform> Drop for FreeBatch<'_, P> {
     }
 }
 
-impl<P: Platform> Frames<P> {
+impl<P: Platform> Allocator<P> {
     /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
     fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);

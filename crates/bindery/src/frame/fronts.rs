@@ -4,12 +4,12 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::buddy::{Buddy, READY_ORDER};
 use super::front::{Front, LARGEST, LEAST_FRAMES, Locked, MOST_FRAMES};
-use super::{AllocateFor, Frames, drains};
+use super::{AllocateFor, Allocator, drains};
 use crate::addr::{Frame, Order};
 use crate::cpu::CpuTable;
 use crate::platform::{Cpu, Platform};
 
-impl<P: Platform> Frames<P> {
+impl<P: Platform> Allocator<P> {
     /// The front of each CPU.
     pub(crate) fn fronts(&self) -> &CpuTable<Front<P>> {
         &self.fronts
@@ -22,7 +22,7 @@ impl<P: Platform> Frames<P> {
     }
 
     /// Shows what the lists have to readers without the lock, which is held, and whether frames may
-    /// enter fronts. Without fronts, [`Frames::publish`] is enough.
+    /// enter fronts. Without fronts, [`Allocator::publish`] is enough.
     #[inline]
     pub(super) fn publish_to_fronts(&self, buddy: &Buddy) {
         self.publish(buddy);
@@ -85,7 +85,7 @@ impl<P: Platform> Frames<P> {
         }
     }
 
-    /// As [`Frames::take_from_lists`].
+    /// As [`Allocator::take_from_lists`].
     #[inline(never)]
     fn take_beside_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.lock();
@@ -95,7 +95,7 @@ impl<P: Platform> Frames<P> {
         frame
     }
 
-    /// [`Frames::allocate_up_to`], from the free lists; if they are empty, the fronts are drained.
+    /// [`Allocator::allocate_up_to`], from the free lists; if they are empty, the fronts are drained.
     #[inline(never)]
     pub(super) fn take_up_to(&self, order: Order, purpose: AllocateFor) -> Option<(Frame, Order)> {
         let try_lists = || {

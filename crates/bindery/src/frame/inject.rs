@@ -12,7 +12,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::Frames;
+use super::Allocator;
 use crate::platform::Platform;
 
 /// `left` of an allocator that does not fail on purpose.
@@ -59,15 +59,15 @@ impl Inject {
     }
 }
 
-impl<P: Platform> Frames<P> {
+impl<P: Platform> Allocator<P> {
     /// Lets the next `after` allocations (blocks, folios, slab objects; each counts as one)
     /// succeed and all later ones fail; with `None`, none fails any more. Starts the count of
-    /// [`Frames::failed_on_purpose`] again.
+    /// [`Allocator::failed_on_purpose`] again.
     pub fn fail_after(&self, after: Option<u64>) {
         self.inject.set(after, false);
     }
 
-    /// As [`Frames::fail_after`], but only one allocation fails, the one after the next `after`
+    /// As [`Allocator::fail_after`], but only one allocation fails, the one after the next `after`
     /// ones.
     pub fn fail_once_after(&self, after: Option<u64>) {
         self.inject.set(after, true);

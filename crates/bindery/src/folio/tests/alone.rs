@@ -9,16 +9,16 @@ fn excessive_counts_and_references_are_answers() {
     let frames = new_frames(1024);
     let folio = frames.new_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
-    assert!(frames.folio(folio).may_be_mapped_by_one(16));
-    assert!(!frames.folio(folio).may_be_mapped_by_one(15), "room for 15 entries");
+    assert!(frames.folio(folio).other_mappings().may_be_none(16));
+    assert!(!frames.folio(folio).other_mappings().may_be_none(15), "room for 15 entries");
     frames.folio(folio).map(1).unwrap();
-    assert!(!frames.folio(folio).may_be_mapped_by_one(512), "17 mappings of 16 pages");
+    assert!(!frames.folio(folio).other_mappings().may_be_none(512), "17 mappings of 16 pages");
     frames.folio(folio).unmap(1);
     assert!(frames.folio(folio).try_get());
-    assert!(!frames.folio(folio).may_be_mapped_by_one(16), "a reference");
-    frames.folio(folio).note_other_mappings(16);
+    assert!(!frames.folio(folio).other_mappings().may_be_none(16), "a reference");
+    frames.folio(folio).other_mappings().note(16);
     frames.folio(folio).release();
-    assert!(frames.folio(folio).may_be_mapped_by_one(16), "the reference is not noted");
+    assert!(frames.folio(folio).other_mappings().may_be_none(16), "the reference is not noted");
 }
 
 /// One of two processes gives up its pages one by one while the other keeps `others`.
@@ -29,14 +29,14 @@ fn walks(order: Order, others: u32) -> u32 {
     frames.fresh(folio).map(pages);
     let mut walks = 0;
     for left in (others + 1..=pages).rev() {
-        if frames.folio(folio).may_be_mapped_by_one(pages) {
+        if frames.folio(folio).other_mappings().may_be_none(pages) {
             walks += 1;
-            frames.folio(folio).note_other_mappings(left - others);
+            frames.folio(folio).other_mappings().note(left - others);
         }
         frames.folio(folio).unmap(1);
     }
-    frames.folio(folio).forget_other_mappings();
-    assert!(frames.folio(folio).may_be_mapped_by_one(pages), "the note is forgotten");
+    frames.folio(folio).other_mappings().forget();
+    assert!(frames.folio(folio).other_mappings().may_be_none(pages), "the note is forgotten");
     walks
 }
 
@@ -56,13 +56,16 @@ fn a_folios_parts_begin_without_a_note() {
     let frames = new_frames(1024);
     let folio = frames.new_folio(Order(4)).unwrap().leave();
     frames.fresh(folio).map(16);
-    frames.folio(folio).note_other_mappings(1);
-    assert!(!frames.folio(folio).may_be_mapped_by_one(16));
+    frames.folio(folio).other_mappings().note(1);
+    assert!(!frames.folio(folio).other_mappings().may_be_none(16));
     assert!(frames.folio(folio).try_get());
     assert_eq!(frames.folio(folio).split(Order(2), |_| 1), Ok(()));
     for first in (0..16).step_by(4) {
         let part = frames.folio_of(folio.head.plus(first)).unwrap();
         frames.folio(part).release();
-        assert!(frames.folio(part).may_be_mapped_by_one(4), "the part from page {first} on");
+        assert!(
+            frames.folio(part).other_mappings().may_be_none(4),
+            "the part from page {first} on"
+        );
     }
 }

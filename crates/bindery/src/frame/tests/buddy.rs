@@ -9,10 +9,11 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::super::meta::{NONE, state_of, state_of_table};
-use super::super::{AllocateFor, FrameRange, Frames, FramesError, Kind, MAX_ORDER};
+use super::super::{AllocateFor, FrameRange, Frames, FramesError, MAX_ORDER};
 use super::{Machine, assert_all_free, blocks, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::arch::{Level, X86_64};
+use crate::frame::meta::Kind;
 use crate::platform::Platform;
 
 fn range(first: u32, count: u32) -> FrameRange {

@@ -10,8 +10,9 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::super::slab::{MAX_OBJECT, Slab};
-use super::super::{Frames, Kind, Magazines};
+use super::super::{Frames, Magazines};
 use super::{CPU, Machine, assert_all_free, blocks, new_frames};
+use crate::frame::meta::Kind;
 use crate::platform::{Cpu, MAX_CPUS};
 
 /// An object that fills its slot and knows what it should hold.

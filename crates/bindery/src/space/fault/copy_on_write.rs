@@ -26,14 +26,14 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// at most eight times without success (module `folio::alone`).
     pub(super) fn claim(&self, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.memory().frames;
-        if !frames.folio(folio).may_be_mapped_by_one(range.pages() as u32) {
+        if !frames.folio(folio).other_mappings().may_be_none(range.pages() as u32) {
             return false;
         }
         let mut cursor = self.cursor_of(range);
         let ours = mappings_of(&mut cursor, range, folio);
         let alone = ours > 0 && frames.folio(folio).is_mapped_and_held(ours, 0);
         if ours > 0 && !alone {
-            frames.folio(folio).note_other_mappings(ours);
+            frames.folio(folio).other_mappings().note(ours);
         }
         if alone {
             self.take_over(folio, OwnerMark::of(AnonGroup::as_owner(self.vma.group())));
@@ -47,7 +47,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(super) fn take_over(&self, folio: Folio, owner: OwnerMark) {
         let pages = folio.pages();
         let folio = self.memory().frames.folio(folio);
-        folio.forget_other_mappings();
+        folio.other_mappings().forget();
         folio.exclusive().set(0, pages);
         // Most often it is the group's, and was when a child was forked: the lock is not needed.
         if folio.is_owned_by(owner) {

@@ -181,7 +181,7 @@ impl<P: Platform> CompressedStore<P> {
     }
 
     /// Frees the stored page, and the frames that become empty. A handle that refers to nothing is
-    /// ignored and counted in [`Frames::refused`]. Does not sleep.
+    /// ignored and counted in [`crate::frame::Allocator::refused`]. Does not sleep.
     ///
     /// # Safety
     /// If the handle refers to a stored page:

@@ -1,0 +1,401 @@
+//! The allocator of frames: its free lists, and each way in and out of them. `fronts` has the part
+//! that CPUs keep for themselves.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crossbeam_utils::CachePadded;
+
+use super::FrameRange;
+use super::buddy::{Buddy, MAX_ORDER};
+use super::drains::Drains;
+use super::front::Front;
+#[cfg(any(test, feature = "testing"))]
+use super::inject::Inject;
+use super::meta::{FrameMeta, Kind, MetaArray};
+use crate::addr::{Frame, Order};
+use crate::cpu::CpuTable;
+use crate::platform::Platform;
+use crate::sync::Mutex;
+
+/// The frames of the machine that are free, in lists and in fronts, and the metadata of all frames.
+pub(crate) struct Allocator<P: Platform> {
+    /// On lines of its own: the embedder may write it at any time, and `metas` is only read.
+    pub(super) platform: CachePadded<P>,
+    pub(super) metas: MetaArray,
+    pub(super) total: u64,
+    /// As in the free lists: frames that are kept for [`AllocateFor::Reclaim`].
+    pub(super) reserve: AtomicU64,
+    /// Calls that would have corrupted the counts or lists, and changed nothing.
+    refused: AtomicU64,
+    pub(super) fronts: CpuTable<Front<P>>,
+    /// The maximum of frames in each front; 0 for no fronts.
+    pub(super) front_limit: AtomicU32,
+    pub(super) drains: Drains<P>,
+    /// Each allocation writes it, so no line that is only read has a part of it.
+    pub(super) lists: CachePadded<Lists<P>>,
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) inject: Inject,
+}
+
+/// The free lists, and the counts that change with them: an allocation of a single frame writes one
+/// cache line, if the platform's spin lock has at most 24 bytes.
+#[repr(C)]
+pub(super) struct Lists<P: Platform> {
+    /// As in `buddy`, to be read without the lock.
+    pub(super) free: AtomicU64,
+    /// Frames that were taken so far; changes with the lock of `buddy` held.
+    pub(super) taken: AtomicU64,
+    pub(super) buddy: Mutex<P::SpinLock, Buddy>,
+    /// Whether the lists have less than three times the reserve: then no frame enters a front.
+    pub(super) is_low: AtomicBool,
+}
+
+/// The purpose of an allocation. Each names its own, and none is the default: an allocation that
+/// takes the reserve without need leaves reclaim unable to free anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AllocateFor {
+    /// Memory that is used: folios, tables, objects of the core, areas. It leaves the reserve, and
+    /// fails instead.
+    Use,
+    /// Memory that frees more memory, in a call that frees it: reclaim may take every free frame.
+    Reclaim,
+}
+
+/// How many frames went both ways so far.
+pub(crate) struct FrameTraffic {
+    pub(crate) taken: u64,
+    pub(crate) returned: u64,
+}
+
+impl<P: Platform> Allocator<P> {
+    /// An allocator of the frames that `add` adds, whose metadata is in `metas`.
+    pub(super) fn new(platform: P, metas: MetaArray, add: impl FnOnce(&mut Buddy)) -> Self {
+        let mut buddy = Buddy::new();
+        add(&mut buddy);
+        let total = buddy.free_frame_count();
+        Self {
+            platform: CachePadded::new(platform),
+            metas,
+            total,
+            reserve: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            fronts: CpuTable::new(),
+            front_limit: AtomicU32::new(0),
+            drains: Drains::new(),
+            lists: CachePadded::new(Lists {
+                free: AtomicU64::new(total),
+                taken: AtomicU64::new(0),
+                buddy: Mutex::new(buddy),
+                is_low: AtomicBool::new(false),
+            }),
+            #[cfg(any(test, feature = "testing"))]
+            inject: Inject::new(),
+        }
+    }
+
+    /// The platform that the frames are reached by.
+    #[inline]
+    pub(crate) fn platform(&self) -> &P {
+        &self.platform
+    }
+
+    /// The metadata of a frame in the span: one that this allocator has allocated, or for which
+    /// [`Allocator::manages`] is true.
+    #[inline]
+    pub(crate) fn meta(&self, frame: Frame) -> &FrameMeta {
+        self.metas.get(frame)
+    }
+
+    /// Whether the frame has metadata.
+    #[inline]
+    pub(crate) fn covers(&self, frame: Frame) -> bool {
+        self.metas.covers(frame)
+    }
+
+    /// The metadata of all frames, for a pass over many.
+    #[inline]
+    pub(crate) fn metas(&self) -> MetaArray {
+        self.metas
+    }
+
+    /// The frames that are kept ready for single allocations: free, whatever their metadata says.
+    pub(crate) fn ready(&self) -> FrameRange {
+        let (first, count) = self.lists.buddy.lock().ready();
+        FrameRange { first, count }
+    }
+
+    /// Whether `frame` is memory that is, was or can be allocated here: in the span, and neither
+    /// a hole nor the metadata.
+    #[inline]
+    pub(crate) fn manages(&self, frame: Frame) -> bool {
+        self.metas.covers(frame) && self.metas.get(frame).kind() != Kind::Reserved
+    }
+
+    /// The first frame that has metadata, and how many have, holes included.
+    pub(crate) fn span(&self) -> FrameRange {
+        self.metas.span()
+    }
+
+    /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
+    /// [`Kind::Raw`] with all fields empty, the other frames are [`Kind::Tail`]. `None` if no
+    /// free block is large enough, `order` is above [`MAX_ORDER`], or the block would be one of the
+    /// reserve, and `purpose` is not [`AllocateFor::Reclaim`].
+    ///
+    /// Does not sleep. O([`MAX_ORDER`]).
+    #[inline]
+    pub(crate) fn allocate(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        if self.fails_on_purpose() {
+            return None;
+        }
+        self.take(order, purpose)
+    }
+
+    /// Keeps `frames` frames for [`AllocateFor::Reclaim`].
+    pub(crate) fn set_reserve(&self, frames: u64) {
+        let mut buddy = self.lists.buddy.lock();
+        buddy.set_reserve(frames);
+        self.reserve.store(frames, Relaxed);
+        self.publish_to_fronts(&buddy);
+    }
+
+    /// Frames that are kept for [`AllocateFor::Reclaim`].
+    pub(crate) fn reserve(&self) -> u64 {
+        self.reserve.load(Relaxed)
+    }
+
+    /// As [`Allocator::allocate`], of a smaller block where none is so large, and its order. `None` if
+    /// `purpose` may not take a single frame. Does not sleep. O([`MAX_ORDER`]).
+    pub(crate) fn allocate_up_to(
+        &self,
+        order: Order,
+        purpose: AllocateFor,
+    ) -> Option<(Frame, Order)> {
+        if self.fails_on_purpose() {
+            return None;
+        }
+        if self.has_fronts() {
+            return self.take_up_to(order, purpose);
+        }
+        let mut buddy = self.lists.buddy.lock();
+        let block = buddy.allocate_up_to(self.metas, order, purpose);
+        self.publish(&buddy);
+        self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
+        block
+    }
+
+    /// [`Allocator::take`], from the free lists.
+    #[inline(always)]
+    pub(super) fn take_from_lists(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
+        let mut buddy = self.lists.buddy.lock();
+        let frame = buddy.allocate(self.metas, order, purpose);
+        self.publish(&buddy);
+        self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
+        frame
+    }
+
+    /// Shows what the lists have to readers without the lock, which is held.
+    #[inline]
+    pub(super) fn publish(&self, buddy: &Buddy) {
+        self.lists.free.store(buddy.free_frame_count(), Relaxed);
+    }
+
+    /// The lock of `buddy` is held, so a plain addition is enough.
+    #[inline]
+    pub(super) fn note_taken(&self, frames: u64) {
+        self.lists.taken.store(self.lists.taken.load(Relaxed).wrapping_add(frames), Relaxed);
+    }
+
+    /// The numbers of frames that were allocated and freed so far.
+    pub(crate) fn traffic(&self) -> FrameTraffic {
+        let from_fronts = self.fronts.iter().map(Front::taken).sum();
+        let taken = self.lists.taken.load(Relaxed).wrapping_add(from_fronts);
+        // Frames in use are `total - free`; all others that were taken have been returned.
+        let returned = taken.saturating_sub(self.total.saturating_sub(self.free_frame_count()));
+        FrameTraffic { taken, returned }
+    }
+
+    /// Frees an allocated block, whatever it was used for, and tells the platform first.
+    ///
+    /// A block that is not allocated, or was allocated with another order, stays as it is and is
+    /// counted in [`Allocator::refused`]: of a bug, a leak is the safest outcome. (A second free is
+    /// recognized for as long as the block has not been allocated again.)
+    ///
+    /// Does not sleep. O([`MAX_ORDER`]), whatever the order.
+    ///
+    /// # Safety
+    /// If the block is allocated with this order:
+    /// 1. It is the caller's, and no other thread frees it.
+    /// 2. Its frames are not in use any more: no reference, no entry, no TLB, no reader in a read
+    ///    section, no device.
+    #[inline]
+    pub(crate) unsafe fn free(&self, first: Frame, order: Order) {
+        // Most callers free one page, and the compiler knows of it.
+        if order == Order::PAGE {
+            // SAFETY: the caller's obligations are the same.
+            unsafe { self.free_page(first) };
+        } else {
+            // SAFETY: the caller's obligations are the same.
+            unsafe { self.free_block(first, order) };
+        }
+    }
+
+    /// [`Allocator::free`] of a page, apart so that its order is a constant.
+    ///
+    /// # Safety
+    /// As for [`Allocator::free`].
+    #[inline(never)]
+    unsafe fn free_page(&self, page: Frame) {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.free_any(page, Order::PAGE) };
+    }
+
+    /// [`Allocator::free`] of a larger block.
+    ///
+    /// # Safety
+    /// As for [`Allocator::free`].
+    #[inline(never)]
+    unsafe fn free_block(&self, first: Frame, order: Order) {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { self.free_any(first, order) };
+    }
+
+    /// [`Allocator::free`], in each of its two functions.
+    ///
+    /// # Safety
+    /// As for [`Allocator::free`].
+    #[inline(always)]
+    unsafe fn free_any(&self, first: Frame, order: Order) {
+        if order <= MAX_ORDER {
+            self.platform.frames_released(first, order.pages());
+        }
+        if self.has_fronts() {
+            self.free_with_fronts(first, order);
+            return;
+        }
+        let mut buddy = self.lists.buddy.lock();
+        let freed = buddy.free(self.metas, first, order);
+        self.publish(&buddy);
+        drop(buddy);
+        if freed.is_err() {
+            self.refuse();
+        }
+    }
+
+    /// Lets free frames that are kept for single allocations join the large blocks: those that are
+    /// ready, and those of all fronts. O(log frames), and linear in the frames of the fronts.
+    pub(crate) fn trim(&self) {
+        self.drain_fronts(Order::PAGE);
+        self.lists.buddy.lock().join_ready(self.metas);
+    }
+
+    /// Frames that are free now, of any order. Does not wait for the lock.
+    ///
+    /// Context: any.
+    pub fn free_frame_count(&self) -> u64 {
+        self.lists.free.load(Relaxed) + self.frames_in_fronts()
+    }
+
+    /// Frames that can be allocated when all are free: the ranges without the metadata.
+    ///
+    /// Context: any.
+    pub fn total_frames(&self) -> u64 {
+        self.total
+    }
+
+    /// How many calls were refused because they freed, unmapped or released what was not
+    /// allocated, mapped or held. Each is a bug of the core; the auditor requires 0.
+    ///
+    /// Context: any.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    pub(crate) fn refuse(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Shows `f` every block: its head, its order (0 for tables, whose level is stored there, and
+    /// for single reserved frames), its kind. Frames that are ready or in a front are shown as single free ones.
+    /// A frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a
+    /// quiet system; O(frames).
+    pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
+        let FrameRange { first, count } = self.metas.span();
+        let (ready, kept) = self.lists.buddy.lock().ready();
+        let mut at = 0;
+        while at < count {
+            let frame = first.plus(at);
+            let meta = self.metas.get(frame);
+            let is_ready = frame.0.wrapping_sub(ready.0) < kept;
+            let kind = if is_ready { Kind::Free } else { meta.kind() };
+            let order = match kind {
+                Kind::Front => {
+                    let run = (meta.word.load(Relaxed) as u32).clamp(1, count - at);
+                    (0..run).for_each(|kept| f(frame.plus(kept), Order::PAGE, Kind::Free));
+                    at += run;
+                    continue;
+                }
+                Kind::Free if is_ready => Order::PAGE,
+                Kind::Reserved | Kind::Tail | Kind::Table => Order::PAGE,
+                Kind::Free
+                | Kind::Raw
+                | Kind::Folio
+                | Kind::Slab
+                | Kind::Zero
+                | Kind::Kernel
+                | Kind::Embedder
+                | Kind::Compressed
+                | Kind::Swap
+                | Kind::Cpu => meta.order(),
+            };
+            f(frame, order, kind);
+            at = at.saturating_add(order.pages());
+        }
+    }
+
+    /// Verifies that free lists, kinds and counts agree, that free blocks are aligned, whole, and
+    /// joined with their buddies. Holds the allocator's lock for a time linear in all frames: for
+    /// the auditor and tests.
+    ///
+    /// # Errors
+    ///
+    /// A frame at which something is wrong; the first of the span where only a total is.
+    pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
+        let runs = self.check_fronts()?;
+        let FrameRange { first, count } = self.metas.span();
+        let heads = (0..count).filter(|at| self.metas.get(first.plus(*at)).kind() == Kind::Front);
+        let buddy = self.lists.buddy.lock();
+        if heads.count() as u64 != runs || self.lists.free.load(Relaxed) != buddy.free_frame_count()
+        {
+            return Err(first);
+        }
+        buddy.check(self.metas)
+    }
+
+    #[cfg(not(any(test, feature = "testing")))]
+    #[inline]
+    fn fails_on_purpose(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod layout {
+    use core::mem::offset_of;
+
+    use super::{Allocator, Buddy, Lists};
+    use crate::frame::Frames;
+    use crate::frame::tests::Machine;
+
+    #[test]
+    fn an_allocation_of_a_ready_frame_writes_one_line() {
+        assert_eq!(
+            (offset_of!(Frames<Machine>, allocator) + offset_of!(Allocator<Machine>, lists)) % 64,
+            0
+        );
+        // The lock is a word in front of the lists.
+        let lists = offset_of!(Lists<Machine>, buddy) + size_of::<u64>();
+        assert!(lists + Buddy::USED_BY_SINGLE_FRAMES <= 64);
+    }
+}
