@@ -1,9 +1,9 @@
 //! Direct reclaim: a call that would fail for lack of memory frees some first, with no lock held.
 //!
 //! Every public call takes all its locks inside the closure that it passes to [`Memory::retry`].
-//! When the closure fails with "out of memory", it has released them. So reclaim never runs inside a table
-//! lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its caller
-//! holds; nor does it call itself, since it does not use `retry`.
+//! When the closure fails with "out of memory", it has released them. So reclaim never runs inside
+//! a table lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its
+//! caller holds; nor does it call itself, since it does not use `retry`.
 
 use super::reclaim_until;
 use crate::Memory;

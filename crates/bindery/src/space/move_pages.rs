@@ -189,8 +189,8 @@ fn wait_to_move<P: Platform>(
     Ok(interrupt::check(call.platform()).map_err(|_| MoveError::Interrupted)?)
 }
 
-/// Moves pages until all have moved, or returns the folio to wait for before the rest. Both VMAs are
-/// locked for reading. `tries` counts the splits that were begun.
+/// Moves pages until all have moved, or returns the folio to wait for before the rest. Both VMAs
+/// are locked for reading. `tries` counts the splits that were begun.
 fn move_between<P: Platform>(
     page_table: &PageTable<'_, P>,
     mover: &mut PageMover<'_, '_, P>,
@@ -337,7 +337,8 @@ pub(crate) mod testing {
         }
     }
 
-    /// Moves pages. Returns the number of bytes that have moved, and the reason why the rest has not.
+    /// Moves pages. Returns the number of bytes that have moved, and the reason why the rest has
+    /// not.
     pub fn move_pages<P: Platform>(
         space: &AddressSpace<'_, P>,
         what: &PageMove,
@@ -349,8 +350,8 @@ pub(crate) mod testing {
         (moved, result.map_err(errno))
     }
 
-    /// Locks the folio that is mapped at `at`, and returns a closure that unlocks it. Panics if no folio is
-    /// mapped there, or its lock is held.
+    /// Locks the folio that is mapped at `at`, and returns a closure that unlocks it. Panics if no
+    /// folio is mapped there, or its lock is held.
     pub fn lock_folio<'a, P: Platform>(
         space: &'a AddressSpace<'_, P>,
         at: VirtAddr,

@@ -75,6 +75,20 @@ impl<'m, P: Platform> Op<'_, 'm, P> {
     }
 }
 
+impl<'op, 'm, P: Platform> VmaOp<'op, 'm, P> {
+    /// The memory of the address space.
+    #[inline(always)]
+    pub(in crate::space) fn memory(&self) -> &'m Memory<P> {
+        self.space.page_table.memory
+    }
+
+    /// The page table, in which empty entries of the VMA are filled.
+    #[inline(always)]
+    pub(in crate::space) fn page_table(&self) -> &'op PageTable<'m, P> {
+        &self.space.page_table
+    }
+}
+
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Does `work` with the mutex held, and ends it in the only right order:
     ///
@@ -109,8 +123,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         result
     }
 
-    /// Does `work` in the locked VMA, and unlocks the VMA. If the work has to wait for an event, its
-    /// result names the event, and the caller waits afterwards.
+    /// Does `work` in the locked VMA, and unlocks the VMA. If the work has to wait for an event,
+    /// its result names the event, and the caller waits afterwards.
     #[inline(always)]
     pub(in crate::space) fn operate_in<R>(
         &self,

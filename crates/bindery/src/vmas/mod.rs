@@ -117,8 +117,8 @@ impl<P: Platform> VmaIndex<P> {
         vma.range().contains(addr).then_some(locked)
     }
 
-    /// The VMA that contains `addr`, locked for reading. If a writer is at work on it, waits for the
-    /// mutex, which excludes writers.
+    /// The VMA that contains `addr`, locked for reading. If a writer is at work on it, waits for
+    /// the mutex, which excludes writers.
     #[inline]
     pub(crate) fn read<'a>(
         &'a self,

@@ -47,86 +47,92 @@ fn fork_once<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpac
     let result = space.operate(|op| {
         child.program_break.copy_from(&space.program_break);
         child.keys.copy_from(&space.keys);
-        child.change_vmas(|vmas| copy_vmas(op, &child, vmas))
+        child.change_vmas(|vmas| {
+            Copies { space: &child, vmas, notices: Notices::default() }.copy_all(op)
+        })
     });
     // On failure, dropping the child frees its memory.
     result.map(|()| child)
 }
 
-/// Copies all VMAs, with their entries, to the child.
-fn copy_vmas<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    child: &AddressSpace<'m, P>,
-    child_vmas: &mut VmaSet<'_, 'm, P>,
-) -> Result<(), Failure> {
-    let mut notices = Notices::default();
-    let Op { space, vmas, edit, .. } = op;
-    // All VMAs stay locked until the flush, and one flush covers up to 64 tables. A fault in
-    // between would find the mark of the pending flush, and flush itself.
-    let result = vmas.with_all_locked(|vmas| {
-        let result = vmas.iter().try_for_each(|vma| {
-            interrupt::check(space.platform())?;
-            if vma.has(MappingFlags::DONT_FORK) {
-                return Ok(());
-            }
-            // Linux reserves each mapping separately, which matters for the overcommit heuristic:
-            // it refuses a single large request. Earlier mappings are charged to the child already.
-            let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
-            let _reservation = space.page_table.memory.commitment().reserve(committed)?;
-            copy_vma(edit, vma, child, child_vmas, &mut notices)
-        });
-        edit.flush();
-        result
-    });
-    if result.is_ok() {
-        op.notices.append(notices);
-    } else {
-        notices.cancel(op.memory());
-    }
-    result
+/// The child, and the copies of the VMAs that it has so far.
+struct Copies<'c, 'op, 'm, P: Platform> {
+    space: &'c AddressSpace<'m, P>,
+    vmas: &'c mut VmaSet<'op, 'm, P>,
+    /// Messages about the child, sent if the fork succeeds.
+    notices: Notices,
 }
 
-fn copy_vma<'m, P: Platform>(
-    edit: &mut Edit<'_, 'm, P>,
-    vma: &Vma,
-    child: &AddressSpace<'m, P>,
-    child_vmas: &mut VmaSet<'_, 'm, P>,
-    notices: &mut Notices,
-) -> Result<(), Failure> {
-    let range = vma.range();
-    // First, because nothing has to be undone if it fails.
-    let userfault = match vma.userfault_pointer() {
-        Some(_) => events::child_userfault(child, vma, notices)?,
-        None => None,
-    };
-    let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
-    let parent = vma.group().filter(|_| !wiped);
-    // Reserved before the anon group is created: no step after that may fail.
-    let reserved = child_vmas.reserve()?;
-    let group = match parent {
-        None => None,
-        Some(parent) => Some(Groups::create(edit.memory, Some(parent)).ok_or(NoMemory)?),
-    };
-    let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
-    let unserved = MappingFlags::USERFAULT;
-    let flags = if userfault.is_some() { flags } else { flags - unserved };
-    let holds = Holds { object: vma.object_pointer(), group, userfault };
-    // SAFETY: 1. the parent's VMA holds the object; the group is fresh, and no other thread knows it
-    // yet; the message of the userfaultfd, which is sent after the insertion, holds its state.
-    let purpose = unsafe { Purpose::holding(flags, holds) };
-    let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
-    // Inserted before any entry is copied, and behind the parent's VMA in the trees of the reverse
-    // map (`rmap::walk`).
-    let inserted = child_vmas.insert(new);
-    let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
-    // The write-protection of shared memory is recorded only in its entries, so they are copied.
-    let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
-    if wiped || group.is_none() && !guarded && !marked {
-        return Ok(());
+impl<'m, P: Platform> Copies<'_, '_, 'm, P> {
+    /// Copies all VMAs, with their entries, to the child.
+    fn copy_all(mut self, op: &mut Op<'_, 'm, P>) -> Result<(), Failure> {
+        let Op { space, vmas, edit, .. } = op;
+        // All VMAs stay locked until the flush, and one flush covers up to 64 tables. A fault in
+        // between would find the mark of the pending flush, and flush itself.
+        let result = vmas.with_all_locked(|vmas| {
+            let result = vmas.iter().try_for_each(|vma| {
+                interrupt::check(space.platform())?;
+                if vma.has(MappingFlags::DONT_FORK) {
+                    return Ok(());
+                }
+                // Linux reserves each mapping separately, which matters for the overcommit
+                // heuristic: it refuses a single large request. Earlier mappings are charged to the
+                // child already.
+                let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
+                let _reservation = space.page_table.memory.commitment().reserve(committed)?;
+                self.copy(edit, vma)
+            });
+            edit.flush();
+            result
+        });
+        if result.is_ok() {
+            op.notices.append(self.notices);
+        } else {
+            self.notices.cancel(op.memory());
+        }
+        result
     }
-    let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
-    let owner = AnonGroup::as_owner(inserted.group());
-    let page_offset = vma.page_offset();
-    let what = ForkCopy { range, copied, owner, page_offset, userfault: userfault.is_some() };
-    edit.copy_to(&child.page_table, &what)
+
+    /// Copies one VMA.
+    fn copy(&mut self, edit: &mut Edit<'_, 'm, P>, vma: &Vma) -> Result<(), Failure> {
+        let (child, child_vmas) = (self.space, &mut *self.vmas);
+        let range = vma.range();
+        // First, because nothing has to be undone if it fails.
+        let userfault = match vma.userfault_pointer() {
+            Some(_) => events::child_userfault(child, vma, &mut self.notices)?,
+            None => None,
+        };
+        let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
+        let parent = vma.group().filter(|_| !wiped);
+        // Reserved before the anon group is created: no step after that may fail.
+        let reserved = child_vmas.reserve()?;
+        let group = match parent {
+            None => None,
+            Some(parent) => Some(Groups::create(edit.memory, Some(parent)).ok_or(NoMemory)?),
+        };
+        let flags = vma.flags() - (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
+        let unserved = MappingFlags::USERFAULT;
+        let flags = if userfault.is_some() { flags } else { flags - unserved };
+        let holds = Holds { object: vma.object_pointer(), group, userfault };
+        // SAFETY: 1. the parent's VMA holds the object; the group is fresh, and no other thread
+        // knows it yet; the message of the userfaultfd, which is sent after the insertion, holds
+        // its state.
+        let purpose = unsafe { Purpose::holding(flags, holds) };
+        let new = child_vmas.new_vma_in(reserved, range, purpose, vma.page_offset());
+        // Inserted before any entry is copied, and behind the parent's VMA in the trees of the
+        // reverse map (`rmap::walk`).
+        let inserted = child_vmas.insert(new);
+        let guarded = vma.has(MappingFlags::MAYBE_GUARDS);
+        // The write-protection of shared memory is recorded only in its entries, so they are
+        // copied.
+        let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
+        if wiped || group.is_none() && !guarded && !marked {
+            return Ok(());
+        }
+        let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };
+        let owner = AnonGroup::as_owner(inserted.group());
+        let page_offset = vma.page_offset();
+        let what = ForkCopy { range, copied, owner, page_offset, userfault: userfault.is_some() };
+        edit.copy_to(&child.page_table, &what)
+    }
 }

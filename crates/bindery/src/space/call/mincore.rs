@@ -7,6 +7,7 @@ use crate::interrupt;
 use crate::object::pages;
 use crate::platform::Platform;
 use crate::swap;
+use crate::table::PageTable;
 use crate::table::locking::SPAN_ENTRIES;
 use crate::table::look;
 
@@ -71,12 +72,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 fn mincore<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
-    mut tell: impl FnMut(Residence, u64),
+    tell: impl FnMut(Residence, u64),
 ) -> Result<(), Error> {
     let limit = space.limit();
     if range.end() > limit {
         return Err(Error::OutOfRange { limit });
     }
+    let mut report = Report { page_table: &space.page_table, tell };
     let vmas = space.vmas.lock();
     let mut at = range.start();
     while at < range.end() {
@@ -84,96 +86,98 @@ fn mincore<P: Platform>(
         let vma = vmas.view().at(at).ok_or(Error::NotMapped(at))?;
         let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
         if vma.has(MappingFlags::HIDES_RESIDENCE) {
-            tell(Residence::Resident, part.pages());
+            (report.tell)(Residence::Resident, part.pages());
         } else {
-            tell_part(space, vma, part, &mut tell);
+            report.part(vma, part);
         }
         at = part.end();
     }
     Ok(())
 }
 
-/// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
-/// which it reads the table.
-fn tell_part<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    vma: &Vma,
-    part: VirtRange,
-    tell: &mut impl FnMut(Residence, u64),
-) {
-    let mut at = part.start();
-    while at < part.end() {
-        // The end of the unmapped pages from `at` on.
-        let mut vacant = at;
-        look::look_by_kind(&space.page_table, VirtRange::raw(at.0, part.end().0), |looked| {
-            let stretch = looked.range;
-            let residence = match looked.node.level.kind(looked.raw) {
-                Kind::Leaf => Some(Residence::Resident),
-                Kind::Absent => match P::Arch::decode_absent(looked.raw) {
-                    Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
-                    Some(Absent::Marker(_)) => None,
-                    Some(Absent::Swap { device, slot, .. }) => {
-                        // A huge entry refers to the first of its slots.
-                        let span = looked.node.level.span();
-                        let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
-                        let memory = space.page_table.memory;
-                        let mut slots = first..first + stretch.pages();
-                        let is_resident = |slot| swap::is_slot_resident(memory, device, slot);
-                        Some(if slots.all(is_resident) {
-                            Residence::Resident
-                        } else {
-                            Residence::Absent
-                        })
-                    }
-                    None => Some(Residence::Absent),
-                },
-                Kind::Empty | Kind::Table => None,
-            };
-            match residence {
-                None => vacant = stretch.end(),
-                Some(_) if vacant > at => return false,
-                Some(residence) => {
-                    tell(residence, stretch.pages());
-                    (at, vacant) = (stretch.end(), stretch.end());
-                }
-            }
-            true
-        });
-        if vacant > at {
-            tell_object(space, vma, VirtRange::raw(at.0, vacant.0), tell);
-            at = vacant;
-        }
-    }
+/// A report of a call to its caller.
+struct Report<'r, 'm, P: Platform, T> {
+    page_table: &'r PageTable<'m, P>,
+    /// Takes a residence, and the number of pages that have it.
+    tell: T,
 }
 
-/// Reports `stretch`, which has no entries. Its pages may be in the object.
-fn tell_object<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    vma: &Vma,
-    stretch: VirtRange,
-    tell: &mut impl FnMut(Residence, u64),
-) {
-    let Some(object) = vma.object() else {
-        return tell(Residence::Absent, stretch.pages());
-    };
-    let mut at = stretch.start();
-    while at < stretch.end() {
-        let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
-        // Bounds the time for which the index is locked.
-        let limit = left.min(u64::from(SPAN_ENTRIES));
-        let page = vma.page_offset_of(at);
-        let memory = space.page_table.memory;
-        let (found, mut count) = pages::resident_run(memory, object, page, limit);
-        let mut resident = found.is_some();
-        if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
-            (resident, count) = cached;
+impl<P: Platform, T: FnMut(Residence, u64)> Report<'_, '_, P, T> {
+    /// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
+    /// which it reads the table.
+    fn part(&mut self, vma: &Vma, part: VirtRange) {
+        let page_table = self.page_table;
+        let memory = page_table.memory;
+        let mut at = part.start();
+        while at < part.end() {
+            let tell = &mut self.tell;
+            // The end of the unmapped pages from `at` on.
+            let mut vacant = at;
+            look::look_by_kind(page_table, VirtRange::raw(at.0, part.end().0), |looked| {
+                let stretch = looked.range;
+                let residence = match looked.node.level.kind(looked.raw) {
+                    Kind::Leaf => Some(Residence::Resident),
+                    Kind::Absent => match P::Arch::decode_absent(looked.raw) {
+                        Some(Absent::ProtNone { .. }) => Some(Residence::Resident),
+                        Some(Absent::Marker(_)) => None,
+                        Some(Absent::Swap { device, slot, .. }) => {
+                            // A huge entry refers to the first of its slots.
+                            let span = looked.node.level.span();
+                            let first = slot + ((stretch.start().0 & (span - 1)) >> PAGE_SHIFT);
+                            let mut slots = first..first + stretch.pages();
+                            let is_resident = |slot| swap::is_slot_resident(memory, device, slot);
+                            Some(if slots.all(is_resident) {
+                                Residence::Resident
+                            } else {
+                                Residence::Absent
+                            })
+                        }
+                        None => Some(Residence::Absent),
+                    },
+                    Kind::Empty | Kind::Table => None,
+                };
+                match residence {
+                    None => vacant = stretch.end(),
+                    Some(_) if vacant > at => return false,
+                    Some(residence) => {
+                        tell(residence, stretch.pages());
+                        (at, vacant) = (stretch.end(), stretch.end());
+                    }
+                }
+                true
+            });
+            if vacant > at {
+                self.object(vma, VirtRange::raw(at.0, vacant.0));
+                at = vacant;
+            }
         }
-        let mut count = count.clamp(1, limit);
-        if found.is_none() && !resident && count == limit {
-            // The hole may extend far beyond the limit.
-            count = pages::hole(memory, object, page, left).max(count);
+    }
+
+    /// Reports `stretch`, which has no entries. Its pages may be in the object.
+    fn object(&mut self, vma: &Vma, stretch: VirtRange) {
+        let Self { page_table, tell } = self;
+        let memory = page_table.memory;
+        let Some(object) = vma.object() else {
+            return tell(Residence::Absent, stretch.pages());
+        };
+        let mut at = stretch.start();
+        while at < stretch.end() {
+            let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+            // Bounds the time for which the index is locked.
+            let limit = left.min(u64::from(SPAN_ENTRIES));
+            let page = vma.page_offset_of(at);
+            let (found, mut count) = pages::resident_run(memory, object, page, limit);
+            let mut resident = found.is_some();
+            if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
+                (resident, count) = cached;
+            }
+            let mut count = count.clamp(1, limit);
+            if found.is_none() && !resident && count == limit {
+                // The hole may extend far beyond the limit.
+                count = pages::hole(memory, object, page, left).max(count);
+            }
+            tell(if resident { Residence::Resident } else { Residence::Absent }, count);
+            at = at.offset(count << PAGE_SHIFT);
         }
-        tell(if resident { Residence::Resident } else { Residence::Absent }, count);
-        at = at.offset(count << PAGE_SHIFT);
     }
 }

@@ -87,7 +87,7 @@ pub(in crate::space) fn will_need<P: Platform>(
         let (part, shared) = {
             let vmas = space.vmas.lock();
             let Some((vma, part)) = parts.next(vmas.view()) else { break };
-            (part, shared_part(space, vma, part))
+            (part, SharedPart::of(space, vma, part))
         };
         // The call reports holes even if memory is short.
         if ended == Ended::Whole && space.counts().swap_pages as i64 > 0 {
@@ -96,24 +96,34 @@ pub(in crate::space) fn will_need<P: Platform>(
         if let Some(shared) = shared
             && ended == Ended::Whole
         {
-            ended = bring_in_shared(space, &shared)?;
+            ended = shared.bring_in()?;
         }
     }
     parts.end()
 }
 
-/// The pages of shared memory behind a part of a VMA; `None` if no page of the object is in
-/// swap.
-fn shared_part<'m, P: Platform>(
-    space: &AddressSpace<'m, P>,
-    vma: &Vma,
-    part: VirtRange,
-) -> Option<SharedPart<'m, P>> {
-    let state = shared_memory(vma).filter(|object| object.pages.swapped() > 0)?;
-    let orders = state.orders(space.page_table.memory, vma.flags());
-    let orders = space.settings.used_orders(orders, vma.flags());
-    let pages = PageRange::from_count(vma.page_offset_of(part.start()), part.pages());
-    Some(SharedPart { object: space.object_of(vma)?, pages, orders })
+impl<'m, P: Platform> SharedPart<'m, P> {
+    /// The pages behind a part of a VMA; `None` if no page of the object is in swap.
+    fn of(space: &AddressSpace<'m, P>, vma: &Vma, part: VirtRange) -> Option<Self> {
+        let state = shared_memory(vma).filter(|object| object.pages.swapped() > 0)?;
+        let orders = state.orders(space.page_table.memory, vma.flags());
+        let orders = space.settings.used_orders(orders, vma.flags());
+        let pages = PageRange::from_count(vma.page_offset_of(part.start()), part.pages());
+        Some(Self { object: space.object_of(vma)?, pages, orders })
+    }
+
+    /// Swaps in the pages.
+    fn bring_in(&self) -> Result<Ended, Error> {
+        let PageRange { mut first, end } = self.pages;
+        while first < end {
+            interrupt::check(self.object.memory.platform())?;
+            match self.object.bring_in(PageRange { first, end }, self.orders, PAGES) {
+                Some(next) => first = next,
+                None => return Ok(Ended::Short),
+            }
+        }
+        Ok(Ended::Whole)
+    }
 }
 
 /// Swaps in the pages that the entries of a part of one VMA refer to.
@@ -138,7 +148,8 @@ fn bring_in_private<P: Platform>(
             }
         };
         let was_read = read == Some(page);
-        at = match bring_in(&call, locked.vma(), page, was_read) {
+        let fault = Fault::new(&call, locked.vma(), page, Access::Read);
+        at = match bring_in(&fault, was_read) {
             Announced::Next(next) => next,
             Announced::Short => return Ok(Ended::Short),
             Announced::Wait(wait) => {
@@ -161,26 +172,21 @@ fn bring_in_private<P: Platform>(
     Ok(Ended::Whole)
 }
 
-/// Swaps in the run around `page`, or begins to read it. `was_read`: a device has read it for
-/// this call. The caller holds the VMA's lock for reading.
-fn bring_in<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    vma: &Vma,
-    page: VirtAddr,
-    was_read: bool,
-) -> Announced {
-    let memory = space.page_table.memory;
+/// Swaps in the run around the page, or begins to read it. `was_read`: a device has read it for
+/// this call.
+fn bring_in<P: Platform>(fault: &Fault<'_, '_, P>, was_read: bool) -> Announced {
+    let (page_table, page) = (&fault.space.page_table, fault.page);
+    let memory = page_table.memory;
     let next = Announced::Next(page.offset(PAGE_SIZE));
-    let fault = Fault::new(space, vma, page, Access::Read);
     let mut orders = fault.swap_in_orders();
     if !memory.has_room_for(u64::from(orders.largest().pages())) {
         return Announced::Short;
     }
-    let Some(slot) = slot_at(&space.page_table, page) else { return next };
+    let Some(slot) = slot_at(page_table, page) else { return next };
     let Some(state) = slot.state else { return next };
     match memory.swap.source_of(slot.area, state) {
         Source::Cache if !was_read => next,
-        Source::Cache | Source::Memory | Source::SynchronousDevice => map_announced(&fault, slot),
+        Source::Cache | Source::Memory | Source::SynchronousDevice => map_announced(fault, slot),
         Source::Device if !memory.swap.has_free_request(slot.area) => next,
         Source::Device => {
             while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
@@ -192,23 +198,6 @@ fn bring_in<P: Platform>(
             next
         }
     }
-}
-
-/// Swaps in an object's pages.
-fn bring_in_shared<'m, P: Platform>(
-    space: &AddressSpace<'m, P>,
-    shared: &SharedPart<'m, P>,
-) -> Result<Ended, Error> {
-    let SharedPart { object, pages, orders } = shared;
-    let PageRange { mut first, end } = *pages;
-    while first < end {
-        interrupt::check(space.platform())?;
-        match object.bring_in(PageRange { first, end }, *orders, PAGES) {
-            Some(next) => first = next,
-            None => return Ok(Ended::Short),
-        }
-    }
-    Ok(Ended::Whole)
 }
 
 /// Maps a page, with the run around it, unless a device must read it first.

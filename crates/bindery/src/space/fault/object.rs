@@ -224,9 +224,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(Some(Ok(Next::Done(Resolved::Mapped(range)))))
     }
 
-    /// Maps `runs` wherever the entry of a page is empty. They lie under one entry of level 2: their
-    /// table is found and locked once. Returns the result for the run with the page of the fault. Any
-    /// other run is left out if its folio has no room for more mappings.
+    /// Maps `runs` wherever the entry of a page is empty. They lie under one entry of level 2:
+    /// their table is found and locked once. Returns the result for the run with the page of the
+    /// fault. Any other run is left out if its folio has no room for more mappings.
     fn map_runs(&self, runs: &Runs<'_>, attributes: Attributes) -> Stepped {
         let Runs { origin, runs: all, .. } = *runs;
         let (Some(first), Some(last)) = (all.first(), all.last()) else {

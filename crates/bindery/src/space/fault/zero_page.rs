@@ -113,8 +113,8 @@ pub(in crate::space) fn read_attributes(flags: MappingFlags) -> Attributes {
     attributes
 }
 
-/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns false if it is
-/// not mapped there any more.
+/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns false if it
+/// is not mapped there any more.
 fn replace_huge_zero<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,

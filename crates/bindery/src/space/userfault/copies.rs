@@ -15,10 +15,7 @@ use crate::error::{Error, FaultError};
 use crate::folio::{Folio, FolioIndex, OwnerKind};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
-use crate::space::AddressSpace;
 use crate::space::op::VmaOp;
-use crate::space::userfault::fill::copy_in;
-use crate::space::userfault::fill::new_fill_folio;
 use crate::table::fill_span::FillSpan;
 use crate::table::publish::publish;
 use crate::table::{NoMemory, run};
@@ -47,6 +44,26 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let Some(found) = space.page_table.leaf_table(&section, at) else { return pages };
         let first = P::Arch::PTE.index_of(at);
         run::count_empty(&space.page_table.entries(found.table)[first.positions(pages)])
+    }
+
+    /// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far
+    /// as the entries are empty. Returns their number.
+    fn map_pages(
+        &self,
+        range: VirtRange,
+        folios: &[Frame],
+        attributes: Attributes,
+    ) -> Result<usize, NoMemory> {
+        let memory = self.memory();
+        for head in folios {
+            let folio = Folio { head: *head, order: Order::PAGE };
+            memory.before_execution(attributes.permissions, folio);
+        }
+        let mapped = self
+            .page_table()
+            .with_tables(range, |span| map_pages_locked(span, range, folios, attributes));
+        publish(self.page_table(), range);
+        mapped
     }
 }
 
@@ -79,7 +96,7 @@ impl<P: Platform> Fill<'_, '_, P> {
             return Err(error);
         }
         let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
-        let (space, memory) = (self.space, self.space.page_table.memory);
+        let memory = self.space.page_table.memory;
         let mapped: Result<_, Error> = memory.retry(|| {
             self.in_vma(at, range.end(), |op| {
                 let owner = AnonGroup::as_owner(op.vma.group());
@@ -87,7 +104,7 @@ impl<P: Platform> Fill<'_, '_, P> {
                     let folio = Folio { head: *head, order: Order::PAGE };
                     memory.frames.fresh(folio).set_owner(owner, FolioIndex::new(index));
                 }
-                Ok(map_pages(space, range, &folios, op.fill_attributes(self.mode))?)
+                Ok(op.map_pages(range, &folios, op.fill_attributes(self.mode))?)
             })
         });
         for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
@@ -107,35 +124,14 @@ impl<P: Platform> Fill<'_, '_, P> {
         page: VirtAddr,
         source: &mut impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<Folio, Error> {
-        let space = self.space;
-        let folio = new_fill_folio(space, Order::PAGE)?;
-        let filled = copy_in(space, folio, |_, bytes| source(page, bytes));
+        let folio = self.new_folio(Order::PAGE)?;
+        let filled = self.copy_in(folio, |_, bytes| source(page, bytes));
         if filled.is_err() {
-            space.page_table.memory.frames.fresh(folio).discard();
+            self.space.page_table.memory.frames.fresh(folio).discard();
             return Err(Error::Fault(page));
         }
         Ok(folio)
     }
-}
-
-/// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far as
-/// the entries are empty. Returns how many it has mapped.
-fn map_pages<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    range: VirtRange,
-    folios: &[Frame],
-    attributes: Attributes,
-) -> Result<usize, NoMemory> {
-    let memory = space.page_table.memory;
-    for head in folios {
-        let folio = Folio { head: *head, order: Order::PAGE };
-        memory.before_execution(attributes.permissions, folio);
-    }
-    let mapped = space
-        .page_table
-        .with_tables(range, |span| map_pages_locked(span, range, folios, attributes));
-    publish(&space.page_table, range);
-    mapped
 }
 
 fn map_pages_locked<P: Platform>(

@@ -23,15 +23,12 @@ use crate::space::fault::{
 use crate::space::op::VmaOp;
 use crate::space::stack_growth::prepare_group;
 use crate::space::userfault::install::is_occupied;
-use crate::space::userfault::install::lift_markers;
-use crate::space::userfault::install::zero_entry;
 use crate::space::userfault::userfault_range;
 use crate::stats::Counts;
 use crate::userfault::Userfault;
 use crate::vma::{MappingFlags, VmaReadGuard};
 
 use super::handler::UserfaultHandler;
-use super::install::install;
 use super::is_served;
 use super::shared::{Supply, memory_of, protected};
 
@@ -172,8 +169,8 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
                 let source = |page: VirtAddr, bytes: &mut [u8]| source(page.0 - to.0, bytes);
                 return fill.copy_pages(at, count, source);
             }
-            let folio = new_fill_folio(space, order)?;
-            let filled = copy_in(space, folio, |inside, piece| source(at.0 - to.0 + inside, piece));
+            let folio = fill.new_folio(order)?;
+            let filled = fill.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
                 space.page_table.memory.frames.fresh(folio).discard();
                 return Err(Error::Fault(at));
@@ -197,7 +194,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
             let is_shared = |op: &VmaOp<'_, 'm, P>| Ok::<_, Error>(op.vma.is_shared());
             if fill.in_vma(at, end, is_shared)? {
                 let next = fill.in_vma(at, end, |op| op.next_fill(at, end))?;
-                let folio = new_fill_folio(space, next.order())?;
+                let folio = fill.new_folio(next.order())?;
                 space.platform().zero(folio.head, folio.pages());
                 return fill.map_folio(at, end, folio);
             }
@@ -222,44 +219,11 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
             space.page_table.memory.retry(|| {
                 fill.in_vma(at, end, |op| {
                     let inside = op.end_of_object(at, end)?;
-                    install(space, VirtRange::raw(at.0, inside.0), poison)
+                    op.install(VirtRange::raw(at.0, inside.0), poison)
                 })
             })
         })
     }
-}
-
-/// A fresh folio of this order, or of the smallest.
-pub(super) fn new_fill_folio<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    order: Order,
-) -> Result<Folio, Error> {
-    let memory = space.page_table.memory;
-    memory.may_wait();
-    if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
-        return Ok(fresh.leave());
-    }
-    memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
-}
-
-/// Fills a fresh folio.
-pub(super) fn copy_in<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    folio: Folio,
-    mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
-) -> Result<(), FaultError> {
-    let length = u64::from(folio.pages()) * PAGE_SIZE;
-    let bytes = space.platform().direct_map(folio.head).as_ptr();
-    // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
-    // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
-    // always holds some bytes. The folio is fresh: until it is mapped or supplied, no other
-    // thread finds it.
-    let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
-    for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
-        source(offset, page)?;
-    }
-    space.page_table.count(&Counts { bytes_copied: length, ..Counts::default() });
-    Ok(())
 }
 
 /// One call that fills pages, for a userfaultfd.
@@ -270,6 +234,36 @@ pub(super) struct Fill<'f, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> Fill<'_, 'm, P> {
+    /// A fresh folio of this order, or of the smallest.
+    pub(super) fn new_folio(&self, order: Order) -> Result<Folio, Error> {
+        let memory = self.space.page_table.memory;
+        memory.may_wait();
+        if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
+            return Ok(fresh.leave());
+        }
+        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
+    }
+
+    /// Fills a fresh folio.
+    pub(super) fn copy_in(
+        &self,
+        folio: Folio,
+        mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
+    ) -> Result<(), FaultError> {
+        let length = u64::from(folio.pages()) * PAGE_SIZE;
+        let bytes = self.space.platform().direct_map(folio.head).as_ptr();
+        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
+        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
+        // always holds some bytes. The folio is fresh: until it is mapped or supplied, no other
+        // thread finds it.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
+        for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
+            source(offset, page)?;
+        }
+        self.space.page_table.count(&Counts { bytes_copied: length, ..Counts::default() });
+        Ok(())
+    }
+
     /// Lets `work` fill from an address on, up to an end at most, until all `length` bytes at `to`
     /// are done, and wakes the faults that wait for what was done.
     pub(super) fn pages(
@@ -402,7 +396,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ) -> Result<VirtAddr, Failure> {
         let (space, vma) = (self.space, self.vma);
         let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
-        lift_markers(space, range)?;
+        self.lift_markers(range)?;
         let owner = AnonGroup::as_owner(vma.group());
         space.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
         let fault = Fault::new(space, vma, at, Access::Write);
@@ -426,7 +420,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         {
             return Ok(range.end());
         }
-        install(space, VirtRange::raw(at.0, end.0), zero_entry(space, self.vma))
+        self.install(VirtRange::raw(at.0, end.0), self.zero_entry())
     }
 
     /// The attributes of the entries of filled pages.

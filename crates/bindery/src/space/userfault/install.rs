@@ -6,12 +6,11 @@ use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level, Marker};
 use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
-use crate::space::AddressSpace;
 use crate::space::fault::read_attributes;
+use crate::space::op::VmaOp;
 use crate::stats::Counts;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, run};
-use crate::vma::Vma;
 
 /// Whether the entry is a marker that a page may replace.
 fn is_replaceable<A: Arch>(entry: Entry) -> bool {
@@ -23,71 +22,67 @@ fn is_replaceable<A: Arch>(entry: Entry) -> bool {
     entry.0 & A::PRESENT == 0 && marker()
 }
 
-/// The entry of a zero page.
-pub(super) fn zero_entry<P: Platform>(space: &AddressSpace<'_, P>, vma: &Vma) -> Entry {
-    let attributes = read_attributes(vma.flags());
-    P::Arch::page_entry(space.page_table.memory.zero_frame, Level::PTE, attributes)
-}
-
-/// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
-/// empty, in one table. Returns the end of that.
-///
-/// # Errors
-/// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
-pub(super) fn install<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    range: VirtRange,
-    entry: Entry,
-) -> Result<VirtAddr, Failure> {
-    let span = P::Arch::PTE.table_span();
-    let start = range.start();
-    let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
-    let part = VirtRange::raw(start.0, end);
-    let mapped = space.page_table.with_tables(part, |mut span| {
-        let EntryAt { node, entry: found, .. } = span.entry_at(start);
-        if node.level > Level::PTE && !found.is_empty() {
-            return Ok(0);
-        }
-        let table = span.table_at(start, Level::PTE)?;
-        let first = P::Arch::PTE.index_of(start);
-        let entries = space.page_table.entries(table);
-        let count = run::count_empty(&entries[first.positions(part.pages() as u32)]);
-        for word in &entries[first.positions(count)] {
-            word.store(entry.0, Ordering::Relaxed);
-        }
-        span.counts.entries_read += u64::from(count);
-        span.counts.entries_written += u64::from(count);
-        space.page_table.change_entry_count(table, count, 0);
-        Ok(count)
-    });
-    publish(&space.page_table, part);
-    let count = mapped?;
-    if count == 0 {
-        return Err(Error::Exists(start).into());
-    }
-    Ok(start.offset(u64::from(count) * PAGE_SIZE))
-}
-
 /// Whether `entry` is in the way of a page that a handler supplies. Markers of userfaultfds are
 /// not.
 pub(super) fn is_occupied<A: Arch>(entry: Entry) -> bool {
     !entry.is_empty() && !is_replaceable::<A>(entry)
 }
 
-/// Takes markers away from the range of a folio, which comes in their place.
-pub(super) fn lift_markers<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    range: VirtRange,
-) -> Result<(), NoMemory> {
-    let entry = {
-        let section = space.page_table.read_section();
-        space.page_table.peek(&section, range.start(), &mut Counts::default()).entry
-    };
-    if !is_replaceable::<P::Arch>(entry) {
-        return Ok(());
+impl<P: Platform> VmaOp<'_, '_, P> {
+    /// The entry of a zero page.
+    pub(super) fn zero_entry(&self) -> Entry {
+        let attributes = read_attributes(self.vma.flags());
+        P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes)
     }
-    space.page_table.edit(|edit| {
-        edit.userfault_lift(range)?;
-        edit.unmark(range, Marker::Poison)
-    })
+
+    /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
+    /// empty, in one table. Returns the end of that.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].
+    pub(super) fn install(&self, range: VirtRange, entry: Entry) -> Result<VirtAddr, Failure> {
+        let page_table = self.page_table();
+        let span = P::Arch::PTE.table_span();
+        let start = range.start();
+        let end = start.align_down(span).0.saturating_add(span).min(range.end().0);
+        let part = VirtRange::raw(start.0, end);
+        let mapped = page_table.with_tables(part, |mut span| {
+            let EntryAt { node, entry: found, .. } = span.entry_at(start);
+            if node.level > Level::PTE && !found.is_empty() {
+                return Ok(0);
+            }
+            let table = span.table_at(start, Level::PTE)?;
+            let first = P::Arch::PTE.index_of(start);
+            let entries = page_table.entries(table);
+            let count = run::count_empty(&entries[first.positions(part.pages() as u32)]);
+            for word in &entries[first.positions(count)] {
+                word.store(entry.0, Ordering::Relaxed);
+            }
+            span.counts.entries_read += u64::from(count);
+            span.counts.entries_written += u64::from(count);
+            page_table.change_entry_count(table, count, 0);
+            Ok(count)
+        });
+        publish(page_table, part);
+        let count = mapped?;
+        if count == 0 {
+            return Err(Error::Exists(start).into());
+        }
+        Ok(start.offset(u64::from(count) * PAGE_SIZE))
+    }
+
+    /// Takes markers away from the range of a folio, which comes in their place.
+    pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), NoMemory> {
+        let entry = {
+            let section = self.page_table().read_section();
+            self.page_table().peek(&section, range.start(), &mut Counts::default()).entry
+        };
+        if !is_replaceable::<P::Arch>(entry) {
+            return Ok(());
+        }
+        self.page_table().edit(|edit| {
+            edit.userfault_lift(range)?;
+            edit.unmark(range, Marker::Poison)
+        })
+    }
 }

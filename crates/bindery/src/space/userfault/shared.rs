@@ -13,7 +13,6 @@ use crate::space::fault::{Access, Fault, Next, folio_place, object_attributes};
 use crate::space::op::VmaOp;
 use crate::space::sleep::MaySleep;
 use crate::space::userfault::install::is_occupied;
-use crate::space::userfault::install::lift_markers;
 use crate::stats::Counts;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, run};
@@ -41,8 +40,8 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
     /// Context: may sleep. Complexity: in the runs.
     ///
     /// # Errors
-    /// As [`UserfaultHandler::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared memory,
-    /// or goes beyond its end; [`Error::Fault`] for a page that it does not have.
+    /// As [`UserfaultHandler::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared
+    /// memory, or goes beyond its end; [`Error::Fault`] for a page that it does not have.
     pub fn fill_present(
         self,
         to: VirtAddr,
@@ -121,34 +120,34 @@ pub(super) fn object_has<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<bool> 
     (index < object.size_in_pages()).then(has)
 }
 
-/// On how many pages from the beginning of `range` on the entries are empty, in one table,
-/// perhaps none; one page, if its entry is a marker that gives way.
-///
-/// # Errors
-/// [`Error::Exists`] for a huge leaf.
-fn vacant_pages<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> Result<u64, Error> {
-    let at = range.start();
-    let section = space.page_table.read_section();
-    let EntryAt { node, index, entry } =
-        space.page_table.peek(&section, at, &mut Counts::default());
-    if is_occupied::<P::Arch>(entry) {
-        // As on Linux, an error of the source comes before a page that is in the way.
-        return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
-    }
-    if !entry.is_empty() {
-        return Ok(1);
-    }
-    let span = P::Arch::PTE.table_span();
-    let table_end = at.align_down(span).0.saturating_add(span);
-    let pages = (table_end.min(range.end().0) - at.0) >> PAGE_SHIFT;
-    if node.level > Level::PTE {
-        return Ok(pages);
-    }
-    let entries = &space.page_table.entries(node.table)[index.positions(pages as u32)];
-    Ok(u64::from(run::count_empty(entries)))
-}
-
 impl<P: Platform> VmaOp<'_, '_, P> {
+    /// The number of pages from the beginning of `range` on whose entries are empty, in one table;
+    /// one page, if its entry is a marker that a page may replace.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] for a huge leaf.
+    fn vacant_pages(&self, range: VirtRange) -> Result<u64, Error> {
+        let at = range.start();
+        let section = self.page_table().read_section();
+        let EntryAt { node, index, entry } =
+            self.page_table().peek(&section, at, &mut Counts::default());
+        if is_occupied::<P::Arch>(entry) {
+            // As on Linux, an error of the source comes before a page that is in the way.
+            return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
+        }
+        if !entry.is_empty() {
+            return Ok(1);
+        }
+        let span = P::Arch::PTE.table_span();
+        let table_end = at.align_down(span).0.saturating_add(span);
+        let pages = (table_end.min(range.end().0) - at.0) >> PAGE_SHIFT;
+        if node.level > Level::PTE {
+            return Ok(pages);
+        }
+        let entries = &self.page_table().entries(node.table)[index.positions(pages as u32)];
+        Ok(u64::from(run::count_empty(entries)))
+    }
+
     /// Maps a run of the object's pages at the beginning of `range`, and returns its end.
     fn map_present(&self, range: VirtRange, mode: FillMode) -> Result<VirtAddr, Stop> {
         let object = memory_of(self.vma).ok_or(Error::Invalid)?;
@@ -170,7 +169,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         if index >= object.size_in_pages() {
             return Err(Error::Invalid.into());
         }
-        let vacant = vacant_pages(space, range)?;
+        let vacant = self.vacant_pages(range)?;
         if vacant == 0 {
             return Err(Error::Exists(at).into());
         }
@@ -198,7 +197,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         mode: FillMode,
     ) -> Result<(), Failure> {
         let (space, vma) = (self.space, self.vma);
-        lift_markers(space, part)?;
+        self.lift_markers(part)?;
         let mut attributes =
             object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
         if mode.contains(FillMode::WRITE_PROTECT) {
@@ -231,7 +230,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ) -> Result<Order, Error> {
         let (space, vma) = (self.space, self.vma);
         let memory = space.page_table.memory;
-        let vacant = vacant_pages(space, VirtRange::raw(at.0, end.0))?;
+        let vacant = self.vacant_pages(VirtRange::raw(at.0, end.0))?;
         let index = vma.page_offset_of(at);
         let left = object.size_in_pages().saturating_sub(index).min(vacant);
         let mut orders =
@@ -267,7 +266,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
                 return Err(Error::Fault(at).into());
             }
             if !supplied.given {
-                let vacant = vacant_pages(space, part)?;
+                let vacant = self.vacant_pages(part)?;
                 let fits = vacant >= pages && pages <= object.size_in_pages() - index;
                 if !fits || !supply::supply(memory, object, index, supplied.folio)? {
                     return if order > Order::PAGE {
