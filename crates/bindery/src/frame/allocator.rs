@@ -375,7 +375,7 @@ impl<P: Platform> Allocator<P> {
 
     #[cfg(not(any(test, feature = "testing")))]
     #[inline]
-    fn fails_on_purpose(&self) -> bool {
+    pub(super) fn fails_on_purpose(&self) -> bool {
         false
     }
 }
