@@ -13,6 +13,7 @@
 use core::mem;
 
 use crate::Memory;
+use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 use crate::table::PageTable;
 use crate::table::edit::Edit;
@@ -121,6 +122,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
             notices.deliver(self.page_table.memory);
         }
         result
+    }
+
+    /// As [`AddressSpace::operate`], for a call of the embedder. If `work` fails for lack of memory,
+    /// frees some and repeats it ([`Memory::outermost`]).
+    #[inline(always)]
+    pub(in crate::space) fn operate_with_reclaim<R, E: CallError>(
+        &self,
+        mut work: impl FnMut(&mut Op<'_, 'm, P>) -> Result<R, Failure<E>>,
+    ) -> Result<R, E> {
+        self.page_table.memory.outermost(|| self.operate(&mut work))
     }
 
     /// Does `work` in the locked VMA, and unlocks the VMA. If the work has to wait for an event,

@@ -449,8 +449,7 @@ fn clear_use_in<P: Platform>(
     concerned: impl Fn(&Vma) -> bool,
 ) -> Result<(), Error> {
     // A second try clears the mappings before the failure once more, which changes nothing.
-    let clear_once = || space.operate(|op| clear_use_locked(op, bits, &concerned));
-    space.page_table.memory.outermost(|| Ok(clear_once()?))
+    space.operate_with_reclaim(|op| Ok(clear_use_locked(op, bits, &concerned)?))
 }
 
 fn clear_use_locked<P: Platform>(

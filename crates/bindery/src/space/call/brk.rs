@@ -59,15 +59,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 
 fn set_break<P: Platform>(space: &AddressSpace<'_, P>, end: VirtAddr) -> VirtAddr {
     let mut now = end;
-    let moved = space.page_table.memory.outermost(|| {
-        space.operate(|op| {
-            let moved = move_break(op, end);
-            if moved.is_ok() {
-                space.program_break.end.store(end.0, Ordering::Relaxed);
-            }
-            now = VirtAddr(space.program_break.end.load(Ordering::Relaxed));
-            moved
-        })
+    let moved = space.operate_with_reclaim(|op| {
+        let moved = move_break(op, end);
+        if moved.is_ok() {
+            space.program_break.end.store(end.0, Ordering::Relaxed);
+        }
+        now = VirtAddr(space.program_break.end.load(Ordering::Relaxed));
+        moved
     });
     if let Ok(Some(range)) = moved {
         let _ = populate(space, range);

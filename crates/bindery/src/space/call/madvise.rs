@@ -104,8 +104,7 @@ fn madvise<P: Platform>(
         Change::Vmas(change) => {
             let advice = VmaAdvice { change, loss: effect.loss, rights };
             // The part before an error is done; a second attempt does it again without harm.
-            let advise = || space.operate(|op| advise(op, range, advice));
-            let result = space.page_table.memory.outermost(advise);
+            let result = space.operate_with_reclaim(|op| advise(op, range, advice));
             match change {
                 VmaChange::Entries(_) => result,
                 // A mapping that cannot be split now may be split later. Linux returns

@@ -102,8 +102,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::mlock`], without those about limits and pages.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = lock_range::<P>(start, length)?;
-        let unlock = || self.operate(|op| lock(op, range, MappingFlags::empty()));
-        self.page_table.memory.outermost(unlock)
+        self.operate_with_reclaim(|op| lock(op, range, MappingFlags::empty()))
     }
 
     /// Locks all existing mappings, all future ones, or both.
@@ -164,11 +163,9 @@ fn mlock<P: Platform>(
         LockPages::Now => MappingFlags::LOCKED,
         LockPages::OnFault => LOCKS,
     };
-    space.page_table.memory.outermost(|| {
-        space.operate(|op| {
-            may_lock_range(*op.vmas, range)?;
-            lock(op, range, flags)
-        })
+    space.operate_with_reclaim(|op| {
+        may_lock_range(*op.vmas, range)?;
+        lock(op, range, flags)
     })?;
     populate(space, range)
         .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })

@@ -190,8 +190,7 @@ pub(in crate::space) fn map_and_populate<P: Platform>(
     backing: Backing<'_>,
 ) -> Result<VirtAddr, Error> {
     let length = map_length::<P>(request)?;
-    let map = || space.operate(|op| map(op, request, length, &backing));
-    let (range, flags) = space.page_table.memory.outermost(map)?;
+    let (range, flags) = space.operate_with_reclaim(|op| map(op, request, length, &backing))?;
     let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
     if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
         // The mapping stays even if its pages cannot be populated, as on Linux.

@@ -152,12 +152,10 @@ fn protect_with<P: Platform>(
     let new = NewProtection { protection: heeded(space, new.protection), ..new };
     let mut unlocked = ArrayVec::new();
     // A second attempt finds the part before the error changed already, and skips it.
-    let result = space.page_table.memory.outermost(|| {
-        space.operate(|op| {
-            let allowed = new.key.is_none_or(|key| space.keys.has(key));
-            let range = if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
-            protect(op, range?, new, &mut unlocked)
-        })
+    let result = space.operate_with_reclaim(|op| {
+        let allowed = new.key.is_none_or(|key| space.keys.has(key));
+        let range = if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
+        protect(op, range?, new, &mut unlocked)
     });
     for range in unlocked {
         populate_writable(space, range);

@@ -23,7 +23,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// hole changes nothing; the part before another error is sealed.
     pub fn mseal(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = page_range::<P::Arch>(start, length)?;
-        self.page_table.memory.outermost(|| self.operate(|op| seal(op, range)))
+        self.operate_with_reclaim(|op| seal(op, range))
     }
 }
 

@@ -149,6 +149,6 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// second part exceeds the limit or the memory. An error changes nothing.
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = unmap_range::<P>(start, length)?;
-        self.page_table.memory.outermost(|| self.operate(|op| unmap(op, range)))
+        self.operate_with_reclaim(|op| unmap(op, range))
     }
 }

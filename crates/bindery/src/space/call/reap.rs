@@ -28,7 +28,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] for a fatal signal of the caller; [`Error::OutOfMemory`]. Contents
     /// dropped before the error stay dropped, and another call continues.
     pub fn reap(&self) -> Result<(), Error> {
-        self.page_table.memory.outermost(|| self.operate(|op| reap(op)))
+        self.operate_with_reclaim(|op| reap(op))
     }
 }
 

@@ -50,7 +50,7 @@ fn remap_file_pages<P: Platform>(
         return Err(Error::Invalid);
     }
     page.checked_add(range.pages()).ok_or(Error::Invalid)?;
-    let now = space.page_table.memory.outermost(|| space.operate(|op| remap(op, range, page)))?;
+    let now = space.operate_with_reclaim(|op| remap(op, range, page))?;
     if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
         // The mapping exists, so the call succeeds even if this fails. Linux does the same.
         let _ = populate(space, range);

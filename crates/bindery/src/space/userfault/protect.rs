@@ -79,13 +79,11 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
             return Err(Error::Invalid);
         }
         let protects = mode.contains(WriteProtectMode::PROTECT);
-        space.page_table.memory.outermost(|| {
-            space.operate(|op| {
-                if userfault.state().is_changing() {
-                    return Err(Error::TryAgain.into());
-                }
-                write_protect(op, range, protects)
-            })
+        space.operate_with_reclaim(|op| {
+            if userfault.state().is_changing() {
+                return Err(Error::TryAgain.into());
+            }
+            write_protect(op, range, protects)
         })?;
         if mode.is_empty() {
             userfault.state().wake(space.platform(), range);

@@ -125,11 +125,9 @@ fn unregister_userfault<P: Platform>(
         return Err(Error::Invalid);
     }
     let mut done = range.start();
-    let result = space.page_table.memory.outermost(|| {
-        space.operate(|op| {
-            may_unregister(*op.vmas, range, userfault)?;
-            unregister(op, range, userfault, &mut done)
-        })
+    let result = space.operate_with_reclaim(|op| {
+        may_unregister(*op.vmas, range, userfault)?;
+        unregister(op, range, userfault, &mut done)
     });
     // Faults in mappings that are still registered keep waiting.
     userfault.state().wake(space.platform(), VirtRange::raw(range.start().0, done.0));
@@ -147,11 +145,9 @@ fn register_userfault<P: Platform>(
         return Err(Error::Invalid);
     }
     let range = userfault_range(space, start, length)?;
-    space.page_table.memory.outermost(|| {
-        space.operate(|op| {
-            may_register(*op.vmas, range, userfault, modes)?;
-            register(op, range, userfault, modes)
-        })
+    space.operate_with_reclaim(|op| {
+        may_register(*op.vmas, range, userfault, modes)?;
+        register(op, range, userfault, modes)
     })
 }
 

@@ -100,11 +100,10 @@ impl<P: Platform> AddressSpace<'_, P> {
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
         let plan = RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?;
-        let memory = self.page_table.memory;
-        let mut call = RemapCall::new(memory, old.0);
-        let result = memory.outermost(|| {
+        let mut call = RemapCall::new(self.page_table.memory, old.0);
+        let result = self.operate_with_reclaim(|op| {
             call.grown = None;
-            self.operate(|op| remap_range(op, &mut call, &plan))
+            remap_range(op, &mut call, &plan)
         });
         if result.is_ok()
             && let Some(range) = call.grown
