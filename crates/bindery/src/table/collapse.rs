@@ -121,7 +121,7 @@ fn put_leaf<P: Platform>(page_table: &PageTable<'_, P>, what: &Replacement) {
     debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is taken");
     memory.frames.fresh(what.folio).map(what.folio.pages());
     let leaf = P::Arch::page_entry(what.folio.head, Level::PMD, what.attributes);
-    page_table.publish_huge(parent.table, index, leaf);
+    page_table.publish_huge(parent.place(index), leaf);
     page_table.deposit_table(parent.table, what.deposit);
     cursor.counts.entries_written += 1;
     cursor.counts.folios_touched += 1;

@@ -6,30 +6,31 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::run::Entries;
-use super::{PageTable, run};
+use super::{PageTable, TableEntry, run};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Writes the entries of `count` pages that continue `first`, leaves or `PROT_NONE` entries,
-    /// into empty entries from `index` on, folding leaves where alignment allows. All belong to one
+    /// into empty entries from `at` on, folding leaves where alignment allows. All belong to one
     /// folio. The caller counts the entries.
-    pub(crate) fn fill(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
-        self.write_leaves(table, index, first, count);
+    pub(crate) fn fill(&self, at: TableEntry, first: Entry, count: u32) {
+        self.write_leaves(at, first, count);
     }
 
     /// As [`PageTable::fill`], inlined into a loop over runs.
     #[inline]
-    pub(crate) fn write_leaves(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
+    pub(crate) fn write_leaves(&self, at: TableEntry, first: Entry, count: u32) {
+        let TableEntry { table, index } = at;
         // A CPU that sees a leaf must see what was written to the page before, not what the frame
         // held in an earlier life. One fence serves all stores below.
         fence(Ordering::Release);
         if first.0 & P::Arch::PRESENT == 0 {
-            return self.write_prot_none(table, index, first, count);
+            return self.write_prot_none(at, first, count);
         }
         let entries = self.entries(table);
         let mut entry = first;
@@ -61,21 +62,18 @@ impl<P: Platform> PageTable<'_, P> {
     /// As [`PageTable::write_leaves`], in a mapping that allows nothing: the entries have the
     /// pages, and the MMU sees none of them.
     #[cold]
-    fn write_prot_none(&self, table: Frame, index: EntryIndex, first: Entry, count: u32) {
+    fn write_prot_none(&self, at: TableEntry, first: Entry, count: u32) {
+        let TableEntry { table, index } = at;
         for (page, word) in (0..).zip(&self.entries(table)[index.positions(count)]) {
             word.store(P::Arch::nth_page(first, page).0, Ordering::Relaxed);
         }
         self.change_entry_count(table, count, 0);
     }
 
-    /// Clears the whole contiguous run at `index` (its first entry), and returns its first
-    /// entry, without the contiguous bit, with accessed and dirty of all.
-    pub(crate) fn take_contig(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        counts: &mut Counts,
-    ) -> Entry {
+    /// Clears the whole contiguous run whose first entry is `at`, and returns that entry, without
+    /// the contiguous bit, with accessed and dirty of all.
+    pub(crate) fn take_contig(&self, at: TableEntry, counts: &mut Counts) -> Entry {
+        let TableEntry { table, index } = at;
         let entries = &self.entries(table)[index.positions(P::Arch::CONTIG_ENTRIES)];
         let first = P::Arch::clear_contig(run::load(entries, EntryIndex::FIRST), index);
         let (any, all) = take_leaves::<P::Arch>(entries);
@@ -84,16 +82,11 @@ impl<P: Platform> PageTable<'_, P> {
         P::Arch::gather_run(first, any, all)
     }
 
-    /// Makes single pages of the contiguous run that the entry at `index`, for address `addr`,
-    /// belongs to. Every page then counts as accessed or dirty if any did: the MMU may have set
+    /// Makes single pages of the contiguous run to which the entry `at`, for address `addr`,
+    /// belongs. Every page then counts as accessed or dirty if any did: the MMU may have set
     /// that in any entry of the contiguous run.
-    pub(crate) fn unfold(
-        &self,
-        table: Frame,
-        index: EntryIndex,
-        addr: VirtAddr,
-        counts: &mut Counts,
-    ) {
+    pub(crate) fn unfold(&self, at: TableEntry, addr: VirtAddr, counts: &mut Counts) {
+        let TableEntry { table, index } = at;
         let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         let base = addr.align_down(size);
         let first = index.align_down(P::Arch::CONTIG_ENTRIES);

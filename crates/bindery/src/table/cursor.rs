@@ -313,7 +313,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
                     // The run would cut the contiguous run.
-                    page_table.unfold(node.table, index, VirtAddr(self.at), &mut self.counts);
+                    page_table.unfold(node.place(index), VirtAddr(self.at), &mut self.counts);
                     return None;
                 }
                 let single = P::Arch::clear_contig(entry, index);
@@ -339,8 +339,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                         if cut >= count {
                             // It is the first, and its own software bits differ.
                             page_table.unfold(
-                                node.table,
-                                index,
+                                node.place(index),
                                 VirtAddr(self.at),
                                 &mut self.counts,
                             );
@@ -468,7 +467,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         ] {
             if cut && P::Arch::is_contig(run::load(entries, index)) {
                 let at = run.at.offset(u64::from(index - run.index) << PAGE_SHIFT);
-                self.page_table.unfold(run.node.table, index, at, &mut self.counts);
+                self.page_table.unfold(run.node.place(index), at, &mut self.counts);
             }
         }
     }

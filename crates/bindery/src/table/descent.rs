@@ -17,6 +17,22 @@ pub(crate) struct TableEntry {
     pub(crate) index: EntryIndex,
 }
 
+impl TableEntry {
+    /// The entry `count` further on in the table.
+    #[inline]
+    pub(crate) fn plus(self, count: u32) -> Self {
+        Self { index: self.index + count, ..self }
+    }
+}
+
+impl<A: Arch> Node<A> {
+    /// The place of an entry of this table.
+    #[inline]
+    pub(crate) fn place(&self, index: EntryIndex) -> TableEntry {
+        TableEntry { table: self.table, index }
+    }
+}
+
 /// An entry as it was read.
 #[derive(Clone, Copy)]
 pub(crate) struct EntryAt<A: Arch> {

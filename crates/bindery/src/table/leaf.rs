@@ -16,7 +16,7 @@ use crate::stats::Counts;
 
 use super::locking::Depth;
 use super::run::Entries;
-use super::{EntryAt, NoMemory, PageTable, TablePool};
+use super::{EntryAt, NoMemory, PageTable, TableEntry, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
@@ -36,7 +36,8 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Writes a huge leaf, or an absent entry like it, into an empty entry above level 1.
-    pub(crate) fn publish_huge(&self, table: Frame, index: EntryIndex, entry: Entry) {
+    pub(crate) fn publish_huge(&self, at: TableEntry, entry: Entry) {
+        let TableEntry { table, index } = at;
         self.entries(table)[index.position()].store(entry.0, Ordering::Release);
         self.change_entry_count(table, 1, 0);
     }
@@ -89,7 +90,7 @@ impl<P: Platform> PageTable<'_, P> {
             counts.entries_written += 1;
             let first = P::Arch::page_entry(P::Arch::frame(old), level, P::Arch::attributes(old));
             if level == Level::PTE {
-                self.write_leaves(table, EntryIndex::FIRST, first, entries);
+                self.write_leaves(TableEntry { table, index: EntryIndex::FIRST }, first, entries);
             } else {
                 let step = P::Arch::STEP << level.order().0;
                 self.write_steps(table, first, step);

@@ -9,7 +9,7 @@ use crate::platform::Platform;
 
 use super::cursor::Cursor;
 use super::locking::Depth;
-use super::{EntryAt, PageTable, run};
+use super::{EntryAt, PageTable, TableEntry, run};
 
 /// Why a folio was not cut. Its leaves may be smaller than they were; else nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ pub(crate) fn split_folio<P: Platform>(
         let index = P::Arch::PTE.index_of(at);
         let small = u32::from(order.0) < P::Arch::CONTIG_ENTRIES.trailing_zeros();
         if small && P::Arch::is_contig(run::load(page_table.entries(table), index)) {
-            page_table.unfold(table, index, at, &mut cursor.counts);
+            page_table.unfold(TableEntry { table, index }, at, &mut cursor.counts);
         }
         mapped[page as usize / 64] |= 1 << (page % 64);
         at = at.offset(PAGE_SIZE);

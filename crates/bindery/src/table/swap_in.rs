@@ -15,7 +15,7 @@ use super::cursor::Cursor;
 use super::locking::{Depth, LockTree};
 use super::rewrite::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Entries, Run, What};
-use super::{NoMemory, PageTable};
+use super::{NoMemory, PageTable, TableEntry};
 
 /// A folio whose content is complete, and where its pages belong.
 pub(crate) struct SwapIn<'l> {
@@ -191,7 +191,7 @@ fn map_whole<P: Platform>(
         page_table.memory.frames.folio(*folio).exclusive().clear(0, pages);
     }
     let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
-    page_table.write_leaves(table, index, first, pages);
+    page_table.write_leaves(TableEntry { table, index }, first, pages);
     // The entries were not empty.
     page_table.change_entry_count(table, 0, pages);
     page_table.count(&Counts {
@@ -228,7 +228,7 @@ fn write_swapped_in<P: Platform>(
 ) {
     let first = P::Arch::page_entry(folio.head.plus(number), run.node.level, attributes);
     if run.node.level == Level::PTE {
-        page_table.write_leaves(run.node.table, run.index, first, run.count);
+        page_table.write_leaves(run.node.place(run.index), first, run.count);
         // The entries were not empty.
         page_table.change_entry_count(run.node.table, 0, run.count);
     } else {

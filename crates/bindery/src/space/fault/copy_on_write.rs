@@ -12,7 +12,7 @@ use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, run};
+use crate::table::{EntryAt, TableEntry, run};
 use crate::vma::Vma;
 
 use super::Resolved;
@@ -160,7 +160,7 @@ fn replace_page<P: Platform>(
     let table = cursor.split_table_at(range.start())?;
     let index = P::Arch::PTE.index_of(range.start());
     if P::Arch::is_contig(run::load(page_table.entries(table), index)) {
-        page_table.unfold(table, index, range.start(), &mut cursor.counts);
+        page_table.unfold(TableEntry { table, index }, range.start(), &mut cursor.counts);
     }
     let word = &page_table.entries(table)[index.position()];
     let entry = run::load(page_table.entries(table), index);

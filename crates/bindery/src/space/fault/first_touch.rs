@@ -15,7 +15,7 @@ use crate::stats::Counts;
 use crate::table::fill_span::FillSpan;
 use crate::table::locking::LockTree;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, ReadSection, run};
+use crate::table::{EntryAt, NoMemory, ReadSection, TableEntry, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::slow::{Fault, Next, Stepped, Tries};
@@ -77,7 +77,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
             let entry = P::Arch::page_entry(folio.head, Level::PTE, written_attributes(flags));
             memory.frames.fresh(folio).map(folio.pages());
-            page_table.write_leaves(table, first, entry, folio.pages());
+            page_table.write_leaves(TableEntry { table, index: first }, entry, folio.pages());
             page_table.unlock(table);
             let counts = Counts {
                 entries_descended: u64::from(P::Arch::LEVELS) - 1,
@@ -285,7 +285,7 @@ fn map_folio_locked<P: Platform>(
     span.counts.folios_touched += 1;
     span.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == Level::PTE {
-        page_table.fill(table, index, entry, count);
+        page_table.fill(TableEntry { table, index }, entry, count);
         span.counts.entries_written += u64::from(count);
     } else {
         let word = &page_table.entries(table)[index.position()];

@@ -17,7 +17,7 @@ use crate::table::fill_span::FillSpan;
 use crate::table::leaf::user_attributes;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, run};
+use crate::table::{EntryAt, NoMemory, TableEntry, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
@@ -215,7 +215,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             return Ok(Some(Err(FaultError::OutOfMemory)));
         }
         let index = P::Arch::PMD.index_of(range.start());
-        page_table.publish_huge(holder, index, huge);
+        page_table.publish_huge(TableEntry { table: holder, index }, huge);
         page_table.deposit_table(holder, deposit);
         span.counts.entries_written += 1;
         span.counts.folios_touched += 1;
@@ -322,7 +322,11 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             folio.map(vacant).map_err(|_| FaultError::OutOfMemory)?;
             cursor.counts.folios_touched += 1;
             cursor.counts.mapped(owner, vacant);
-            page_table.fill(table, at, P::Arch::nth_page(first, at - begin), vacant);
+            page_table.fill(
+                TableEntry { table, index: at },
+                P::Arch::nth_page(first, at - begin),
+                vacant,
+            );
             cursor.counts.entries_written += u64::from(vacant);
             at += vacant;
         }

@@ -171,7 +171,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             return Ok(Next::Again);
         }
         if node.in_contig(raw) {
-            page_table.unfold(node.table, index, page, &mut cursor.counts);
+            page_table.unfold(node.place(index), page, &mut cursor.counts);
         }
         let word = &page_table.entries(node.table)[index.position()];
         let entry = Entry(word.load(Ordering::Relaxed));

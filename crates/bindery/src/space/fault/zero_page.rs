@@ -7,9 +7,9 @@ use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::events::RareEvents;
 use crate::folio::{Folio, OwnerKind};
 use crate::platform::Platform;
-use crate::table::EntryAt;
 use crate::table::cursor::Cursor;
 use crate::table::publish::publish;
+use crate::table::{EntryAt, TableEntry};
 use crate::vma::{MappingFlags, Vma};
 
 use super::Resolved;
@@ -41,7 +41,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             let index = P::Arch::PTE.index_of(page);
             let attributes = read_attributes(self.vma.flags());
             let entry = P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes);
-            page_table.fill(table, index, entry, 1);
+            page_table.fill(TableEntry { table, index }, entry, 1);
             span.counts.entries_written += 1;
             Ok(Next::Done(Resolved::ZeroPage))
         });
@@ -65,7 +65,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             let index = P::Arch::PMD.index_of(range.start());
             let attributes = read_attributes(self.vma.flags());
             let entry = P::Arch::page_entry(frame, Level::PMD, attributes);
-            page_table.publish_huge(table, index, entry);
+            page_table.publish_huge(TableEntry { table, index }, entry);
             page_table.deposit_table(table, deposit);
             span.counts.entries_written += 1;
             Ok(Next::Done(Resolved::ZeroPage))

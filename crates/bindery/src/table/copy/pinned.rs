@@ -28,7 +28,7 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
-use crate::table::{EntryAt, NoMemory, PageTable, TablePool};
+use crate::table::{EntryAt, NoMemory, PageTable, TableEntry, TablePool};
 
 use super::ForkCopy;
 
@@ -141,7 +141,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);
             let index = P::Arch::PTE.index_of(at);
-            target.page_table.write_leaves(table, index, entry, 1);
+            target.page_table.write_leaves(TableEntry { table, index }, entry, 1);
             target.counts.entries_written += 1;
             frame = frame.plus(1);
         }

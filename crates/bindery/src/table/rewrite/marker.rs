@@ -6,10 +6,10 @@ use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Kind, Level, Marker};
 use crate::platform::Platform;
 
-use super::super::EntryAt;
 use super::super::edit::Edit;
 use super::super::fill_span::FillSpan;
 use super::super::run::{self, What};
+use super::super::{EntryAt, TableEntry};
 use super::{Change, NoMemory, PageTable, rewrite};
 
 /// Puts `marker` everywhere in `range`, whose entries are empty: into one entry of level 2 that the
@@ -77,7 +77,7 @@ pub(super) fn mark_whole_table<P: Platform>(
     let index = P::Arch::PMD.index_of(part.start());
     page_table.deposit_table(table, deposit);
     page_table.meta(table).note_guards();
-    page_table.publish_huge(table, index, entry);
+    page_table.publish_huge(TableEntry { table, index }, entry);
     span.counts.entries_written += 1;
     Ok(())
 }

@@ -270,12 +270,11 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                 page_table.invalidate_now(range, Level::PTE, self.counts);
             }
             page_table.change_entry_count(stretch.from.table, 0, count);
-            page_table.write_leaves(stretch.from.table, stretch.from.index + at, gathered, count);
+            page_table.write_leaves(stretch.from.plus(at), gathered, count);
             return Err(MoveStop::Busy);
         }
         lock.give_to(self.policy.what.owner, index);
-        let to = stretch.to.index + at;
-        page_table.write_leaves(stretch.to.table, to, self.arrived(gathered), count);
+        page_table.write_leaves(stretch.to.plus(at), self.arrived(gathered), count);
         stretch.left += count;
         stretch.stale = true;
         Ok(())
@@ -286,7 +285,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     fn move_zero_page(&mut self, stretch: &mut Stretch<'_>, at: u32, entry: Entry) -> u32 {
         if P::Arch::is_contig(entry) {
             let addr = VirtAddr(self.source_at(stretch.page + at));
-            self.page_table.unfold(stretch.from.table, stretch.from.index + at, addr, self.counts);
+            self.page_table.unfold(stretch.from.plus(at), addr, self.counts);
         }
         let word = &stretch.entries[at as usize];
         let entry = Entry(word.load(Ordering::Relaxed));

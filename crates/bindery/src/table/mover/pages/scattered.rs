@@ -219,7 +219,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                 restored.permissions -= Permissions::WRITE;
             }
             let leaf = self.arrived(P::Arch::page_entry(frame, Level::PTE, restored));
-            self.page_table.write_leaves(table, to, leaf, count);
+            self.page_table.write_leaves(TableEntry { table, index: to }, leaf, count);
         }
         count
     }

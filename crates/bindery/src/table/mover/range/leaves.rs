@@ -172,7 +172,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             let index = first + at;
             if cut && P::Arch::is_contig(run::load(self.page_table.entries(table), index)) {
                 let at = VirtAddr(self.source_at(page + at));
-                self.page_table.unfold(table, index, at, self.counts);
+                self.page_table.unfold(TableEntry { table, index }, at, self.counts);
             }
         }
     }

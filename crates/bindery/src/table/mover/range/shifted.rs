@@ -40,7 +40,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 return self.move_contig(from, page);
             }
             let source = VirtAddr(self.source_at(page));
-            self.page_table.unfold(table, index, source, self.counts);
+            self.page_table.unfold(from, source, self.counts);
             return Ok(0);
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
@@ -114,11 +114,10 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// contiguous run, whichever fits. Returns their number.
     #[inline]
     fn move_contig(&mut self, from: TableEntry, page: u32) -> Result<u32, NoMemory> {
-        let TableEntry { table, index } = from;
         let size = P::Arch::CONTIG_ENTRIES;
         self.targets(self.target_at(page), size)?;
-        let first = self.page_table.take_contig(table, index, self.counts);
-        self.page_table.change_entry_count(table, 0, size);
+        let first = self.page_table.take_contig(from, self.counts);
+        self.page_table.change_entry_count(from.table, 0, size);
         self.stale_pages(page, size);
         self.arrive(first, size, page);
         Ok(size)
@@ -137,7 +136,11 @@ impl<P: Platform> RangePiece<'_, '_, P> {
                 debug_assert!(false, "pages were taken before there was a table for them");
                 return;
             };
-            self.page_table.write_leaves(target_table, to, entry, part);
+            self.page_table.write_leaves(
+                TableEntry { table: target_table, index: to },
+                entry,
+                part,
+            );
             self.counts.entries_written += u64::from(part);
             let step = P::Arch::STEP.wrapping_mul(u64::from(part));
             entry = Entry(entry.0.wrapping_add(step));
