@@ -53,9 +53,9 @@ impl<A: Arch> EntryAt<A> {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// The table of `level` for `addr`, from `node` down, which spans it. Where there is none, the
-    /// entry above it that names no table, and its place. In a read section, with acquire, or with
-    /// the tables locked.
+    /// The table of `level` for `addr`, from `node` down, which spans it. If there is none, the
+    /// entry above it that refers to no table, and its place. In a read section, with acquire, or
+    /// with the tables locked.
     #[inline(always)]
     pub(super) fn table_below(
         &self,
@@ -75,8 +75,8 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// The table of `level` for `addr`, from `node` down, a locked table that spans it. `put` makes
-    /// a table, locked, in each entry on the way that names none. If it fails, the tables that it has
-    /// made stay.
+    /// a table, locked, in each entry on the way that names none. If it fails, the tables that it
+    /// has made stay.
     #[inline(always)]
     pub(super) fn table_under(
         &self,

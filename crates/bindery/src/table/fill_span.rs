@@ -11,8 +11,10 @@ use super::cursor::Cursor;
 use super::locking::Depth;
 use super::{NoMemory, PageTable, TablePool};
 
-/// A locked range that an operation fills, and the tables that were allocated for it: only an
-/// operation that has one makes tables. Everything else is a method of the [`Cursor`].
+/// A locked range that an operation fills, and the tables that were allocated for it.
+/// [`PageTable::with_tables`] lends it. Everything else is a method of the [`Cursor`].
+///
+/// `fork` and moves fill several places with the tables of one pool, and pass it on themselves.
 pub(crate) struct FillSpan<'f, 'a, 'm, P: Platform> {
     cursor: &'f mut Cursor<'a, 'm, P>,
     pool: &'f mut TablePool<'m, P>,

@@ -35,7 +35,7 @@
 //! | `detach` | tables taken out of the tree |
 //! | `look` | reads what is mapped, without changing it |
 //! | `collapse` | one huge leaf for a table of small ones: their pages copied, or joined in place |
-//! | `narrowing` | stores that TLBs must be told of |
+//! | `narrowing` | stores that need a flush |
 //! | `rewrite` | entries that change in place: `mprotect`, aging, write-protection, markers |
 //! | `copy` | `fork` on entries |
 //! | `mover` | `mremap` and `UFFDIO_MOVE` on entries: one piece of both places at a time, locked |

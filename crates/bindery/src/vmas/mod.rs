@@ -13,7 +13,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `view` | look-ups with the mutex held |
-//! | `place`, `freeable` | where a new mapping goes; how far page tables go with an unmapped range |
+//! | `place`, `freeable` | the addresses of a new mapping; the page tables that an unmapped range frees |
 //! | `parts` | the VMAs of a range, with its holes |
 //! | `limits` | limits, usage and accounts |
 //! | `set`, `merge`, `groups` | changes: inserted, removed, resized, split; joined with neighbors; the owners of anonymous pages |

@@ -1,7 +1,7 @@
 //! Pages that a handler supplies: copies (`UFFDIO_COPY`) and zeroes (`UFFDIO_ZEROPAGE`).
 //!
-//! A copy is made before anything is locked, into fresh folios: the source may fault, and wait for a
-//! handler itself. Then the VMA is locked and looked at again, and the folio is mapped where the
+//! A copy is made before anything is locked, into fresh folios: the source may fault, and wait for
+//! a handler itself. Then the VMA is locked and looked at again, and the folio is mapped where the
 //! entry is empty.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -143,10 +143,11 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         self.fill_copy_by(to, length, mode, (FillOrder::Together, source))
     }
 
-    /// As [`UserfaultHandler::fill_copy`], with a say in how far copying runs ahead of mapping.
+    /// As [`UserfaultHandler::fill_copy`]; the caller chooses how far copying runs ahead of
+    /// mapping.
     ///
-    /// Context: may sleep. Complexity: as [`UserfaultHandler::fill_copy`] with [`FillOrder::Together`];
-    /// in the pages with [`FillOrder::PageByPage`].
+    /// Context: may sleep. Complexity: as [`UserfaultHandler::fill_copy`] with
+    /// [`FillOrder::Together`]; in the pages with [`FillOrder::PageByPage`].
     ///
     /// # Errors
     /// As [`UserfaultHandler::fill_copy`].
@@ -186,7 +187,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
     /// Context: may sleep. Complexity: in the runs.
     ///
     /// # Errors
-    /// As [`UserfaultHandler::fill_copy`], but for the source.
+    /// As [`UserfaultHandler::fill_copy`], without those of the source.
     pub fn fill_zeroes(self, to: VirtAddr, length: u64, mode: FillMode) -> Result<(), PartialFill> {
         let Self { space, userfault } = self;
         let fill = Fill { space, userfault, mode };
@@ -203,14 +204,14 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
     }
 
     /// Lets accesses to `length` bytes at `to`, where nothing is mapped yet, fail with
-    /// [`FaultError::Bus`], and wakes the faults that wait there (`UFFDIO_POISON`). What unmaps or
-    /// drops contents takes the poison away, and so does a page that is supplied.
+    /// [`FaultError::Bus`], and wakes the faults that wait there (`UFFDIO_POISON`). A call that
+    /// unmaps or drops contents removes the poison, and so does a page that is supplied.
     ///
     /// Context: may sleep. Complexity: in the pages.
     ///
     /// # Errors
-    /// As [`UserfaultHandler::fill_copy`], but for the source. [`Error::Fault`] beyond the end of
-    /// shared memory.
+    /// As [`UserfaultHandler::fill_copy`], without those of the source. [`Error::Fault`] beyond the
+    /// end of shared memory.
     pub fn fill_poison(self, to: VirtAddr, length: u64, mode: FillMode) -> Result<(), PartialFill> {
         let poison = P::Arch::encode_absent(Absent::Marker(Marker::Poison));
         let Self { space, userfault } = self;
@@ -460,7 +461,7 @@ impl NextFill {
     }
 }
 
-/// The largest of `orders` whose folio begins at `at` and ends with `end` at the latest.
+/// The largest of `orders` whose folio begins at `at` and does not end after `end`.
 fn largest_at(mut orders: Orders, at: VirtAddr, end: VirtAddr) -> Order {
     while let Some(order) = orders.take_largest() {
         let range = folio_place(at, order);

@@ -22,8 +22,7 @@ fn is_replaceable<A: Arch>(entry: Entry) -> bool {
     entry.0 & A::PRESENT == 0 && marker()
 }
 
-/// Whether `entry` is in the way of a page that a handler supplies. Markers of userfaultfds are
-/// not.
+/// Whether `entry` blocks a page that a handler supplies. Markers of userfaultfds do not.
 pub(super) fn is_occupied<A: Arch>(entry: Entry) -> bool {
     !entry.is_empty() && !is_replaceable::<A>(entry)
 }
@@ -71,7 +70,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         Ok(start.offset(u64::from(count) * PAGE_SIZE))
     }
 
-    /// Takes markers away from the range of a folio, which comes in their place.
+    /// Removes markers from the range of a folio that is about to be mapped there.
     pub(super) fn lift_markers(&self, range: VirtRange) -> Result<(), NoMemory> {
         let entry = {
             let section = self.page_table().read_section();

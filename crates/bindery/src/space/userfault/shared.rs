@@ -41,7 +41,7 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
     ///
     /// # Errors
     /// As [`UserfaultHandler::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared
-    /// memory, or goes beyond its end; [`Error::Fault`] for a page that it does not have.
+    /// memory, or extends beyond its end; [`Error::Fault`] for a page that it does not have.
     pub fn fill_present(
         self,
         to: VirtAddr,
