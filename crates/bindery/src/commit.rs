@@ -2,13 +2,13 @@
 //!
 //! All processes count in one word. So that they do not all write it, each CPU that is online holds
 //! *credit*: pages that are in the word and that no mapping uses. A call commits from the credit of
-//! its CPU and returns to it. When the credit does not suffice, the call takes a batch more from the
-//! word than it needs; of credit above two batches, all but one returns to the word.
+//! its CPU and returns to it, however large the mapping is. When the credit does not suffice, the
+//! call takes the difference and a batch from the word.
 //!
-//! Word and credit exchange pages under a lock. So that a refusal is always true, the call that is
-//! about to be refused closes the credit of all CPUs under that lock, returns it to the word, and
-//! tries again: while all credit is closed, the word is exact. A call that finds the credit of its
-//! CPU closed waits for the lock.
+//! The word gets credit back under a lock: when a CPU goes offline, and before a call is refused.
+//! That call closes the credit of all CPUs, returns it to the word, and tries again: while all credit
+//! is closed, the word is exact. So a refusal is always true. A call that finds the credit of its CPU
+//! closed waits for the lock.
 //!
 //! A batch is taken only if the word stays within the limit, and credit is used only while it is. So
 //! credit never lets committed pages pass the limit. (A reservation that is being turned into a
@@ -42,7 +42,7 @@ pub enum Overcommit {
     Never = 2,
 }
 
-/// The pages that a CPU takes from the word at once, beside those that it needs.
+/// The pages that a CPU takes from the word at once, besides those that it needs.
 const BATCH: i64 = 256;
 
 /// Credit that its CPU must not use, under the lock.
@@ -67,8 +67,8 @@ impl Credit {
 
     #[inline]
     fn put(&self, pages: i64) -> bool {
-        let fits = |held: i64| held >= 0 && held + pages <= 2 * BATCH;
-        self.0.fetch_update(Relaxed, Relaxed, |held| fits(held).then(|| held + pages)).is_ok()
+        let more = |held: i64| (held != CLOSED).then(|| held + pages);
+        self.0.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
     /// Keeps the CPU from its credit, which is returned. The lock is held.
@@ -206,12 +206,14 @@ impl CommitState {
     #[inline(never)]
     fn take_from_word(&self, credits: &impl Credits, pages: i64, most: i64) -> bool {
         credits.locked(|| {
-            if let Some(own) = credits.own()
-                && self.raise(pages + BATCH, most.min(self.most()))
-            {
-                // It is open, since the lock is held.
-                own.0.fetch_add(BATCH, Relaxed);
-                return true;
+            if let Some(own) = credits.own() {
+                let held = own.close();
+                if self.raise(pages - held + BATCH, most.min(self.most())) {
+                    own.open(BATCH);
+                    return true;
+                }
+                self.word.fetch_sub(held, Relaxed);
+                own.open(0);
             }
             if self.raise(pages, most) {
                 return true;
@@ -229,23 +231,19 @@ impl CommitState {
     fn put(&self, credits: &impl Credits, pages: i64) {
         match credits.own() {
             Some(own) if own.put(pages) => {}
-            Some(_) => self.put_into_word(credits, pages),
+            Some(_) => self.put_when_open(credits, pages),
             None => _ = self.word.fetch_sub(pages, Relaxed),
         }
     }
 
+    /// Returns `pages` although the credit of the CPU is closed.
     #[cold]
     #[inline(never)]
-    fn put_into_word(&self, credits: &impl Credits, pages: i64) {
-        credits.locked(|| {
-            let Some(own) = credits.own() else {
-                self.word.fetch_sub(pages, Relaxed);
-                return;
-            };
-            let all = own.close() + pages;
-            let kept = all.min(BATCH);
-            self.word.fetch_sub(all - kept, Relaxed);
-            own.open(kept);
+    fn put_when_open(&self, credits: &impl Credits, pages: i64) {
+        credits.locked(|| match credits.own() {
+            // The lock is held, so it is open.
+            Some(own) => _ = own.0.fetch_add(pages, Relaxed),
+            None => _ = self.word.fetch_sub(pages, Relaxed),
         });
     }
 }
@@ -263,6 +261,8 @@ mod tests {
         state: CommitState,
         credits: [Credit; CPUS],
         lock: Mutex<()>,
+        /// The number of times that the lock was taken.
+        locked: AtomicU64,
     }
 
     /// One CPU, or none.
@@ -279,6 +279,7 @@ mod tests {
 
         fn locked<R>(&self, exchange: impl FnOnce() -> R) -> R {
             let _lock = self.0.lock.lock().unwrap();
+            self.0.locked.fetch_add(1, Relaxed);
             exchange()
         }
     }
@@ -288,7 +289,8 @@ mod tests {
             let state = CommitState::new(1 << 30);
             state.set_mode(mode);
             state.set_limit(limit);
-            Self { state, credits: Default::default(), lock: Mutex::default() }
+            let (lock, locked) = (Mutex::default(), AtomicU64::new(0));
+            Self { state, credits: Default::default(), lock, locked }
         }
 
         fn reserve(&self, cpu: usize, pages: i64) -> bool {
@@ -323,14 +325,73 @@ mod tests {
         }
         assert_eq!(world.committed(), 28);
         assert_eq!(world.state.word.load(Relaxed), 4 * (10 + BATCH));
-        // Above two batches, all but one return to the word.
-        world.add(0, 1000);
-        world.add(0, -1000);
         assert_eq!(world.committed(), 28);
-        assert_eq!(world.credits[0].held(), BATCH);
         // A CPU goes offline.
         world.state.collect(&On(&world, None), &world.credits[0]);
         assert_eq!((world.committed(), world.credits[0].held()), (28, 0));
+    }
+
+    #[test]
+    fn a_large_area_that_comes_and_goes_takes_the_lock_once() {
+        const AREA: i64 = 32_768;
+        let world = World::new(Overcommit::Never, 3 * AREA as u64);
+        for _ in 0..1000 {
+            assert!(world.reserve(0, AREA));
+            world.add(0, -AREA);
+        }
+        assert_eq!((world.locked.load(Relaxed), world.committed()), (1, 0));
+        // A larger area takes only the difference.
+        assert!(world.reserve(0, 2 * AREA));
+        world.add(0, -2 * AREA);
+        assert_eq!((world.locked.load(Relaxed), world.credits[0].held()), (2, 2 * AREA + BATCH));
+        // Another CPU gets all of it before it is refused.
+        assert!(world.reserve(1, 3 * AREA));
+        assert!(!world.reserve(0, 1));
+        assert_eq!(world.committed(), 3 * AREA as u64);
+    }
+
+    #[test]
+    fn large_areas_of_several_cpus_meet_at_the_limit() {
+        const AREA: i64 = 32_768;
+        // Two areas have room at a time.
+        let world = World::new(Overcommit::Never, 2 * AREA as u64 + 100);
+        let areas = AtomicI64::new(0);
+        let mapped = world.on_each_cpu(|cpu| {
+            let mut mapped = 0;
+            for _ in 0..2000 {
+                if world.reserve(cpu, AREA) {
+                    assert!(areas.fetch_add(1, Relaxed) < 2, "the limit is passed");
+                    assert!(world.state.word.load(Relaxed) <= 2 * AREA + 100);
+                    areas.fetch_sub(1, Relaxed);
+                    world.add(cpu, -AREA);
+                    mapped += 1;
+                }
+            }
+            mapped
+        });
+        assert!(mapped > 0);
+        assert_eq!(world.committed(), 0);
+        // The credit that the last calls have left to other CPUs does not stop one.
+        assert!(world.reserve(0, 2 * AREA + 100) && !world.reserve(1, 1));
+    }
+
+    #[test]
+    fn two_areas_always_find_room_for_two() {
+        const AREA: i64 = 32_768;
+        let world = World::new(Overcommit::Never, 2 * AREA as u64);
+        // Two CPUs map one area each: no refusal would be true.
+        let refused = world.on_each_cpu(|cpu| {
+            let refused = |_| {
+                if world.reserve(cpu, AREA) {
+                    world.add(cpu, -AREA);
+                    0
+                } else {
+                    1
+                }
+            };
+            if cpu < 2 { (0..5000).map(refused).sum() } else { 0 }
+        });
+        assert_eq!((refused, world.committed()), (0, 0));
     }
 
     #[test]
