@@ -30,6 +30,13 @@ impl<P: Platform> Allocator<P> {
         self.lists.is_low.store(is_low, Relaxed);
     }
 
+    /// The number of frames on the free lists, without those in fronts: unlike
+    /// [`Frames::free_frame_count`], it reads no other CPU's part.
+    #[inline]
+    pub(crate) fn listed_frame_count(&self) -> u64 {
+        self.lists.free.load(Relaxed)
+    }
+
     /// The front that an allocation or a free of a block of `order` uses, and the limit of its
     /// frames. None on a machine whose CPUs were not announced; nor while little memory is free.
     #[inline]

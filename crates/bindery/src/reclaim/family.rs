@@ -160,7 +160,7 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
         if write_out(memory, leaving, stored) {
             handle.free_frozen_into(&mut batch);
             freed += u64::from(folio.pages());
-            if memory.free_frame_count() < enough {
+            if memory.frames.listed_frame_count() < enough {
                 // The next folio may have to be stored in these frames.
                 batch.free_all();
             }
