@@ -60,17 +60,34 @@ pub struct Events {
     pub repeated_faults: u64,
 }
 
+/// Counts of one CPU, or of those that share them.
+#[derive(Default)]
+pub(crate) struct PagesMoved {
+    /// Base pages whose content was read from a swap area.
+    pub(crate) swapped_in: AtomicU64,
+    /// Base pages whose content was written to a swap area.
+    pub(crate) swapped_out: AtomicU64,
+    /// Faults that read content.
+    pub(crate) major_faults: AtomicU64,
+}
+
+impl PagesMoved {
+    pub(crate) const fn new() -> Self {
+        let (swapped_in, swapped_out) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { swapped_in, swapped_out, major_faults: AtomicU64::new(0) }
+    }
+}
+
 /// The counters of rare events.
 #[derive(Default)]
 pub(crate) struct RareEvents {
+    /// Of CPUs without a part of their own.
+    pub(crate) moved: PagesMoved,
     pub(crate) huge_faults: AtomicU64,
     pub(crate) huge_collapses: AtomicU64,
     pub(crate) folio_splits: AtomicU64,
     pub(crate) leaf_splits: AtomicU64,
     pub(crate) huge_zero_pages: AtomicU64,
-    pub(crate) pages_swapped_in: AtomicU64,
-    pub(crate) pages_swapped_out: AtomicU64,
-    pub(crate) major_faults: AtomicU64,
     pub(crate) swap_out_busy: AtomicU64,
     pub(crate) swap_read_around: AtomicU64,
     pub(crate) swap_read_around_hits: AtomicU64,
@@ -85,9 +102,21 @@ impl RareEvents {
         event.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All counts, with the frames that the allocator has counted.
-    pub(crate) fn read(&self, frames_allocated: u64, frames_freed: u64) -> Events {
+    /// All counts, with the frames that the allocator has counted, and those of CPUs with parts of
+    /// their own.
+    pub(crate) fn read<'a>(
+        &'a self,
+        frames_allocated: u64,
+        frames_freed: u64,
+        of_cpus: impl Iterator<Item = &'a PagesMoved>,
+    ) -> Events {
         let read = |event: &AtomicU64| event.load(Ordering::Relaxed);
+        let (mut pages_swapped_in, mut pages_swapped_out, mut major_faults) = (0, 0, 0);
+        for moved in of_cpus.chain([&self.moved]) {
+            pages_swapped_in += read(&moved.swapped_in);
+            pages_swapped_out += read(&moved.swapped_out);
+            major_faults += read(&moved.major_faults);
+        }
         Events {
             frames_allocated,
             frames_freed,
@@ -96,9 +125,9 @@ impl RareEvents {
             folio_splits: read(&self.folio_splits),
             leaf_splits: read(&self.leaf_splits),
             huge_zero_pages: read(&self.huge_zero_pages),
-            pages_swapped_in: read(&self.pages_swapped_in),
-            pages_swapped_out: read(&self.pages_swapped_out),
-            major_faults: read(&self.major_faults),
+            pages_swapped_in,
+            pages_swapped_out,
+            major_faults,
             swap_out_busy: read(&self.swap_out_busy),
             swap_read_around: read(&self.swap_read_around),
             swap_read_around_hits: read(&self.swap_read_around_hits),

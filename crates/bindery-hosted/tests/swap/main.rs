@@ -5,6 +5,7 @@ extern crate bindery_scenarios as support;
 
 mod after_fork;
 mod collapse;
+mod cpus;
 mod device;
 mod device_errors;
 mod device_unlocked;

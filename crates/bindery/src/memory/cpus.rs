@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::frame::meta::{Kind, state_of};
 use crate::frame::{AllocateFor, Frames, Front, Magazines};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
+use crate::swap::{self, SwapPart};
 use crate::sync::Mutex;
 
 /// The records of the CPUs, of the layers above the allocator.
@@ -34,14 +35,16 @@ pub(crate) struct CpuRecord<P: Platform> {
     /// The items that calls on this CPU have unlinked, and that wait for readers.
     pub(crate) deferred: CachePadded<LockedQueue<P>>,
     pub(super) credit: Credit,
+    pub(crate) swap: CachePadded<SwapPart>,
 }
 
 impl<P: Platform> CpuRecord<P> {
-    fn new() -> Self {
+    fn new(cpu: Cpu) -> Self {
         Self {
             is_online: AtomicBool::new(false),
             deferred: CachePadded::new(LockedQueue::new()),
             credit: Credit::default(),
+            swap: CachePadded::new(SwapPart::new(cpu)),
         }
     }
 }
@@ -66,11 +69,11 @@ impl<P: Platform> Block<P> {
         order_of(size_of::<Self>())
     };
 
-    fn new() -> Self {
+    fn new(cpu: Cpu) -> Self {
         Self {
             front: CachePadded::new(Front::new()),
             magazines: Magazines::new(),
-            record: CachePadded::new(CpuRecord::new()),
+            record: CachePadded::new(CpuRecord::new(cpu)),
         }
     }
 }
@@ -115,7 +118,7 @@ impl<P: Platform> Cpus<P> {
     }
 }
 
-/// Makes a CPU of `memory` keep things for itcpus.
+/// Makes a CPU of `memory` keep things for itself.
 fn bring_online<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
     if usize::from(cpu.0) >= MAX_CPUS {
         return Err(Error::Invalid);
@@ -139,7 +142,7 @@ fn bring_online<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
     Ok(())
 }
 
-/// Returns to `memory` the things that a CPU keeps for itcpus.
+/// Returns to `memory` the things that a CPU keeps for itself.
 fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
     let cpus = &memory.cpus;
     let _change = cpus.change.lock();
@@ -152,6 +155,7 @@ fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
     let other = cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
     deferred::hand_over(memory, record, other);
     memory.commitment().collect(&record.credit);
+    swap::hand_over(memory, &record.swap);
     memory.frames.share_fronts(before - 1);
     memory.frames.empty_front(cpu);
     memory.slabs().for_each(|slab| slab.empty_magazine(&memory.frames, cpu));
@@ -185,7 +189,7 @@ unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&Cpu
     // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
     // page, and have room for a block (`Block::ORDER`). The block is never freed.
     let block = unsafe {
-        block.write(Block::new());
+        block.write(Block::new(cpu));
         block.as_ref()
     };
     // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's

@@ -24,7 +24,7 @@ use crate::frame::{AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, F
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::swap::{Clock, Swap, after_unmapping};
+use crate::swap::{self, Clock, Swap, after_unmapping};
 use crate::sync::Mutex;
 
 use crate::error::NoMemory;
@@ -217,8 +217,9 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn events(&self) -> Events {
+        let of_cpus = self.cpus.records().map(|record| &record.swap.moved);
         let FrameTraffic { taken, returned } = self.frames.traffic();
-        self.rare.read(taken, returned)
+        self.rare.read(taken, returned, of_cpus)
     }
 
     /// Whether the frame is the zero page or part of the huge one, which all address spaces share.
@@ -320,7 +321,7 @@ impl<P: Platform> Memory<P> {
 
     /// Counts a fault that had to read content in.
     pub(crate) fn note_major_fault(&self) {
-        RareEvents::note(&self.rare.major_faults);
+        RareEvents::note(&swap::pages_moved(self).major_faults);
         self.platform().major_fault();
     }
 

@@ -4,6 +4,7 @@ use crate::Memory;
 use crate::collections::page_tree::PageIndex;
 use crate::folio::Folio;
 use crate::platform::Platform;
+use crate::swap;
 
 use super::ObjectState;
 
@@ -31,11 +32,11 @@ impl Arrival {
     /// Sets the age of a folio that has entered the index. The caller holds the folio.
     pub(super) fn note<P: Platform>(&self, memory: &Memory<P>, folio: Folio) {
         if let Some(shadow) = self.shadow {
-            memory
-                .frames
-                .folio(folio)
-                .reclaim_state()
-                .set_age(memory.clock.note_return(shadow, folio.pages()));
+            memory.frames.folio(folio).reclaim_state().set_age(swap::note_return(
+                memory,
+                shadow,
+                folio.pages(),
+            ));
         }
         memory.clock.passing.note_way(&memory.frames, folio, self.place);
     }

@@ -37,6 +37,7 @@ use crate::collections::page_tree::{PageFlags, PageIndex};
 use crate::folio::{Eviction, FolioLock, FolioOwner, FolioRef, Owner};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
+use crate::swap;
 use crate::table::edit::Edit;
 use crate::table::out_batch::OutBatch;
 use crate::table::rewrite::use_bits::UseBits;
@@ -239,7 +240,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
         let memory = self.memory;
         let range = PageRange { first: self.first, end: self.end() };
-        let evicted = memory.clock.shadow();
+        let evicted = swap::shadow(memory);
         let taken = self.object.pages.change_at_rest(memory, range, |index, nodes| {
             let named = match self.may_go(index, spare) {
                 Ok(named) => named,
@@ -254,7 +255,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
             (Ok(named), -i64::from(named))
         });
         if let Some(Ok(named)) = taken {
-            memory.clock.note_evicted(named);
+            swap::note_evicted(memory, named);
         }
         taken.unwrap_or(Err(Obstacle::Stays(ObjectFolio::Busy)))
     }

@@ -5,6 +5,10 @@
 //! cluster of another order, so that a base page can use any slot. A cluster without a block of its
 //! order moves to the list of *holes*, for single slots, until one of its slots is freed.
 //!
+//! A CPU that is online owns the cluster from which it has taken slots ([`super::cpu`]), and takes
+//! the next ones there under the cluster's lock only. Before an allocation fails, all owned clusters
+//! return to the lists.
+//!
 //! The lists' lock comes before that of a cluster, and a cluster changes its list under both. A
 //! thread that frees slots holds the cluster's lock first. So it moves the cluster afterwards, and
 //! chooses the list when it has both.
@@ -23,11 +27,13 @@ use super::cluster::{Cluster, List, LiveCluster};
 use super::cluster_lists::{Lists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
+use super::slots::while_areas_stay;
+use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::folio::{MAX_FOLIO_ORDER, SwapPlace};
 use crate::frame::meta::{self, NONE, link};
 use crate::frame::{AllocateFor, Frames, MAX_ORDER};
-use crate::platform::Platform;
+use crate::platform::{Cpu, Platform};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Consecutive slots of one cluster.
@@ -81,6 +87,28 @@ impl<P: Platform> LockedLists<'_, P> {
     }
 }
 
+/// The slots that an allocation wants.
+struct Wanted {
+    /// The number of the area.
+    area: u8,
+    order: Order,
+    most: u32,
+}
+
+impl Wanted {
+    /// The slots that were taken of a cluster: the first, and their number.
+    fn run(&self, cluster: u32, (first, count): (u32, u32)) -> SlotRun {
+        let base = u64::from(cluster) * u64::from(CLUSTER_SLOTS);
+        SlotRun { area: self.area, first: base + u64::from(first), count }
+    }
+}
+
+/// The cluster of one order that a CPU has taken last.
+struct OwnCluster<'a> {
+    cpu: Cpu,
+    number: &'a AtomicU32,
+}
+
 /// One area. It is off while it has no clusters.
 pub(crate) struct Area<P: Platform> {
     clusters: AtomicPtr<Cluster<P>>,
@@ -89,8 +117,9 @@ pub(crate) struct Area<P: Platform> {
     block: AtomicU32,
     /// Slots of the area.
     slots: AtomicU64,
-    /// Slots that are taken.
-    pub(super) taken: AtomicU64,
+    /// The number of clusters on lists from which all CPUs take slots. Changed under the lock of the
+    /// lists.
+    listed: AtomicU32,
     /// Whether slots may be allocated: read under the lock of a cluster, by [`LiveCluster::lock`].
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
@@ -116,7 +145,7 @@ impl<P: Platform> Area<P> {
             count: AtomicU32::new(0),
             block: AtomicU32::new(NONE),
             slots: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
+            listed: AtomicU32::new(0),
             allocates: AtomicBool::new(false),
             priority: AtomicI16::new(0),
             lists: Mutex::new(Lists::EMPTY),
@@ -136,9 +165,14 @@ impl<P: Platform> Area<P> {
         self.on_device.load(Relaxed)
     }
 
-    /// The device that has the content of its slots.
+    /// The device of an area that is not turned off meanwhile.
     pub(super) fn device(&self) -> Option<&'static dyn SwapDevice<P>> {
         *self.device.lock()
+    }
+
+    /// The device that has the content of a slot, which is busy for the caller.
+    pub(super) fn device_of(&self, slot: u64) -> Option<&'static dyn SwapDevice<P>> {
+        self.cluster(slot)?.device
     }
 
     /// Whether pages may change while the device writes them.
@@ -160,9 +194,15 @@ impl<P: Platform> Area<P> {
         self.slots.load(Relaxed)
     }
 
-    /// Slots that are taken.
+    /// Slots that are taken. O(n) in the clusters.
     pub(crate) fn taken(&self) -> u64 {
-        self.taken.load(Relaxed)
+        let taken = |number| {
+            // The area may be turned off concurrently, but not while its lists are locked.
+            let mut locked = self.lock_lists();
+            let (_, clusters) = locked.parts();
+            Some(u64::from(clusters.get(number as usize)?.state.lock().taken()))
+        };
+        (0..self.count.load(Relaxed)).map_while(taken).sum()
     }
 
     /// Stops the allocation of slots, and the use of a taken slot for a further page or entry. O(n)
@@ -208,7 +248,22 @@ impl<P: Platform> Area<P> {
 
     /// Whether a slot could be allocated.
     pub(super) fn has_free_slot(&self) -> bool {
-        self.may_allocate() && self.taken() < self.slots()
+        self.may_allocate() && (self.listed.load(Relaxed) > 0 || self.has_free_owned_slot())
+    }
+
+    /// Whether a cluster that a CPU owns has a free slot, or one is listed by now.
+    #[cold]
+    fn has_free_owned_slot(&self) -> bool {
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
+        let mut next = lists.head(List::Owned).map_or(NONE, |head| *head);
+        while let Some(cluster) = linked(clusters, next) {
+            if cluster.state.lock().free > 0 {
+                return true;
+            }
+            next = cluster.next.load(Relaxed);
+        }
+        self.listed.load(Relaxed) > 0
     }
 
     /// Areas of higher priority are used first.
@@ -278,12 +333,12 @@ impl<P: Platform> Area<P> {
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
             // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
             // and no other thread knows it yet.
-            unsafe { clusters.add(number as usize).write(Cluster::new(cells.0, size)) };
+            unsafe { clusters.add(number as usize).write(Cluster::new(cells.0, size, device)) };
         }
         self.count.store(count, Relaxed);
         self.block.store(base.0, Relaxed);
         self.slots.store(slots, Relaxed);
-        self.taken.store(0, Relaxed);
+        self.listed.store(0, Relaxed);
         self.priority.store(priority, Relaxed);
         self.set_device(device);
         // Release: a thread that finds the pointer finds the clusters.
@@ -303,14 +358,17 @@ impl<P: Platform> Area<P> {
     /// whether it freed them; otherwise nothing has changed.
     pub(super) fn turn_off(&self, frames: &Frames<P>) -> bool {
         let clusters = {
-            let mut lists = self.lists.lock();
-            // Slots are allocated only under this lock. Acquire: sees all earlier accesses to the
-            // slots.
-            if self.taken.load(Acquire) > 0 {
+            let mut locked = self.lock_lists();
+            let (lists, clusters) = locked.parts();
+            // Slots of a cluster without an owner are taken only under this lock. It was also held
+            // when a cluster without taken slots came on its list, after all accesses to them.
+            self.disown_all(lists, clusters, None);
+            if (lists.unused as usize) < clusters.len() {
                 return false;
             }
             self.allocates.store(false, Release);
             *lists = Lists::EMPTY;
+            self.listed.store(0, Relaxed);
             self.clusters.swap(ptr::null_mut(), Acquire)
         };
         let Some(clusters) = NonNull::new(clusters) else { return true };
@@ -350,12 +408,68 @@ impl<P: Platform> Area<P> {
 
     /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`
     /// consecutive slots.
-    pub(super) fn allocate(&self, number: u8, order: Order, most: u32) -> Option<SlotRun> {
+    pub(super) fn allocate(
+        &self,
+        memory: &Memory<P>,
+        number: u8,
+        order: Order,
+        most: u32,
+    ) -> Option<SlotRun> {
+        let own = memory.cpus.own(memory.platform()).and_then(|record| {
+            let clusters = record.swap.clusters.get(usize::from(number))?;
+            Some(OwnCluster { cpu: record.swap.cpu, number: clusters.get(usize::from(order.0))? })
+        });
+        let wanted = Wanted { area: number, order, most };
+        if let Some(own) = &own
+            && let Some(run) = while_areas_stay(memory.platform(), || self.take_own(own, &wanted))
+        {
+            return Some(run);
+        }
+        self.take_listed(own.as_ref(), &wanted)
+    }
+
+    /// Takes slots of the cluster that the CPU has taken last, if it owns it. In a read section.
+    fn take_own(&self, own: &OwnCluster<'_>, wanted: &Wanted) -> Option<SlotRun> {
+        // SAFETY: 1. the caller is in a read section.
+        let clusters = unsafe { self.clusters() };
+        let number = link(own.number.load(Relaxed))?.0;
+        let mut live = LiveCluster::lock(self, clusters.get(number as usize)?)?;
+        if live.state().owner != Some(own.cpu) || live.state().order != wanted.order {
+            return None;
+        }
+        let stale = self.discards.load(Relaxed);
+        let taken = live.take(List::Owned, wanted.order, wanted.most, stale)?;
+        Some(wanted.run(number, taken))
+    }
+
+    /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room, the
+    /// CPUs lose the clusters that they own.
+    #[inline(never)]
+    fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &Wanted) -> Option<SlotRun> {
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
+        if let Some(own) = own
+            && let Some(number) = link(own.number.swap(NONE, Relaxed))
+        {
+            self.disown_one(lists, clusters, number.0, Some(own.cpu));
+        }
+        self.take_from_lists(lists, clusters, own, wanted).or_else(|| {
+            self.disown_all(lists, clusters, None)
+                .then(|| self.take_from_lists(lists, clusters, own, wanted))?
+        })
+    }
+
+    fn take_from_lists(
+        &self,
+        lists: &mut Lists,
+        clusters: &[Cluster<P>],
+        own: Option<&OwnCluster<'_>>,
+        wanted: &Wanted,
+    ) -> Option<SlotRun> {
+        let order = wanted.order;
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
-        let own = [List::Room(order), List::Free, List::Freed, List::Holes];
-        let all = own.into_iter().chain(rooms);
+        let of_order = [List::Room(order), List::Free, List::Freed, List::Holes];
+        let all = of_order.into_iter().chain(rooms);
         // Blocks come from the first three lists, single slots from all.
         let choices = all.take(if order == Order::PAGE { usize::MAX } else { 3 });
         for list in choices {
@@ -370,7 +484,10 @@ impl<P: Platform> Area<P> {
                     continue;
                 }
                 let stale = self.discards.load(Relaxed);
-                let taken = live.take(list, order, most, stale);
+                let taken = live.take(list, order, wanted.most, stale);
+                if taken.is_some() && live.state().order == order && list != List::Holes {
+                    live.own(own.map(|own| own.cpu));
+                }
                 let state = live.state();
                 let belongs = match taken {
                     None if state.free > 0 => List::Holes,
@@ -378,14 +495,54 @@ impl<P: Platform> Area<P> {
                     _ => Cluster::<P>::list_of(state),
                 };
                 self.move_to(lists, clusters, found.0, belongs);
-                if let Some((first, count)) = taken {
-                    self.taken.fetch_add(u64::from(count), Relaxed);
-                    let base = u64::from(found.0) * u64::from(CLUSTER_SLOTS);
-                    return Some(SlotRun { area: number, first: base + u64::from(first), count });
+                if let Some(taken) = taken {
+                    if let Some(own) = own
+                        && belongs == List::Owned
+                    {
+                        own.number.store(found.0, Relaxed);
+                    }
+                    return Some(wanted.run(found.0, taken));
                 }
             }
         }
         None
+    }
+
+    /// Returns to the lists the clusters that a CPU owns, or all CPUs.
+    pub(super) fn disown(&self, cpu: Option<Cpu>) {
+        let mut locked = self.lock_lists();
+        let (lists, clusters) = locked.parts();
+        self.disown_all(lists, clusters, cpu);
+    }
+
+    /// Like [`Area::disown`]. Returns whether there was one.
+    fn disown_all(&self, lists: &mut Lists, clusters: &[Cluster<P>], cpu: Option<Cpu>) -> bool {
+        let mut some = false;
+        let mut next = lists.head(List::Owned).map_or(NONE, |head| *head);
+        while let Some(found) = link(next) {
+            let Some(cluster) = clusters.get(found.0 as usize) else { break };
+            next = cluster.next.load(Relaxed);
+            some |= self.disown_one(lists, clusters, found.0, cpu);
+        }
+        some
+    }
+
+    /// Returns a cluster to the lists if `cpu` owns it, or any CPU. Returns whether one did.
+    fn disown_one(
+        &self,
+        lists: &mut Lists,
+        clusters: &[Cluster<P>],
+        number: u32,
+        cpu: Option<Cpu>,
+    ) -> bool {
+        let Some(cluster) = clusters.get(number as usize) else { return false };
+        let mut state = cluster.state.lock();
+        let is_owned = state.owner.is_some_and(|owner| cpu.is_none_or(|cpu| cpu == owner));
+        if is_owned {
+            state.owner = None;
+            self.move_to(lists, clusters, number, Cluster::<P>::list_of(&state));
+        }
+        is_owned
     }
 
     /// Moves the cluster of `slot` to the list where it belongs, after slots of it were freed. No
@@ -396,8 +553,12 @@ impl<P: Platform> Area<P> {
         let (lists, clusters) = locked.parts();
         // Looked up under the lock: after the slots are freed, the area may be turned off.
         let Some(cluster) = clusters.get(number as usize) else { return };
-        let state = cluster.state.lock();
-        self.move_to(lists, clusters, number, Cluster::<P>::list_of(&state));
+        let mut state = cluster.state.lock();
+        let list = Cluster::<P>::list_of(&state);
+        if list != List::Owned {
+            state.owner = None;
+        }
+        self.move_to(lists, clusters, number, list);
     }
 
     /// Whether there may be free slots to discard on the device.
@@ -418,7 +579,7 @@ impl<P: Platform> Area<P> {
             self.has_freed.store(false, Relaxed);
             return None;
         };
-        lists.take_off(clusters, number);
+        self.take_off(lists, clusters, number);
         let slots = clusters.get(number as usize)?.state.lock().size;
         Some(FreedCluster { number, slots })
     }
@@ -436,8 +597,15 @@ impl<P: Platform> Area<P> {
     /// Moves a cluster to the list where it belongs. Its lock is held, too.
     fn move_to(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32, list: List) {
         if clusters.get(number as usize).is_some_and(|cluster| !cluster.is_on(list)) {
-            lists.take_off(clusters, number);
+            self.take_off(lists, clusters, number);
             self.put_on(lists, clusters, number, list);
+        }
+    }
+
+    fn take_off(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32) {
+        if let Some(list) = lists.take_off(clusters, number) {
+            self.listed.fetch_sub(u32::from(list != List::Owned), Relaxed);
+            lists.unused -= u32::from(list.is_unused());
         }
     }
 
@@ -446,6 +614,8 @@ impl<P: Platform> Area<P> {
             return;
         };
         let next = core::mem::replace(head, number);
+        self.listed.fetch_add(u32::from(list != List::Owned), Relaxed);
+        lists.unused += u32::from(list.is_unused());
         if list == List::Freed {
             self.has_freed.store(true, Relaxed);
         }

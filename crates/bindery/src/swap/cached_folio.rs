@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::area::SlotRun;
 use super::cluster::{ClusterState, LiveCluster};
 use super::content::Written;
+use super::cpu;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
@@ -225,7 +226,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
             return changed;
         }
         changed.evicted = freeze();
-        let shadow = memory.clock.shadow();
+        let shadow = cpu::shadow(memory);
         let mut freed = FreedSlots::new(area, cluster);
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             let old = SlotState(cell.load(Relaxed));
@@ -250,7 +251,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         }
         freed.give_back(&mut state);
         if changed.evicted {
-            memory.clock.note_evicted(run.count);
+            cpu::note_evicted(memory, run.count);
         } else {
             self.handle().set_cached_pages(self.place, changed.cached);
         }

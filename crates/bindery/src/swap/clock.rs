@@ -10,6 +10,19 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 /// shadows have it. (After two billion pages the carry sets it; the next sweep clears it.)
 const SWEEPS: u32 = 1 << 31;
 
+/// A CPU adds its evicted pages to the clock when it has this number.
+const FOLDED: u32 = 64;
+
+/// Evicted pages that one CPU has counted, and not added to the clock. Its own shadows and ages
+/// count them; those of another CPU are wrong by fewer than [`FOLDED`] pages for it.
+pub(super) struct Evictions(AtomicU32);
+
+impl Evictions {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+}
+
 /// The position of reclaim, and the pages that it has evicted so far.
 pub(crate) struct Clock {
     /// The frame at which the next scan begins, counted from the first of the memory.
@@ -70,14 +83,26 @@ impl Clock {
         self.hand() <= self.look_at_all.load(Relaxed)
     }
 
-    /// Adds `pages` evicted pages.
-    pub(crate) fn note_evicted(&self, pages: u32) {
-        self.evicted.fetch_add(pages, Relaxed);
+    /// Adds `pages` evicted pages. `own`: of the caller's CPU.
+    #[inline]
+    pub(super) fn note_evicted(&self, own: Option<&Evictions>, pages: u32) {
+        match own {
+            None => _ = self.evicted.fetch_add(pages, Relaxed),
+            Some(own) if own.0.fetch_add(pages, Relaxed) + pages < FOLDED => {}
+            Some(own) => self.fold(own),
+        }
+    }
+
+    /// Adds the evicted pages that a CPU has counted.
+    #[cold]
+    pub(super) fn fold(&self, own: &Evictions) {
+        self.evicted.fetch_add(own.0.swap(0, Relaxed), Relaxed);
     }
 
     /// The shadow for the slot of an evicted page.
-    pub(crate) fn shadow(&self) -> u32 {
-        self.evicted.load(Relaxed)
+    pub(super) fn shadow(&self, own: Option<&Evictions>) -> u32 {
+        let pending = own.map_or(0, |own| own.0.load(Relaxed));
+        self.evicted.load(Relaxed).wrapping_add(pending)
     }
 
     /// Records the number of frames in use as reclaim begins.
@@ -104,11 +129,13 @@ impl Clock {
     /// Records that `pages` pages with this shadow are back. Returns their age, before that of
     /// their fault: by the number of pages evicted since, memory is too small for them (Linux: the
     /// refault distance of `workingset.c`).
-    pub(crate) fn note_return(&self, shadow: u32, pages: u32) -> Age {
+    pub(super) fn note_return(&self, own: Option<&Evictions>, shadow: u32, pages: u32) -> Age {
         if shadow & SWEEPS != 0 {
             self.passing.note_missed(pages);
         }
-        let distance = self.evicted.load(Relaxed).wrapping_sub(shadow) & !SWEEPS;
+        let distance = self.shadow(own).wrapping_sub(shadow) & !SWEEPS;
+        // The CPU of the shadow may have counted pages that this CPU does not see yet.
+        let distance = if distance >= SWEEPS / 2 { 0 } else { distance };
         Age::of_return(distance, self.used.load(Relaxed))
     }
 }
@@ -123,25 +150,46 @@ mod tests {
         assert!(!clock.has_reclaimed());
         clock.note_use(200);
         assert!(clock.has_reclaimed());
-        let shadow = clock.shadow();
-        clock.note_evicted(99);
-        assert_eq!(clock.note_return(shadow, 1), Age::Hot);
-        clock.note_evicted(1);
-        assert_eq!(clock.note_return(shadow, 1), Age::Cold);
+        let shadow = clock.shadow(None);
+        clock.note_evicted(None, 99);
+        assert_eq!(clock.note_return(None, shadow, 1), Age::Hot);
+        clock.note_evicted(None, 1);
+        assert_eq!(clock.note_return(None, shadow, 1), Age::Cold);
+    }
+
+    #[test]
+    fn a_cpu_counts_its_own_evictions_at_once() {
+        let (clock, here, there) = (Clock::new(), Evictions::new(), Evictions::new());
+        // Pages are cold after ten evictions.
+        clock.note_use(20);
+        let before = clock.shadow(Some(&here));
+        clock.note_evicted(Some(&here), 9);
+        // The other CPU does not see them yet, and finds a shadow of the future.
+        assert_eq!((clock.shadow(None), clock.shadow(Some(&there))), (before, before));
+        let ahead = clock.shadow(Some(&here));
+        assert_eq!(clock.note_return(Some(&there), ahead, 1), Age::Hot);
+        assert_eq!(clock.note_return(Some(&here), before, 1), Age::Hot);
+        clock.note_evicted(Some(&here), 1);
+        assert_eq!(clock.note_return(Some(&here), before, 1), Age::Cold);
+        clock.note_evicted(Some(&here), FOLDED);
+        assert_eq!(clock.shadow(None), before + 10 + FOLDED);
+        clock.note_evicted(Some(&there), 5);
+        clock.fold(&there);
+        assert_eq!(clock.shadow(Some(&here)), before + 15 + FOLDED);
     }
 
     #[test]
     fn pages_evicted_in_a_sweep_are_missed() {
         let clock = Clock::new();
         clock.note_use(200);
-        let before = clock.shadow();
+        let before = clock.shadow(None);
         clock.begin_sweep();
-        let shadow = clock.shadow();
-        clock.note_evicted(50);
-        assert_eq!(clock.note_return(shadow, 4), Age::Hot);
+        let shadow = clock.shadow(None);
+        clock.note_evicted(None, 50);
+        assert_eq!(clock.note_return(None, shadow, 4), Age::Hot);
         clock.end_sweep();
-        assert_eq!(clock.note_return(shadow, 1), Age::Hot);
-        assert_eq!(clock.note_return(before, 1), Age::Hot);
+        assert_eq!(clock.note_return(None, shadow, 1), Age::Hot);
+        assert_eq!(clock.note_return(None, before, 1), Age::Hot);
         assert_eq!(clock.passing.take_missed(), 5);
     }
 }

@@ -9,16 +9,20 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::area::Area;
 use super::bitmap::{Bitmap, CLUSTER_SLOTS};
+use super::device::SwapDevice;
 use crate::addr::Order;
 use crate::frame::meta::NONE;
-use crate::platform::Platform;
+use crate::platform::{Cpu, Platform};
 use crate::sync::{Mutex, MutexGuard};
 
-/// A cluster's record.
+/// A cluster's record. Two CPUs may own neighbors, so each is on lines of its own.
+#[repr(align(64))]
 pub(super) struct Cluster<P: Platform> {
     pub(super) state: Mutex<P::SpinLock, ClusterState>,
     /// The first of two frames: cells, then values. Never changes while the area is on.
     pub(super) frames: AtomicU32,
+    /// The device that has the content of the slots. Never changes either.
+    pub(super) device: Option<&'static dyn SwapDevice<P>>,
     /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the
     /// area's lists and the cluster's.
     pub(super) list: AtomicU32,
@@ -37,6 +41,8 @@ pub(super) struct ClusterState {
     pub(super) order: Order,
     /// The device may have unneeded content here: slots were taken since the last discard.
     pub(super) stale: bool,
+    /// The CPU that takes slots here, while the cluster is on [`List::Owned`].
+    pub(super) owner: Option<Cpu>,
 }
 
 /// The list that a cluster is on.
@@ -52,10 +58,17 @@ pub(super) enum List {
     Room(Order),
     /// The free slots form no block of the cluster's order; single slots are allocated here.
     Holes,
+    /// One CPU takes slots here ([`super::cpu`]).
+    Owned,
 }
 
 impl List {
     pub(super) const NONE: u32 = NONE;
+
+    /// Whether no slot of its clusters is taken.
+    pub(super) fn is_unused(self) -> bool {
+        matches!(self, Self::Free | Self::Freed)
+    }
 
     pub(super) fn number(self) -> u32 {
         match self {
@@ -63,7 +76,8 @@ impl List {
             Self::Free => 0,
             Self::Holes => 1,
             Self::Freed => 2,
-            Self::Room(order) => 3 + u32::from(order.0),
+            Self::Owned => 3,
+            Self::Room(order) => 4 + u32::from(order.0),
         }
     }
 
@@ -74,14 +88,15 @@ impl List {
             0 => Some(Self::Free),
             1 => Some(Self::Holes),
             2 => Some(Self::Freed),
-            order => Some(Self::Room(Order((order - 3) as u8))),
+            3 => Some(Self::Owned),
+            order => Some(Self::Room(Order((order - 4) as u8))),
         }
     }
 }
 
 impl<P: Platform> Cluster<P> {
     /// A cluster of whose slots the device has the first `slots`; the rest is taken forever.
-    pub(super) fn new(frames: u32, slots: u32) -> Self {
+    pub(super) fn new(frames: u32, slots: u32, device: Option<&'static dyn SwapDevice<P>>) -> Self {
         let mut taken = Bitmap::EMPTY;
         if slots < CLUSTER_SLOTS {
             // The first stretch is the device's, the second the rest.
@@ -90,9 +105,11 @@ impl<P: Platform> Cluster<P> {
             taken.give_back(0, slots);
         }
         let (free, size, order) = (slots, slots, Order::PAGE);
+        let state = ClusterState { taken, free, size, order, stale: false, owner: None };
         Self {
-            state: Mutex::new(ClusterState { taken, free, size, order, stale: false }),
+            state: Mutex::new(state),
             frames: AtomicU32::new(frames),
+            device,
             list: AtomicU32::new(List::NONE),
             next: AtomicU32::new(NONE),
             previous: AtomicU32::new(NONE),
@@ -101,10 +118,15 @@ impl<P: Platform> Cluster<P> {
 
     /// The list where the cluster belongs. The caller holds its lock.
     pub(super) fn list_of(state: &ClusterState) -> List {
-        if state.free == 0 {
+        if state.free == state.size && state.stale {
+            // Its owner loses it: the device must discard its slots.
+            List::Freed
+        } else if state.owner.is_some() {
+            List::Owned
+        } else if state.free == 0 {
             List::Full
         } else if state.free == state.size {
-            if state.stale { List::Freed } else { List::Free }
+            List::Free
         } else {
             List::Room(state.order)
         }
@@ -116,6 +138,11 @@ impl<P: Platform> Cluster<P> {
 }
 
 impl ClusterState {
+    /// The number of taken slots.
+    pub(super) fn taken(&self) -> u32 {
+        self.size - self.free
+    }
+
     /// Frees `count` slots from `first` on.
     pub(super) fn give_back(&mut self, first: u32, count: u32) {
         self.taken.give_back(first, count);
@@ -154,6 +181,11 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
     #[inline]
     pub(super) fn state(&self) -> &ClusterState {
         &self.state
+    }
+
+    /// Gives the cluster to a CPU, if it has free slots left.
+    pub(super) fn own(&mut self, owner: Option<Cpu>) {
+        self.state.owner = owner.filter(|_| self.state.free > 0);
     }
 
     /// Takes slots of the cluster, which is on `list`: a block of 2^`order`, or up to `most` single

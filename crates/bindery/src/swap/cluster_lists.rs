@@ -13,12 +13,21 @@ pub(super) struct Lists {
     free: u32,
     freed: u32,
     holes: u32,
+    owned: u32,
+    /// The number of clusters on lists of clusters without taken slots.
+    pub(super) unused: u32,
     room: [u32; MAX_FOLIO_ORDER.0 as usize + 1],
 }
 
 impl Lists {
-    pub(super) const EMPTY: Self =
-        Self { free: NONE, freed: NONE, holes: NONE, room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1] };
+    pub(super) const EMPTY: Self = Self {
+        free: NONE,
+        freed: NONE,
+        holes: NONE,
+        owned: NONE,
+        unused: 0,
+        room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1],
+    };
 
     pub(super) fn head(&mut self, list: List) -> Option<&mut u32> {
         match list {
@@ -26,6 +35,7 @@ impl Lists {
             List::Free => Some(&mut self.free),
             List::Freed => Some(&mut self.freed),
             List::Holes => Some(&mut self.holes),
+            List::Owned => Some(&mut self.owned),
             List::Room(order) => self.room.get_mut(usize::from(order.0)),
         }
     }
@@ -35,10 +45,14 @@ impl Lists {
         link(self.freed).map(|number| number.0)
     }
 
-    /// Takes a cluster off its list.
-    pub(super) fn take_off<P: Platform>(&mut self, clusters: &[Cluster<P>], number: u32) {
-        let Some(cluster) = clusters.get(number as usize) else { return };
-        let Some(list) = List::of_number(cluster.list.load(Relaxed)) else { return };
+    /// Takes a cluster off its list, if it is on one, which is returned.
+    pub(super) fn take_off<P: Platform>(
+        &mut self,
+        clusters: &[Cluster<P>],
+        number: u32,
+    ) -> Option<List> {
+        let cluster = clusters.get(number as usize)?;
+        let list = List::of_number(cluster.list.load(Relaxed))?;
         let (next, previous) = (cluster.next.load(Relaxed), cluster.previous.load(Relaxed));
         match linked(clusters, previous) {
             Some(previous) => previous.next.store(next, Relaxed),
@@ -52,6 +66,7 @@ impl Lists {
             next.previous.store(previous, Relaxed);
         }
         cluster.list.store(List::NONE, Relaxed);
+        Some(list)
     }
 }
 

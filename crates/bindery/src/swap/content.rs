@@ -8,6 +8,7 @@ use super::area::{Area, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cached_folio::CachedFolio;
 use super::cluster::Cluster;
+use super::cpu;
 use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
@@ -61,7 +62,7 @@ impl<P: Platform> CachedFolio<'_, P> {
                 },
             }
         }
-        memory.rare.pages_swapped_out.fetch_add(u64::from(run.count), Relaxed);
+        cpu::note_swapped_out(memory, run.count);
         true
     }
 
@@ -287,7 +288,7 @@ unsafe fn load_folio<P: Platform>(
     };
     if are_zeroes {
         memory.platform().zero(head, run.count);
-        memory.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+        cpu::note_swapped_in(memory, run.count);
         return true;
     }
     // The values of a device's slots are no handles of the store.
@@ -339,7 +340,7 @@ unsafe fn load_pages<P: Platform>(
         }
         page += 1;
     }
-    memory.rare.pages_swapped_in.fetch_add(u64::from(run.count), Relaxed);
+    cpu::note_swapped_in(memory, run.count);
     true
 }
 
@@ -371,7 +372,7 @@ fn claim_if_named<P: Platform>(
     let handle = memory.frames.folio(*folio);
     handle.set_swap_place(place);
     if let Some(shadow) = shadow {
-        handle.reclaim_state().set_age(memory.clock.note_return(shadow, run.count));
+        handle.reclaim_state().set_age(cpu::note_return(memory, shadow, run.count));
     }
     Ok(())
 }

@@ -12,11 +12,10 @@
 //! *under writeback*, like one that is being written: the lock and the reference belong to the
 //! request, until the thread that has begun the read takes them over.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use super::area::SlotRun;
 use super::cached_folio::CachedFolio;
 use super::content::ClaimedFolio;
+use super::cpu;
 use super::device::SwapOperation;
 use super::early_read::Stored;
 use super::page_set::PageSet;
@@ -65,10 +64,13 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         let content = slots.content(memory);
         if content == Some(Stored::None) {
             self.fill_filled_pages(memory);
-            memory.rare.pages_swapped_in.fetch_add(u64::from(slots.count), Relaxed);
+            cpu::note_swapped_in(memory, slots.count);
             return Load::Done(self.into_locked());
         }
-        let device = memory.swap.area(slots.area).and_then(|area| Some((area, area.device()?)));
+        let device = memory
+            .swap
+            .area(slots.area)
+            .and_then(|area| Some((area, area.device_of(slots.first)?)));
         let device = device.filter(|_| content.is_some());
         let request = device.map(|(area, _)| (area, area.requests.take()));
         let Some((area, Some(number))) = request else {
@@ -111,7 +113,7 @@ impl DeviceRead {
         let area = memory.swap.area(slots.area)?;
         let (place, operation) = (slots.place(), SwapOperation::Read);
         let what = FolioTransfer { operation, number, folio, place };
-        what.submit(memory, area, area.device()?, |page| {
+        what.submit(memory, area, area.device_of(slots.first)?, |page| {
             slots.page_has(memory, page, SlotState::STORED)
         });
         wait_for_devices(memory, &mut || area.requests.result(number).is_some());
@@ -132,7 +134,7 @@ impl DeviceRead {
             CachedFolio::new(memory, locked.locked(), self.slots.place()).give_up();
             return None;
         }
-        memory.rare.pages_swapped_in.fetch_add(u64::from(self.slots.count), Relaxed);
+        cpu::note_swapped_in(memory, self.slots.count);
         Some(locked)
     }
 }

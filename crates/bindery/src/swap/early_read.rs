@@ -17,6 +17,7 @@ use super::Swap;
 use super::area::{Area, SlotRun};
 use super::cached_folio::CachedFolio;
 use super::content::ClaimedFolio;
+use super::cpu;
 use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
@@ -120,13 +121,14 @@ impl SlotRun {
         };
         if worth && content == Some(Stored::None) {
             claimed.fill_filled_pages(memory);
-            memory.rare.pages_swapped_in.fetch_add(u64::from(slots.count), Relaxed);
+            cpu::note_swapped_in(memory, slots.count);
             let locked = claimed.into_locked();
             CachedFolio::new(memory, locked.locked(), place).unlock(&PageSet::EMPTY);
             return Begun::Yes;
         }
         let area = memory.swap.area(self.area);
-        let device = area.and_then(|area| Some((area, area.device()?))).filter(|_| worth);
+        let device =
+            area.and_then(|area| Some((area, area.device_of(self.first)?))).filter(|_| worth);
         let request = device.map(|(area, device)| (area, device, area.requests.take()));
         let Some((area, device, Some(number))) = request else {
             claimed.give_up(memory);
@@ -176,8 +178,7 @@ impl<P: Platform> Area<P> {
                 let locked = lock.with_reference();
                 match CachedFolio::find(memory, locked.locked()) {
                     Some(cached) if read => {
-                        let pages = u64::from(folio.pages());
-                        memory.rare.pages_swapped_in.fetch_add(pages, Relaxed);
+                        cpu::note_swapped_in(memory, folio.pages());
                         cached.unlock(&PageSet::EMPTY);
                     }
                     Some(cached) => cached.give_up(),

@@ -75,7 +75,7 @@ impl<P: Platform> Memory<P> {
 
     /// The swap areas.
     ///
-    /// Context: any.
+    /// Context: spins. Complexity: linear in the clusters of 512 slots.
     pub fn swap_areas(&self) -> impl Iterator<Item = SwapArea> + '_ {
         self.swap.areas()
     }

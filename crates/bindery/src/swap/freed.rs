@@ -1,10 +1,7 @@
 //! Freed slots: the proof that one is free, and those that are freed together.
 
 use core::marker::PhantomData;
-use core::sync::atomic::{
-    AtomicU64,
-    Ordering::{Relaxed, Release},
-};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::Area;
 use super::cluster::{Cluster, ClusterState};
@@ -44,8 +41,6 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         }
         state.give_back(self.first, self.count);
         self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
-        // Release: all accesses to the slots come before the area is turned off.
-        self.area.taken.fetch_sub(u64::from(self.count), Release);
         self.count = 0;
     }
 

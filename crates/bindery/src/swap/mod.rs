@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `area` | [`Area`]: clusters, and the allocation of slots |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and the bitmap of taken ones |
+//! | `cpu` | the clusters that a CPU owns, and its counts |
 //! | `cluster_lists` | the lists of an area's clusters |
 //! | `slot_state` | references to a slot, and the location of its content |
 //! | `slots`, `freed` | slots taken, referred to and released: by runs, under one lock |
@@ -67,6 +68,7 @@ mod cluster_lists;
 #[cfg(feature = "compression")]
 mod compressed;
 pub(crate) mod content;
+pub(crate) mod cpu;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod device;
@@ -123,9 +125,10 @@ pub use usage::{CompressedUsage, SwapUsage};
 pub(crate) use area::SlotRun;
 pub(crate) use cached_folio::CachedFolio;
 pub(crate) use clock::Clock;
+pub(crate) use cpu::{SwapPart, hand_over, note_evicted, note_return, pages_moved, shadow};
 pub(crate) use early_read::source_of_slot;
 pub(crate) use read_around::begin_read_around;
-pub(crate) use slots::{find_cached, is_slot_resident, state_of};
+pub(crate) use slots::{allocate_slots, find_cached, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
 pub(crate) use writeback::{lock_folio, wait_for_a_write, wait_for_request, write_out};
 

@@ -48,29 +48,31 @@ impl<P: Platform> Swap<P> {
     pub(super) fn area(&self, number: u8) -> Option<&Area<P>> {
         self.areas.get(usize::from(number))
     }
+}
 
-    /// Allocates slots for `count` pages: a block of 2^`order`, or up to `most` single ones. Tries
-    /// the areas by falling priority. Nothing refers to the slots yet.
-    #[inline(never)]
-    pub(crate) fn allocate_slots(&self, order: Order, most: u32) -> Option<SlotRun> {
-        let mut below = i32::MAX;
-        loop {
-            let areas = self.areas.iter().enumerate();
-            let usable = areas.filter(|(_, area)| area.is_on() && area.may_allocate());
-            let (priority, _) = usable
-                .map(|(number, area)| (i32::from(area.priority()), number))
-                .filter(|(priority, _)| *priority < below)
-                .max()?;
-            for (number, area) in self.areas.iter().enumerate() {
-                if area.is_on()
-                    && i32::from(area.priority()) == priority
-                    && let Some(run) = area.allocate(number as u8, order, most)
-                {
-                    return Some(run);
-                }
+/// Allocates slots: a block of 2^`order`, or up to `most` single ones. Tries the areas by falling
+/// priority. Nothing refers to the slots yet.
+#[inline(never)]
+pub(crate) fn allocate_slots<P: Platform>(
+    memory: &Memory<P>,
+    order: Order,
+    most: u32,
+) -> Option<SlotRun> {
+    let areas = &memory.swap.areas;
+    let mut below = i32::MAX;
+    loop {
+        let usable = areas.iter().filter(|area| area.is_on() && area.may_allocate());
+        let priorities = usable.map(|area| i32::from(area.priority()));
+        let priority = priorities.filter(|priority| *priority < below).max()?;
+        for (number, area) in (0..).zip(areas) {
+            if area.is_on()
+                && i32::from(area.priority()) == priority
+                && let Some(run) = area.allocate(memory, number, order, most)
+            {
+                return Some(run);
             }
-            below = priority;
         }
+        below = priority;
     }
 }
 
@@ -220,11 +222,12 @@ impl SlotRun {
             let (cluster, cells, _) = part.cells(memory).expect("the area reaches so far");
             let mut state = cluster.state.lock();
             state.plant(index(part.first), part.count);
-            area.taken.fetch_add(u64::from(part.count), Ordering::Relaxed);
             for cell in cells {
                 assert_eq!(cell.load(Ordering::Relaxed), SlotState::FREE.0, "the slot is taken");
                 cell.store(SlotState::LOST | 1, Ordering::Relaxed);
             }
+            drop(state);
+            area.relist(part.first);
         }
     }
 }

@@ -79,11 +79,7 @@ pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
     let platform = memory.platform();
     let mut usage = SwapUsage::default();
     for (area, number) in memory.swap.areas.iter().zip(0..) {
-        let slots = while_areas_stay(platform, || {
-            let slots = if area.is_on() { area.slots() } else { 0 };
-            usage.taken += area.taken().min(slots);
-            slots
-        });
+        let slots = while_areas_stay(platform, || if area.is_on() { area.slots() } else { 0 });
         usage.slots += slots;
         for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
             let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
@@ -96,11 +92,9 @@ pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
 /// Counts the slots of a cluster.
 fn count_cluster<P: Platform>(run: SlotRun, memory: &Memory<P>, usage: &mut SwapUsage) {
     let Some((cluster, cells, _)) = run.cells(memory) else { return };
-    let is_used = {
-        let state = cluster.state.lock();
-        state.free < state.size
-    };
-    for cell in cells.iter().filter(|_| is_used) {
+    let taken = cluster.state.lock().taken();
+    usage.taken += u64::from(taken);
+    for cell in cells.iter().filter(|_| taken > 0) {
         let cell = SlotState(cell.load(Relaxed));
         usage.cached += u64::from(cell.has(SlotState::CACHED));
         usage.filled += u64::from(cell.has(SlotState::FILLED));

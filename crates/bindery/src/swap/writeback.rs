@@ -19,6 +19,7 @@ use super::Swap;
 use super::area::{Area, SlotRun};
 use super::cached_folio::CachedFolio;
 use super::content::Written;
+use super::cpu;
 use super::device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 use super::slots::Stored;
 use super::take_back::{lock_written, take_back};
@@ -123,8 +124,8 @@ fn send_to_device<P: Platform>(
     let folio = leaving.folio();
     let pages = u64::from(folio.pages());
     let written = CachedFolio::new(memory, leaving.locked(), place).sort_pages();
-    let Some(device) = area.device().filter(|_| written.in_store(folio) > 0) else {
-        memory.rare.pages_swapped_out.fetch_add(pages, Relaxed);
+    let Some(device) = area.device_of(place.first).filter(|_| written.in_store(folio) > 0) else {
+        cpu::note_swapped_out(memory, folio.pages());
         return finish_write_out(memory, leaving, place, Some(&written));
     };
     let number = area.take_request(memory);
@@ -210,12 +211,13 @@ impl<P: Platform> Area<P> {
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
         match (lock_written(memory, folio, slots), memory.frames.folio(folio).swap_place()) {
             (None, _) => {
-                let written = if succeeded { pages } else { 0 };
-                memory.rare.pages_swapped_out.fetch_add(written, Relaxed);
+                if succeeded {
+                    cpu::note_swapped_out(memory, folio.pages());
+                }
                 memory.frames.folio(folio).release();
             }
             (Some(lock), Some(place)) if succeeded => {
-                memory.rare.pages_swapped_out.fetch_add(pages, Relaxed);
+                cpu::note_swapped_out(memory, folio.pages());
                 let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
                 if finish_write_out(memory, lock.with_reference(), place, Some(&written)) {
                     memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());

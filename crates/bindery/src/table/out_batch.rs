@@ -10,7 +10,7 @@ use crate::folio::{Folio, FolioLocked};
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
-use crate::swap::{CachedFolio, SlotRun, write_out};
+use crate::swap::{CachedFolio, SlotRun, allocate_slots, write_out};
 
 /// Slots that folios go out to, and the address at which the first page of the first folio was
 /// mapped; addresses and slots rise together.
@@ -138,11 +138,11 @@ impl OutBatch {
         left: u32,
     ) -> Option<SlotRun> {
         if order > Order::PAGE {
-            return memory.swap.allocate_slots(order, 1);
+            return allocate_slots(memory, order, 1);
         }
         let run = match self.spare.take() {
             Some(run) => run,
-            None => memory.swap.allocate_slots(Order::PAGE, left.max(1))?,
+            None => allocate_slots(memory, Order::PAGE, left.max(1))?,
         };
         if run.count > 1 {
             self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });
@@ -202,7 +202,7 @@ impl OutBatch {
                 if write_out(memory, leaving, stored) {
                     memory.frames.folio(folio).free_frozen_into(&mut batch);
                     freed += pages;
-                    if memory.free_frame_count() < enough {
+                    if memory.frames.listed_frame_count() < enough {
                         // The next folio may have to be stored in these frames.
                         batch.free_all();
                     }

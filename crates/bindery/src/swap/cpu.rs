@@ -1,0 +1,97 @@
+//! The part of a CPU in swap: the clusters from which it takes slots, and its counts.
+//!
+//! A CPU *owns* a cluster: other CPUs take no slots of it, so that two CPUs that send pages out share
+//! neither the cluster nor the lists of its area. For each area and order of blocks, the part has
+//! the number of the cluster that the CPU has taken last, and the cluster has the number of its
+//! owner. Only the latter counts, under the cluster's lock.
+//!
+//! The clusters of all CPUs return to the lists before an allocation fails, and those of one CPU
+//! when it goes offline. So a slot is free until it is taken, whichever CPU owns its cluster.
+//!
+//! All words change by atomic instructions. So the part of another CPU, by a stale number, does no
+//! harm.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::MAX_SWAP_AREAS;
+use super::clock::Evictions;
+use crate::Memory;
+use crate::events::PagesMoved;
+use crate::folio::{Age, MAX_FOLIO_ORDER};
+use crate::frame::meta::NONE;
+use crate::platform::{Cpu, Platform};
+
+/// The clusters of one area that a CPU has taken last, by the order of their blocks, or [`NONE`].
+pub(super) type OwnClusters = [AtomicU32; ORDERS];
+
+const ORDERS: usize = MAX_FOLIO_ORDER.0 as usize + 1;
+
+/// The part of one CPU.
+pub(crate) struct SwapPart {
+    pub(super) cpu: Cpu,
+    pub(super) clusters: [OwnClusters; MAX_SWAP_AREAS],
+    /// The pages that calls on this CPU have moved.
+    pub(crate) moved: PagesMoved,
+    evictions: Evictions,
+}
+
+impl SwapPart {
+    pub(crate) const fn new(cpu: Cpu) -> Self {
+        Self {
+            cpu,
+            clusters: [const { [const { AtomicU32::new(NONE) }; ORDERS] }; MAX_SWAP_AREAS],
+            moved: PagesMoved::new(),
+            evictions: Evictions::new(),
+        }
+    }
+}
+
+/// The counts of the running CPU, or those that CPUs without a part share.
+#[inline]
+pub(crate) fn pages_moved<P: Platform>(memory: &Memory<P>) -> &PagesMoved {
+    memory.cpus.own(memory.platform()).map_or(&memory.rare.moved, |own| &own.swap.moved)
+}
+
+/// Counts pages whose content was read.
+#[inline]
+pub(super) fn note_swapped_in<P: Platform>(memory: &Memory<P>, pages: u32) {
+    pages_moved(memory).swapped_in.fetch_add(u64::from(pages), Relaxed);
+}
+
+/// Counts pages whose content was written.
+#[inline]
+pub(super) fn note_swapped_out<P: Platform>(memory: &Memory<P>, pages: u32) {
+    pages_moved(memory).swapped_out.fetch_add(u64::from(pages), Relaxed);
+}
+
+/// The evictions of the running CPU.
+#[inline]
+fn evictions<P: Platform>(memory: &Memory<P>) -> Option<&Evictions> {
+    Some(&memory.cpus.own(memory.platform())?.swap.evictions)
+}
+
+/// Adds evicted pages to the clock.
+#[inline]
+pub(crate) fn note_evicted<P: Platform>(memory: &Memory<P>, pages: u32) {
+    memory.clock.note_evicted(evictions(memory), pages);
+}
+
+/// The shadow for the slot of an evicted page.
+#[inline]
+pub(crate) fn shadow<P: Platform>(memory: &Memory<P>) -> u32 {
+    memory.clock.shadow(evictions(memory))
+}
+
+/// Records that `pages` pages with this shadow are back. Returns their age.
+pub(crate) fn note_return<P: Platform>(memory: &Memory<P>, shadow: u32, pages: u32) -> Age {
+    memory.clock.note_return(evictions(memory), shadow, pages)
+}
+
+/// Returns the clusters and the evictions of a CPU that is taken offline. Its other counts stay in
+/// its part, which is read with all others.
+pub(crate) fn hand_over<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
+    for area in &memory.swap.areas {
+        area.disown(Some(part.cpu));
+    }
+    memory.clock.fold(&part.evictions);
+}
