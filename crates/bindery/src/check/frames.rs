@@ -28,7 +28,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         frames.for_each_block(|frame, order, kind| {
             if result.is_ok() {
                 result = match kind {
-                    Kind::Folio => self.folio(Folio { head: frame, order }),
+                    Kind::Folio => {
+                        let folio = frames.folio_of(frame);
+                        folio.map_or(Err(Violation::Leaked(frame)), |folio| self.folio(folio))
+                    }
                     Kind::Table | Kind::Kernel if self.count(frame).copied() != Some(1) => {
                         Err(Violation::Leaked(frame))
                     }

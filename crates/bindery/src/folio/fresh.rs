@@ -75,7 +75,7 @@ impl<P: Platform> Frames<P> {
         if order > MAX_FOLIO_ORDER {
             return None;
         }
-        let folio = Folio { head: self.allocate(order, AllocateFor::Use)?, order };
+        let folio = Folio::of(self.allocate(order, AllocateFor::Use)?, order);
         let head = self.meta(folio.head);
         let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
         write_tails(self, folio);
@@ -151,7 +151,7 @@ impl<P: Platform> FreshFolio<'_, P> {
 
 /// Writes the tails of a folio that only the caller knows.
 pub(super) fn write_tails<P: Platform>(frames: &Frames<P>, folio: Folio) {
-    let Folio { head, order } = folio;
+    let Folio { head, order, .. } = folio;
     let state = state_of(Kind::Tail, order);
     for page in 1..order.pages() {
         let tail = frames.meta(head.plus(page));

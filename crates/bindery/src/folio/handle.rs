@@ -14,16 +14,43 @@ pub const MAX_FOLIO_ORDER: Order = Order(9);
 /// The orders that a folio can have.
 pub(crate) const FOLIO_ORDERS: Orders = Orders::up_to(MAX_FOLIO_ORDER);
 
-/// A block of 2^order pages that users may map. Only a name: it keeps nothing alive.
+/// A block of 2^order pages that users may map. A number that keeps nothing alive. Having one means
+/// that a folio began there: only this folder makes one, of a block that it has allocated or split,
+/// or of metadata that says so. So the metadata of its frames exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct Folio {
     /// The first frame, aligned to the folio's size.
     pub(crate) head: Frame,
     /// Base-2 logarithm of the number of pages, at most [`MAX_FOLIO_ORDER`].
     pub(crate) order: Order,
+    /// Keeps other folders from making one.
+    _made: (),
+}
+
+/// A folio of one page, in four bytes: for a batch of many.
+pub(crate) struct OnePage(Frame);
+
+impl OnePage {
+    /// The folio, if it has one page.
+    #[inline(always)]
+    pub(crate) fn of(folio: Folio) -> Option<Self> {
+        (folio.order == Order::PAGE).then_some(Self(folio.head))
+    }
+
+    /// The folio.
+    #[inline(always)]
+    pub(crate) const fn folio(&self) -> Folio {
+        Folio::of(self.0, Order::PAGE)
+    }
 }
 
 impl Folio {
+    /// The folio that begins at `head`, as the metadata or the allocator says.
+    #[inline(always)]
+    pub(super) const fn of(head: Frame, order: Order) -> Self {
+        Self { head, order, _made: () }
+    }
+
     /// How many pages it has, 1 to 512.
     #[inline]
     pub const fn pages(self) -> u32 {

@@ -67,7 +67,7 @@ pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use exclusive::ExclusiveRun;
 pub(crate) use fresh::FreshFolio;
 pub use handle::MAX_FOLIO_ORDER;
-pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed};
+pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, loom))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};

@@ -56,7 +56,7 @@ pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
     }
     let state = heads.state(frame);
     if is_kind(state, Kind::Folio) {
-        return Some(Folio { head: frame, order: order_in(state) });
+        return Some(Folio::of(frame, order_in(state)));
     }
     if is_kind(state, Kind::Tail) {
         return guess_from_tail(heads, frame, heads.head(frame));
@@ -72,7 +72,7 @@ fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Foli
         return None;
     }
     let state = heads.state(head);
-    let folio = Folio { head, order: order_in(state) };
+    let folio = Folio::of(head, order_in(state));
     let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
     reaches.then_some(folio)
 }
@@ -90,7 +90,7 @@ pub(super) fn from_nothing(heads: &impl Heads, frame: Frame) -> Result<Option<Fo
     }
     let state = heads.state(head);
     debug_assert!(is_kind(state, Kind::Folio), "{head:?} has a count");
-    let folio = Folio { head, order: order_in(state) };
+    let folio = Folio::of(head, order_in(state));
     if frame.0.wrapping_sub(folio.head.0) < folio.pages() {
         Ok(Some(folio))
     } else {

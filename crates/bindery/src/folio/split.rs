@@ -26,7 +26,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into.
     pub(super) fn release_parts(self, order: Order) {
         for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
-            let part = Folio { head: self.folio.head.plus(first), order };
+            let part = Folio::of(self.folio.head.plus(first), order);
             self.frames.folio(part).release();
         }
     }
@@ -88,7 +88,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         let inherited = head.state.load(Relaxed) & (DIRTY | FETCHABLE);
         let (owner, index) = (head.owner.load(Relaxed), head.word.load(Relaxed));
         for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
-            let part = Folio { head: self.folio.head.plus(first), order };
+            let part = Folio::of(self.folio.head.plus(first), order);
             let mapped: u64 =
                 (first..first + part.pages()).map(|page| u64::from(mappings_of(page))).sum();
             let mine = |word: usize| {

@@ -248,7 +248,7 @@ fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
         Kind::Compressed => FrameUse::Compressed,
         Kind::Swap => FrameUse::Swap,
         Kind::Folio => {
-            let folio = Folio { head: block.head, order: block.order };
+            let folio = Folio::of(block.head, block.order);
             match frames.folio(folio).owner_kind() {
                 OwnerKind::Anonymous => FrameUse::Anonymous,
                 OwnerKind::SharedMemory => FrameUse::SharedMemory,

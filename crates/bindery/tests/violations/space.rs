@@ -10,6 +10,8 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
+#[cfg(lock_violations = "types")]
+use crate::folio::Folio;
 use crate::folio::{FolioIndex, FolioLock, FreshFolio, LiveOwner, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::{PagesStay, Wait};
@@ -271,6 +273,15 @@ pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
     let _guard: TreeReadGuard<'a, P> = lock.read(platform);
     #[cfg(lock_violations = "types")]
     let _guard: TreeReadGuard<'a, P> = lock.write(platform); //~ E0308
+}
+
+/// A folio is found by the metadata of a frame, which exists then. It is not made of a number.
+pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32> {
+    #[cfg(not(lock_violations = "types"))]
+    let folio = frames.folio_of(frame)?;
+    #[cfg(lock_violations = "types")]
+    let folio = Folio::of(frame, Order::PAGE); //~ E0624
+    Some(frames.folio(folio).mappings())
 }
 
 /// A frame is allocated for a purpose: only reclaim takes the reserve.

@@ -78,7 +78,7 @@ fn without<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) {
     explore(omit, prepare, work);
 }
 
-const PAGE: Folio = Folio { head: Frame(0), order: Order::PAGE };
+const PAGE: Folio = Folio::of(Frame(0), Order::PAGE);
 
 fn nothing(_: &World) {}
 

@@ -180,7 +180,7 @@ impl Heads for World {
     }
 }
 
-pub(super) const FIRST: Folio = Folio { head: Frame(0), order: Order(1) };
+pub(super) const FIRST: Folio = Folio::of(Frame(0), Order(1));
 
 impl World {
     /// A world whose first folio has two mappings, and is owned by anon group 1.
@@ -441,14 +441,14 @@ impl World {
             return false;
         }
         for frame in Self::frames(FIRST) {
-            let part = Folio { head: frame, order: Order::PAGE };
+            let part = Folio::of(frame, Order::PAGE);
             let meta = self.meta(frame);
             self.set_life(frame, Life::Folio(part));
             meta.state.store(state_of(Kind::Folio, Order::PAGE), Relaxed);
             Word::store(&meta.count, MAPPING + REFERENCE, Ordering::Release);
         }
         for frame in Self::frames(FIRST) {
-            self.release(Folio { head: frame, order: Order::PAGE });
+            self.release(Folio::of(frame, Order::PAGE));
         }
         true
     }

@@ -9,10 +9,10 @@ use core::sync::atomic::{Ordering, fence};
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level};
 use crate::error::{Error, FaultError};
-use crate::folio::{Folio, FolioIndex, OwnerKind};
+use crate::folio::{Folio, FolioIndex, OnePage, OwnerKind};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::op::VmaOp;
@@ -51,13 +51,12 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     fn map_pages(
         &self,
         range: VirtRange,
-        folios: &[Frame],
+        folios: &[OnePage],
         attributes: Attributes,
     ) -> Result<usize, NoMemory> {
         let memory = self.memory();
-        for head in folios {
-            let folio = Folio { head: *head, order: Order::PAGE };
-            memory.before_execution(attributes.permissions, folio);
+        for page in folios {
+            memory.before_execution(attributes.permissions, page.folio());
         }
         let mapped = self
             .page_table()
@@ -79,12 +78,12 @@ impl<P: Platform> Fill<'_, '_, P> {
         count: u32,
         mut source: impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<VirtAddr, Error> {
-        let mut folios = ArrayVec::<Frame, TOGETHER>::new();
+        let mut folios = ArrayVec::<OnePage, TOGETHER>::new();
         let mut failed = None;
         for number in 0..(count as usize).min(TOGETHER) {
             let page = at.offset(number as u64 * PAGE_SIZE);
             match self.copied_page(page, &mut source) {
-                Ok(folio) => folios.push(folio.head),
+                Ok(folio) => folios.extend(OnePage::of(folio)),
                 Err(error) => {
                     // Of a later page, the next call says the same again, or knows better.
                     failed = Some(error);
@@ -100,16 +99,14 @@ impl<P: Platform> Fill<'_, '_, P> {
         let mapped: Result<_, Error> = memory.retry(|| {
             self.in_vma(at, range.end(), |op| {
                 let owner = AnonGroup::as_owner(op.vma.group());
-                for (head, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
-                    let folio = Folio { head: *head, order: Order::PAGE };
-                    memory.frames.fresh(folio).set_owner(owner, FolioIndex::new(index));
+                for (page, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
+                    memory.frames.fresh(page.folio()).set_owner(owner, FolioIndex::new(index));
                 }
                 Ok(op.map_pages(range, &folios, op.fill_attributes(self.mode))?)
             })
         });
-        for head in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
-            let folio = Folio { head: *head, order: Order::PAGE };
-            memory.frames.fresh(folio).discard();
+        for page in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
+            memory.frames.fresh(page.folio()).discard();
         }
         match mapped? {
             // An entry was filled in between: the next look decides.
@@ -137,7 +134,7 @@ impl<P: Platform> Fill<'_, '_, P> {
 fn map_pages_locked<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
-    folios: &[Frame],
+    folios: &[OnePage],
     attributes: Attributes,
 ) -> Result<usize, NoMemory> {
     let page_table = span.page_table;
@@ -151,13 +148,13 @@ fn map_pages_locked<P: Platform>(
     let first = P::Arch::PTE.index_of(start);
     let entries = &page_table.entries(table)[first.positions(folios.len() as u32)];
     let vacant = run::count_empty(entries);
-    for head in &folios[..vacant as usize] {
-        frames.fresh(Folio { head: *head, order: Order::PAGE }).map(1);
+    for page in &folios[..vacant as usize] {
+        frames.fresh(page.folio()).map(1);
     }
     // A CPU that sees a leaf sees the page's contents, and its count.
     fence(Ordering::Release);
-    for (word, head) in entries.iter().zip(&folios[..vacant as usize]) {
-        let entry = P::Arch::page_entry(*head, Level::PTE, attributes);
+    for (word, page) in entries.iter().zip(&folios[..vacant as usize]) {
+        let entry = P::Arch::page_entry(page.folio().head, Level::PTE, attributes);
         word.store(entry.0, Ordering::Relaxed);
     }
     page_table.change_entry_count(table, vacant, 0);

@@ -257,7 +257,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ) -> Result<VirtAddr, Failure> {
         let (space, vma) = (self.space, self.vma);
         let memory = space.page_table.memory;
-        let Folio { head, order } = supplied.folio;
+        let Folio { head, order, .. } = supplied.folio;
         let part = VirtRange::raw(at.0, at.0 + order.bytes());
         let index = vma.page_offset_of(at);
         let pages = u64::from(order.pages());

@@ -5,7 +5,7 @@
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::Memory;
-use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
+use crate::addr::{PAGE_SHIFT, VirtAddr};
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Level};
 use crate::folio::{Folio, FolioLock};
 use crate::platform::Platform;
@@ -172,7 +172,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                 if !single.is_free_to_move(1) {
                     word.store(entry.0, Ordering::Relaxed);
                     // SAFETY: 1. locked above, by its number.
-                    unsafe { self.unlock_head(entry, Order::PAGE) };
+                    unsafe { self.unlock_head(entry) };
                     stop = Some(MoveStop::Busy);
                     break;
                 }
@@ -180,7 +180,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
                 there.store(entry.0, Ordering::Relaxed);
                 // SAFETY: 1. it was locked above, and no guard of it exists.
                 if !unsafe { numbered.unlock(number) } {
-                    self.see_to_marks(entry, Order::PAGE);
+                    self.see_to_marks(entry);
                 }
                 at += 1;
                 continue;

@@ -223,7 +223,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             if let Some(single) = numbered.try_lock_single(self.number_of(entry)) {
                 if !single.is_free_to_move(1) {
                     // SAFETY: 1. locked above, by its number.
-                    unsafe { self.unlock_head(entry, Order::PAGE) };
+                    unsafe { self.unlock_head(entry) };
                     break;
                 }
                 single.give_to(owner, at as u64);
@@ -270,7 +270,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             }
             if differ != 0 || !large.is_free_to_move(pages) {
                 // SAFETY: 1. locked above, by its number.
-                unsafe { self.unlock_head(first, order) };
+                unsafe { self.unlock_head(first) };
                 break;
             }
             large.give_to(owner, at.number().into());
@@ -288,7 +288,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             let leaf = P::Arch::clear_contig(Entry(run[0].load(Ordering::Relaxed)), at);
             // SAFETY: 1. `claim_large` has locked it by this number, and no guard of it exists.
             if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
-                self.see_to_marks(leaf, order);
+                self.see_to_marks(leaf);
             }
             at += order.pages();
         }
@@ -302,7 +302,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             let leaf = Entry(word.load(Ordering::Relaxed));
             // SAFETY: 1. `claim` has locked it by this number, and no guard of it exists.
             if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
-                self.see_to_marks(leaf, Order::PAGE);
+                self.see_to_marks(leaf);
             }
         }
     }
@@ -312,20 +312,22 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// # Safety
     /// 1. The piece has locked the folio by its number, and no guard of the lock exists.
     #[cold]
-    pub(super) unsafe fn unlock_head(&self, leaf: Entry, order: Order) {
-        let memory = self.page_table.memory;
-        let folio = Folio { head: P::Arch::frame(leaf), order };
-        // SAFETY: 1. the caller's obligation 1.
-        drop(unsafe { memory.frames.folio(folio).lock_of_batch() });
+    pub(super) unsafe fn unlock_head(&self, leaf: Entry) {
+        let frames = &self.page_table.memory.frames;
+        if let Some(folio) = frames.folio_of(P::Arch::frame(leaf)) {
+            // SAFETY: 1. the caller's obligation 1.
+            drop(unsafe { frames.folio(folio).lock_of_batch() });
+        }
     }
 
     /// Does the work that other threads have left at the folio whose first page the leaf maps, and
-    /// which was unlocked.
+    /// which was unlocked. A folio that the frame is no page of any more has none.
     #[cold]
-    pub(super) fn see_to_marks(&self, leaf: Entry, order: Order) {
-        let memory = self.page_table.memory;
-        let folio = Folio { head: P::Arch::frame(leaf), order };
-        memory.frames.folio(folio).see_to_marks();
+    pub(super) fn see_to_marks(&self, leaf: Entry) {
+        let frames = &self.page_table.memory.frames;
+        if let Some(folio) = frames.folio_of(P::Arch::frame(leaf)) {
+            frames.folio(folio).see_to_marks();
+        }
     }
 
     /// As `claim`, for any entry but a single page whose leaf moves without a change.
