@@ -128,9 +128,10 @@ fn with_mapping(
     } else {
         space.mmap(&request).unwrap();
     }
-    // So that the mapping has its anon group, where it is to have one.
+    // So that the mapping has its anon group, if its kind has one. A discard of a part would leave
+    // the emptied tables.
     space.fault(AT, Access::Write).unwrap();
-    space.madvise(AT, PAGE, Advice::DontNeed).unwrap();
+    space.madvise(AT, LENGTH, Advice::DontNeed).unwrap();
     let _ = space.madvise(AT, PAGE, Advice::Remove);
     for at in touched {
         space.fault(*at, Access::Write).unwrap();

@@ -105,6 +105,21 @@ impl<'m, P: Platform> PageTable<'m, P> {
         (start < stop).then(|| VirtRange::raw(start, stop))
     }
 
+    /// Whether one empty entry covers all of `range`, and no flush is pending in its table: nothing
+    /// is mapped there, and no TLB has a translation of it. `false` may be wrong. The caller keeps new
+    /// tables out of the range.
+    pub(crate) fn is_under_empty_entry(&self, range: VirtRange) -> bool {
+        let section = ReadSection::enter(self.memory.platform());
+        let mut counts = Counts::default();
+        let EntryAt { node, entry, .. } = self.peek(&section, range.start(), &mut counts);
+        self.memory.worked(counts.entries_descended, 0);
+        self.count_in(&section, &counts);
+        let last = range.start().0 | (node.level.span() - 1);
+        entry.is_empty()
+            && range.end().0 - 1 <= last
+            && locking::has_no_pending_flush(self, node.table)
+    }
+
     /// The first address from `start` on whose entry is not empty, or `end`. No TLB has a
     /// translation of the addresses before it any more.
     fn first_table(&self, mut start: u64, end: u64, own: Option<&Gather>) -> u64 {

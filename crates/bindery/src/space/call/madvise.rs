@@ -1,7 +1,7 @@
 //! `madvise(2)`.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::KeyRights;
+use crate::arch::{Arch, KeyRights};
 use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::object::ObjectState;
@@ -71,7 +71,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes read as
-    /// zeroes again, or as the object's content. Frees tables that become empty.
+    /// zeroes again, or as the object's content. Frees the tables whose whole span is dropped.
     ///
     /// Context: may sleep. Complexity: linear in the mappings and whole tables, and in the runs of
     /// the tables at the edges.
@@ -219,16 +219,17 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     op.note_resident();
     let locked = vma.lock_write(op.platform());
     let edit = &mut op.edit;
+    // The lock keeps faults out of the VMA, so that nothing is mapped there meanwhile.
+    if part.len() >= P::Arch::PMD.span() && edit.table().is_under_empty_entry(part) {
+        return Ok(());
+    }
     edit.uncharge_before_unlock();
     let protected = vma.dropped_protection();
     let spares = vma.has(MappingFlags::MAYBE_GUARDS) || protected == Protected::Marked;
     let zapped = if spares {
         edit.zap_sparing(part, Exceptions { spared: Spared::Guards, protected })
     } else {
-        let zapped = edit.zap(part, part, Flush::BeforeUnlock);
-        edit.prune(part.start());
-        edit.prune(VirtAddr(part.end().0 - 1));
-        zapped
+        edit.zap(part, part, Flush::BeforeUnlock)
     };
     // Before the VMA is unlocked: a fault would map a new page while stale TLB entries reach the
     // old one.
