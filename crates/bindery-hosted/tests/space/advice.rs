@@ -64,7 +64,7 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     space.madvise(page(3), PAGE_SIZE, Advice::Free).unwrap();
     assert!(space.is_dirty(page(5)), "what the device wrote would be lost");
     let lazy = |page: &u64| testing::is_lazy(&space, VirtAddr(AT.0 + page * PAGE_SIZE));
-    assert_eq!((0..16).filter(lazy).collect::<Vec<_>>(), [3], "nobody gave the others up");
+    assert_eq!((0..16).filter(lazy).collect::<Vec<_>>(), [3], "the advice covers no other page");
     // Not where a pin may write at any moment, or another process maps the folio.
     let pinned = space.pin(page(21), 1, Access::Write, PinTime::Short).unwrap();
     space.madvise(page(16), 16 * PAGE_SIZE, Advice::Free).unwrap();
@@ -77,6 +77,42 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     space.madvise(page(16), 16 * PAGE_SIZE, Advice::Free).unwrap();
     assert!(lazy(&16));
     assert!(!space.is_dirty(page(21)));
+    audit(&machine, &memory, &[&space]);
+}
+
+/// Each base page is lazy by itself. Those that a pin or another process may write stay as they are.
+fn base_pages_are_lazy_one_by_one<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 << 20);
+    support::use_order(&memory, 0);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT.0, MIB)).unwrap();
+    let program = Program::new(&machine, &space);
+    program.fill(AT, 16 * PAGE_SIZE, 7).unwrap();
+    // The zero page, then an empty entry, then two more pages.
+    assert_eq!(program.load(page(16)), Ok(0));
+    program.fill(page(18), 2 * PAGE_SIZE, 7).unwrap();
+    let child = space.fork().unwrap();
+    child.munmap(AT, 8 * PAGE_SIZE).unwrap();
+    child.munmap(page(18), PAGE_SIZE).unwrap();
+    let pinned = space.pin(page(5), 1, Access::Write, PinTime::Short).unwrap();
+    let free = || {
+        let before = space.counts();
+        space.madvise(AT, 20 * PAGE_SIZE, Advice::Free).unwrap();
+        (space.counts() - before).invalidations
+    };
+    assert_eq!(free(), 1);
+    let lazy = |number: &u64| testing::is_lazy(&space, page(*number));
+    let mapped = || (0..16).chain(18..20);
+    assert_eq!(mapped().filter(lazy).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 6, 7, 18]);
+    assert!(mapped().filter(lazy).all(|number| !space.is_dirty(page(number))));
+    assert!(space.is_dirty(page(5)) && space.is_dirty(page(8)), "another may write these pages");
+    // No entry has a bit left to lose.
+    assert_eq!(free(), 0);
+    drop((pinned, child));
+    assert_eq!(free(), 1);
+    assert_eq!(mapped().filter(lazy).count(), 18);
+    program.store(page(2), 1).unwrap();
+    assert!(space.is_dirty(page(2)), "the content is wanted again");
     audit(&machine, &memory, &[&space]);
 }
 
@@ -291,6 +327,7 @@ fn ranges_without_a_whole_span_are_refused_as_on_linux<A: Walk>() {
 on_every_architecture! {
     guarding => guards_stand_until_they_are_lifted;
     freeing_lazily => a_folio_is_lazy_as_a_whole_or_not_at_all;
+    freeing_base_pages_lazily => base_pages_are_lazy_one_by_one;
     collapsing => collapsing_makes_one_huge_leaf_with_the_same_contents;
     collapsing_shared => collapsing_what_a_child_shares_copies_it;
     in_the_background => the_background_collapser_keeps_to_policy_and_limits;

@@ -2,8 +2,11 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use super::count::{MAPPING, REFERENCES};
 use super::handle::{FolioHandle, change_flag};
-use crate::frame::meta::{DIRTY, FETCHABLE, LAZY, READ_AROUND};
+use crate::addr::Frame;
+use crate::frame::Frames;
+use crate::frame::meta::{DIRTY, FETCHABLE, FrameMeta, KIND_AND_ORDER, Kind, LAZY, READ_AROUND};
 use crate::platform::Platform;
 
 impl<P: Platform> FolioHandle<'_, P> {
@@ -71,4 +74,21 @@ impl<P: Platform> FolioHandle<'_, P> {
         }
         is_noted
     }
+}
+
+/// As [`FolioHandle::mark_lazy`] of the folio of one page in `frame`, if it has one mapping and no
+/// pins. Otherwise, as for a frame of any other kind, returns `false` and changes nothing.
+#[inline(always)]
+pub(crate) fn mark_single_lazy<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
+    if !frames.covers(frame) {
+        return false;
+    }
+    let FrameMeta { state, count, .. } = frames.meta(frame);
+    let old = state.load(Relaxed);
+    let is_single = old & KIND_AND_ORDER == Kind::Folio as u32;
+    if !is_single || count.load(Relaxed) & !REFERENCES != MAPPING {
+        return false;
+    }
+    let lazy = old & !DIRTY | LAZY;
+    old == lazy || state.compare_exchange(old, lazy, Relaxed, Relaxed).is_ok()
 }

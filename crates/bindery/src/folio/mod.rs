@@ -65,6 +65,7 @@ pub(crate) use count::PinRoom;
 #[cfg(all(test, loom))]
 pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use exclusive::ExclusiveRun;
+pub(crate) use flags::mark_single_lazy;
 pub(crate) use fresh::FreshFolio;
 pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};

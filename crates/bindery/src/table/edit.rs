@@ -10,7 +10,7 @@
 
 use core::ops::Deref;
 
-use crate::addr::{VirtAddr, VirtRange};
+use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Attributes, Marker};
 use crate::error::{Failure, NoMemory};
 use crate::folio::Folio;
@@ -174,7 +174,19 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         bits: UseBits,
         concerns: impl FnMut(Option<Folio>, u32) -> bool,
     ) -> Result<u64, NoMemory> {
-        use_bits::clear_use(self, range, bits, concerns)
+        use_bits::clear_use(self, range, bits, |_| false, concerns)
+    }
+
+    /// As [`use_bits::clear_use`], with a cheap test for folios of one page.
+    #[inline]
+    pub(crate) fn clear_use_quickly(
+        &mut self,
+        range: VirtRange,
+        bits: UseBits,
+        single: impl Fn(Frame) -> bool,
+        concerns: impl FnMut(Option<Folio>, u32) -> bool,
+    ) -> Result<u64, NoMemory> {
+        use_bits::clear_use(self, range, bits, single, concerns)
     }
 
     /// As [`copy::copy_to`].

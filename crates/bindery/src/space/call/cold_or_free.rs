@@ -11,7 +11,7 @@
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level};
-use crate::folio::{Age, Folio};
+use crate::folio::{Age, Folio, mark_single_lazy};
 use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::space::folio::split_if_alone;
@@ -57,7 +57,9 @@ fn clear_use_of_folios<P: Platform>(
     bits: UseBits,
 ) -> Result<(), NoMemory> {
     let (mut cut, frames) = (false, &op.memory().frames);
-    op.edit.clear_use(part, bits, |folio, pages| {
+    let frees = bits == UseBits::AccessedAndDirty;
+    let single = |frame| frees && mark_single_lazy(frames, frame);
+    op.edit.clear_use_quickly(part, bits, single, |folio, pages| {
         let Some(folio) = folio else { return true };
         let concerned = clear_use_of_folio(frames, folio, pages, bits);
         cut |= !concerned && folio.order > Order::PAGE;
