@@ -208,18 +208,6 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         release(self.frames, self.folio, count)
     }
 
-    /// Frees the folio if `count` references, the caller's, are all that keeps it.
-    #[inline]
-    pub(crate) fn release_last(self, count: u32) -> Freed {
-        if !count::take_all(self.count(), u64::from(count) * REFERENCE) {
-            return Freed::No;
-        }
-        // SAFETY: 1. this step took the count to zero, and no other can; 2. the folio had no other
-        // holder.
-        unsafe { self.frames.free(self.folio.head, self.folio.order) };
-        Freed::Yes
-    }
-
     /// Freezes the folio if `count` references, the caller's, are all that keeps it: it then is the
     /// caller's only, which frees it by [`FolioHandle::free_frozen_into`]. Returns whether it did.
     #[inline]

@@ -221,7 +221,7 @@ fn replace<P: Platform>(
                 frames.folio(folio).mark_dirty();
             }
             let old = PlacedFolio { memory, object, folio: old, first: old_first };
-            old.release_dropped(count, proof);
+            old.release_dropped(count, &mut memory.free_batch(), proof);
         }
         from += u64::from(count);
     }

@@ -30,6 +30,8 @@ pub(super) fn drop_pages<P: Platform>(
     if object.pages.swapped() > 0 {
         drop_swapped(memory, object, pages, piece);
     }
+    // Consecutive pages mostly have consecutive frames, which are freed together.
+    let mut batch = memory.free_batch();
     loop {
         let taken = object.pages.change(memory, |index, nodes| {
             let run = index.take_run(pages.first, pages.end, nodes);
@@ -39,7 +41,8 @@ pub(super) fn drop_pages<P: Platform>(
         for_each_part(memory, run, |page, frame, folio, count| {
             debug_assert!(frame.0 >= folio.head.0);
             let first = page - u64::from(frame.0 - folio.head.0);
-            PlacedFolio { memory, object, folio, first }.release_dropped(count, proof);
+            let folio = PlacedFolio { memory, object, folio, first };
+            folio.release_dropped(count, &mut batch, proof);
             piece.add(count);
             true
         });

@@ -340,13 +340,14 @@ pub(super) fn for_each_part<P: Platform>(
     let mut done = 0;
     while done < run.count {
         let frame = run.frame.plus(done);
-        let (count, _) = memory.folio_limit(frame, run.count - done);
         // An index holds only folios.
         let Some(folio) = memory.frames.folio_of(frame) else { return true };
-        if !f(run.page + u64::from(done), frame, folio, count.max(1)) {
+        let left = folio.head.0 + folio.pages() - frame.0;
+        let count = left.min(run.count - done);
+        if !f(run.page + u64::from(done), frame, folio, count) {
             return false;
         }
-        done += count.max(1);
+        done += count;
     }
     true
 }

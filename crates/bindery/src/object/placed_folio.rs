@@ -4,7 +4,8 @@
 use crate::Memory;
 use crate::addr::Order;
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
-use crate::folio::{Folio, FolioIndex, FolioLock, Freed, SwapPlace};
+use crate::folio::{Folio, FolioIndex, FolioLock, SwapPlace};
+use crate::frame::FreeBatch;
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, lock_folio};
@@ -68,13 +69,14 @@ impl<P: Platform> PlacedFolio<'_, P> {
         false
     }
 
-    /// Releases the references to `count` pages of the folio that the index held until now. If the
-    /// index holds no page of the folio any more and other references remain, the folio loses its
-    /// owner. The caller keeps pages of the folio from being inserted or dropped. May wait for the
-    /// folio's lock.
-    pub(super) fn release_dropped(&self, count: u32, _: &PagesMayGo) {
+    /// Releases the references to `count` pages of the folio that the index held until now. Frees the
+    /// folio into `batch` if nothing else keeps it. If the index holds no page of the folio any more
+    /// and other references remain, the folio loses its owner. The caller keeps pages of the folio
+    /// from being inserted or dropped. May wait for the folio's lock.
+    pub(super) fn release_dropped(&self, count: u32, batch: &mut FreeBatch<'_, P>, _: &PagesMayGo) {
         let folio = self.memory.frames.folio(self.folio);
-        if folio.release_last(count) == Freed::Yes {
+        if folio.freeze(count) {
+            folio.free_frozen_into(batch);
             return;
         }
         if !self.is_in_index() {
