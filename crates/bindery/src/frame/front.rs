@@ -5,7 +5,8 @@
 //! lists, as runs: what it has freed together stays together. The run that was freed last is used
 //! first, from its lowest frame on, so a program that unmaps and touches memory again gets frames
 //! that are still in this CPU's cache, and consecutive ones. An empty front takes one block off the
-//! lists, which is a run like any other.
+//! lists, which is a run like any other; for single pages further blocks, up to [`LEAST_FRAMES`]
+//! frames, where memory is in pieces.
 //!
 //! ```text
 //! runs    oldest | 0x40 +16 | 0x91 +1 | 0x60 +64 | newest     allocations <--> frees

@@ -126,19 +126,39 @@ impl<P: Platform> Allocator<P> {
         if let Some(frame) = locked.take(self.metas, order) {
             return Some(frame);
         }
+        self.refill(&mut locked, order, limit)?;
+        locked.take(self.metas, order)
+    }
+
+    /// Moves a block of at least 2^`order` frames to a front that has none. For single pages, moves
+    /// more where memory is in pieces: each piece would take the lock of the lists.
+    #[inline(never)]
+    fn refill(&self, locked: &mut Locked<'_, P>, order: Order, limit: u32) -> Option<()> {
         let most = Order((limit / 2).max(1).ilog2() as u8).min(READY_ORDER);
         if locked.is_full(most.pages(), limit) {
-            self.shrink(&mut locked, limit.saturating_sub(most.pages()));
+            self.shrink(locked, limit.saturating_sub(most.pages()));
         }
         let mut buddy = self.lists.buddy.lock();
-        let (first, count) = buddy.take_for_front(self.metas, order, most)?;
+        // The metadata of two frames are on one line, so both go to one CPU if a pair is free.
+        let mut take_block = || {
+            let pairs = buddy.take_for_front(self.metas, order.max(Order(1)), most);
+            pairs.or_else(|| buddy.take_for_front(self.metas, order, most))
+        };
+        let (first, count) = take_block()?;
         locked.put(self.metas, first, count);
+        let mut left = if order == Order::PAGE { LEAST_FRAMES.saturating_sub(count) } else { 0 };
+        while left > 0
+            && !locked.is_full(most.pages(), limit)
+            && let Some((first, count)) = take_block()
+        {
+            locked.put(self.metas, first, count);
+            left = left.saturating_sub(count);
+        }
         // Before the lists are unlocked: a CPU that finds them empty then sees that a front has
         // frames, and waits for its lock.
         drains::note_put(&self.drains);
         self.publish_to_fronts(&buddy);
-        drop(buddy);
-        locked.take(self.metas, order)
+        Some(())
     }
 
     /// Moves the frames of all fronts to the free lists, unless a block of `order` is larger than a

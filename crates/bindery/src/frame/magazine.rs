@@ -40,8 +40,9 @@ use crate::addr::Frame;
 use crate::platform::{Cpu, Platform};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The largest number of slots in a magazine.
-const SIZE: usize = 16;
+/// The largest number of slots in a magazine: a fork of 20 VMAs, and the end of its child, need no
+/// other slots.
+const SIZE: usize = 32;
 
 /// The number of slots that an empty magazine takes, and that a full one gives back.
 const BATCH: usize = 8;

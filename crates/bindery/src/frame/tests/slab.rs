@@ -183,7 +183,7 @@ fn a_magazine_is_filled_and_emptied_by_batches() {
         free(&slab, &frames, object);
         assert_eq!(slab.objects(&frames), (5 * each - n - 1) as u64);
     }
-    // The spare, and those of the last 16 objects.
+    // The spare, and those of the last 32 objects.
     assert!((2..=3).contains(&slab.frames()), "{}", slab.frames());
     slab.trim(&frames);
     assert_eq!(slab.frames(), 0);
