@@ -20,6 +20,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork, ftruncate};
 
 use crate::Problem;
+use crate::board::Board;
 use crate::machine::Machine;
 
 /// The bytes of the file that each worker has.
@@ -47,9 +48,9 @@ pub trait Calls: Sync {
     /// The running thread no longer uses it.
     fn leave(&self) {}
 
-    /// Runs `wait`, which uses no call of the program.
-    fn rest(&self, wait: &mut dyn FnMut()) {
-        wait();
+    /// Waits asleep until `workers` have come here `times` times.
+    fn rest(&self, board: &Board, workers: u16, times: u64) {
+        board.sleep_until_all(workers, times);
     }
 
     /// mmap(2), readable and writable: at `at`, or at an address that the kernel chooses. Returns the
@@ -105,8 +106,10 @@ impl<L: RawLock + 'static> Calls for OnCore<L> {
         self.space.leave(TlbOnLeave::Flushed);
     }
 
-    fn rest(&self, wait: &mut dyn FnMut()) {
-        self.space.memory().platform().while_idle(wait);
+    fn rest(&self, board: &Board, workers: u16, times: u64) {
+        let wait = || board.sleep_until_all(workers, times);
+        // SAFETY: no call of the program is under way, and the board makes none.
+        unsafe { self.space.memory().platform().while_idle(wait) }
     }
 
     fn map(&self, worker: u16, at: Option<u64>, length: u64, backing: Backing) -> u64 {

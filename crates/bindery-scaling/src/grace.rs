@@ -42,11 +42,12 @@ impl Sections {
         }
     }
 
-    /// A worker starts or stops to use the CPU.
-    pub fn set_running(&self, cpu: u16, runs: bool) {
-        self.records[usize::from(cpu)].0.runs.store(runs, Ordering::SeqCst);
+    /// A worker starts or stops to use the CPU. Returns whether one used it before.
+    pub fn set_running(&self, cpu: u16, runs: bool) -> bool {
+        let before = self.records[usize::from(cpu)].0.runs.swap(runs, Ordering::SeqCst);
         // The mark must be out before the CPU's first section reads a pointer.
         fence(Ordering::SeqCst);
+        before
     }
 
     /// The CPU has left its outermost section.

@@ -9,12 +9,14 @@ use crate::Problem;
 use crate::grace::Apart;
 use crate::team::stay_on;
 
-/// Lines that a CPU writes one after the other: a single one would often stay with one CPU.
+/// Lines that are handed over together, like those of a lock and of what it guards. An atomic
+/// operation waits for its line, so the fetches follow one another.
 const LINES: usize = 8;
-/// Passes over the lines in a sample.
-const PASSES: usize = 400;
+/// Hand-overs by each thread in a sample.
+const PASSES: u64 = 200;
 
-/// Nanoseconds that a write costs more if another CPU writes the same lines: the median of `rounds`.
+/// Nanoseconds that an atomic operation on a line costs more if the other CPU had the line before: the
+/// median of `rounds`.
 ///
 /// # Errors
 /// If a thread cannot be kept on its CPU.
@@ -32,7 +34,8 @@ fn median(rounds: u32, threads: u16) -> Result<f64, Problem> {
         let workers = (0..threads).map(|number| {
             scope.spawn(move || -> Result<Vec<f64>, Problem> {
                 stay_on(number)?;
-                Ok((0..rounds).map(|_| sample(lines, barrier)).collect())
+                let turns = Turns { number, threads };
+                Ok((0..rounds).map(|_| turns.sample(lines, barrier)).collect())
             })
         });
         let workers: Vec<_> = workers.collect();
@@ -44,14 +47,34 @@ fn median(rounds: u32, threads: u16) -> Result<f64, Problem> {
     Ok(samples[samples.len() / 2])
 }
 
-/// Nanoseconds of a write.
-fn sample(lines: &[Apart<AtomicU64>; LINES], barrier: &Barrier) -> f64 {
-    barrier.wait();
-    let start = Instant::now();
-    for _ in 0..PASSES {
-        lines.iter().for_each(|line| {
-            line.0.fetch_add(1, Ordering::Relaxed);
-        });
+/// A thread that hands lines over to the next one.
+struct Turns {
+    number: u16,
+    threads: u16,
+}
+
+impl Turns {
+    /// Nanoseconds of a line in a hand-over. The first line says whose turn it is, by the number of
+    /// hand-overs so far.
+    fn sample(&self, lines: &[Apart<AtomicU64>; LINES], barrier: &Barrier) -> f64 {
+        let [turn, others @ ..] = lines;
+        let threads = u64::from(self.threads);
+        // No thread hands over between the two waits, so all read the same number.
+        let first = turn.0.load(Ordering::Relaxed);
+        barrier.wait();
+        let start = Instant::now();
+        for pass in 0..PASSES {
+            let mine = first + pass * threads + u64::from(self.number);
+            while turn.0.load(Ordering::Acquire) != mine {
+                std::hint::spin_loop();
+            }
+            others.iter().for_each(|line| {
+                line.0.fetch_add(1, Ordering::Relaxed);
+            });
+            turn.0.store(mine + 1, Ordering::Release);
+        }
+        let taken = start.elapsed().as_nanos() as f64;
+        barrier.wait();
+        taken / (PASSES * threads * LINES as u64) as f64
     }
-    start.elapsed().as_nanos() as f64 / (PASSES * LINES) as f64
 }

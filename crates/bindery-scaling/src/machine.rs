@@ -32,6 +32,7 @@ thread_local! {
 pub struct Machine<L> {
     /// The address of the first frame.
     start: NonNull<u8>,
+    cpus: u16,
     sections: Sections,
     locks: PhantomData<fn() -> L>,
 }
@@ -51,7 +52,7 @@ pub fn memory<L: RawLock + 'static>(
     workers: u16,
 ) -> Result<&'static Memory<Machine<L>>, Problem> {
     let frames = FrameRange { first: FIRST, count: FRAMES_OF_A_WORKER * u32::from(workers) };
-    let machine = Machine::new(frames)?;
+    let machine = Machine::new(frames, cpus)?;
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(machine, &[frames]) };
     let memory = memory.map_err(|error| Problem(format!("the machine's memory: {error:?}")))?;
@@ -65,25 +66,33 @@ pub fn memory<L: RawLock + 'static>(
 }
 
 /// Runs `work` as a CPU of the machine.
+///
+/// # Panics
+/// If the machine lacks the CPU, or another thread runs as it.
 pub fn on_cpu<L, R>(machine: &Machine<L>, cpu: u16, work: impl FnOnce() -> R) -> R {
-    CPU.set(cpu);
-    machine.sections.set_running(cpu, true);
+    assert!(cpu < machine.cpus, "CPU {cpu} of {}", machine.cpus);
+    let taken = machine.sections.set_running(cpu, true);
+    assert!(!taken, "two threads run as CPU {cpu}");
+    let before = CPU.replace(cpu);
     let result = work();
+    CPU.set(before);
     machine.sections.set_running(cpu, false);
     result
 }
 
 impl<L> Machine<L> {
-    /// Runs `wait`, which enters no read section, while the CPU counts as idle: grace periods do not
-    /// wait for it.
-    pub fn while_idle(&self, wait: impl FnOnce()) {
+    /// Runs `wait` while the CPU counts as idle: grace periods do not wait for it.
+    ///
+    /// # Safety
+    /// The caller is in no read section, and `wait` enters none.
+    pub unsafe fn while_idle(&self, wait: impl FnOnce()) {
         let cpu = CPU.get();
         self.sections.set_running(cpu, false);
         wait();
         self.sections.set_running(cpu, true);
     }
 
-    fn new(frames: FrameRange) -> Result<Self, Problem> {
+    fn new(frames: FrameRange, cpus: u16) -> Result<Self, Problem> {
         let bytes = (frames.count as usize) << PAGE_SHIFT;
         let layout = Layout::from_size_align(bytes, 2 << 20);
         let layout = layout.map_err(|error| Problem(error.to_string()))?;
@@ -94,13 +103,14 @@ impl<L> Machine<L> {
         // The host's first touch would count as the core's.
         // SAFETY: these are the bytes of the allocation, which no other code knows.
         unsafe { start.write_bytes(1, bytes) };
-        Ok(Self { start, sections: Sections::new(), locks: PhantomData })
+        Ok(Self { start, cpus, sections: Sections::new(), locks: PhantomData })
     }
 }
 
 // SAFETY: 1. each frame is 4,096 bytes of one allocation, which is never freed. 2. No code runs by
-// the tables, so no TLB holds a translation. 3. `Sections` counts them. 4. Workers have CPUs of their
-// own, below the number that `memory` puts online. 5. The kernel has no root.
+// the tables, so no TLB holds a translation. 3. `Sections` counts them. 4. `on_cpu` gives each worker a
+// CPU of its own, below the number that `memory` puts online, and the main thread, which is CPU 0 then,
+// makes its calls before and after the workers. 5. The kernel has no root.
 unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
     type Arch = X86_64<4>;
     type Mutex = L;
@@ -158,21 +168,25 @@ unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
     /// The caller may wait for a thread that waits for the end of sections. It keeps its CPU: a
     /// sample in which a thread sleeps would be left out.
     fn park(&self, word: &AtomicU32, expected: u32) {
-        self.while_idle(|| {
+        let wait = || {
             while word.load(Ordering::Acquire) == expected {
                 std::hint::spin_loop();
             }
-        });
+        };
+        // SAFETY: the core parks outside of read sections, and the loop enters none.
+        unsafe { self.while_idle(wait) }
     }
 
     fn synchronize(&self) {
         let period = self.sections.period();
-        self.while_idle(|| {
+        let wait = || {
             while !self.sections.has_passed(period) {
                 self.sections.advance();
                 std::hint::spin_loop();
             }
-        });
+        };
+        // SAFETY: the core waits for sections outside of its own, and the loop enters none.
+        unsafe { self.while_idle(wait) }
     }
 
     fn grace_period(&self) -> GracePeriod {

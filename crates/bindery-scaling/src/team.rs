@@ -127,9 +127,7 @@ impl Work<'_> {
     fn rounds(&self, worker: &Worker<'_>) {
         for round in 0..self.rounds {
             let times = u64::from(round) + 1;
-            let sleep = |times| {
-                worker.calls.rest(&mut || self.board.sleep_until_all(worker.count, times));
-            };
+            let sleep = |times| worker.calls.rest(self.board, worker.count, times);
             sleep(2 * times - 1);
             let (before, awake) = (Switches::now(), time_of_thread());
             self.board.spin_until_all(worker.count, times);

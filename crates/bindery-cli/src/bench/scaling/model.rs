@@ -7,6 +7,10 @@
 //! CPUs from that of one CPU less (Reiser and Lavenberg, *Mean-Value Analysis of Closed Multichain
 //! Queuing Networks*, JACM 27, 1980). It is exact for holds of random length; for constant ones it
 //! waits too long by less than a hold.
+//!
+//! Two CPUs of a host are seldom twice as fast as one: they share its clock, its caches and its memory.
+//! The control, a memory for each CPU, has measured that. Its slowdown lengthens the work of each CPU
+//! and the hold. No machine with more CPUs was measured, so there the host is taken to have room.
 
 /// An operation, as the model sees it. All times are nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +23,16 @@ pub struct Operation {
     pub line: f64,
     /// The time for which it holds the common lock that it holds longest; 0 without one.
     pub hold: f64,
+}
+
+/// The part of the speed of one CPU that each of several has if they share nothing: 1 on a host with
+/// room for all.
+#[derive(Clone, Copy, Debug)]
+pub struct HostSpeed(pub f64);
+
+impl HostSpeed {
+    /// The host slows no CPU down.
+    pub const FULL: Self = Self(1.0);
 }
 
 /// The station that limits the rate first.
@@ -38,9 +52,24 @@ impl Operation {
         self.hold > self.line
     }
 
+    /// The lines that it exchanges. The word of a common lock is one of them, also where the lines were
+    /// counted for smaller mappings, which did not take the lock.
+    fn exchanged(&self) -> f64 {
+        if self.has_lock() { self.lines.max(1.0) } else { self.lines }
+    }
+
+    /// The time of its hold. That was measured alone, and is no longer than the operation.
+    fn hold(&self) -> f64 {
+        self.hold.min(self.alone)
+    }
+
     /// The time that an operation spends at an empty station.
-    fn demand(&self) -> f64 {
-        if self.has_lock() { self.hold + self.lines * self.line } else { self.line }
+    fn demand(&self, host: HostSpeed) -> f64 {
+        if self.has_lock() {
+            self.hold() / host.0 + self.exchanged() * self.line
+        } else {
+            self.line
+        }
     }
 
     /// The number of stations.
@@ -49,21 +78,25 @@ impl Operation {
     }
 
     /// The time that an operation spends at none.
-    fn apart(&self) -> f64 {
-        if self.has_lock() { (self.alone - self.hold).max(0.0) } else { self.alone }
+    fn apart(&self, host: HostSpeed) -> f64 {
+        let apart = if self.has_lock() { self.alone - self.hold() } else { self.alone };
+        apart / host.0
     }
 
     /// The rate of `cpus` CPUs divided by that of one.
-    pub fn speedup(&self, cpus: u32) -> f64 {
-        if cpus <= 1 || self.lines == 0.0 && !self.has_lock() {
-            return f64::from(cpus.max(1));
+    pub fn speedup(&self, cpus: u32, host: HostSpeed) -> f64 {
+        if cpus <= 1 {
+            return 1.0;
+        }
+        if self.lines == 0.0 && !self.has_lock() {
+            return f64::from(cpus) * host.0;
         }
         // The queue that an operation finds at each station: that of one CPU less. A single CPU
         // keeps the lines, so it pays for none, but its queue is that of the network.
         let (mut queue, mut rate) = (0.0, 0.0);
         for cpus in 1..=cpus {
-            let stay = self.demand() * (1.0 + queue);
-            rate = f64::from(cpus) / (self.apart() + self.stations() * stay);
+            let stay = self.demand(host) * (1.0 + queue);
+            rate = f64::from(cpus) / (self.apart(host) + self.stations() * stay);
             queue = rate * stay;
         }
         rate * self.alone
@@ -71,7 +104,8 @@ impl Operation {
 
     /// The station that limits the rate, and the CPUs at which it would be busy all the time.
     pub fn limit(&self) -> Limit {
-        let cpus = (self.apart() + self.stations() * self.demand()) / self.demand();
+        let demand = self.demand(HostSpeed::FULL);
+        let cpus = (self.apart(HostSpeed::FULL) + self.stations() * demand) / demand;
         if self.has_lock() {
             Limit::Lock(cpus)
         } else if self.lines > 0.0 {
@@ -94,7 +128,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_shares_nothing_has_no_limit() {
-        assert!(is_near(NOTHING_SHARED.speedup(384), 384.0));
+        assert!(is_near(NOTHING_SHARED.speedup(384, HostSpeed::FULL), 384.0));
         assert_eq!(NOTHING_SHARED.limit(), Limit::None);
     }
 
@@ -102,33 +136,62 @@ mod tests {
     fn a_lock_around_everything_serves_one_cpu_at_a_time() {
         let operation = Operation { hold: 100.0, lines: 5.0, ..NOTHING_SHARED };
         // Each of two CPUs waits for the other, and fetches five lines of 20 ns.
-        assert!(is_near(operation.speedup(2), 0.5), "{}", operation.speedup(2));
-        assert!(is_near(operation.speedup(384), 0.5));
+        assert!(
+            is_near(operation.speedup(2, HostSpeed::FULL), 0.5),
+            "{}",
+            operation.speedup(2, HostSpeed::FULL)
+        );
+        assert!(is_near(operation.speedup(384, HostSpeed::FULL), 0.5));
         assert_eq!(operation.limit(), Limit::Lock(1.0));
     }
 
     #[test]
     fn a_short_hold_limits_many_cpus_only() {
-        let operation = Operation { hold: 40.0, lines: 0.0, alone: 4_000.0, line: 20.0 };
-        assert!(operation.speedup(2) > 1.95);
-        let most = 4_000.0 / 40.0;
-        assert!(operation.speedup(384) <= most && operation.speedup(384) > 0.99 * most);
-        assert_eq!(operation.limit(), Limit::Lock(100.0));
+        let operation = Operation { hold: 40.0, lines: 0.0, alone: 4_000.0, line: 10.0 };
+        assert!(operation.speedup(2, HostSpeed::FULL) > 1.95);
+        // The hold, and the line of the lock's word.
+        let most = 4_000.0 / 50.0;
+        assert!(
+            operation.speedup(384, HostSpeed::FULL) <= most
+                && operation.speedup(384, HostSpeed::FULL) > 0.99 * most
+        );
+        assert_eq!(operation.limit(), Limit::Lock(80.2));
     }
 
     #[test]
     fn a_line_limits_the_rate_to_its_own() {
         let operation = Operation { lines: 1.0, ..NOTHING_SHARED };
         // 100 ns of work at most every 20 ns.
-        assert!(operation.speedup(384) <= 5.0 && operation.speedup(384) > 4.95);
+        assert!(
+            operation.speedup(384, HostSpeed::FULL) <= 5.0
+                && operation.speedup(384, HostSpeed::FULL) > 4.95
+        );
         assert_eq!(operation.limit(), Limit::Line(6.0));
         // Two CPUs: 120 ns for each operation, and sometimes a wait for the other's line.
-        let both = operation.speedup(2);
+        let both = operation.speedup(2, HostSpeed::FULL);
         assert!(both < 2.0 * 100.0 / 120.0 && both > 1.6, "{both}");
     }
 
     #[test]
+    fn a_slow_host_slows_work_and_holds() {
+        let slow = HostSpeed(0.5);
+        assert!(is_near(NOTHING_SHARED.speedup(2, slow), 1.0));
+        let operation = Operation { hold: 100.0, lines: 5.0, ..NOTHING_SHARED };
+        // 200 ns for the hold, 100 for the lines, and one CPU at a time.
+        assert!(is_near(operation.speedup(2, slow), 1.0 / 3.0), "{}", operation.speedup(2, slow));
+    }
+
+    #[test]
+    fn a_hold_is_no_longer_than_the_operation() {
+        let operation = Operation { hold: 180.0, lines: 5.0, ..NOTHING_SHARED };
+        assert!(is_near(operation.speedup(2, HostSpeed::FULL), 0.5));
+    }
+
+    #[test]
     fn one_cpu_is_the_measure() {
-        assert!(is_near(Operation { lines: 3.0, ..NOTHING_SHARED }.speedup(1), 1.0));
+        assert!(is_near(
+            Operation { lines: 3.0, ..NOTHING_SHARED }.speedup(1, HostSpeed::FULL),
+            1.0
+        ));
     }
 }
