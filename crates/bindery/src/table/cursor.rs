@@ -411,7 +411,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
 
     /// The table of level 1 that covers `addr`, where a page is mapped: a leaf that covers more is
     /// split, with the table on deposit.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn split_table_at(&mut self, addr: VirtAddr) -> Result<Frame, NoMemory> {
         self.table_at(addr, Level::PTE, &mut TablePool::new(self.page_table.memory))
     }
