@@ -171,7 +171,7 @@ fn the_background_collapser_keeps_to_policy_and_limits<A: Walk>() {
     };
     assert_eq!(all(CollapseLimits::default()), 0, "the policy wants none");
     memory.folio_policy().set(Order(9), SizeMode::Madvise);
-    assert_eq!(all(CollapseLimits::default()), 0, "nobody has asked");
+    assert_eq!(all(CollapseLimits::default()), 0, "no range was asked for");
     space.madvise(AT, 8 * MIB, Advice::Huge).unwrap();
     assert_eq!(
         all(CollapseLimits { missing: 64, shared: 0, ..CollapseLimits::default() }),

@@ -37,7 +37,7 @@ fn only_known_folios_are_referenced_by_number() {
     drop(held);
     assert_eq!(holds(folio.head), None);
 
-    // SAFETY: 1. allocated above. 2. nobody uses it.
+    // SAFETY: 1. allocated above. 2. it has no user.
     unsafe { slab.free(&frames, object) };
     slab.trim(&frames);
     free(&frames, raw, Order::PAGE);
