@@ -94,6 +94,7 @@ impl<P: Platform> Fill<'_, '_, P> {
         if let (Some(error), true) = (failed, folios.is_empty()) {
             return Err(error);
         }
+        self.count_copied(folios.len() as u32);
         let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
         let memory = self.space.page_table.memory;
         let mapped: Result<_, Error> = memory.retry(|| {

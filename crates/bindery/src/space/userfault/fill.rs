@@ -176,6 +176,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
                 space.page_table.memory.frames.fresh(folio).discard();
                 return Err(Error::Fault(at));
             }
+            fill.count_copied(folio.pages());
             fill.map_folio(at, end, folio)
         })
     }
@@ -245,7 +246,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
     }
 
-    /// Fills a fresh folio.
+    /// Fills a fresh folio. The caller counts what was copied.
     pub(super) fn copy_in(
         &self,
         folio: Folio,
@@ -261,8 +262,13 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
             source(offset, page)?;
         }
-        self.space.page_table.count(&Counts { bytes_copied: length, ..Counts::default() });
         Ok(())
+    }
+
+    /// Counts the content of pages that came from a source, once for a batch of them.
+    pub(super) fn count_copied(&self, pages: u32) {
+        let bytes_copied = u64::from(pages) * PAGE_SIZE;
+        self.space.page_table.count(&Counts { bytes_copied, ..Counts::default() });
     }
 
     /// Lets `work` fill from an address on, up to an end at most, until all `length` bytes at `to`
