@@ -45,6 +45,10 @@ pub enum Overcommit {
 /// The pages that a CPU takes from the word at once, besides those that it needs.
 const BATCH: i64 = 256;
 
+/// The most credit that a CPU keeps: 4 PiB. Without a limit on commitments, pages that one CPU commits
+/// and another returns would add up until the sum overflows.
+const MOST: i64 = 1 << 40;
+
 /// Credit that its CPU must not use, under the lock.
 const CLOSED: i64 = i64::MIN;
 
@@ -65,9 +69,10 @@ impl Credit {
         self.0.fetch_update(Relaxed, Relaxed, |held| (held >= pages).then(|| held - pages)).is_ok()
     }
 
+    /// Adds pages, unless the credit is closed or would be more than [`MOST`].
     #[inline]
     fn put(&self, pages: i64) -> bool {
-        let more = |held: i64| (held != CLOSED).then(|| held + pages);
+        let more = |held: i64| held.checked_add(pages).filter(|sum| (0..=MOST).contains(sum));
         self.0.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
@@ -141,10 +146,13 @@ impl CommitState {
         self.total.fetch_add(slots as u64, Relaxed);
     }
 
-    /// Pages committed. Exact when no call runs.
+    /// Pages committed. Exact when no call runs. The lock is held, so no credit moves to or from the
+    /// word between the two readings.
     pub(crate) fn committed(&self, credits: &impl Credits) -> u64 {
-        let held: i64 = credits.all().map(Credit::held).sum();
-        (self.word.load(Relaxed) - held).max(0) as u64
+        credits.locked(|| {
+            let held: i64 = credits.all().map(Credit::held).sum();
+            self.word.load(Relaxed).saturating_sub(held).max(0) as u64
+        })
     }
 
     /// Commits `pages`, or returns them if negative.
@@ -229,22 +237,10 @@ impl CommitState {
 
     #[inline]
     fn put(&self, credits: &impl Credits, pages: i64) {
-        match credits.own() {
-            Some(own) if own.put(pages) => {}
-            Some(_) => self.put_when_open(credits, pages),
-            None => _ = self.word.fetch_sub(pages, Relaxed),
+        if !credits.own().is_some_and(|own| own.put(pages)) {
+            // Whatever happens to the credit, the word less all credit has these pages no more.
+            self.word.fetch_sub(pages, Relaxed);
         }
-    }
-
-    /// Returns `pages` although the credit of the CPU is closed.
-    #[cold]
-    #[inline(never)]
-    fn put_when_open(&self, credits: &impl Credits, pages: i64) {
-        credits.locked(|| match credits.own() {
-            // The lock is held, so it is open.
-            Some(own) => _ = own.0.fetch_add(pages, Relaxed),
-            None => _ = self.word.fetch_sub(pages, Relaxed),
-        });
     }
 }
 
@@ -332,6 +328,33 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_another_cpu_returns_never_overflow() {
+        let world = World::new(Overcommit::Always, 0);
+        for _ in 0..10_000 {
+            world.add(0, 1 << 51);
+            world.add(1, -(1 << 51));
+        }
+        assert_eq!(world.committed(), 0);
+        for _ in 0..10_000 {
+            world.add(0, MOST / 4);
+            world.add(1, -(MOST / 4));
+        }
+        assert_eq!((world.committed(), world.credits[1].held()), (0, MOST));
+    }
+
+    #[test]
+    fn pages_return_to_the_word_while_the_credit_is_closed() {
+        let world = World::new(Overcommit::Always, 0);
+        world.add(0, 10);
+        let held = world.credits[0].close();
+        world.state.word.fetch_sub(held, Relaxed);
+        world.add(0, -4);
+        assert_eq!((world.credits[0].held(), world.committed()), (0, 6));
+        world.credits[0].open(0);
+        assert_eq!(world.committed(), 6);
+    }
+
+    #[test]
     fn a_large_area_that_comes_and_goes_takes_the_lock_once() {
         const AREA: i64 = 32_768;
         let world = World::new(Overcommit::Never, 3 * AREA as u64);
@@ -343,7 +366,8 @@ mod tests {
         // A larger area takes only the difference.
         assert!(world.reserve(0, 2 * AREA));
         world.add(0, -2 * AREA);
-        assert_eq!((world.locked.load(Relaxed), world.credits[0].held()), (2, 2 * AREA + BATCH));
+        // The sum above was read under the lock, too.
+        assert_eq!((world.locked.load(Relaxed), world.credits[0].held()), (3, 2 * AREA + BATCH));
         // Another CPU gets all of it before it is refused.
         assert!(world.reserve(1, 3 * AREA));
         assert!(!world.reserve(0, 1));

@@ -66,6 +66,8 @@ impl<'m, P: Platform> Commitment<'m, P> {
     }
 
     /// Pages committed (`Committed_AS`). Exact when no call runs.
+    ///
+    /// Context: spins. Complexity: in the CPUs.
     pub fn committed(&self) -> u64 {
         self.memory.commit.committed(self)
     }
