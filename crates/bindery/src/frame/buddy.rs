@@ -20,7 +20,7 @@
 //! Always: a free block's head is [`Kind::Free`] and on the list of its order, and its
 //! other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
 //! list; ready frames are `Tail`. Everything here but
-//! [`Buddy::is_allocated`] runs under the one lock in [`super::Frames`].
+//! [`Buddy::is_allocated`] runs under the one lock of [`super::Allocator`].
 
 use core::sync::atomic::Ordering::Relaxed;
 

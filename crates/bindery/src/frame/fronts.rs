@@ -31,7 +31,7 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// The number of frames on the free lists, without those in fronts: unlike
-    /// [`Frames::free_frame_count`], it reads no other CPU's part.
+    /// [`Allocator::free_frame_count`], it reads no other CPU's part.
     #[inline]
     pub(crate) fn listed_frame_count(&self) -> u64 {
         self.lists.free.load(Relaxed)

@@ -246,7 +246,8 @@ impl<P: Platform> Memory<P> {
     ///
     /// Called on any CPU.
     ///
-    /// Context: spins. Complexity: linear in the things that the CPU keeps, which are bounded.
+    /// Context: spins. Complexity: linear in the things that the CPU keeps, which are bounded, and in the
+    /// clusters of swap slots that CPUs own.
     ///
     /// # Errors
     /// [`Error::Invalid`]: the CPU is not online.

@@ -23,7 +23,7 @@ use core::sync::atomic::{
 };
 
 use super::bitmap::CLUSTER_SLOTS;
-use super::cluster::{Cluster, List, LiveCluster};
+use super::cluster::{Cluster, ClusterState, List, LiveCluster};
 use super::cluster_lists::{Lists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
@@ -316,8 +316,7 @@ impl<P: Platform> Area<P> {
         priority: i16,
         device: Option<&'static dyn SwapDevice<P>>,
     ) -> Option<()> {
-        let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
-        let order = info_order::<P>(count)?;
+        let (count, order) = account_of::<P>(slots)?;
         let base = frames.allocate(order, AllocateFor::Use)?;
         frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
         let clusters = frames.platform().direct_map(base).cast::<Cluster<P>>();
@@ -331,21 +330,23 @@ impl<P: Platform> Area<P> {
             frames.platform().zero(cells, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
-            // SAFETY: the block has room for `count` clusters (`info_order`), is aligned to a page,
-            // and no other thread knows it yet.
+            // SAFETY: the block has room for `count` clusters (`account_of`), is aligned to a page, and
+            // no other thread knows it yet.
             unsafe { clusters.add(number as usize).write(Cluster::new(cells.0, size, device)) };
         }
         self.count.store(count, Relaxed);
         self.block.store(base.0, Relaxed);
         self.slots.store(slots, Relaxed);
-        self.listed.store(0, Relaxed);
         self.priority.store(priority, Relaxed);
         self.set_device(device);
         // Release: a thread that finds the pointer finds the clusters.
         self.clusters.store(clusters.as_ptr(), Release);
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
+        // A thread that freed the last slots of the area's earlier life may have listed a cluster
+        // until now.
         *lists = Lists::EMPTY;
+        self.listed.store(0, Relaxed);
         for number in (0..count).rev() {
             self.put_on(lists, clusters, number, List::Free);
         }
@@ -362,7 +363,7 @@ impl<P: Platform> Area<P> {
             let (lists, clusters) = locked.parts();
             // Slots of a cluster without an owner are taken only under this lock. It was also held
             // when a cluster without taken slots came on its list, after all accesses to them.
-            self.disown_all(lists, clusters, None);
+            self.disown_all(lists, clusters, |_| true);
             if (lists.unused as usize) < clusters.len() {
                 return false;
             }
@@ -451,10 +452,15 @@ impl<P: Platform> Area<P> {
         if let Some(own) = own
             && let Some(number) = link(own.number.swap(NONE, Relaxed))
         {
-            self.disown_one(lists, clusters, number.0, Some(own.cpu));
+            self.disown_one(lists, clusters, number.0, |state| state.owner == Some(own.cpu));
         }
+        // A block fits into a cluster of its order only: the owners of the others keep them.
+        let may_help = |state: &ClusterState| {
+            let is_free = state.free == state.size;
+            wanted.order == Order::PAGE || state.order == wanted.order || is_free
+        };
         self.take_from_lists(lists, clusters, own, wanted).or_else(|| {
-            self.disown_all(lists, clusters, None)
+            self.disown_all(lists, clusters, may_help)
                 .then(|| self.take_from_lists(lists, clusters, own, wanted))?
         })
     }
@@ -512,32 +518,38 @@ impl<P: Platform> Area<P> {
     pub(super) fn disown(&self, cpu: Option<Cpu>) {
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
-        self.disown_all(lists, clusters, cpu);
+        self.disown_all(lists, clusters, |state| cpu.is_none() || state.owner == cpu);
     }
 
-    /// Like [`Area::disown`]. Returns whether there was one.
-    fn disown_all(&self, lists: &mut Lists, clusters: &[Cluster<P>], cpu: Option<Cpu>) -> bool {
+    /// Returns to the lists the owned clusters for which `which` is true. Returns whether there was
+    /// one.
+    fn disown_all(
+        &self,
+        lists: &mut Lists,
+        clusters: &[Cluster<P>],
+        which: impl Fn(&ClusterState) -> bool,
+    ) -> bool {
         let mut some = false;
         let mut next = lists.head(List::Owned).map_or(NONE, |head| *head);
         while let Some(found) = link(next) {
             let Some(cluster) = clusters.get(found.0 as usize) else { break };
             next = cluster.next.load(Relaxed);
-            some |= self.disown_one(lists, clusters, found.0, cpu);
+            some |= self.disown_one(lists, clusters, found.0, &which);
         }
         some
     }
 
-    /// Returns a cluster to the lists if `cpu` owns it, or any CPU. Returns whether one did.
+    /// Returns a cluster to the lists if a CPU owns it and `which` is true. Returns whether it did.
     fn disown_one(
         &self,
         lists: &mut Lists,
         clusters: &[Cluster<P>],
         number: u32,
-        cpu: Option<Cpu>,
+        which: impl Fn(&ClusterState) -> bool,
     ) -> bool {
         let Some(cluster) = clusters.get(number as usize) else { return false };
         let mut state = cluster.state.lock();
-        let is_owned = state.owner.is_some_and(|owner| cpu.is_none_or(|cpu| cpu == owner));
+        let is_owned = state.owner.is_some() && which(&state);
         if is_owned {
             state.owner = None;
             self.move_to(lists, clusters, number, Cluster::<P>::list_of(&state));
@@ -579,9 +591,10 @@ impl<P: Platform> Area<P> {
             self.has_freed.store(false, Relaxed);
             return None;
         };
+        let mut state = clusters.get(number as usize)?.state.lock();
+        state.discarding = true;
         self.take_off(lists, clusters, number);
-        let slots = clusters.get(number as usize)?.state.lock().size;
-        Some(FreedCluster { number, slots })
+        Some(FreedCluster { number, slots: state.size })
     }
 
     /// Makes a cluster usable again after the device has discarded its slots.
@@ -591,6 +604,7 @@ impl<P: Platform> Area<P> {
         let Some(cluster) = clusters.get(freed.number as usize) else { return };
         let mut state = cluster.state.lock();
         state.stale = false;
+        state.discarding = false;
         self.move_to(lists, clusters, freed.number, Cluster::<P>::list_of(&state));
     }
 
@@ -628,9 +642,11 @@ impl<P: Platform> Area<P> {
     }
 }
 
-/// The order of a block with room for `count` clusters.
-fn info_order<P: Platform>(count: u32) -> Option<Order> {
+/// The clusters of an area with `slots` slots, and the order of a block with room for their records.
+/// `None` if no block is large enough.
+pub(super) fn account_of<P: Platform>(slots: u64) -> Option<(u32, Order)> {
+    let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
     let bytes = u64::from(count) * size_of::<Cluster<P>>() as u64;
     let order = Order(bytes.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as u8);
-    (order <= MAX_ORDER).then_some(order)
+    (order <= MAX_ORDER).then_some((count, order))
 }

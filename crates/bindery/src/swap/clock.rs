@@ -12,6 +12,9 @@ const SWEEPS: u32 = 1 << 31;
 
 /// A CPU adds its evicted pages to the clock when it has this number.
 const FOLDED: u32 = 64;
+/// More than all CPUs together have not added yet: each adds once it has [`FOLDED`], and a folio has 512
+/// pages at most.
+const UNSEEN: u32 = crate::platform::MAX_CPUS as u32 * (FOLDED + 512);
 
 /// Evicted pages that one CPU has counted, and not added to the clock. Its own shadows and ages
 /// count them; those of another CPU are wrong by fewer than [`FOLDED`] pages for it.
@@ -135,7 +138,7 @@ impl Clock {
         }
         let distance = self.shadow(own).wrapping_sub(shadow) & !SWEEPS;
         // The CPU of the shadow may have counted pages that this CPU does not see yet.
-        let distance = if distance >= SWEEPS / 2 { 0 } else { distance };
+        let distance = if distance >= SWEEPS - UNSEEN { 0 } else { distance };
         Age::of_return(distance, self.used.load(Relaxed))
     }
 }

@@ -41,6 +41,9 @@ pub(super) struct ClusterState {
     pub(super) order: Order,
     /// The device may have unneeded content here: slots were taken since the last discard.
     pub(super) stale: bool,
+    /// The device discards its slots: the cluster is on no list, and a late
+    /// [`Area::relist`](super::area::Area) of a thread that freed slots puts it on none.
+    pub(super) discarding: bool,
     /// The CPU that takes slots here, while the cluster is on [`List::Owned`].
     pub(super) owner: Option<Cpu>,
 }
@@ -48,7 +51,7 @@ pub(super) struct ClusterState {
 /// The list that a cluster is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum List {
-    /// No list: no slot is free, or only slots that the device lacks.
+    /// No list: no slot is free, or only slots that the device lacks or discards.
     Full,
     /// No slot is taken.
     Free,
@@ -105,7 +108,8 @@ impl<P: Platform> Cluster<P> {
             taken.give_back(0, slots);
         }
         let (free, size, order) = (slots, slots, Order::PAGE);
-        let state = ClusterState { taken, free, size, order, stale: false, owner: None };
+        let state =
+            ClusterState { taken, free, size, order, stale: false, discarding: false, owner: None };
         Self {
             state: Mutex::new(state),
             frames: AtomicU32::new(frames),
@@ -118,7 +122,9 @@ impl<P: Platform> Cluster<P> {
 
     /// The list where the cluster belongs. The caller holds its lock.
     pub(super) fn list_of(state: &ClusterState) -> List {
-        if state.free == state.size && state.stale {
+        if state.discarding {
+            List::Full
+        } else if state.free == state.size && state.stale {
             // Its owner loses it: the device must discard its slots.
             List::Freed
         } else if state.owner.is_some() {

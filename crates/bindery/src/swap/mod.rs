@@ -303,11 +303,11 @@ impl<P: Platform> Swap<P> {
     /// The areas that are on.
     pub(crate) fn areas(&self) -> impl Iterator<Item = SwapArea> + '_ {
         let areas = self.areas.iter().enumerate().filter(|(_, area)| area.slots() > 0);
-        areas.map(|(number, area)| SwapArea {
-            number: number as u8,
-            priority: area.priority(),
-            slots: area.slots(),
-            taken: area.taken(),
+        areas.map(|(number, area)| {
+            let slots = area.slots();
+            // Another area, with more slots, may come on under this number.
+            let taken = area.taken().min(slots);
+            SwapArea { number: number as u8, priority: area.priority(), slots, taken }
         })
     }
 
@@ -368,6 +368,10 @@ pub(crate) fn turn_on_once<P: Platform>(
     device: Option<&'static dyn SwapDevice<P>>,
 ) -> Result<SwapArea, Failure<SwapError>> {
     let Memory { swap, frames, .. } = memory;
+    if area::account_of::<P>(slots).is_none() {
+        // More memory would not help.
+        return Err(SwapError::Size.into());
+    }
     let mut turned_on = swap.on.lock();
     let number = turned_on.first_off().ok_or(SwapError::TooMany)?;
     let area = &swap.areas[number];

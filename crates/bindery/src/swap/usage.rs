@@ -85,6 +85,8 @@ pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
             let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
             while_areas_stay(platform, || count_cluster(run, memory, &mut usage));
         }
+        // Another area, with more slots, may have come on under this number.
+        usage.taken = usage.taken.min(usage.slots);
     }
     usage
 }
