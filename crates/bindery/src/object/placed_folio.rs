@@ -80,6 +80,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
             return;
         }
         if !self.is_in_index() {
+            // The holder of the lock may need these frames.
+            batch.free_all();
             lock_folio(self.memory, self.folio).detach_from_object();
         }
         folio.release_pages(count);

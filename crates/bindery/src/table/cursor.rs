@@ -109,7 +109,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// is mapped there, and no TLB has a translation of it. `false` may be wrong. The caller keeps new
     /// tables out of the range.
     pub(crate) fn is_under_empty_entry(&self, range: VirtRange) -> bool {
-        let section = ReadSection::enter(self.memory.platform());
+        let section = self.read_section();
         let mut counts = Counts::default();
         let EntryAt { node, entry, .. } = self.peek(&section, range.start(), &mut counts);
         self.memory.worked(counts.entries_descended, 0);

@@ -4,7 +4,7 @@
 //! middle step a TLB may hold both sizes at once. AArch64 may answer that with a conflict abort
 //! (Arm ARM DDI 0487, D8.16), and every architecture may use either size.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
@@ -84,6 +84,9 @@ impl<P: Platform> PageTable<'_, P> {
         let entries = P::Arch::ENTRIES;
         if old.0 & P::Arch::PRESENT != 0 {
             RareEvents::note(&self.memory.rare.leaf_splits);
+            // A thread that reads the empty entry without the lock must see that the lock is held
+            // (`PageTable::is_under_empty_entry`): the entry is not empty for long.
+            fence(Ordering::Release);
             let old = P::Arch::replace_entry(word, old, |_| Entry::EMPTY);
             let range = VirtRange::raw(base.0, base.0 + node.level.span());
             self.invalidate_now(range, node.level, counts);

@@ -219,7 +219,8 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     op.note_resident();
     let locked = vma.lock_write(op.platform());
     let edit = &mut op.edit;
-    // The lock keeps faults out of the VMA, so that nothing is mapped there meanwhile.
+    // The lock keeps faults out of the VMA, so that nothing is mapped there. A truncation does not take
+    // it, and empties the entry of a huge leaf for a moment, but with the table locked.
     if part.len() >= P::Arch::PMD.span() && edit.table().is_under_empty_entry(part) {
         return Ok(());
     }

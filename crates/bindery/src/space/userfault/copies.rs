@@ -83,7 +83,10 @@ impl<P: Platform> Fill<'_, '_, P> {
         for number in 0..(count as usize).min(TOGETHER) {
             let page = at.offset(number as u64 * PAGE_SIZE);
             match self.copied_page(page, &mut source) {
-                Ok(folio) => folios.extend(OnePage::of(folio)),
+                Ok(folio) => {
+                    debug_assert_eq!(folio.order, Order::PAGE, "asked for");
+                    folios.extend(OnePage::of(folio));
+                }
                 Err(error) => {
                     // Of a later page, the next call says the same again, or knows better.
                     failed = Some(error);

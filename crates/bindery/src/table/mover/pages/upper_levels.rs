@@ -314,14 +314,16 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     #[cold]
     pub(super) unsafe fn unlock_head(&self, leaf: Entry) {
         let frames = &self.page_table.memory.frames;
-        if let Some(folio) = frames.folio_of(P::Arch::frame(leaf)) {
+        let folio = frames.folio_of(P::Arch::frame(leaf));
+        debug_assert!(folio.is_some(), "the leaf maps a page of a locked folio");
+        if let Some(folio) = folio {
             // SAFETY: 1. the caller's obligation 1.
             drop(unsafe { frames.folio(folio).lock_of_batch() });
         }
     }
 
     /// Does the work that other threads have left at the folio whose first page the leaf maps, and
-    /// which was unlocked. A folio that the frame is no page of any more has none.
+    /// which was unlocked. The leaf keeps the folio.
     #[cold]
     pub(super) fn see_to_marks(&self, leaf: Entry) {
         let frames = &self.page_table.memory.frames;
