@@ -7,8 +7,8 @@
 //!
 //! The word gets credit back under a lock: when a CPU goes offline, and before a call is refused.
 //! That call closes the credit of all CPUs, returns it to the word, and tries again: while all credit
-//! is closed, the word is exact. So a refusal is always true. A call that finds the credit of its CPU
-//! closed waits for the lock.
+//! is closed, the word is exact. So a refusal is always true. A call that wants pages of closed credit
+//! waits for the lock; one that returns pages subtracts them from the word.
 //!
 //! A batch is taken only if the word stays within the limit, and credit is used only while it is. So
 //! credit never lets committed pages pass the limit. (A reservation that is being turned into a
@@ -238,7 +238,7 @@ impl CommitState {
     #[inline]
     fn put(&self, credits: &impl Credits, pages: i64) {
         if !credits.own().is_some_and(|own| own.put(pages)) {
-            // Whatever happens to the credit, the word less all credit has these pages no more.
+            // The sum, the word less all credit, falls by these pages either way.
             self.word.fetch_sub(pages, Relaxed);
         }
     }

@@ -6,8 +6,8 @@
 //! order moves to the list of *holes*, for single slots, until one of its slots is freed.
 //!
 //! A CPU that is online owns the cluster from which it has taken slots ([`super::cpu`]), and takes
-//! the next ones there under the cluster's lock only. Before an allocation fails, all owned clusters
-//! return to the lists.
+//! the next ones there under the cluster's lock only. Before an allocation fails, the owned clusters
+//! that could serve it return to the lists.
 //!
 //! The lists' lock comes before that of a cluster, and a cluster changes its list under both. A
 //! thread that frees slots holds the cluster's lock first. So it moves the cluster afterwards, and
@@ -444,7 +444,7 @@ impl<P: Platform> Area<P> {
     }
 
     /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room, the
-    /// CPUs lose the clusters that they own.
+    /// CPUs lose the owned clusters that may have room.
     #[inline(never)]
     fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &Wanted) -> Option<SlotRun> {
         let mut locked = self.lock_lists();

@@ -166,7 +166,7 @@ fn move_all<'m, P: Platform>(
     if seen { Ok(target) } else { Err(Error::NotMapped(old).into()) }
 }
 
-/// Resizes or moves the source of the plan, which lies in `vma`.
+/// Resizes or moves the source range, a part of `vma`.
 fn remap_one<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,

@@ -33,7 +33,7 @@ pub(super) fn congruent_place<P: Platform>(
         .find_map(|align| vmas.find_free(length, align, start & (align - 1)))
 }
 
-/// Moves the source of the plan, which lies in `vma`, to the free range `target`. All allocations
+/// Moves the source range, a part of `vma`, to the free range `target`. All allocations
 /// come before the first page moves, so an error leaves the source unchanged.
 pub(super) fn move_vma<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
