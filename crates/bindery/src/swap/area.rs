@@ -5,15 +5,16 @@
 //! cluster of another order, so that a base page can use any slot. A cluster without a block of its
 //! order moves to the list of *holes*, for single slots, until one of its slots is freed.
 //!
-//! A CPU that is online owns the cluster from which it has taken slots ([`super::cpu`]), and takes
-//! the next ones there under the cluster's lock only. Before an allocation fails, the owned clusters
-//! that could serve it return to the lists.
+//! A CPU owns the cluster from which it has taken slots ([`owned`]).
 //!
 //! The lists' lock comes before that of a cluster, and a cluster changes its list under both. A
 //! thread that frees slots holds the cluster's lock first. So it moves the cluster afterwards, and
 //! chooses the list when it has both.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+mod discard;
+mod owned;
 
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -23,17 +24,15 @@ use core::sync::atomic::{
 };
 
 use super::bitmap::CLUSTER_SLOTS;
-use super::cluster::{Cluster, ClusterState, List, LiveCluster};
+use super::cluster::{Cluster, List};
 use super::cluster_lists::{Lists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
-use super::slots::while_areas_stay;
-use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::folio::{MAX_FOLIO_ORDER, SwapPlace};
-use crate::frame::meta::{self, NONE, link};
+use crate::folio::SwapPlace;
+use crate::frame::meta::{self, NONE};
 use crate::frame::{AllocateFor, Frames, MAX_ORDER};
-use crate::platform::{Cpu, Platform};
+use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Consecutive slots of one cluster.
@@ -55,20 +54,6 @@ impl SlotRun {
     }
 }
 
-/// A cluster that is off all lists and has no taken slots.
-pub(super) struct FreedCluster {
-    number: u32,
-    slots: u32,
-}
-
-impl FreedCluster {
-    /// Its slots on the device.
-    pub(super) fn slots(&self) -> core::ops::Range<u64> {
-        let first = u64::from(self.number) * u64::from(CLUSTER_SLOTS);
-        first..first + u64::from(self.slots)
-    }
-}
-
 /// The order of the block with a cluster's cells and values.
 const CELLS: Order = Order(1);
 
@@ -87,30 +72,8 @@ impl<P: Platform> LockedLists<'_, P> {
     }
 }
 
-/// The slots that an allocation wants.
-struct Wanted {
-    /// The number of the area.
-    area: u8,
-    order: Order,
-    most: u32,
-}
-
-impl Wanted {
-    /// The slots that were taken of a cluster: the first, and their number.
-    fn run(&self, cluster: u32, (first, count): (u32, u32)) -> SlotRun {
-        let base = u64::from(cluster) * u64::from(CLUSTER_SLOTS);
-        SlotRun { area: self.area, first: base + u64::from(first), count }
-    }
-}
-
-/// The cluster of one order that a CPU has taken last.
-struct OwnCluster<'a> {
-    cpu: Cpu,
-    number: &'a AtomicU32,
-}
-
 /// One area. It is off while it has no clusters.
-pub(crate) struct Area<P: Platform> {
+pub(crate) struct SlotArea<P: Platform> {
     clusters: AtomicPtr<Cluster<P>>,
     count: AtomicU32,
     /// The first frame of the block that holds the clusters.
@@ -120,7 +83,8 @@ pub(crate) struct Area<P: Platform> {
     /// The number of clusters on lists from which all CPUs take slots. Changed under the lock of the
     /// lists.
     listed: AtomicU32,
-    /// Whether slots may be allocated: read under the lock of a cluster, by [`LiveCluster::lock`].
+    /// Whether slots may be allocated: read under the lock of a cluster, by
+    /// [`LiveCluster::lock`](super::cluster::LiveCluster::lock).
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
     lists: Mutex<P::SpinLock, Lists>,
@@ -138,7 +102,7 @@ pub(crate) struct Area<P: Platform> {
     pub(super) requests: Requests,
 }
 
-impl<P: Platform> Area<P> {
+impl<P: Platform> SlotArea<P> {
     pub(super) const fn new() -> Self {
         Self {
             clusters: AtomicPtr::new(ptr::null_mut()),
@@ -407,156 +371,6 @@ impl<P: Platform> Area<P> {
         unsafe { frames.free(base, order) };
     }
 
-    /// Allocates 2^`order` consecutive slots, aligned to their number; with order 0, up to `most`
-    /// consecutive slots.
-    pub(super) fn allocate(
-        &self,
-        memory: &Memory<P>,
-        number: u8,
-        order: Order,
-        most: u32,
-    ) -> Option<SlotRun> {
-        let own = memory.cpus.own(memory.platform()).and_then(|record| {
-            let clusters = record.swap.clusters.get(usize::from(number))?;
-            Some(OwnCluster { cpu: record.swap.cpu, number: clusters.get(usize::from(order.0))? })
-        });
-        let wanted = Wanted { area: number, order, most };
-        if let Some(own) = &own
-            && let Some(run) = while_areas_stay(memory.platform(), || self.take_own(own, &wanted))
-        {
-            return Some(run);
-        }
-        self.take_listed(own.as_ref(), &wanted)
-    }
-
-    /// Takes slots of the cluster that the CPU has taken last, if it owns it. In a read section.
-    fn take_own(&self, own: &OwnCluster<'_>, wanted: &Wanted) -> Option<SlotRun> {
-        // SAFETY: 1. the caller is in a read section.
-        let clusters = unsafe { self.clusters() };
-        let number = link(own.number.load(Relaxed))?.0;
-        let mut live = LiveCluster::lock(self, clusters.get(number as usize)?)?;
-        if live.state().owner != Some(own.cpu) || live.state().order != wanted.order {
-            return None;
-        }
-        let stale = self.discards.load(Relaxed);
-        let taken = live.take(List::Owned, wanted.order, wanted.most, stale)?;
-        Some(wanted.run(number, taken))
-    }
-
-    /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room, the
-    /// CPUs lose the owned clusters that may have room.
-    #[inline(never)]
-    fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &Wanted) -> Option<SlotRun> {
-        let mut locked = self.lock_lists();
-        let (lists, clusters) = locked.parts();
-        if let Some(own) = own
-            && let Some(number) = link(own.number.swap(NONE, Relaxed))
-        {
-            self.disown_one(lists, clusters, number.0, |state| state.owner == Some(own.cpu));
-        }
-        // A block fits into a cluster of its order only: the owners of the others keep them.
-        let may_help = |state: &ClusterState| {
-            let is_free = state.free == state.size;
-            wanted.order == Order::PAGE || state.order == wanted.order || is_free
-        };
-        self.take_from_lists(lists, clusters, own, wanted).or_else(|| {
-            self.disown_all(lists, clusters, may_help)
-                .then(|| self.take_from_lists(lists, clusters, own, wanted))?
-        })
-    }
-
-    fn take_from_lists(
-        &self,
-        lists: &mut Lists,
-        clusters: &[Cluster<P>],
-        own: Option<&OwnCluster<'_>>,
-        wanted: &Wanted,
-    ) -> Option<SlotRun> {
-        let order = wanted.order;
-        let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
-        let of_order = [List::Room(order), List::Free, List::Freed, List::Holes];
-        let all = of_order.into_iter().chain(rooms);
-        // Blocks come from the first three lists, single slots from all.
-        let choices = all.take(if order == Order::PAGE { usize::MAX } else { 3 });
-        for list in choices {
-            let mut next = lists.head(list).map_or(NONE, |head| *head);
-            while let Some(found) = link(next) {
-                let cluster = clusters.get(found.0 as usize)?;
-                next = cluster.next.load(Relaxed);
-                let mut live = LiveCluster::lock(self, cluster)?;
-                let state = live.state();
-                if state.free == state.size && state.size < order.pages() {
-                    // The last, partial cluster of a device: it stays free for smaller blocks.
-                    continue;
-                }
-                let stale = self.discards.load(Relaxed);
-                let taken = live.take(list, order, wanted.most, stale);
-                if taken.is_some() && live.state().order == order && list != List::Holes {
-                    live.own(own.map(|own| own.cpu));
-                }
-                let state = live.state();
-                let belongs = match taken {
-                    None if state.free > 0 => List::Holes,
-                    _ if list == List::Holes && state.free > 0 => List::Holes,
-                    _ => Cluster::<P>::list_of(state),
-                };
-                self.move_to(lists, clusters, found.0, belongs);
-                if let Some(taken) = taken {
-                    if let Some(own) = own
-                        && belongs == List::Owned
-                    {
-                        own.number.store(found.0, Relaxed);
-                    }
-                    return Some(wanted.run(found.0, taken));
-                }
-            }
-        }
-        None
-    }
-
-    /// Returns to the lists the clusters that a CPU owns, or all CPUs.
-    pub(super) fn disown(&self, cpu: Option<Cpu>) {
-        let mut locked = self.lock_lists();
-        let (lists, clusters) = locked.parts();
-        self.disown_all(lists, clusters, |state| cpu.is_none() || state.owner == cpu);
-    }
-
-    /// Returns to the lists the owned clusters for which `which` is true. Returns whether there was
-    /// one.
-    fn disown_all(
-        &self,
-        lists: &mut Lists,
-        clusters: &[Cluster<P>],
-        which: impl Fn(&ClusterState) -> bool,
-    ) -> bool {
-        let mut some = false;
-        let mut next = lists.head(List::Owned).map_or(NONE, |head| *head);
-        while let Some(found) = link(next) {
-            let Some(cluster) = clusters.get(found.0 as usize) else { break };
-            next = cluster.next.load(Relaxed);
-            some |= self.disown_one(lists, clusters, found.0, &which);
-        }
-        some
-    }
-
-    /// Returns a cluster to the lists if a CPU owns it and `which` is true. Returns whether it did.
-    fn disown_one(
-        &self,
-        lists: &mut Lists,
-        clusters: &[Cluster<P>],
-        number: u32,
-        which: impl Fn(&ClusterState) -> bool,
-    ) -> bool {
-        let Some(cluster) = clusters.get(number as usize) else { return false };
-        let mut state = cluster.state.lock();
-        let is_owned = state.owner.is_some() && which(&state);
-        if is_owned {
-            state.owner = None;
-            self.move_to(lists, clusters, number, Cluster::<P>::list_of(&state));
-        }
-        is_owned
-    }
-
     /// Moves the cluster of `slot` to the list where it belongs, after slots of it were freed. No
     /// lock of a cluster is held.
     pub(super) fn relist(&self, slot: u64) {
@@ -571,41 +385,6 @@ impl<P: Platform> Area<P> {
             state.owner = None;
         }
         self.move_to(lists, clusters, number, list);
-    }
-
-    /// Whether there may be free slots to discard on the device.
-    #[inline]
-    pub(super) fn has_freed(&self) -> bool {
-        self.has_freed.load(Relaxed)
-    }
-
-    /// Removes from the lists a cluster whose free slots the device must discard. `None` if no
-    /// cluster needs it, or the area is stopped.
-    pub(super) fn take_freed(&self) -> Option<FreedCluster> {
-        let mut locked = self.lock_lists();
-        let (lists, clusters) = locked.parts();
-        if !self.allocates.load(Acquire) {
-            return None;
-        }
-        let Some(number) = lists.first_freed() else {
-            self.has_freed.store(false, Relaxed);
-            return None;
-        };
-        let mut state = clusters.get(number as usize)?.state.lock();
-        state.discarding = true;
-        self.take_off(lists, clusters, number);
-        Some(FreedCluster { number, slots: state.size })
-    }
-
-    /// Makes a cluster usable again after the device has discarded its slots.
-    pub(super) fn put_back(&self, freed: &FreedCluster) {
-        let mut locked = self.lock_lists();
-        let (lists, clusters) = locked.parts();
-        let Some(cluster) = clusters.get(freed.number as usize) else { return };
-        let mut state = cluster.state.lock();
-        state.stale = false;
-        state.discarding = false;
-        self.move_to(lists, clusters, freed.number, Cluster::<P>::list_of(&state));
     }
 
     /// Moves a cluster to the list where it belongs. Its lock is held, too.

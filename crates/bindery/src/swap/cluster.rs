@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::area::Area;
+use super::area::SlotArea;
 use super::bitmap::{Bitmap, CLUSTER_SLOTS};
 use super::device::SwapDevice;
 use crate::addr::Order;
@@ -42,7 +42,7 @@ pub(super) struct ClusterState {
     /// The device may have unneeded content here: slots were taken since the last discard.
     pub(super) stale: bool,
     /// The device discards its slots: the cluster is on no list, and a late
-    /// [`Area::relist`](super::area::Area) of a thread that freed slots puts it on none.
+    /// [`SlotArea::relist`](super::area::SlotArea) of a thread that freed slots puts it on none.
     pub(super) discarding: bool,
     /// The CPU that takes slots here, while the cluster is on [`List::Owned`].
     pub(super) owner: Option<Cpu>,
@@ -166,7 +166,7 @@ impl ClusterState {
 /// A locked cluster of an area that allocates slots. Having one proves:
 ///
 /// 1. The area was not stopped when the cluster was locked.
-/// 2. [`Area::stop`] does not return before the lock is released.
+/// 2. [`SlotArea::stop`] does not return before the lock is released.
 ///
 /// So the slots that a thread takes with it count as taken once the area is stopped. Only this type
 /// can take slots, or add references of entries to the slots of a cached folio.
@@ -177,9 +177,9 @@ pub(super) struct LiveCluster<'a, P: Platform> {
 impl<'a, P: Platform> LiveCluster<'a, P> {
     /// Locks a cluster of `area`. `None` if the area is stopped.
     #[inline]
-    pub(super) fn lock(area: &Area<P>, cluster: &'a Cluster<P>) -> Option<Self> {
+    pub(super) fn lock(area: &SlotArea<P>, cluster: &'a Cluster<P>) -> Option<Self> {
         let state = cluster.state.lock();
-        // After the lock: `Area::stop` stores, and then waits for the lock.
+        // After the lock: `SlotArea::stop` stores, and then waits for the lock.
         area.may_allocate().then_some(Self { state })
     }
 

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::area::{Area, SlotRun};
+use super::area::{SlotArea, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::cached_folio::CachedFolio;
 use super::cluster::Cluster;
@@ -292,7 +292,7 @@ unsafe fn load_folio<P: Platform>(
         return true;
     }
     // The values of a device's slots are no handles of the store.
-    if memory.swap.area(run.area).is_some_and(Area::has_device) {
+    if memory.swap.area(run.area).is_some_and(SlotArea::has_device) {
         return false;
     }
     // SAFETY: 1. passed on.

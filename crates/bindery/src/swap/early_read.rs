@@ -14,7 +14,7 @@
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::Swap;
-use super::area::{Area, SlotRun};
+use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
 use super::content::ClaimedFolio;
 use super::cpu;
@@ -166,7 +166,7 @@ impl SlotRun {
     }
 }
 
-impl<P: Platform> Area<P> {
+impl<P: Platform> SlotArea<P> {
     /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
     /// read failed, the slots keep their content.
     pub(super) fn finish_early_read(&self, memory: &Memory<P>, number: u32) {

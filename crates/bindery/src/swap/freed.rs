@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::area::Area;
+use super::area::SlotArea;
 use super::cluster::{Cluster, ClusterState};
 use super::slot_state::SlotState;
 use crate::Memory;
@@ -12,7 +12,7 @@ use crate::platform::Platform;
 
 /// Slots of one cluster whose cells are free, to be freed in the bitmap by stretches.
 pub(super) struct FreedSlots<'a, P: Platform> {
-    pub(super) area: &'a Area<P>,
+    pub(super) area: &'a SlotArea<P>,
     pub(super) cluster: &'a Cluster<P>,
     pub(super) first: u32,
     pub(super) count: u32,
@@ -20,7 +20,7 @@ pub(super) struct FreedSlots<'a, P: Platform> {
 }
 
 impl<'a, P: Platform> FreedSlots<'a, P> {
-    pub(super) fn new(area: &'a Area<P>, cluster: &'a Cluster<P>) -> Self {
+    pub(super) fn new(area: &'a SlotArea<P>, cluster: &'a Cluster<P>) -> Self {
         Self { area, cluster, first: 0, count: 0, relist: false }
     }
 

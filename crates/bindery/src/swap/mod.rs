@@ -2,7 +2,9 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `area` | [`Area`]: clusters, and the allocation of slots |
+//! | `area` | [`SlotArea`]: clusters and their lists |
+//! | `owned` | the allocation of slots, and the clusters that CPUs own |
+//! | `discard` | discards of free slots on devices |
 //! | `cluster`, `bitmap` | 512 slots, their lock, and the bitmap of taken ones |
 //! | `cpu` | the clusters that a CPU owns, and its counts |
 //! | `cluster_lists` | the lists of an area's clusters |
@@ -12,7 +14,6 @@
 //! | `content`, `page_set` | writing and reading |
 //! | `device_read` | reads that a thread waits for after it has released its locks |
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
-//! | `discard` | discards of free slots on devices |
 //! | `take_back` | folios that are wanted again while a device writes them |
 //! | `unmapped` | folios that leave the cache with their last mapping |
 //! | `writeback` | folios written out, at once or when a device is done |
@@ -73,7 +74,6 @@ pub(crate) mod cpu;
 pub(crate) mod damage;
 mod device;
 pub(crate) mod device_read;
-mod discard;
 pub(crate) mod early_read;
 pub(crate) mod exhausted;
 mod face;
@@ -111,13 +111,13 @@ use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
-use area::Area;
+use area::SlotArea;
 #[cfg(feature = "compression")]
 use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 #[cfg(not(feature = "compression"))]
 use no_compression::{CompressedStore, Handle};
-use read_around::{AreaKind, ReadAround};
+use read_around::{ContentPlace, ReadAround};
 use requests::Completions;
 use streak::Streak;
 pub use usage::{CompressedUsage, SwapUsage};
@@ -167,7 +167,7 @@ impl AreasOn {
 
 /// All swap areas, and the store that they share.
 pub(crate) struct Swap<P: Platform> {
-    areas: [Area<P>; MAX_SWAP_AREAS],
+    areas: [SlotArea<P>; MAX_SWAP_AREAS],
     /// Set of areas that are on. Locked while one is turned on or off.
     on: Mutex<P::Mutex, AreasOn>,
     pub(crate) store: CompressedStore<P>,
@@ -184,7 +184,7 @@ pub(crate) struct Swap<P: Platform> {
 impl<P: Platform> Swap<P> {
     /// No areas, and a store limited to `limit` frames.
     pub(crate) const fn new(limit: u64) -> Self {
-        let areas = [const { Area::new() }; MAX_SWAP_AREAS];
+        let areas = [const { SlotArea::new() }; MAX_SWAP_AREAS];
         Self {
             areas,
             on: Mutex::new(AreasOn(0)),
@@ -341,7 +341,7 @@ impl<P: Platform> Swap<P> {
 
     /// Whether a swap area is on.
     pub(crate) fn is_on(&self) -> bool {
-        self.areas.iter().any(Area::may_allocate)
+        self.areas.iter().any(SlotArea::may_allocate)
     }
 
     /// Whether a page without a slot may find one, and room for its content. Spins.
@@ -355,7 +355,7 @@ impl<P: Platform> Swap<P> {
         self.area(area).is_some_and(|area| self.has_room_for_content(frames, area))
     }
 
-    fn has_room_for_content(&self, frames: &Frames<P>, area: &Area<P>) -> bool {
+    fn has_room_for_content(&self, frames: &Frames<P>, area: &SlotArea<P>) -> bool {
         area.has_device() || self.store.may_take(frames)
     }
 }
@@ -380,15 +380,15 @@ pub(crate) fn turn_on_once<P: Platform>(
         None => swap.store.prepare(frames),
     };
     let kind = match device {
-        None => AreaKind::Memory,
-        Some(device) if device.is_synchronous() => AreaKind::SynchronousDevice,
-        Some(_) => AreaKind::Device,
+        None => ContentPlace::Memory,
+        Some(device) if device.is_synchronous() => ContentPlace::SynchronousDevice,
+        Some(_) => ContentPlace::Device,
     };
     // Before a slot of the area is allocated: a thread that reads one finds the kind.
     swap.around.set_area(number, kind);
     let on = prepared.ok().and_then(|()| area.turn_on(frames, slots, priority, device));
     if on.is_none() {
-        swap.around.set_area(number, AreaKind::Memory);
+        swap.around.set_area(number, ContentPlace::Memory);
         swap.release_unused_store(frames, &turned_on);
         return Err(Failure::NoMemory);
     }
@@ -415,7 +415,7 @@ fn turn_off<P: Platform>(memory: &Memory<P>, number: u8) -> Result<(), SwapError
         return Err(SwapError::InUse);
     }
     turned_on.remove(number);
-    swap.around.set_area(number, AreaKind::Memory);
+    swap.around.set_area(number, ContentPlace::Memory);
     memory.commitment().swap_changed(-(slots as i64));
     swap.release_unused_store(frames, &turned_on);
     Ok(())

@@ -53,7 +53,7 @@ pub(super) struct ReadAround {
 
 /// The place of an area's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum AreaKind {
+pub(super) enum ContentPlace {
     /// Compressed memory; or the area is off.
     Memory,
     /// A device that reads about as fast as memory.
@@ -79,14 +79,14 @@ impl ReadAround {
 
     /// Records the content of an area that is on, or that it is off. The caller has the lock of the
     /// areas.
-    pub(super) fn set_area(&self, number: usize, kind: AreaKind) {
+    pub(super) fn set_area(&self, number: usize, kind: ContentPlace) {
         let set = |areas: &AtomicU32, is_one: bool| {
             let bit = 1 << number;
             let old = areas.load(Relaxed) & !bit;
             areas.store(if is_one { old | bit } else { old }, Relaxed);
         };
-        set(&self.areas, kind == AreaKind::Device);
-        set(&self.devices, matches!(kind, AreaKind::Device | AreaKind::SynchronousDevice));
+        set(&self.areas, kind == ContentPlace::Device);
+        set(&self.devices, matches!(kind, ContentPlace::Device | ContentPlace::SynchronousDevice));
     }
 
     /// The window around a page that has to be read.

@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering;
 
 use super::Swap;
-use super::area::{Area, SlotRun};
+use super::area::{SlotArea, SlotRun};
 use super::bitmap::CLUSTER_SLOTS;
 use super::freed::{FreedCell, FreedSlots};
 use super::slot_state::{self, SlotState};
@@ -45,7 +45,7 @@ pub(super) fn while_areas_stay<P: Platform, R>(platform: &P, look: impl FnOnce()
 
 impl<P: Platform> Swap<P> {
     #[inline]
-    pub(super) fn area(&self, number: u8) -> Option<&Area<P>> {
+    pub(super) fn area(&self, number: u8) -> Option<&SlotArea<P>> {
         self.areas.get(usize::from(number))
     }
 }

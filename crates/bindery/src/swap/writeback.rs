@@ -16,7 +16,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::Swap;
-use super::area::{Area, SlotRun};
+use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
 use super::content::Written;
 use super::cpu;
@@ -45,7 +45,7 @@ impl FolioTransfer {
     pub(super) fn submit<P: Platform>(
         &self,
         memory: &Memory<P>,
-        area: &Area<P>,
+        area: &SlotArea<P>,
         device: &dyn SwapDevice<P>,
         wanted: impl Fn(u32) -> bool,
     ) {
@@ -117,7 +117,7 @@ fn finish_write_out<P: Platform>(
 #[inline(never)]
 fn send_to_device<P: Platform>(
     memory: &Memory<P>,
-    area: &Area<P>,
+    area: &SlotArea<P>,
     leaving: LockedFolio<'_, P>,
     place: SwapPlace,
 ) -> bool {
@@ -194,7 +194,7 @@ pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>) -> u64 {
     freed
 }
 
-impl<P: Platform> Area<P> {
+impl<P: Platform> SlotArea<P> {
     /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
     /// the number of freed pages.
     fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
