@@ -56,8 +56,15 @@ impl Machines {
     /// # Errors
     /// If the host has too little memory.
     pub fn new(cpus: u16) -> Result<Self, Problem> {
-        let apart = (0..cpus).map(|_| machine::memory(cpus, 1)).collect::<Result<_, _>>()?;
-        Ok(Self { cpus, shared: machine::memory(cpus, cpus)?, apart })
+        let all: Vec<u16> = (0..cpus).collect();
+        // A second CPU is online beside the worker's: with one, the core need not defer frees. CPU 0
+        // makes the address spaces.
+        let of_one = |number: u16| match number {
+            0 => machine::memory(&all[..all.len().min(2)]),
+            _ => machine::memory(&[0, number]),
+        };
+        let apart = (0..cpus).map(of_one).collect::<Result<_, _>>()?;
+        Ok(Self { cpus, shared: machine::memory(&all)?, apart })
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::machine::MAX_CPUS;
 
 /// Sections that a CPU leaves between two attempts to advance. A CPU counts on lines of its own, and
-/// fetches the shared ones only for an attempt.
-const INTERVAL: u64 = 64;
+/// fetches the shared ones only for an attempt: the machine must not cost what it measures.
+const INTERVAL: u64 = 256;
 
 /// Data on lines of its own: a CPU fetches lines in pairs.
 #[repr(align(128))]
@@ -28,17 +28,17 @@ pub struct Sections {
     /// The grace periods that have passed.
     passed: Apart<AtomicU64>,
     /// The counts at which the period under way began. Its holder advances.
-    begun: Apart<Mutex<Vec<u64>>>,
+    begun: Apart<Mutex<[u64; MAX_CPUS as usize]>>,
 }
 
 impl Sections {
-    /// The sections of CPUs that do not run yet.
-    pub fn new() -> Self {
+    /// The sections of `cpus` CPUs that do not run yet.
+    pub fn new(cpus: u16) -> Self {
         let record = |_| Apart(Record { left: AtomicU64::new(0), runs: AtomicBool::new(false) });
         Self {
-            records: (0..MAX_CPUS).map(record).collect(),
+            records: (0..cpus).map(record).collect(),
             passed: Apart(AtomicU64::new(0)),
-            begun: Apart(Mutex::new(vec![0; usize::from(MAX_CPUS)])),
+            begun: Apart(Mutex::new([0; MAX_CPUS as usize])),
         }
     }
 
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_period_waits_for_the_sections_of_cpus_that_run() {
-        let sections = Sections::new();
+        let sections = Sections::new(4);
         sections.set_running(0, true);
         sections.set_running(3, true);
         let period = sections.period();

@@ -27,7 +27,7 @@ impl Holds {
     /// # Errors
     /// If the host has too little memory.
     pub fn new() -> Result<Self, Problem> {
-        Ok(Self { memory: machine::memory(2, 2)?, clock: clock_cost() })
+        Ok(Self { memory: machine::memory(&[0, 1])?, clock: clock_cost() })
     }
 
     /// Prints the locks that both CPUs take in an operation.

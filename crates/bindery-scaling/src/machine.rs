@@ -11,6 +11,7 @@ use bindery::arch::X86_64;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 use bindery::sync::RawLock;
 use bindery::{FrameRange, Memory, Overcommit, Platform, SizeMode};
+use nix::sys::mman::{MmapAdvise, madvise};
 
 use crate::Problem;
 use crate::grace::Sections;
@@ -20,8 +21,10 @@ pub const MAX_CPUS: u16 = bindery::platform::MAX_CPUS as u16;
 
 /// The first frame of a machine.
 const FIRST: Frame = Frame(0x8_0000);
-/// Frames for each worker: 64 MiB.
-const FRAMES_OF_A_WORKER: u32 = 64 << 8;
+/// Frames for each CPU: 256 MiB. The core keeps a 64th of the memory in front of the allocator, at
+/// most 1,024 frames for a CPU, so each has as many as on a machine with any larger memory. Fewer
+/// would be exchanged in the larger operations.
+const FRAMES_OF_A_CPU: u32 = 256 << 8;
 
 thread_local! {
     static CPU: Cell<u16> = const { Cell::new(0) };
@@ -42,23 +45,20 @@ unsafe impl<L> Send for Machine<L> {}
 // SAFETY: as above.
 unsafe impl<L> Sync for Machine<L> {}
 
-/// A memory with `cpus` CPUs online, only base pages, and room for what `workers` touch. It is never
-/// freed.
+/// A memory with these CPUs online, and only base pages. It is never freed.
 ///
 /// # Errors
 /// If the host has too little memory.
-pub fn memory<L: RawLock + 'static>(
-    cpus: u16,
-    workers: u16,
-) -> Result<&'static Memory<Machine<L>>, Problem> {
-    let frames = FrameRange { first: FIRST, count: FRAMES_OF_A_WORKER * u32::from(workers) };
-    let machine = Machine::new(frames, cpus)?;
+pub fn memory<L: RawLock + 'static>(cpus: &[u16]) -> Result<&'static Memory<Machine<L>>, Problem> {
+    let frames = FrameRange { first: FIRST, count: FRAMES_OF_A_CPU * cpus.len() as u32 };
+    let end = cpus.iter().max().map_or(0, |last| last + 1);
+    let machine = Machine::new(frames, end)?;
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(machine, &[frames]) };
     let memory = memory.map_err(|error| Problem(format!("the machine's memory: {error:?}")))?;
     let memory: &'static _ = Box::leak(Box::new(memory));
-    for cpu in 0..cpus {
-        memory.cpu_online(Cpu(cpu)).map_err(|error| Problem(format!("CPU {cpu}: {error}")))?;
+    for cpu in cpus {
+        memory.cpu_online(Cpu(*cpu)).map_err(|error| Problem(format!("CPU {cpu}: {error}")))?;
     }
     memory.commitment().set_mode(Overcommit::Always);
     memory.folio_policy().set_global(SizeMode::Never);
@@ -100,10 +100,14 @@ impl<L> Machine<L> {
         let start = unsafe { alloc_zeroed(layout) };
         let start =
             NonNull::new(start).ok_or_else(|| Problem(format!("{bytes} bytes of memory")))?;
+        // The control has several memories: without large pages of the host, their misses in the
+        // host's TLBs would differ. The host may have none.
+        // SAFETY: the content stays as it is.
+        let _advised = unsafe { madvise(start.cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
         // The host's first touch would count as the core's.
         // SAFETY: these are the bytes of the allocation, which no other code knows.
         unsafe { start.write_bytes(1, bytes) };
-        Ok(Self { start, cpus, sections: Sections::new(), locks: PhantomData })
+        Ok(Self { start, cpus, sections: Sections::new(cpus), locks: PhantomData })
     }
 }
 

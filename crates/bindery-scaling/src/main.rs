@@ -128,42 +128,49 @@ impl Request {
             println!("line\t{:.2}", line::cost(self.rounds)?);
         }
         let holds = holds::Holds::new()?;
-        for (operation, sharing) in pairs(&[Sharing::Threads, Sharing::Processes]) {
-            holds.measure(operation, sharing)?;
+        for operation in OPERATIONS {
+            let settings = [Sharing::Threads, Sharing::Processes];
+            let mut settings = settings.into_iter().filter(|sharing| operation.works(*sharing));
+            settings.try_for_each(|sharing| holds.measure(operation, sharing))?;
         }
         let machines = self.cpus.iter().map(|cpus| Machines::new(*cpus));
         let machines = machines.collect::<Result<Vec<_>, _>>()?;
-        for (operation, sharing) in pairs(&[Sharing::Threads, Sharing::Processes, Sharing::Nothing])
-        {
-            self.rates(operation, sharing, |number| CoreCrew::new(&machines[number], sharing))?;
-        }
-        Ok(())
+        let settings = [Sharing::Threads, Sharing::Processes, Sharing::Nothing];
+        OPERATIONS.iter().try_for_each(|operation| {
+            let crew = |sharing, number: usize| CoreCrew::new(&machines[number], sharing);
+            self.rates(operation, &settings, crew)
+        })
     }
 
     fn linux(&self) -> Result<(), Problem> {
         calls::only_base_pages()?;
-        for (operation, sharing) in pairs(&[Sharing::Threads, Sharing::Processes]) {
-            self.rates(operation, sharing, |number| LinuxCrew::new(self.cpus[number], sharing))?;
-        }
-        Ok(())
+        OPERATIONS.iter().try_for_each(|operation| {
+            let crew = |sharing, number: usize| LinuxCrew::new(self.cpus[number], sharing);
+            self.rates(operation, &[Sharing::Threads, Sharing::Processes], crew)
+        })
     }
 
-    /// Measures an operation on each number of CPUs; `crew` makes the workers of one of them. The
-    /// numbers alternate, so that other load on the host meets all of them.
+    /// Measures an operation in each setting on each number of CPUs; `crew` makes the workers of one
+    /// of them. They alternate, so that other load on the host, and its clock, meet all of them.
     fn rates<C: Crew>(
         &self,
         operation: &Operation,
-        sharing: Sharing,
-        crew: impl Fn(usize) -> Result<C, Problem>,
+        settings: &[Sharing],
+        crew: impl Fn(Sharing, usize) -> Result<C, Problem>,
     ) -> Result<(), Problem> {
-        let mut all: Vec<Samples> = self.cpus.iter().map(|_| Samples::default()).collect();
+        let settings = settings.iter().filter(|sharing| operation.works(**sharing));
+        let numbers = 0..self.cpus.len();
+        let cases = settings.flat_map(|sharing| numbers.clone().map(move |it| (*sharing, it)));
+        let mut all: Vec<_> = cases.map(|case| (case, Samples::default())).collect();
         for _ in 0..PARTS {
-            for (number, samples) in all.iter_mut().enumerate() {
-                samples.add(&crew(number)?, operation, self.rounds.div_ceil(PARTS))?;
+            for ((sharing, number), samples) in &mut all {
+                let crew = crew(*sharing, *number)?;
+                samples.add(&crew, operation, self.rounds.div_ceil(PARTS))?;
             }
         }
-        for (cpus, samples) in self.cpus.iter().zip(&mut all) {
-            let (name, sharing, median) = (operation.name, sharing.name(), samples.median());
+        for ((sharing, number), samples) in &mut all {
+            let (name, sharing, cpus) = (operation.name, sharing.name(), self.cpus[*number]);
+            let median = samples.median();
             let (used, left_out) = (samples.rates.len(), samples.left_out);
             println!("rate\t{name}\t{sharing}\t{cpus}\t{median:.0}\t{used}\t{left_out}");
         }
@@ -172,15 +179,7 @@ impl Request {
 }
 
 /// The parts in which the samples of an operation are taken.
-const PARTS: u32 = 8;
-
-/// Each operation in each of the settings in which it has a meaning.
-fn pairs(settings: &[Sharing]) -> impl Iterator<Item = (&'static Operation, Sharing)> {
-    let all = OPERATIONS
-        .iter()
-        .flat_map(move |operation| settings.iter().map(move |sharing| (operation, *sharing)));
-    all.filter(|(operation, sharing)| operation.works(*sharing))
-}
+const PARTS: u32 = 20;
 
 #[cfg(test)]
 mod tests {
