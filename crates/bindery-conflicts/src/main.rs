@@ -35,7 +35,7 @@ use device::Copies;
 use marks::{Turn, marked};
 use operations::{OPERATIONS, Operation};
 use platform::{Apart, FRAMES, TwoCpus};
-use side::{MIB, Side, Space};
+use side::{Areas, MIB, Side, Space};
 
 /// Repetitions that fill caches; their figures are not used.
 const WARM: u64 = 10;
@@ -51,10 +51,11 @@ fn main() {
     report_region("Memory", memory);
     let object = memory.shared_memory(4 * MIB, Sealing::Allowed, Accounting::PerPage);
     let object = object.expect("the memory is new");
+    let areas = areas(memory);
     for readers in [false, true] {
         platform::set_readers(readers);
         for has_own_spaces in [false, true] {
-            run_all(memory, &object, has_own_spaces, readers);
+            run_all(memory, &object, &areas, has_own_spaces, readers);
         }
     }
 }
@@ -69,14 +70,21 @@ fn memory() -> &'static Memory<TwoCpus> {
     }
     memory.commitment().set_mode(Overcommit::Always);
     memory.folio_policy().set_global(SizeMode::Never);
-    memory.swap_on_device(Copies::leaked(), 0).expect("the device has slots");
     memory
+}
+
+/// Turns swap on.
+fn areas(memory: &Memory<TwoCpus>) -> Areas {
+    let device = memory.swap_on_device(Copies::leaked(), 0).expect("the device has slots");
+    let compressed = memory.swap_on(4096, 0).expect("memory is free for the slots");
+    Areas { device, compressed }
 }
 
 /// Runs all operations, with one address space or two.
 fn run_all(
     memory: &'static Memory<TwoCpus>,
     object: &Object<'static, TwoCpus>,
+    areas: &Areas,
     has_own_spaces: bool,
     readers: bool,
 ) {
@@ -97,6 +105,7 @@ fn run_all(
         space: &spaces[if has_own_spaces { number as usize } else { 0 }].0,
         has_own_space: has_own_spaces,
         object,
+        areas,
         result: Cell::new(0),
         child: RefCell::new(None),
     });

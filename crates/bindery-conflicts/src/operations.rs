@@ -53,6 +53,21 @@ impl Operation {
             ..Self::named(name)
         }
     }
+
+    /// Sends the pages of the piece, which `before` has written, to the area that `start` chooses.
+    const fn page_out(name: &'static str, before: Step, start: Step) -> Self {
+        Self {
+            start,
+            before,
+            needs_own_spaces: true,
+            ..Self::on_filled_piece(name, |side, _| side.advise(Advice::PageOut))
+        }
+    }
+
+    /// Brings a page of the piece in, which `before` has sent to the area that `start` chooses.
+    const fn swap_in(name: &'static str, before: Step, start: Step) -> Self {
+        Self { run: |side, _| side.touch(side.piece()), ..Self::page_out(name, before, start) }
+    }
 }
 
 /// Unmaps all that the side has at its own addresses.
@@ -81,6 +96,37 @@ fn map_20_vmas(side: &Side<'_>, _: u64) {
         side.map(at, 64 * KIB);
         side.touch_all(at, 64 * KIB);
     }
+}
+
+/// Fills the piece with zeroes, which need neither compressed memory nor a device.
+fn zeroes(side: &Side<'_>, _: u64) {
+    side.fill_piece();
+}
+
+/// Fills the piece with pages that compress to half their size.
+fn text(side: &Side<'_>, number: u64) {
+    side.map_piece();
+    side.write_piece(number);
+}
+
+fn zeroes_in_swap(side: &Side<'_>, number: u64) {
+    zeroes(side, number);
+    side.advise(Advice::PageOut);
+}
+
+fn text_in_swap(side: &Side<'_>, number: u64) {
+    text(side, number);
+    side.advise(Advice::PageOut);
+}
+
+fn to_device(side: &Side<'_>, _: u64) {
+    side.keep_table();
+    side.areas.swap_to_device(side.space.memory());
+}
+
+fn to_compressed_memory(side: &Side<'_>, _: u64) {
+    side.keep_table();
+    side.areas.swap_to_compressed_memory(side.space.memory());
 }
 
 /// The operations in the order of the table.
@@ -243,16 +289,10 @@ pub const OPERATIONS: &[Operation] = &[
         needs_own_spaces: true,
         ..Operation::named("fork, 20 VMAs, 320 pages")
     },
-    Operation {
-        needs_own_spaces: true,
-        ..Operation::on_filled_piece("pageout", |side, _| side.advise(Advice::PageOut))
-    },
-    Operation {
-        before: |side, _| {
-            side.fill_piece();
-            side.advise(Advice::PageOut);
-        },
-        needs_own_spaces: true,
-        ..Operation::on_filled_piece("swap-in", |side, _| side.touch(side.piece()))
-    },
+    Operation::page_out("pageout", zeroes, to_device),
+    Operation::swap_in("swap-in", zeroes_in_swap, to_device),
+    Operation::page_out("pageout, compressed", text, to_compressed_memory),
+    Operation::swap_in("swap-in, compressed", text_in_swap, to_compressed_memory),
+    Operation::page_out("pageout, device", text, to_device),
+    Operation::swap_in("swap-in, device", text_in_swap, to_device),
 ];

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{
-    Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Object, Place, Protection,
-    Sharing,
+    Access, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object, Place,
+    Protection, Sharing, SwapArea,
 };
 
 use crate::platform::TwoCpus;
@@ -22,6 +22,28 @@ pub const GIB: u64 = 1 << 30;
 /// Addresses that both sides use. They end with the last address of a table.
 pub const COMMON: u64 = 0x3000_0000_0000;
 
+/// The two areas of swap, one of which receives pages.
+pub struct Areas {
+    /// On a device without a queue.
+    pub device: SwapArea,
+    /// In compressed memory.
+    pub compressed: SwapArea,
+}
+
+impl Areas {
+    /// Sends pages to the device from now on.
+    pub fn swap_to_device(&self, memory: &Memory<TwoCpus>) {
+        memory.stop_swapping_to(&self.compressed);
+        memory.resume_swapping_to(&self.device);
+    }
+
+    /// Sends pages to compressed memory from now on.
+    pub fn swap_to_compressed_memory(&self, memory: &Memory<TwoCpus>) {
+        memory.stop_swapping_to(&self.device);
+        memory.resume_swapping_to(&self.compressed);
+    }
+}
+
 /// One CPU of a pair.
 pub struct Side<'a> {
     /// 0 or 1.
@@ -32,6 +54,8 @@ pub struct Side<'a> {
     pub has_own_space: bool,
     /// Shared memory of both sides.
     pub object: &'a Object<'static, TwoCpus>,
+    /// The areas of swap.
+    pub areas: &'a Areas,
     /// The address that the operation returned.
     pub result: Cell<u64>,
     /// The child of a fork.
@@ -104,6 +128,20 @@ impl Side<'_> {
     pub fn fill_piece(&self) {
         self.map_piece();
         self.touch_all(self.piece(), 64 * KIB);
+    }
+
+    /// Writes pages to the piece that compress to half their size, and differ from one repetition to
+    /// the next.
+    pub fn write_piece(&self, number: u64) {
+        let mut next = number << 1 | self.number;
+        let mut page = [0; PAGE_SIZE as usize];
+        for at in (0..64 * KIB).step_by(PAGE_SIZE as usize) {
+            for byte in &mut page[..PAGE_SIZE as usize / 2] {
+                next = next.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                *byte = (next >> 56) as u8;
+            }
+            self.space.write_user(VirtAddr(self.piece() + at), &page).expect("it is mapped");
+        }
     }
 
     /// Unmaps the piece.

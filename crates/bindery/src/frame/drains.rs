@@ -15,6 +15,9 @@
 //! 1. CPU A finds the front of CPU B empty, and CPU B puts a frame into it;
 //! 2. CPU C begins to drain, which hides that A was disturbed;
 //! 3. CPU A finds nothing, and CPU B allocates before C has reached its front.
+//!
+//! The pools of compressed memory ([`crate::swap`]) use the same order: a search of all pools for
+//! room stands for a drain, and room that appears in a pool for a frame that enters a front.
 
 use core::sync::atomic::{
     AtomicU8,
@@ -25,14 +28,14 @@ use crate::platform::Platform;
 use crate::sync::Mutex;
 
 /// Some front may have frames.
-pub(super) const UNKNOWN: u8 = 0;
+pub(crate) const UNKNOWN: u8 = 0;
 /// A drain is under way, and no frame has entered a front since it began.
-pub(super) const DRAINING: u8 = 1;
+pub(crate) const DRAINING: u8 = 1;
 /// No front has a frame.
-pub(super) const EMPTY: u8 = 2;
+pub(crate) const EMPTY: u8 = 2;
 
 /// The state of the drains and the lock of a drain, as the order needs them.
-pub(super) trait Machine {
+pub(crate) trait Machine {
     /// Reads the state, with acquire ordering.
     fn state(&self) -> u8;
     /// Replaces any state by [`UNKNOWN`], with acquire and release ordering.
@@ -47,7 +50,7 @@ pub(super) trait Machine {
 
 /// A frame has entered a front, whose lock is held.
 #[inline]
-pub(super) fn note_put<M: Machine>(machine: &M) {
+pub(crate) fn note_put<M: Machine>(machine: &M) {
     if machine.state() != UNKNOWN {
         // Not a plain store: the end of a drain is in the same order as this.
         machine.disturb();
@@ -57,7 +60,7 @@ pub(super) fn note_put<M: Machine>(machine: &M) {
 /// Drains all fronts by `drain`, which returns the number of frames that it has found, unless no
 /// front has any. The caller tries the lists once more, whatever was found: another drain may have
 /// moved frames there.
-pub(super) fn run<M: Machine>(machine: &M, drain: impl FnOnce() -> u64) {
+pub(crate) fn run<M: Machine>(machine: &M, drain: impl FnOnce() -> u64) {
     if machine.state() == EMPTY {
         return;
     }
@@ -72,7 +75,7 @@ pub(super) fn run<M: Machine>(machine: &M, drain: impl FnOnce() -> u64) {
 }
 
 /// The drains of all fronts.
-pub(super) struct Drains<P: Platform> {
+pub(crate) struct Drains<P: Platform> {
     /// Most frees only read it.
     state: AtomicU8,
     lock: Mutex<P::SpinLock, ()>,
@@ -80,8 +83,15 @@ pub(super) struct Drains<P: Platform> {
 
 impl<P: Platform> Drains<P> {
     /// No front has a frame.
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { state: AtomicU8::new(EMPTY), lock: Mutex::new(()) }
+    }
+}
+
+impl<P: Platform> Drains<P> {
+    /// Some front may have frames.
+    pub(crate) const fn unknown() -> Self {
+        Self { state: AtomicU8::new(UNKNOWN), lock: Mutex::new(()) }
     }
 }
 

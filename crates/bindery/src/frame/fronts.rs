@@ -66,8 +66,8 @@ impl<P: Platform> Allocator<P> {
 
     #[inline(never)]
     fn take_with_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
-        if purpose == AllocateFor::Use
-            && let Some((front, limit)) = self.front(order)
+        // Not while memory is short: reclaim takes what the lists have first.
+        if let Some((front, limit)) = self.front(order)
             && let Some(frame) = self.take_from_front(front, order, limit)
         {
             return Some(frame);

@@ -25,7 +25,7 @@
 mod allocator;
 mod batch;
 mod buddy;
-mod drains;
+pub(crate) mod drains;
 #[cfg(all(test, loom))]
 mod drains_loom_model;
 mod error;

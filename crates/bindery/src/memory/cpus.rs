@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::frame::meta::{Kind, state_of};
 use crate::frame::{AllocateFor, Frames, Front, Magazines};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
-use crate::swap::{self, SwapPart};
+use crate::swap::{self, StorePart, SwapPart};
 use crate::sync::Mutex;
 
 /// The records of the CPUs, of the layers above the allocator.
@@ -55,6 +55,7 @@ struct Block<P: Platform> {
     front: CachePadded<Front<P>>,
     magazines: Magazines<P>,
     record: CachePadded<CpuRecord<P>>,
+    store: CachePadded<StorePart<P>>,
 }
 
 /// The order of the smallest block of frames that holds `bytes` bytes.
@@ -74,6 +75,7 @@ impl<P: Platform> Block<P> {
             front: CachePadded::new(Front::new()),
             magazines: Magazines::new(),
             record: CachePadded::new(CpuRecord::new(cpu)),
+            store: CachePadded::new(StorePart::new(cpu)),
         }
     }
 }
@@ -169,19 +171,20 @@ fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
 /// 2. The caller holds the lock of all changes.
 unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&CpuRecord<P>> {
     let (fronts, magazines) = (memory.frames.fronts(), memory.frames.magazines());
-    let records = &memory.cpus.records;
+    let (records, store) = (&memory.cpus.records, memory.swap.store.parts());
     if !records.has_slots() {
-        const ORDER: Order = order_of(3 * SLOTS_SIZE);
+        const ORDER: Order = order_of(4 * SLOTS_SIZE);
         let slots = take_frames(&memory.frames, ORDER)?;
         memory.platform().zero(slots, ORDER.pages());
         let slots = memory.platform().direct_map(slots);
         // SAFETY: 1. the frames were just allocated and zeroed, are consecutive in the direct map
-        // and aligned, are never freed, and have room for three tables; 2. the caller's
+        // and aligned, are never freed, and have room for four tables; 2. the caller's
         // obligation 2.
         unsafe {
             fronts.give_slots(slots);
             magazines.give_slots(slots.add(SLOTS_SIZE));
             records.give_slots(slots.add(2 * SLOTS_SIZE));
+            store.give_slots(slots.add(3 * SLOTS_SIZE));
         }
     }
     let block = take_frames(&memory.frames, Block::<P>::ORDER)?;
@@ -197,6 +200,7 @@ unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&Cpu
     unsafe {
         fronts.enter(cpu, NonNull::from(&*block.front));
         magazines.enter(cpu, NonNull::from(&block.magazines));
+        store.enter(cpu, NonNull::from(&*block.store));
         records.enter(cpu, NonNull::from(&*block.record));
     }
     memory.deferred.share_limit(&memory.cpus);

@@ -95,5 +95,6 @@ pub(crate) fn hand_over<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
     for area in &memory.swap.areas {
         area.disown(Some(part.cpu));
     }
+    memory.swap.store.hand_over(&memory.frames, part.cpu);
     memory.clock.fold(&part.evictions);
 }

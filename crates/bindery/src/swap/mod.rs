@@ -113,8 +113,12 @@ use crate::sync::Mutex;
 
 use area::SlotArea;
 #[cfg(feature = "compression")]
+pub(crate) use compressed::StorePart;
+#[cfg(feature = "compression")]
 use compressed::{CompressedStore, Handle};
 pub use device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+#[cfg(not(feature = "compression"))]
+pub(crate) use no_compression::StorePart;
 #[cfg(not(feature = "compression"))]
 use no_compression::{CompressedStore, Handle};
 use read_around::{ContentPlace, ReadAround};

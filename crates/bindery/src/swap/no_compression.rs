@@ -6,9 +6,10 @@
 use core::marker::PhantomData;
 
 use crate::addr::Frame;
+use crate::cpu::CpuTable;
 use crate::error::NoMemory;
 use crate::frame::Frames;
-use crate::platform::Platform;
+use crate::platform::{Cpu, Platform};
 
 use super::CompressedUsage;
 
@@ -32,12 +33,28 @@ impl Handle {
     }
 }
 
-pub(crate) struct CompressedStore<P: Platform>(PhantomData<fn(P)>);
+/// The part of a CPU: it keeps nothing.
+pub(crate) struct StorePart<P: Platform>(PhantomData<fn(P)>);
+
+impl<P: Platform> StorePart<P> {
+    pub(crate) const fn new(_cpu: Cpu) -> Self {
+        Self(PhantomData)
+    }
+}
+
+pub(crate) struct CompressedStore<P: Platform>(CpuTable<StorePart<P>>);
 
 impl<P: Platform> CompressedStore<P> {
     pub(crate) const fn new(_limit: u64) -> Self {
-        Self(PhantomData)
+        Self(CpuTable::new())
     }
+
+    pub(crate) fn parts(&self) -> &CpuTable<StorePart<P>> {
+        &self.0
+    }
+
+    #[inline]
+    pub(crate) fn hand_over(&self, _frames: &Frames<P>, _cpu: Cpu) {}
 
     #[inline]
     pub(crate) fn prepare(&self, _frames: &Frames<P>) -> Result<(), NoMemory> {

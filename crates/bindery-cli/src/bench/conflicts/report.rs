@@ -7,7 +7,7 @@ use crate::bench::report::table;
 
 /// Linux's lines and the targets: threads and processes of Linux 7.2 on two CPUs, then the targets
 /// of the project. They were counted in the same way, with Linux's own system calls.
-const REFERENCES: [(&str, [Option<u32>; 4]); 25] = [
+const REFERENCES: [(&str, [Option<u32>; 4]); 29] = [
     ("first touch, own VMA", of(0, 0, 0, 0)),
     ("first touch, new table", of(1, 0, 0, 0)),
     ("first touch, one VMA", of(1, 0, 1, 0)),
@@ -34,6 +34,10 @@ const REFERENCES: [(&str, [Option<u32>; 4]); 25] = [
     ("fork, 20 VMAs, 320 pages", [None, None, None, Some(1)]),
     ("pageout", [None, None, None, Some(0)]),
     ("swap-in", [None, None, None, Some(0)]),
+    ("pageout, compressed", [None, None, None, Some(0)]),
+    ("swap-in, compressed", [None, None, None, Some(0)]),
+    ("pageout, device", [None, None, None, Some(0)]),
+    ("swap-in, device", [None, None, None, Some(0)]),
 ];
 
 const fn of(threads: u32, processes: u32, target: u32, other: u32) -> [Option<u32>; 4] {

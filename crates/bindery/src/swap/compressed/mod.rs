@@ -3,7 +3,9 @@
 //! | file | contents |
 //! |---|---|
 //! | `extent` | [`Handle`] and the run of chunks that it refers to |
+//! | `pools` | the pool of each CPU, and the search of all for room |
 //! | `pool` | frames with holes, and the placement of objects |
+//! | `quota` | the limit of the frames of all pools |
 //! | `object` | the bytes of objects |
 //! | `workspace` | the compressor's memory |
 //!
@@ -24,7 +26,7 @@
 //! lock, though other threads store and free concurrently. The owner of the handle must ensure that
 //! no load of it runs when it frees it, and passes it on by release and acquire.
 //!
-//! **Locks.** A spin lock protects [`Pool`]. It is held for a number of steps bounded by the pieces
+//! **Locks.** A spin lock protects each [`pool::Pool`]. It is held for a number of steps bounded by the pieces
 //! of an object and the chunks of a frame; the allocator's lock ranks below it. A workspace has a
 //! mutex, so [`CompressedStore::store`] and [`CompressedStore::load`] may sleep; its holder waits
 //! only for the spin lock. Reclaim may call both with VMAs and mutexes locked, but not with a
@@ -44,21 +46,24 @@
 mod extent;
 mod object;
 mod pool;
+mod pools;
+mod quota;
 #[cfg(test)]
 mod tests;
 mod workspace;
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
+use crate::cpu::CpuTable;
 use crate::error::NoMemory;
 use crate::frame::Frames;
-use crate::platform::Platform;
-use crate::sync::Mutex;
+use crate::platform::{Cpu, Platform};
 
 use super::CompressedUsage;
 
 use extent::Extent;
 pub(crate) use extent::Handle;
-use pool::Pool;
+use pools::Pools;
+pub(crate) use pools::StorePart;
 use workspace::{Workspaces, decompress};
 
 /// The largest object that is compressed: a page that needs more is stored raw.
@@ -82,14 +87,14 @@ pub(crate) struct Corrupt;
 /// Dropping it cannot free its frames: free all handles and call [`CompressedStore::release`]
 /// first.
 pub(crate) struct CompressedStore<P: Platform> {
-    pool: Mutex<P::SpinLock, Pool>,
+    pools: Pools<P>,
     workspaces: Workspaces<P>,
 }
 
 impl<P: Platform> CompressedStore<P> {
     /// An empty store that may take `limit` frames for pages.
     pub(crate) const fn new(limit: u64) -> Self {
-        Self { pool: Mutex::new(Pool::new(limit)), workspaces: Workspaces::new() }
+        Self { pools: Pools::new(limit), workspaces: Workspaces::new() }
     }
 
     /// Allocates the first workspace, so that stores need only room for their object.
@@ -97,7 +102,7 @@ impl<P: Platform> CompressedStore<P> {
     /// # Errors
     /// If 2^3 consecutive frames are not free.
     pub(crate) fn prepare(&self, frames: &Frames<P>) -> Result<(), NoMemory> {
-        self.workspaces.with(frames, |_| ()).ok_or(NoMemory)
+        self.workspaces.with(frames, None, |_| ()).ok_or(NoMemory)
     }
 
     /// Stores the content of `page`, which must not be written during the call. (Otherwise each
@@ -116,10 +121,10 @@ impl<P: Platform> CompressedStore<P> {
         frames: &Frames<P>,
         page: Frame,
     ) -> Result<Handle, StoreError> {
-        let stored = self.workspaces.with(frames, |workspace| {
+        let stored = self.workspaces.with(frames, self.pools.own(frames), |workspace| {
             // SAFETY: 1. and 2. the caller's.
             let object = unsafe { workspace.compress(frames.platform(), page) };
-            let extents = self.pool.lock().in_frames(frames).reserve(object.len())?;
+            let extents = self.pools.reserve(frames, object.len())?;
             // SAFETY: 1. reserved here, and the handle is made after this.
             unsafe { object::write(frames.platform(), &extents, object) };
             extents.first().and_then(|first| first.handle()).ok_or(StoreError::NoMemory)
@@ -170,7 +175,7 @@ impl<P: Platform> CompressedStore<P> {
         object: Extent,
         page: Frame,
     ) -> Result<(), Corrupt> {
-        let loaded = self.workspaces.with(frames, |workspace| {
+        let loaded = self.workspaces.with(frames, self.pools.own(frames), |workspace| {
             let buffer = workspace.buffer();
             // SAFETY: 1. the caller's obligation 1.
             let length = unsafe { object::gather(frames, object, buffer) }?;
@@ -191,7 +196,7 @@ impl<P: Platform> CompressedStore<P> {
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, handle: Handle) {
         let released = handle.extent().ok_or(Corrupt).and_then(|object| {
             // SAFETY: 1. and 2. the caller's.
-            unsafe { self.pool.lock().in_frames(frames).release(object) }
+            unsafe { self.pools.release(frames, object) }
         });
         // The lock is free again.
         let Ok(emptied) = released else { return frames.refuse() };
@@ -203,33 +208,45 @@ impl<P: Platform> CompressedStore<P> {
 
     /// Frees the workspaces. Later stores make new ones. May sleep.
     pub(crate) fn release(&self, frames: &Frames<P>) {
-        self.workspaces.release(frames);
+        self.workspaces.release(frames, &self.pools.parts);
+    }
+
+    /// The parts of the CPUs.
+    pub(crate) fn parts(&self) -> &CpuTable<StorePart<P>> {
+        &self.pools.parts
+    }
+
+    /// Returns what a CPU keeps that is taken offline. Its pages stay where they are. Does not
+    /// sleep.
+    pub(crate) fn hand_over(&self, frames: &Frames<P>, cpu: Cpu) {
+        self.pools.hand_over(frames, cpu);
     }
 
     /// The number of frames that the store may take for objects.
     pub(crate) fn limit(&self) -> u64 {
-        self.pool.lock().limit()
+        self.pools.limit()
     }
 
     /// Sets the limit. If more frames are used already, none is taken until enough are freed.
     pub(crate) fn set_limit(&self, frames: u64) {
-        self.pool.lock().set_limit(frames);
+        self.pools.set_limit(frames);
     }
 
-    /// Whether a page may find room: none was refused since the last free. Spins.
+    /// Whether a page may find room: none was refused since room last appeared.
+    #[inline]
     pub(crate) fn may_take(&self, frames: &Frames<P>) -> bool {
-        self.pool.lock().in_frames(frames).may_take()
+        self.pools.may_take(frames)
     }
 
     /// The current usage.
     pub(crate) fn usage(&self) -> CompressedUsage {
-        self.pool.lock().usage
+        self.pools.usage()
     }
 
     /// All frames of the store, including workspaces, as in [`crate::FrameUsage::compressed`]. May
     /// sleep.
     pub(crate) fn frames_held(&self) -> u64 {
-        self.workspaces.frames() + self.usage().frames_used
+        self.workspaces.frames(&self.pools.parts) + self.usage().frames_used
     }
 
     /// Verifies the lists of frames with holes, for the auditor. O(frames).
@@ -237,6 +254,6 @@ impl<P: Platform> CompressedStore<P> {
     /// # Errors
     /// A frame that is missing from its list.
     pub(crate) fn check(&self, frames: &Frames<P>) -> Result<(), Frame> {
-        self.pool.lock().in_frames(frames).check()
+        self.pools.check(frames)
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! `word` in the frame's metadata has a bit for each chunk in use. A frame is on the list of its
 //! widest hole: `next` and `previous` link it. A full frame is on no list, and an empty one is
-//! freed at once.
+//! freed at once. `owner` has the number of the pool.
 //!
 //! **Placement.** An object is stored in the narrowest hole that is wide enough. If no hole is, it
 //! is split over the widest holes, of at least [`MIN_PIECE`] chunks, into at most [`MAX_PIECES`]
@@ -22,8 +22,11 @@ use core::sync::atomic::Ordering::Relaxed;
 use arrayvec::ArrayVec;
 
 use super::extent::{CHUNK, CHUNKS, Extent};
-use super::{CompressedUsage, Corrupt, StoreError, object};
+use super::pools::SHARED;
+use super::quota::{Credit, Quota};
+use super::{Corrupt, StoreError, object};
 use crate::addr::{Frame, Order, PAGE_SIZE};
+use crate::frame::drains::{self, Drains, Machine};
 use crate::frame::meta::{Kind, NONE, is_kind, link, order_in};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
@@ -38,41 +41,33 @@ pub(super) type Extents = ArrayVec<Extent, MAX_PIECES>;
 /// Frames that became empty.
 pub(super) type Emptied = ArrayVec<Frame, MAX_PIECES>;
 
-/// The frames of a store, its limit and its counters.
+/// The frames of a pool, their lists, and its counts.
 pub(super) struct Pool {
+    /// The pool's number, which each of its frames has in its metadata.
+    number: u32,
     /// The first frame of each list, indexed by the width of its widest hole; list 0 is empty.
     lists: [u32; CHUNKS as usize],
     /// The lists that are not empty, one bit each.
     listed: u64,
-    limit: u64,
-    pub(super) usage: CompressedUsage,
-    refusal: Option<Refusal>,
+    credit: Credit,
+    pub(super) counts: Counts,
 }
 
-/// A page for which no room was found. Smaller pages might fit, but are not tried before the next
-/// free: reclaim would compress all of memory in vain.
-struct Refusal {
-    /// The number of stored pages at the refusal, plus those stored since.
-    pages_stored: u64,
-    /// The reason.
-    error: StoreError,
+/// The counts of a pool.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// As in [`CompressedUsage`](super::CompressedUsage).
+    pub(super) pages_stored: u64,
+    pub(super) pages_raw: u64,
+    pub(super) bytes_compressed: u64,
+    pub(super) frames_used: u64,
 }
 
 impl Pool {
-    pub(super) const fn new(limit: u64) -> Self {
-        let usage = CompressedUsage::NONE;
-        Self { lists: [NONE; CHUNKS as usize], listed: 0, limit, usage, refusal: None }
-    }
-
-    /// The number of frames that may be taken.
-    pub(super) fn limit(&self) -> u64 {
-        self.limit
-    }
-
-    /// Changes the limit. A refused page may find room now.
-    pub(super) fn set_limit(&mut self, frames: u64) {
-        self.limit = frames;
-        self.refusal = None;
+    pub(super) const fn new(number: u32) -> Self {
+        let counts = Counts { pages_stored: 0, pages_raw: 0, bytes_compressed: 0, frames_used: 0 };
+        let lists = [NONE; CHUNKS as usize];
+        Self { number, lists, listed: 0, credit: Credit::new(number != SHARED), counts }
     }
 
     /// The list of the narrowest holes that are at least `chunks` wide; 0 if there is none.
@@ -85,12 +80,24 @@ impl Pool {
         link(self.lists[list as usize])
     }
 
+    /// Returns the credit to the quota.
+    pub(super) fn return_credit(&mut self, quota: &Quota) {
+        self.credit.return_all(quota);
+    }
+
+    /// The frames that the pool has been granted.
+    pub(super) fn granted(&self) -> u64 {
+        self.counts.frames_used + self.credit.frames()
+    }
+
     /// The pool with the frames that it divides.
     pub(super) fn in_frames<'a, P: Platform>(
         &'a mut self,
         frames: &'a Frames<P>,
+        quota: &'a Quota,
+        searches: &'a Drains<P>,
     ) -> PoolInFrames<'a, P> {
-        PoolInFrames { pool: self, frames }
+        PoolInFrames { pool: self, frames, quota, searches }
     }
 }
 
@@ -98,17 +105,11 @@ impl Pool {
 pub(super) struct PoolInFrames<'a, P: Platform> {
     pool: &'a mut Pool,
     frames: &'a Frames<P>,
+    quota: &'a Quota,
+    searches: &'a Drains<P>,
 }
 
 impl<P: Platform> PoolInFrames<'_, P> {
-    /// Whether a page may find room: none was refused since the last free.
-    pub(super) fn may_take(&self) -> bool {
-        self.pool.refusal.as_ref().is_none_or(|refusal| {
-            self.pool.usage.pages_stored < refusal.pages_stored
-                || (refusal.error == StoreError::NoMemory && self.frames.free_frame_count() > 0)
-        })
-    }
-
     /// Takes chunks for an object of `length` bytes, at most a page.
     ///
     /// # Errors
@@ -126,18 +127,13 @@ impl<P: Platform> PoolInFrames<'_, P> {
                 Err(error) => {
                     // Pieces before the last lie in shared frames, which do not become empty.
                     extents.iter().for_each(|extent| _ = self.clear(*extent));
-                    let pages_stored = self.pool.usage.pages_stored;
-                    self.pool.refusal = Some(Refusal { pages_stored, error });
                     return Err(error);
                 }
             }
         }
-        self.pool.usage.pages_stored += 1;
-        if let Some(refusal) = &mut self.pool.refusal {
-            refusal.pages_stored += 1;
-        }
-        self.pool.usage.pages_raw += u64::from(length == PAGE_SIZE as usize);
-        self.pool.usage.bytes_compressed += length as u64;
+        self.pool.counts.pages_stored += 1;
+        self.pool.counts.pages_raw += u64::from(length == PAGE_SIZE as usize);
+        self.pool.counts.bytes_compressed += length as u64;
         Ok(extents)
     }
 
@@ -160,16 +156,27 @@ impl<P: Platform> PoolInFrames<'_, P> {
 
     /// Takes a new frame, which is on no list yet.
     fn grow(&mut self) -> Result<Frame, StoreError> {
-        if self.pool.usage.frames_used >= self.pool.limit {
+        let keeps = self.keeps_credit();
+        if !self.pool.credit.take(self.quota, keeps) {
             return Err(StoreError::Limit);
         }
-        let frame =
-            self.frames.allocate(Order::PAGE, AllocateFor::Reclaim).ok_or(StoreError::NoMemory)?;
-        self.frames.meta(frame).reset(Kind::Compressed, Order::PAGE);
-        self.pool.usage.frames_used += 1;
-        self.pool.usage.frames_used_max =
-            self.pool.usage.frames_used_max.max(self.pool.usage.frames_used);
+        let Some(frame) = self.frames.allocate(Order::PAGE, AllocateFor::Reclaim) else {
+            self.pool.credit.put(self.quota, false);
+            return Err(StoreError::NoMemory);
+        };
+        let meta = self.frames.meta(frame);
+        meta.reset(Kind::Compressed, Order::PAGE);
+        meta.owner.store(self.pool.number, Relaxed);
+        self.pool.counts.frames_used += 1;
+        self.quota.note_used();
+        // The frame may have room for smaller objects than those that were refused.
+        drains::note_put(self.searches);
         Ok(frame)
+    }
+
+    /// Whether the pool may keep credit: no search is under way, and none has found nothing.
+    fn keeps_credit(&self) -> bool {
+        self.searches.state() == drains::UNKNOWN
     }
 
     /// Takes `chunks` of a frame that has a hole of that width.
@@ -185,7 +192,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
     /// to free.
     ///
     /// # Errors
-    /// An extent that is not in use, and all after it, are not released.
+    /// An extent that is not in use in this pool, and all after it, are not released.
     ///
     /// # Safety
     /// If its chunks are in use:
@@ -198,16 +205,21 @@ impl<P: Platform> PoolInFrames<'_, P> {
             && !emptied.is_full()
         {
             object::check(self.frames, extent)?;
+            if pool_of(self.frames, extent.frame) != self.pool.number {
+                return Err(Corrupt);
+            }
             // SAFETY: 1. checked. 2. the caller's obligation 1.
             next = unsafe { object::rest(self.frames.platform(), extent) }?;
             if self.clear(extent) {
-                self.pool.usage.frames_used -= 1;
+                self.pool.counts.frames_used -= 1;
+                self.pool.credit.put(self.quota, self.keeps_credit());
                 emptied.push(extent.frame);
             }
         }
-        self.pool.usage.pages_stored -= 1;
-        self.pool.usage.pages_raw -= u64::from(object.is_raw());
-        self.pool.usage.bytes_compressed -= object.length as u64;
+        self.pool.counts.pages_stored -= 1;
+        self.pool.counts.pages_raw -= u64::from(object.is_raw());
+        self.pool.counts.bytes_compressed -= object.length as u64;
+        drains::note_put(self.searches);
         Ok(emptied)
     }
 
@@ -281,8 +293,9 @@ impl<P: Platform> PoolInFrames<'_, P> {
                 let frame = Frame(next);
                 let meta = self.frames.meta(frame);
                 let right = list != 0
-                    && seen < self.pool.usage.frames_used
+                    && seen < self.pool.counts.frames_used
                     && is_pool_frame(self.frames, frame)
+                    && pool_of(self.frames, frame) == self.pool.number
                     && list_of(meta.word.load(Relaxed)) == list
                     && meta.previous.load(Relaxed) == previous;
                 if !right {
@@ -302,6 +315,11 @@ pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bo
         let state = frames.meta(frame).state.load(Relaxed);
         is_kind(state, Kind::Compressed) && order_in(state) == Order::PAGE
     }
+}
+
+/// The number of the pool that a frame of compressed pages belongs to.
+pub(super) fn pool_of<P: Platform>(frames: &Frames<P>, frame: Frame) -> u32 {
+    frames.meta(frame).owner.load(Relaxed)
 }
 
 /// The list for a frame with these chunks in use: its widest hole. 0 for none, if it is full or

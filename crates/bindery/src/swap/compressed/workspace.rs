@@ -6,9 +6,10 @@
 //!
 //! lz4_flex takes a table from its caller ([`CompressTable`]), so it needs neither a heap nor much
 //! of the stack. (If another crate turns on its feature `alloc`, tables are on the heap and are no
-//! constants; the core does not compile with that.) A workspace has one user at a time. A thread
-//! that finds all of them busy makes another if fewer than [`WORKSPACES`] exist, and otherwise
-//! sleeps until one is free. Their users wait for nothing else, so the wait ends.
+//! constants; the core does not compile with that.) A workspace has one user at a time. Each CPU that
+//! is online has its own, from the first page that it compresses on, so that two CPUs share no line
+//! of it. A thread that finds it busy uses another: it makes one if fewer than [`WORKSPACES`] exist,
+//! and otherwise sleeps until one is free. Their users wait for nothing else, so the wait ends.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -18,9 +19,11 @@ use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
 };
 
+use super::pools::StorePart;
 use super::{Corrupt, LARGEST};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::bytes;
+use crate::cpu::CpuTable;
 use crate::frame::meta::Kind;
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
@@ -28,7 +31,7 @@ use crate::sync::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// The number of threads that can compress at once.
+/// The number of threads that can compress at once, besides one for each CPU that is online.
 const WORKSPACES: usize = 4;
 
 /// The memory of one compressor.
@@ -84,48 +87,83 @@ pub(super) unsafe fn decompress<P: Platform>(
     }
 }
 
-/// The workspaces of a store: the heads of their blocks.
-pub(super) struct Workspaces<P: Platform>([Mutex<P::Mutex, Option<Frame>>; WORKSPACES]);
+/// A place for a workspace: the head of its block.
+pub(super) struct WorkspaceSlot<P: Platform>(Mutex<P::Mutex, Option<Frame>>);
+
+impl<P: Platform> WorkspaceSlot<P> {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Frees the workspace. Waits for its user.
+    fn free(&self, frames: &Frames<P>) {
+        let head = self.0.lock().take();
+        free(frames, head);
+    }
+
+    /// Frees the workspace, unless it is in use. Does not sleep.
+    pub(super) fn free_if_idle(&self, frames: &Frames<P>) {
+        let head = self.0.try_lock().and_then(|mut slot| slot.take());
+        free(frames, head);
+    }
+}
+
+/// Frees a workspace that was taken out of its slot.
+fn free<P: Platform>(frames: &Frames<P>, head: Option<Frame>) {
+    if let Some(head) = head {
+        // SAFETY: 1. `make` has allocated it, and only its slot had it. 2. The slot's lock was held,
+        // so no thread used it, and no thread can find it any more.
+        unsafe { frames.free(head, ORDER) };
+    }
+}
+
+/// The workspaces of a store. Each CPU that is online has one more, in its part.
+pub(super) struct Workspaces<P: Platform>([WorkspaceSlot<P>; WORKSPACES]);
 
 impl<P: Platform> Workspaces<P> {
     pub(super) const fn new() -> Self {
-        Self([const { Mutex::new(None) }; WORKSPACES])
+        Self([const { WorkspaceSlot::new() }; WORKSPACES])
     }
 
-    /// Calls `work` with a workspace that no other thread uses. `None`, without a call, if none
-    /// exists and memory for one is lacking. May sleep until one is free.
+    /// Calls `work` with a workspace that no other thread uses: that of the CPU, if it has one and
+    /// it is idle. `None`, without a call, if none exists and memory for one is lacking. May sleep
+    /// until one is free.
     pub(super) fn with<R>(
         &self,
         frames: &Frames<P>,
+        own: Option<&StorePart<P>>,
         work: impl FnOnce(&mut Workspace) -> R,
     ) -> Option<R> {
-        let idle = self.0.iter().find_map(|slot| {
-            let mut head = slot.try_lock()?;
+        let slots = || own.map(|part| &part.workspace).into_iter().chain(&self.0);
+        let idle = slots().find_map(|slot| {
+            let mut head = slot.0.try_lock()?;
             *head = head.or_else(|| make(frames));
             head.is_some().then_some(head)
         });
-        let head = idle.or_else(|| self.0.iter().map(Mutex::lock).find(|head| head.is_some()))?;
+        let head =
+            idle.or_else(|| slots().map(|slot| slot.0.lock()).find(|head| head.is_some()))?;
         let mut workspace = frames.platform().direct_map((*head)?).cast::<Workspace>();
         // SAFETY: `make` has built it there, and it is reached only through its slot, which is
         // locked.
         Some(work(unsafe { workspace.as_mut() }))
     }
 
+    fn each<'a>(
+        &'a self,
+        parts: &'a CpuTable<StorePart<P>>,
+    ) -> impl Iterator<Item = &'a WorkspaceSlot<P>> {
+        self.0.iter().chain(parts.iter().map(|part| &part.workspace))
+    }
+
     /// Frees all workspaces. Waits for those that are in use.
-    pub(super) fn release(&self, frames: &Frames<P>) {
-        for slot in &self.0 {
-            let head = slot.lock().take();
-            if let Some(head) = head {
-                // SAFETY: 1. `make` has allocated it, and only its slot had it. 2. the lock was
-                // held, so no thread used it, and no thread can find it any more.
-                unsafe { frames.free(head, ORDER) };
-            }
-        }
+    pub(super) fn release(&self, frames: &Frames<P>, parts: &CpuTable<StorePart<P>>) {
+        self.each(parts).for_each(|slot| slot.free(frames));
     }
 
     /// Frames of all workspaces. Waits for those that are in use.
-    pub(super) fn frames(&self) -> u64 {
-        (self.0.iter().filter(|slot| slot.lock().is_some()).count() as u64) << ORDER.0
+    pub(super) fn frames(&self, parts: &CpuTable<StorePart<P>>) -> u64 {
+        let made = self.each(parts).filter(|slot| slot.0.lock().is_some());
+        (made.count() as u64) << ORDER.0
     }
 }
 

@@ -1,0 +1,147 @@
+//! [`Quota`]: the limit of the frames of all pools, which take from it in batches.
+//!
+//! If each pool counted its frames in one word, CPUs that store pages would write the same line. So
+//! the word counts the frames that were *granted*: those in use, and the *credit* of the pools. A
+//! pool takes a frame from its credit, and returns freed frames to it. It reads the word, and writes
+//! it once for [`BATCH`] frames.
+//!
+//! Two rules keep the limit exact:
+//! 1. A pool uses its credit only while the granted frames are within the limit, which may have
+//!    been lowered since. So the frames in use never pass it.
+//! 2. A refusal is true: a search of all pools ([`super::pools`]) returns all credit before it fails,
+//!    and no pool keeps any until room appears somewhere.
+//!
+//! The functions are generic, so that a model checker (`loom_model`) runs the very same code.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::word::Word;
+
+/// The frames that a pool takes from the quota at once.
+pub(super) const BATCH: u64 = 16;
+
+/// The limit, and the frames that were granted.
+pub(super) struct Quota<W = AtomicU64> {
+    limit: W,
+    written: CachePadded<Written<W>>,
+}
+
+/// The words that pools write.
+struct Written<W> {
+    granted: W,
+    /// The maximum of `granted` so far.
+    most: W,
+}
+
+impl Quota {
+    pub(super) const fn new(limit: u64) -> Self {
+        let written = Written { granted: AtomicU64::new(0), most: AtomicU64::new(0) };
+        Self { limit: AtomicU64::new(limit), written: CachePadded::new(written) }
+    }
+}
+
+impl<W: Word<u64>> Quota<W> {
+    /// A quota in words of another type.
+    #[cfg(all(test, loom))]
+    pub(super) fn of_words(limit: u64, word: impl Fn(u64) -> W) -> Self {
+        let written = Written { granted: word(0), most: word(0) };
+        Self { limit: word(limit), written: CachePadded::new(written) }
+    }
+
+    pub(super) fn limit(&self) -> u64 {
+        self.limit.load(Relaxed)
+    }
+
+    pub(super) fn set_limit(&self, frames: u64) {
+        self.limit.store(frames, Relaxed);
+    }
+
+    /// The frames in use and the credit of all pools.
+    pub(super) fn granted(&self) -> u64 {
+        self.written.granted.load(Relaxed)
+    }
+
+    /// The maximum of [`Quota::granted`] so far.
+    pub(super) fn most(&self) -> u64 {
+        self.written.most.load(Relaxed)
+    }
+
+    /// Counts a frame that is in use now.
+    pub(super) fn note_used(&self) {
+        let (granted, mut most) = (self.granted(), self.most());
+        while most < granted {
+            match self.written.most.exchange(most, granted, Relaxed, Relaxed) {
+                Ok(_) => return,
+                Err(now) => most = now,
+            }
+        }
+    }
+
+    /// Grants up to `most` frames, as many as the limit leaves. Returns their number.
+    fn grant(&self, most: u64) -> u64 {
+        let mut granted = self.granted();
+        loop {
+            let count = self.limit().saturating_sub(granted).min(most);
+            if count == 0 {
+                return 0;
+            }
+            match self.written.granted.exchange(granted, granted + count, Relaxed, Relaxed) {
+                Ok(_) => return count,
+                Err(now) => granted = now,
+            }
+        }
+    }
+
+    fn give_back(&self, frames: u64) {
+        if frames > 0 {
+            self.written.granted.sub(frames, Relaxed);
+        }
+    }
+}
+
+/// The credit of a pool, which its lock guards.
+pub(super) struct Credit {
+    frames: u64,
+    /// Whether the pool is that of one CPU. The pool of CPUs without their own keeps none.
+    batches: bool,
+}
+
+impl Credit {
+    pub(super) const fn new(batches: bool) -> Self {
+        Self { frames: 0, batches }
+    }
+
+    pub(super) fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// Takes one frame of the credit or of the quota; `keeps`: with a batch more.
+    pub(super) fn take<W: Word<u64>>(&mut self, quota: &Quota<W>, keeps: bool) -> bool {
+        if self.frames > 0 && quota.granted() <= quota.limit() {
+            self.frames -= 1;
+            return true;
+        }
+        let granted = quota.grant(if keeps && self.batches { BATCH } else { 1 });
+        self.frames += granted.saturating_sub(1);
+        granted > 0
+    }
+
+    /// Returns one frame to the credit; to the quota, unless `keeps`, or if there is much credit.
+    pub(super) fn put<W: Word<u64>>(&mut self, quota: &Quota<W>, keeps: bool) {
+        if !keeps || !self.batches {
+            quota.give_back(1);
+        } else if self.frames < 2 * BATCH {
+            self.frames += 1;
+        } else {
+            self.frames -= BATCH - 1;
+            quota.give_back(BATCH);
+        }
+    }
+
+    /// Returns all credit to the quota.
+    pub(super) fn return_all<W: Word<u64>>(&mut self, quota: &Quota<W>) {
+        quota.give_back(core::mem::take(&mut self.frames));
+    }
+}
