@@ -21,7 +21,7 @@
 //! | Front: head of a free run in the front of a CPU | order 0 | | | | length of the run in frames |
 //! | Cpu: records of CPUs, see [`crate::cpu`] | order | | | | |
 //! | Kernel: block of an area of the kernel | order | `next`: the next block of the area | | | |
-//! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | | 0 | chunks in use, see `swap::compressed` |
+//! | Compressed: frame of compressed pages, or a block that compressors work in | order | list of frames with as large a hole | number of the pool | 0 | chunks in use, see `swap::compressed` |
 //!
 //! ```text
 //! state   31          30      29            28         27 .. 25  24           23 .. 20        19           18      17   16          15           14         13      12    11         10     9      8     7 .. 4          3 .. 0

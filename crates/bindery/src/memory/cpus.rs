@@ -221,7 +221,8 @@ impl<P: Platform> Memory<P> {
     /// of [`Platform`]).
     ///
     /// The records take at most 32 KiB for each CPU, and 8 KiB for all. They stay when the CPU goes
-    /// offline, for the next time.
+    /// offline, for the next time. The compressor of a CPU that sends pages to compressed memory takes
+    /// another 32 KiB until then.
     ///
     /// Called on any CPU before the first read section of `cpu`.
     ///

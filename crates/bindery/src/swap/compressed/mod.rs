@@ -44,6 +44,8 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 mod extent;
+#[cfg(all(test, loom))]
+mod loom_model;
 mod object;
 mod pool;
 mod pools;

@@ -176,7 +176,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
 
     /// Whether the pool may keep credit: no search is under way, and none has found nothing.
     fn keeps_credit(&self) -> bool {
-        self.searches.state() == drains::UNKNOWN
+        !self.quota.is_searching() && self.searches.state() == drains::UNKNOWN
     }
 
     /// Takes `chunks` of a frame that has a hole of that width.

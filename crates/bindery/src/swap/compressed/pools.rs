@@ -16,6 +16,8 @@
 //!
 //! The lock of a search comes before those of pools, and no thread holds two of these.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::extent::Extent;
@@ -112,6 +114,7 @@ impl<P: Platform> Pools<P> {
     ) -> Result<Extents, StoreError> {
         let mut result = Err(error);
         drains::run(&self.searches, || {
+            self.quota.set_searching(true);
             self.each().for_each(|pool| pool.lock().return_credit(&self.quota));
             for pool in self.all(frames) {
                 result = self.in_frames(&mut pool.lock(), frames).reserve(length);
@@ -119,6 +122,7 @@ impl<P: Platform> Pools<P> {
                     break;
                 }
             }
+            self.quota.set_searching(false);
             self.lacked_memory.store(result == Err(StoreError::NoMemory), Relaxed);
             u64::from(result.is_ok())
         });

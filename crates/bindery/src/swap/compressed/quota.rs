@@ -8,12 +8,15 @@
 //! Two rules keep the limit exact:
 //! 1. A pool uses its credit only while the granted frames are within the limit, which may have
 //!    been lowered since. So the frames in use never pass it.
-//! 2. A refusal is true: a search of all pools ([`super::pools`]) returns all credit before it fails,
-//!    and no pool keeps any until room appears somewhere.
+//! 2. A refusal is true: a search of all pools ([`super::pools`]) returns all credit before it fails.
+//!    While it runs no pool keeps any, nor after one that found nothing, until room appears.
 //!
 //! The functions are generic, so that a model checker (`loom_model`) runs the very same code.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crossbeam_utils::CachePadded;
 
@@ -25,6 +28,8 @@ pub(super) const BATCH: u64 = 16;
 /// The limit, and the frames that were granted.
 pub(super) struct Quota<W = AtomicU64> {
     limit: W,
+    /// 1 while a search of all pools is under way.
+    searching: W,
     written: CachePadded<Written<W>>,
 }
 
@@ -38,7 +43,8 @@ struct Written<W> {
 impl Quota {
     pub(super) const fn new(limit: u64) -> Self {
         let written = Written { granted: AtomicU64::new(0), most: AtomicU64::new(0) };
-        Self { limit: AtomicU64::new(limit), written: CachePadded::new(written) }
+        let (limit, searching) = (AtomicU64::new(limit), AtomicU64::new(0));
+        Self { limit, searching, written: CachePadded::new(written) }
     }
 }
 
@@ -47,7 +53,7 @@ impl<W: Word<u64>> Quota<W> {
     #[cfg(all(test, loom))]
     pub(super) fn of_words(limit: u64, word: impl Fn(u64) -> W) -> Self {
         let written = Written { granted: word(0), most: word(0) };
-        Self { limit: word(limit), written: CachePadded::new(written) }
+        Self { limit: word(limit), searching: word(0), written: CachePadded::new(written) }
     }
 
     pub(super) fn limit(&self) -> u64 {
@@ -56,6 +62,17 @@ impl<W: Word<u64>> Quota<W> {
 
     pub(super) fn set_limit(&self, frames: u64) {
         self.limit.store(frames, Relaxed);
+    }
+
+    /// Marks that a search of all pools is under way, or not. The lock of a pool orders it: a pool that
+    /// the search has visited sees it.
+    pub(super) fn set_searching(&self, is_searching: bool) {
+        self.searching.store(u64::from(is_searching), Release);
+    }
+
+    /// Whether a search of all pools is under way.
+    pub(super) fn is_searching(&self) -> bool {
+        self.searching.load(Acquire) != 0
     }
 
     /// The frames in use and the credit of all pools.

@@ -1,5 +1,7 @@
 //! Pages of all kinds, stored, loaded and freed.
 
+mod cpus;
+
 use core::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
 
