@@ -15,6 +15,8 @@
 
 mod discard;
 mod owned;
+#[cfg(test)]
+mod tests;
 
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -24,7 +26,7 @@ use core::sync::atomic::{
 };
 
 use super::bitmap::CLUSTER_SLOTS;
-use super::cluster::{Cluster, List};
+use super::cluster::{Cluster, ClusterState, List};
 use super::cluster_lists::{Lists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
@@ -325,10 +327,12 @@ impl<P: Platform> SlotArea<P> {
         let clusters = {
             let mut locked = self.lock_lists();
             let (lists, clusters) = locked.parts();
-            // Slots of a cluster without an owner are taken only under this lock. It was also held
-            // when a cluster without taken slots came on its list, after all accesses to them.
+            // Slots of a cluster without an owner are taken only under this lock. Not the lists
+            // decide: a thread that has freed the last slots of a cluster may list it later, and
+            // finds the area off then.
             self.disown_all(lists, clusters, |_| true);
-            if (lists.unused as usize) < clusters.len() {
+            let is_used = |state: &ClusterState| state.taken() > 0 || state.discarding;
+            if clusters.iter().any(|cluster| is_used(&cluster.state.lock())) {
                 return false;
             }
             self.allocates.store(false, Release);
@@ -398,7 +402,6 @@ impl<P: Platform> SlotArea<P> {
     fn take_off(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32) {
         if let Some(list) = lists.take_off(clusters, number) {
             self.listed.fetch_sub(u32::from(list != List::Owned), Relaxed);
-            lists.unused -= u32::from(list.is_unused());
         }
     }
 
@@ -408,7 +411,6 @@ impl<P: Platform> SlotArea<P> {
         };
         let next = core::mem::replace(head, number);
         self.listed.fetch_add(u32::from(list != List::Owned), Relaxed);
-        lists.unused += u32::from(list.is_unused());
         if list == List::Freed {
             self.has_freed.store(true, Relaxed);
         }

@@ -5,6 +5,9 @@
 //! to the allocating thread, and the value of a `BUSY` cell to the thread that has its folio's
 //! lock. Any thread may read a cell, but must read it again under the lock before it relies on it.
 
+#[cfg(all(test, loom))]
+mod loom_model;
+
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::area::SlotArea;
@@ -68,11 +71,6 @@ pub(super) enum List {
 impl List {
     pub(super) const NONE: u32 = NONE;
 
-    /// Whether no slot of its clusters is taken.
-    pub(super) fn is_unused(self) -> bool {
-        matches!(self, Self::Free | Self::Freed)
-    }
-
     pub(super) fn number(self) -> u32 {
         match self {
             Self::Full => Self::NONE,
@@ -100,18 +98,8 @@ impl List {
 impl<P: Platform> Cluster<P> {
     /// A cluster of whose slots the device has the first `slots`; the rest is taken forever.
     pub(super) fn new(frames: u32, slots: u32, device: Option<&'static dyn SwapDevice<P>>) -> Self {
-        let mut taken = Bitmap::EMPTY;
-        if slots < CLUSTER_SLOTS {
-            // The first stretch is the device's, the second the rest.
-            let _ = taken.take_stretch(slots);
-            let _ = taken.take_stretch(CLUSTER_SLOTS);
-            taken.give_back(0, slots);
-        }
-        let (free, size, order) = (slots, slots, Order::PAGE);
-        let state =
-            ClusterState { taken, free, size, order, stale: false, discarding: false, owner: None };
         Self {
-            state: Mutex::new(state),
+            state: Mutex::new(ClusterState::new(slots)),
             frames: AtomicU32::new(frames),
             device,
             list: AtomicU32::new(List::NONE),
@@ -122,20 +110,7 @@ impl<P: Platform> Cluster<P> {
 
     /// The list where the cluster belongs. The caller holds its lock.
     pub(super) fn list_of(state: &ClusterState) -> List {
-        if state.discarding {
-            List::Full
-        } else if state.free == state.size && state.stale {
-            // Its owner loses it: the device must discard its slots.
-            List::Freed
-        } else if state.owner.is_some() {
-            List::Owned
-        } else if state.free == 0 {
-            List::Full
-        } else if state.free == state.size {
-            List::Free
-        } else {
-            List::Room(state.order)
-        }
+        state.list()
     }
 
     pub(super) fn is_on(&self, list: List) -> bool {
@@ -144,9 +119,61 @@ impl<P: Platform> Cluster<P> {
 }
 
 impl ClusterState {
+    /// All of the device's slots are free.
+    fn new(slots: u32) -> Self {
+        let mut taken = Bitmap::EMPTY;
+        if slots < CLUSTER_SLOTS {
+            // The first stretch is the device's, the second the rest.
+            let _ = taken.take_stretch(slots);
+            let _ = taken.take_stretch(CLUSTER_SLOTS);
+            taken.give_back(0, slots);
+        }
+        let (free, size, order) = (slots, slots, Order::PAGE);
+        Self { taken, free, size, order, stale: false, discarding: false, owner: None }
+    }
+
+    /// The list where the cluster belongs.
+    fn list(&self) -> List {
+        if self.discarding {
+            List::Full
+        } else if self.free == self.size && self.stale {
+            // Its owner loses it: the device must discard its slots.
+            List::Freed
+        } else if self.owner.is_some() {
+            List::Owned
+        } else if self.free == 0 {
+            List::Full
+        } else if self.free == self.size {
+            List::Free
+        } else {
+            List::Room(self.order)
+        }
+    }
+
     /// The number of taken slots.
     pub(super) fn taken(&self) -> u32 {
         self.size - self.free
+    }
+
+    /// As [`LiveCluster::own`].
+    fn own(&mut self, owner: Option<Cpu>) {
+        self.owner = owner.filter(|_| self.free > 0);
+    }
+
+    /// As [`LiveCluster::take`].
+    #[inline(always)]
+    fn take(&mut self, list: List, order: Order, most: u32, stale: bool) -> Option<(u32, u32)> {
+        if matches!(list, List::Free | List::Freed) {
+            self.order = order;
+        }
+        let (first, count) = if order > Order::PAGE {
+            (self.taken.take_block(order)?, order.pages())
+        } else {
+            self.taken.take_stretch(most)?
+        };
+        self.free -= count;
+        self.stale = stale;
+        Some((first, count))
     }
 
     /// Frees `count` slots from `first` on.
@@ -191,7 +218,7 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
 
     /// Gives the cluster to a CPU, if it has free slots left.
     pub(super) fn own(&mut self, owner: Option<Cpu>) {
-        self.state.owner = owner.filter(|_| self.state.free > 0);
+        self.state.own(owner);
     }
 
     /// Takes slots of the cluster, which is on `list`: a block of 2^`order`, or up to `most` single
@@ -203,17 +230,6 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
         most: u32,
         stale: bool,
     ) -> Option<(u32, u32)> {
-        let state = &mut *self.state;
-        if matches!(list, List::Free | List::Freed) {
-            state.order = order;
-        }
-        let (first, count) = if order > Order::PAGE {
-            (state.taken.take_block(order)?, order.pages())
-        } else {
-            state.taken.take_stretch(most)?
-        };
-        state.free -= count;
-        state.stale = stale;
-        Some((first, count))
+        self.state.take(list, order, most, stale)
     }
 }

@@ -14,8 +14,6 @@ pub(super) struct Lists {
     freed: u32,
     holes: u32,
     owned: u32,
-    /// The number of clusters on lists of clusters without taken slots.
-    pub(super) unused: u32,
     room: [u32; MAX_FOLIO_ORDER.0 as usize + 1],
 }
 
@@ -25,7 +23,6 @@ impl Lists {
         freed: NONE,
         holes: NONE,
         owned: NONE,
-        unused: 0,
         room: [NONE; MAX_FOLIO_ORDER.0 as usize + 1],
     };
 
