@@ -48,6 +48,12 @@ impl SwapPart {
     }
 }
 
+/// The running CPU, if it was ever online. The answer may be stale.
+#[inline]
+pub(super) fn own<P: Platform>(memory: &Memory<P>) -> Option<Cpu> {
+    Some(memory.cpus.own(memory.platform())?.swap.cpu)
+}
+
 /// The counts of the running CPU, or those that CPUs without a part share.
 #[inline]
 pub(crate) fn pages_moved<P: Platform>(memory: &Memory<P>) -> &PagesMoved {

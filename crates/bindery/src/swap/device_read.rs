@@ -20,7 +20,7 @@ use super::device::SwapOperation;
 use super::early_read::Stored;
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
-use super::writeback::{FolioTransfer, wait_for_devices, wait_for_request};
+use super::writeback::{FolioTransfer, finish_own_writes, wait_for_devices, wait_for_request};
 use crate::Memory;
 use crate::addr::Order;
 use crate::error::{Error, Failure};
@@ -59,7 +59,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
     pub(crate) fn begin_device_read(self, memory: &'a Memory<P>, wanted: u64) -> Load<'a, P> {
         let (folio, slots) = (self.folio(), self.slots());
         // Frees the requests of reads that are done.
-        memory.finish_swap_writes();
+        finish_own_writes(memory);
         // The slots are busy: that keeps the area and their content.
         let content = slots.content(memory);
         if content == Some(Stored::None) {
@@ -72,13 +72,14 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
             .area(slots.area)
             .and_then(|area| Some((area, area.device_of(slots.first)?)));
         let device = device.filter(|_| content.is_some());
-        let request = device.map(|(area, _)| (area, area.requests.take()));
+        let request = device.map(|(area, _)| (area, area.requests.take(cpu::own(memory))));
         let Some((area, Some(number))) = request else {
             self.give_up(memory);
             return if device.is_some() { Load::Full } else { Load::Lost };
         };
         self.fill_filled_pages(memory);
-        area.requests.begin(number, folio.head, slots.first);
+        let (group, number_there) = area.requests.group(number);
+        group.begin(number_there, folio.head, slots.first);
         // From here on, the folio is the request's.
         self.into_locked().into_request();
         Load::Begun(DeviceRead { folio, slots, number, wanted })
@@ -116,7 +117,12 @@ impl DeviceRead {
         what.submit(memory, area, area.device_of(slots.first)?, |page| {
             slots.page_has(memory, page, SlotState::STORED)
         });
-        wait_for_devices(memory, &mut || area.requests.result(number).is_some());
+        let (group, number) = area.requests.group(number);
+        let is_done = || group.result(number).is_some();
+        // A device without a queue is done by now.
+        if !is_done() {
+            wait_for_devices(memory, &mut || is_done());
+        }
         let locked = self.end(memory)?;
         Some(leave_in_cache(memory, locked, slots))
     }
@@ -125,7 +131,8 @@ impl DeviceRead {
     /// the folio is released, and the slots have the content as before.
     fn end<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Option<LockedFolio<'m, P>> {
         let area = memory.swap.area(self.slots.area)?;
-        let succeeded = area.requests.result(self.number) == Some(true);
+        let (group, number) = area.requests.group(self.number);
+        let succeeded = group.result(number) == Some(true);
         let lock = memory.frames.folio(self.folio).lock_of_request();
         debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
         area.free_request(memory, self.number);

@@ -11,8 +11,6 @@
 //! to the request, and the thread that finds the request done unlocks the slots
 //! ([`super::writeback`]).
 
-use core::sync::atomic::Ordering::{Relaxed, Release};
-
 use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
@@ -129,14 +127,16 @@ impl SlotRun {
         let area = memory.swap.area(self.area);
         let device =
             area.and_then(|area| Some((area, area.device_of(self.first)?))).filter(|_| worth);
-        let request = device.map(|(area, device)| (area, device, area.requests.take()));
+        let request =
+            device.map(|(area, device)| (area, device, area.requests.take(cpu::own(memory))));
         let Some((area, device, Some(number))) = request else {
             claimed.give_up(memory);
             return if worth { Begun::NoRoom } else { Begun::Taken };
         };
         claimed.fill_filled_pages(memory);
-        area.requests.begin_around(number, folio.head);
-        memory.swap.reading.fetch_add(1, Relaxed);
+        let (group, number_there) = area.requests.group(number);
+        group.begin_around(number_there, folio.head);
+        group.begin_reading(1);
         if cause == Cause::Around {
             RareEvents::note(&memory.rare.swap_read_around);
             memory.frames.folio(folio).mark_read_around();
@@ -170,8 +170,9 @@ impl<P: Platform> SlotArea<P> {
     /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
     /// read failed, the slots keep their content.
     pub(super) fn finish_early_read(&self, memory: &Memory<P>, number: u32) {
-        let read = self.requests.result(number) == Some(true);
-        if let Some(folio) = memory.frames.folio_of(self.requests.head(number)) {
+        let (group, number) = self.requests.group(number);
+        let read = group.result(number) == Some(true);
+        if let Some(folio) = memory.frames.folio_of(group.head(number)) {
             let lock = memory.frames.folio(folio).lock_of_request();
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {
@@ -186,8 +187,7 @@ impl<P: Platform> SlotArea<P> {
                 }
             }
         }
-        self.requests.free(number);
-        // Release: the folio is unlocked.
-        memory.swap.reading.fetch_sub(1, Release);
+        group.end_reading(1);
+        group.free(number);
     }
 }

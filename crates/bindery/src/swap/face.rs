@@ -68,7 +68,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Errors
     /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or a
-    /// concurrent fork copied one. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
+    /// concurrent fork copied one. A concurrent [`Memory::resume_swapping_to`] may do the same. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         turn_off(self, area.number)
     }
@@ -124,7 +124,7 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep. Complexity: linear in the completed requests.
     #[inline]
     pub fn finish_swap_writes(&self) -> u64 {
-        if self.swap.has_requests() { writeback::finish_writes(self) } else { 0 }
+        if self.swap.has_devices() { writeback::finish_writes(self, None) } else { 0 }
     }
 
     /// Waits until all writes, and all reads for which no thread waits, are complete, and frees the

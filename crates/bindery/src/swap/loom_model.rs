@@ -17,7 +17,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
 use super::device::SwapOperation;
-use super::requests::{Completions, Requests};
+use super::requests::{Completions, Group};
 use crate::addr::Frame;
 use crate::folio::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
@@ -40,7 +40,7 @@ enum Omit {
 struct World {
     omit: Omit,
     state: AtomicU32,
-    requests: Requests<AtomicU32, 2>,
+    requests: Group<AtomicU32, 2>,
     completions: Completions<AtomicU32>,
     sleepers: Sleepers,
     content: UnsafeCell<u32>,
@@ -56,8 +56,8 @@ impl World {
         Self {
             omit,
             state: AtomicU32::new(FOLIO_LOCK),
-            requests: Requests::of_words(AtomicU32::new),
-            completions: Completions::of_word(AtomicU32::new(0)),
+            requests: Group::of_words(AtomicU32::new),
+            completions: Completions::of_words(AtomicU32::new),
             sleepers: Sleepers::new(SecondLook::Taken),
             content: UnsafeCell::new(0),
         }

@@ -20,7 +20,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
 
 use super::device::SwapOperation;
-use super::requests::{Completions, Requests};
+use super::requests::{Completions, Group};
 use super::slot_state::SlotState;
 use crate::addr::{Frame, Order};
 use crate::folio::{
@@ -47,7 +47,7 @@ struct World {
     omit: Omit,
     state: AtomicU32,
     count: AtomicU64,
-    requests: Requests<AtomicU32, 1>,
+    requests: Group<AtomicU32, 1>,
     completions: Completions<AtomicU32>,
     sleepers: Sleepers,
     cluster: Mutex<()>,
@@ -72,8 +72,8 @@ impl World {
             omit,
             state: AtomicU32::new(FOLIO_LOCK),
             count: AtomicU64::new((2 + u64::from(SPACES)) * REFERENCE),
-            requests: Requests::of_words(AtomicU32::new),
-            completions: Completions::of_word(AtomicU32::new(0)),
+            requests: Group::of_words(AtomicU32::new),
+            completions: Completions::of_words(AtomicU32::new),
             sleepers: Sleepers::new(SecondLook::Taken),
             cluster: Mutex::new(()),
             cell: AtomicU64::new(SlotState::going_out(FRAME, Order::PAGE, SPACES).0),

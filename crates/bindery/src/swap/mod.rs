@@ -102,8 +102,6 @@ mod unmapped;
 mod usage;
 mod writeback;
 
-use core::sync::atomic::AtomicU64;
-
 use crate::Memory;
 use crate::addr::Frame;
 use crate::error::{CallError, Failure};
@@ -134,7 +132,9 @@ pub(crate) use early_read::source_of_slot;
 pub(crate) use read_around::begin_read_around;
 pub(crate) use slots::{allocate_slots, find_cached, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
-pub(crate) use writeback::{lock_folio, wait_for_a_write, wait_for_request, write_out};
+pub(crate) use writeback::{
+    finish_own_writes, lock_folio, wait_for_a_write, wait_for_request, write_out,
+};
 
 /// The maximum number of swap areas at a time. 0 in a build without the feature `swap`: then the
 /// compiler drops the code that would use one.
@@ -175,10 +175,6 @@ pub(crate) struct Swap<P: Platform> {
     /// Set of areas that are on. Locked while one is turned on or off.
     on: Mutex<P::Mutex, AreasOn>,
     pub(crate) store: CompressedStore<P>,
-    /// Pages that devices are writing.
-    writing: AtomicU64,
-    /// Pages that devices are reading without a waiting thread.
-    reading: AtomicU64,
     around: ReadAround,
     streak: Streak,
     /// Threads that wait for a device park here.
@@ -193,8 +189,6 @@ impl<P: Platform> Swap<P> {
             areas,
             on: Mutex::new(AreasOn(0)),
             store: CompressedStore::new(limit),
-            writing: AtomicU64::new(0),
-            reading: AtomicU64::new(0),
             around: ReadAround::new(),
             streak: Streak::new(),
             completions: Completions::new(),

@@ -126,6 +126,12 @@ impl<P: Platform> Swap<P> {
         self.around.cluster.load(Relaxed) as u8
     }
 
+    /// Whether an area is on a device.
+    #[inline]
+    pub(super) fn has_devices(&self) -> bool {
+        self.around.devices.load(Relaxed) != 0
+    }
+
     /// Whether the area's device uses read-around.
     #[inline]
     pub(crate) fn reads_around(&self, area: u8) -> bool {

@@ -1,4 +1,7 @@
-//! The requests of an area that a device has: a table of 32, each for one folio.
+//! The requests of an area that a device has: a table of 32, each for one folio, in eight groups.
+//!
+//! A CPU takes a request of the group that its number selects, so that two CPUs share no line for
+//! their requests; if that group is full, of any other.
 //!
 //! A folio with word-filled pages is written in *pieces*, the runs between them; one request counts
 //! them. Nothing is allocated when memory is short, and a thread that finds the table full waits
@@ -22,15 +25,25 @@
 //! another request may have the number.
 
 use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+#[cfg(not(all(test, loom)))]
+use core::sync::atomic::fence;
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::fence;
 
 use super::device::SwapOperation;
 use crate::addr::Frame;
+use crate::platform::Cpu;
 use crate::sync::parking::Parking;
 use crate::sync::word::Word;
 
 /// The number of folios of an area that may be in flight.
-pub(super) const REQUESTS: usize = 32;
+pub(super) const REQUESTS: usize = GROUP * GROUPS;
+
+/// The requests of a group: they and its other words fill a cache line.
+const GROUP: usize = 4;
+const GROUPS: usize = 8;
 
 /// In `pieces`: one of them failed.
 const FAILED: u32 = 1 << 31;
@@ -48,28 +61,96 @@ struct Request<W> {
     pieces: W,
 }
 
-/// The table of an area.
-pub(super) struct Requests<W = AtomicU32, const N: usize = REQUESTS> {
+/// Requests that mostly the CPUs with one remainder use, on a line of their own.
+#[repr(align(64))]
+pub(super) struct Group<W = AtomicU32, const N: usize = GROUP> {
     taken: W,
     done: W,
+    /// The pages that the device is writing.
+    writing: W,
+    /// The pages that the device is reading without a waiting thread.
+    reading: W,
     table: [Request<W>; N],
 }
 
-impl Requests {
-    pub(super) const fn new() -> Self {
-        let table = [const {
-            Request { head: AtomicU32::new(0), slot: AtomicU32::new(0), pieces: AtomicU32::new(0) }
-        }; REQUESTS];
-        Self { taken: AtomicU32::new(0), done: AtomicU32::new(0), table }
+const _: () = assert!(size_of::<Group>() == 64);
+
+impl Group {
+    const fn new() -> Self {
+        const fn word() -> AtomicU32 {
+            AtomicU32::new(0)
+        }
+        let table = [const { Request { head: word(), slot: word(), pieces: word() } }; GROUP];
+        Self { taken: word(), done: word(), writing: word(), reading: word(), table }
     }
 }
 
-impl<W: Word<u32>, const N: usize> Requests<W, N> {
-    /// A table of words of another type.
+/// The table of an area.
+pub(super) struct Requests([Group; GROUPS]);
+
+impl Requests {
+    pub(super) const fn new() -> Self {
+        Self([const { Group::new() }; GROUPS])
+    }
+
+    /// The group of a request, and the request's number there.
+    pub(super) fn group(&self, number: u32) -> (&Group, u32) {
+        let (group, number) = (number as usize / GROUP, number % GROUP as u32);
+        (&self.0[group % GROUPS], number)
+    }
+
+    /// The number of the group that a CPU uses first.
+    #[inline]
+    fn of_cpu(cpu: Option<Cpu>) -> usize {
+        usize::from(cpu.map_or(0, |cpu| cpu.0)) % GROUPS
+    }
+
+    /// Takes a request, of the group of the CPU if one is free there.
+    pub(super) fn take(&self, cpu: Option<Cpu>) -> Option<u32> {
+        let first = Self::of_cpu(cpu);
+        (first..GROUPS).chain(0..first).find_map(|group| {
+            let number = self.0[group].take()?;
+            Some((group * GROUP) as u32 + number)
+        })
+    }
+
+    /// Whether [`Requests::take`] would find one; may be outdated.
+    pub(super) fn has_free(&self) -> bool {
+        self.0.iter().any(Group::has_free)
+    }
+
+    /// Whether the device is idle, and all its completions were processed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.0.iter().all(Group::is_idle)
+    }
+
+    /// The pages that the device is writing, and those that it is reading without a waiting thread.
+    /// Acquire: a thread that reads 0 finds the folios unlocked.
+    pub(super) fn pages(&self) -> (u64, u64) {
+        let sum = |word: fn(&Group) -> &AtomicU32| {
+            self.0.iter().map(|group| u64::from(word(group).load(Acquire))).sum()
+        };
+        (sum(|group| &group.writing), sum(|group| &group.reading))
+    }
+
+    /// Takes the completed writes, and the completed reads for which no thread waits; with a CPU,
+    /// only those of its group.
+    pub(super) fn take_done(&self, cpu: Option<Cpu>) -> u32 {
+        let done = |group: usize| self.0[group].take_done() << (group * GROUP);
+        match cpu {
+            Some(_) => done(Self::of_cpu(cpu)),
+            None => (0..GROUPS).fold(0, |all, group| all | done(group)),
+        }
+    }
+}
+
+impl<W: Word<u32>, const N: usize> Group<W, N> {
+    /// A group of words of another type.
     #[cfg(all(test, loom))]
     pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
         let request = |_| Request { head: word(0), slot: word(0), pieces: word(0) };
-        Self { taken: word(0), done: word(0), table: core::array::from_fn(request) }
+        let [taken, done, writing, reading] = [0; 4].map(&word);
+        Self { taken, done, writing, reading, table: core::array::from_fn(request) }
     }
 
     fn request(&self, number: u32) -> &Request<W> {
@@ -92,8 +173,8 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         }
     }
 
-    /// Whether [`Requests::take`] would find one; may be outdated.
-    pub(super) fn has_free(&self) -> bool {
+    /// Whether [`Group::take`] would find one; may be outdated.
+    fn has_free(&self) -> bool {
         (self.taken.load(Relaxed).trailing_ones() as usize) < N
     }
 
@@ -113,16 +194,38 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         request.pieces.store(1, Relaxed);
     }
 
-    /// Like [`Requests::begin`], for a read for which no thread waits.
+    /// Like [`Group::begin`], for a read for which no thread waits.
     pub(super) fn begin_around(&self, number: u32, head: Frame) {
         let request = self.request(number);
         request.head.store(head.0, Relaxed);
         request.pieces.store(AROUND | 1, Relaxed);
     }
 
-    /// Whether [`Requests::begin_around`] began it.
+    /// Whether [`Group::begin_around`] began it.
     pub(super) fn is_around(&self, number: u32) -> bool {
         self.request(number).pieces.load(Relaxed) & AROUND != 0
+    }
+
+    /// Counts pages that the device is to write.
+    pub(super) fn begin_writing(&self, pages: u32) {
+        self.writing.add(pages, Relaxed);
+    }
+
+    /// Ends [`Group::begin_writing`].
+    pub(super) fn end_writing(&self, pages: u32) {
+        // Release: the folio is unlocked.
+        self.writing.sub(pages, Release);
+    }
+
+    /// Counts pages that the device is to read without a waiting thread.
+    pub(super) fn begin_reading(&self, pages: u32) {
+        self.reading.add(pages, Relaxed);
+    }
+
+    /// Ends [`Group::begin_reading`].
+    pub(super) fn end_reading(&self, pages: u32) {
+        // Release: the folio is unlocked.
+        self.reading.sub(pages, Release);
     }
 
     /// Counts one more submitted piece.
@@ -152,6 +255,18 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         (pieces & COUNT == 0).then_some(pieces & FAILED == 0)
     }
 
+    /// Takes a request as [`Group::take_done`] does, if it is completed and no thread took it.
+    pub(super) fn take_done_one(&self, number: u32) -> bool {
+        let mut done = self.done.load(Relaxed);
+        while done & 1 << number != 0 {
+            match self.done.exchange(done, done & !(1 << number), Acquire, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => done = now,
+            }
+        }
+        false
+    }
+
     /// Takes the completed writes, and the completed reads for which no thread waits: one bit each.
     pub(super) fn take_done(&self) -> u32 {
         if self.done.load(Relaxed) == 0 { 0 } else { self.done.swap(0, Acquire) }
@@ -168,48 +283,67 @@ impl<W: Word<u32>, const N: usize> Requests<W, N> {
         Frame(self.request(number).head.load(Relaxed))
     }
 
-    /// The slot of the folio's first page, as passed to [`Requests::begin`].
+    /// The slot of the folio's first page, as passed to [`Group::begin`].
     pub(super) fn first_slot(&self, number: u32) -> u64 {
         u64::from(self.request(number).slot.load(Relaxed))
     }
 }
 
-/// The word that changes with each completion, and whenever a thread has processed some. Threads
-/// that wait for a device park on it.
-pub(super) struct Completions<W = AtomicU32>(W);
+/// The word on which threads park that wait for a device. It changes with each completion, and
+/// whenever a thread has processed some, if a thread waits: otherwise completions only read, so that
+/// CPUs with requests of their own share no line.
+///
+/// The fences keep a thread from sleeping forever:
+/// 1. Thread A finds that its request is not done.
+/// 2. The device completes the request, and finds no waiting thread.
+/// 3. Thread A counts itself as waiting, and parks.
+///
+/// Thread A counts itself before its last look at the request, and the device looks for waiting
+/// threads after its change. With a fence between the two steps of each, one sees the other.
+pub(super) struct Completions<W = AtomicU32> {
+    word: W,
+    /// The number of threads that wait, or are about to.
+    waiting: W,
+}
 
 impl Completions {
     pub(super) const fn new() -> Self {
-        Self(AtomicU32::new(0))
+        Self { word: AtomicU32::new(0), waiting: AtomicU32::new(0) }
     }
 }
 
 impl<W: Word<u32>> Completions<W> {
-    /// The word itself, at zero.
+    /// The words, at zero.
     #[cfg(all(test, loom))]
-    pub(super) fn of_word(word: W) -> Self {
-        Self(word)
+    pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
+        Self { word: word(0), waiting: word(0) }
     }
 
     /// Wakes the waiting threads. The state that they wait for was changed before. In any context.
     pub(super) fn note(&self, parking: &impl Parking<W>) {
-        // Release: a thread that sees the change of the word sees that of the state.
-        self.0.add(1, Release);
-        parking.unpark(&self.0);
+        fence(SeqCst);
+        if self.waiting.load(Relaxed) > 0 {
+            // Release: a thread that sees the change of the word sees that of the state.
+            self.word.add(1, Release);
+            parking.unpark(&self.word);
+        }
     }
 
     /// Waits until `is_over`.
     pub(super) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
         parking.might_sleep();
+        self.waiting.add(1, Relaxed);
+        fence(SeqCst);
         loop {
             // Acquire, and before the check: a change of the state after the check changes the
             // word, too.
-            let seen = self.0.load(Acquire);
+            let seen = self.word.load(Acquire);
             if is_over() {
-                return;
+                break;
             }
-            parking.park(&self.0, seen);
+            parking.park(&self.word, seen);
         }
+        self.waiting.sub(1, Relaxed);
     }
 }
 
@@ -220,17 +354,38 @@ mod tests {
     #[test]
     fn the_table_hands_out_what_is_free() {
         let requests = Requests::new();
-        let numbers: std::vec::Vec<_> = core::iter::from_fn(|| requests.take()).collect();
-        assert!(numbers.iter().copied().eq(0..REQUESTS as u32));
-        requests.free(31);
-        requests.free(7);
-        assert_eq!((requests.take(), requests.take(), requests.take()), (Some(7), Some(31), None));
+        let free = |number| {
+            let (group, number) = requests.group(number);
+            group.free(number);
+        };
+        let all = core::iter::from_fn(|| requests.take(None)).collect::<std::vec::Vec<_>>();
+        assert!(all.iter().copied().eq(0..REQUESTS as u32) && !requests.has_free());
+        free(31);
+        free(7);
+        let takes = || requests.take(Some(Cpu(3)));
+        assert_eq!((takes(), takes(), takes()), (Some(31), Some(7), None));
+        (0..REQUESTS as u32).for_each(free);
+        assert!(requests.is_idle() && requests.has_free());
+        assert_eq!(requests.take(Some(Cpu(11))), Some(12), "the group of the CPU is used first");
+    }
+
+    #[test]
+    fn a_cpu_finds_its_own_completions_and_all_are_found_without_one() {
+        let requests = Requests::new();
+        for cpu in [2, 5] {
+            let (group, number) = requests.group(requests.take(Some(Cpu(cpu))).unwrap());
+            group.begin(number, Frame(9), 0);
+            group.complete(number, SwapOperation::Write, false);
+        }
+        assert_eq!(requests.take_done(Some(Cpu(3))), 0);
+        assert_eq!(requests.take_done(Some(Cpu(2))), 1 << 8);
+        assert_eq!(requests.take_done(None), 1 << 20);
     }
 
     #[test]
     fn a_write_is_done_with_its_last_piece() {
         for failed in [false, true] {
-            let requests = Requests::new();
+            let requests = Group::new();
             let number = requests.take().unwrap();
             requests.begin(number, Frame(9), 0);
             requests.add_piece(number);
@@ -239,7 +394,8 @@ mod tests {
             requests.complete(number, SwapOperation::Write, false);
             assert_eq!((requests.take_done(), requests.result(number)), (0, None));
             requests.complete(number, SwapOperation::Write, false);
-            assert_eq!((requests.take_done(), requests.take_done()), (1, 0));
+            assert!(requests.take_done_one(number) && !requests.take_done_one(number));
+            assert_eq!(requests.take_done(), 0);
             assert_eq!((requests.result(number), requests.head(number)), (Some(!failed), Frame(9)));
         }
     }
@@ -247,7 +403,7 @@ mod tests {
     #[test]
     fn an_unawaited_read_is_for_all() {
         for failed in [false, true] {
-            let requests = Requests::new();
+            let requests = Group::new();
             let number = requests.take().unwrap();
             requests.begin_around(number, Frame(1));
             requests.add_piece(number);
@@ -261,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_read_is_for_its_reader_alone() {
-        let requests = Requests::new();
+        let requests = Group::new();
         let number = requests.take().unwrap();
         requests.begin(number, Frame(1), 0);
         requests.complete(number, SwapOperation::Read, true);

@@ -59,13 +59,15 @@ pub(crate) fn allocate_slots<P: Platform>(
     most: u32,
 ) -> Option<SlotRun> {
     let areas = &memory.swap.areas;
+    // Also below: other CPUs write the lists of a stopped area, which has no slots to give.
+    let is_usable = |area: &SlotArea<P>| area.is_on() && area.may_allocate();
     let mut below = i32::MAX;
     loop {
-        let usable = areas.iter().filter(|area| area.is_on() && area.may_allocate());
+        let usable = areas.iter().filter(|area| is_usable(area));
         let priorities = usable.map(|area| i32::from(area.priority()));
         let priority = priorities.filter(|priority| *priority < below).max()?;
         for (number, area) in (0..).zip(areas) {
-            if area.is_on()
+            if is_usable(area)
                 && i32::from(area.priority()) == priority
                 && let Some(run) = area.allocate(memory, number, order, most)
             {

@@ -13,8 +13,6 @@
 //! The bit is set in one step with the last check for parked waiters, so that none of them sleeps
 //! through step 3.
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-
 use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
@@ -28,7 +26,7 @@ use crate::error::Error;
 use crate::events::RareEvents;
 use crate::folio::{Folio, FolioLock, LockedFolio, SwapPlace};
 use crate::interrupt;
-use crate::platform::Platform;
+use crate::platform::{Cpu, Platform};
 
 /// A folio in a transfer to or from a device.
 pub(super) struct FolioTransfer {
@@ -50,11 +48,12 @@ impl FolioTransfer {
         wanted: impl Fn(u32) -> bool,
     ) {
         let Self { operation, number, folio, place } = *self;
+        let (group, number_there) = area.requests.group(number);
         let mut page = 0;
         while page < folio.pages() {
             let pages = (page..folio.pages()).take_while(|page| wanted(*page)).count() as u32;
             if pages > 0 {
-                area.requests.add_piece(number);
+                group.add_piece(number_there);
                 let request = SwapRequest {
                     operation,
                     area: place.area,
@@ -67,7 +66,7 @@ impl FolioTransfer {
             }
             page += pages.max(1);
         }
-        area.requests.complete(number, operation, false);
+        group.complete(number_there, operation, false);
         memory.swap.note_completion(memory.platform());
     }
 }
@@ -122,20 +121,35 @@ fn send_to_device<P: Platform>(
     place: SwapPlace,
 ) -> bool {
     let folio = leaving.folio();
-    let pages = u64::from(folio.pages());
     let written = CachedFolio::new(memory, leaving.locked(), place).sort_pages();
     let Some(device) = area.device_of(place.first).filter(|_| written.in_store(folio) > 0) else {
         cpu::note_swapped_out(memory, folio.pages());
         return finish_write_out(memory, leaving, place, Some(&written));
     };
     let number = area.take_request(memory);
-    area.requests.begin(number, folio.head, place.first);
-    memory.swap.writing.fetch_add(pages, Relaxed);
+    let (group, number_there) = area.requests.group(number);
+    group.begin(number_there, folio.head, place.first);
+    group.begin_writing(folio.pages());
     // From here on, the folio belongs to the request.
     leaving.into_request();
     let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
     what.submit(memory, area, device, |page| !written.is_filled(page));
-    false
+    if !group.take_done_one(number_there) {
+        return false;
+    }
+    // A device without a queue is done by now. So its writes take one request at a time, and the
+    // caller counts the folio as freed. If another thread was faster, the number may be that of
+    // another folio's request by now.
+    let evicted = area.finish_one(memory, place.area, number);
+    memory.swap.note_completion(memory.platform());
+    match evicted {
+        Some(evicted) if evicted == folio => true,
+        Some(other) => {
+            memory.frames.folio(other).free_frozen_into(&mut memory.free_batch());
+            false
+        }
+        None => false,
+    }
 }
 
 /// Records that a device has completed a request, and wakes the threads that wait for it.
@@ -152,7 +166,8 @@ pub(super) fn complete<P: Platform>(
                 SwapOperation::Write => &memory.rare.swap_write_errors,
             });
         }
-        area.requests.complete(number, operation, result.is_err());
+        let (group, number) = area.requests.group(number);
+        group.complete(number, operation, result.is_err());
         memory.swap.note_completion(memory.platform());
     }
 }
@@ -163,25 +178,33 @@ impl<P: Platform> Swap<P> {
         self.completions.note(platform);
     }
 
-    /// Whether a device has a folio, which may be done. Acquire: a thread that reads 0 finds the
-    /// folios unlocked.
-    #[inline]
-    pub(super) fn has_requests(&self) -> bool {
-        self.writing.load(Acquire) | self.reading.load(Acquire) != 0
+    /// The pages that devices are writing, and those that they are reading without a waiting thread.
+    /// Acquire: a thread that reads 0 finds the folios unlocked.
+    fn pages_in_flight(&self) -> (u64, u64) {
+        let areas = self.areas.iter().map(|area| area.requests.pages());
+        areas.fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
     }
 
     /// The number of pages that devices are writing.
     pub(crate) fn pages_under_writeback(&self) -> u64 {
-        self.writing.load(Relaxed)
+        if self.has_devices() { self.pages_in_flight().0 } else { 0 }
     }
 }
 
-/// Finishes all requests whose device is done. Returns the number of freed pages.
+/// Finishes requests of the CPU's own groups whose device is done. It reads no line of another
+/// CPU's. Returns the number of freed pages.
+#[inline]
+pub(crate) fn finish_own_writes<P: Platform>(memory: &Memory<P>) -> u64 {
+    if memory.swap.has_devices() { finish_writes(memory, cpu::own(memory)) } else { 0 }
+}
+
+/// Finishes all requests whose device is done; with a CPU, only those of its groups. Returns the
+/// number of freed pages.
 #[cold]
-pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>) -> u64 {
+pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>, cpu: Option<Cpu>) -> u64 {
     let (mut freed, mut some) = (0, false);
     for (area_number, area) in (0..).zip(&memory.swap.areas) {
-        let mut done = area.requests.take_done();
+        let mut done = area.requests.take_done(cpu);
         some |= done != 0;
         while done != 0 {
             freed += area.finish_request(memory, area_number, done.trailing_zeros());
@@ -198,16 +221,23 @@ impl<P: Platform> SlotArea<P> {
     /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
     /// the number of freed pages.
     fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
-        if self.requests.is_around(number) {
+        let Some(folio) = self.finish_one(memory, area_number, number) else { return 0 };
+        memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
+        u64::from(folio.pages())
+    }
+
+    /// As [`SlotArea::finish_request`]. Returns the folio if it is the caller's now, frozen.
+    fn finish_one(&self, memory: &Memory<P>, area_number: u8, number: u32) -> Option<Folio> {
+        let (group, number_there) = self.requests.group(number);
+        if group.is_around(number_there) {
             self.finish_early_read(memory, number);
-            return 0;
+            return None;
         }
-        let succeeded = self.requests.result(number) == Some(true);
-        let head = self.requests.head(number);
-        let Some(folio) = memory.frames.folio_of(head) else { return 0 };
-        let pages = u64::from(folio.pages());
-        let mut freed = 0;
-        let first = self.requests.first_slot(number);
+        let number = number_there;
+        let succeeded = group.result(number) == Some(true);
+        let folio = memory.frames.folio_of(group.head(number))?;
+        let mut evicted = false;
+        let first = group.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
         match (lock_written(memory, folio, slots), memory.frames.folio(folio).swap_place()) {
             (None, _) => {
@@ -219,10 +249,7 @@ impl<P: Platform> SlotArea<P> {
             (Some(lock), Some(place)) if succeeded => {
                 cpu::note_swapped_out(memory, folio.pages());
                 let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
-                if finish_write_out(memory, lock.with_reference(), place, Some(&written)) {
-                    memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
-                    freed = pages;
-                }
+                evicted = finish_write_out(memory, lock.with_reference(), place, Some(&written));
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
@@ -231,11 +258,11 @@ impl<P: Platform> SlotArea<P> {
                 drop(lock.with_reference());
             }
         }
-        // Last: a device knows no folio of an area whose requests are all free.
-        self.requests.free(number);
         // Release: the folio is unlocked.
-        memory.swap.writing.fetch_sub(pages, Release);
-        freed
+        group.end_writing(folio.pages());
+        // Last: a device knows no folio of an area whose requests are all free.
+        group.free(number);
+        evicted.then_some(folio)
     }
 
     /// Waits until the device of the stopped area is idle.
@@ -246,10 +273,10 @@ impl<P: Platform> SlotArea<P> {
     /// Takes a request, waiting for one if necessary: requests in flight need no memory and no lock
     /// to complete.
     fn take_request(&self, memory: &Memory<P>) -> u32 {
-        let mut taken = self.requests.take();
+        let mut taken = self.requests.take(cpu::own(memory));
         if taken.is_none() {
             wait_for_devices(memory, &mut || {
-                taken = self.requests.take();
+                taken = self.requests.take(cpu::own(memory));
                 taken.is_some()
             });
         }
@@ -258,14 +285,15 @@ impl<P: Platform> SlotArea<P> {
 
     /// Frees a request that its reader is done with.
     pub(super) fn free_request(&self, memory: &Memory<P>, number: u32) {
-        self.requests.free(number);
+        let (group, number) = self.requests.group(number);
+        group.free(number);
         memory.swap.note_completion(memory.platform());
     }
 }
 
 /// Waits until no device has a request for which no thread waits.
 pub(super) fn wait_for_writes<P: Platform>(memory: &Memory<P>) -> Result<(), Error> {
-    wait_unless_killed(memory, &|| !memory.swap.has_requests())
+    wait_unless_killed(memory, &|| memory.swap.pages_in_flight() == (0, 0))
 }
 
 fn wait_unless_killed<P: Platform>(
@@ -285,7 +313,7 @@ fn wait_unless_killed<P: Platform>(
 pub(crate) fn wait_for_a_write<P: Platform>(memory: &Memory<P>) -> u64 {
     let mut again = false;
     wait_for_devices(memory, &mut || {
-        core::mem::replace(&mut again, true) || memory.swap.writing.load(Acquire) == 0
+        core::mem::replace(&mut again, true) || memory.swap.pages_under_writeback() == 0
     })
 }
 

@@ -10,7 +10,7 @@ use crate::folio::{Folio, FolioLocked};
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
-use crate::swap::{CachedFolio, SlotRun, allocate_slots, write_out};
+use crate::swap::{CachedFolio, SlotRun, allocate_slots, finish_own_writes, write_out};
 
 /// Slots that folios go out to, and the address at which the first page of the first folio was
 /// mapped; addresses and slots rise together.
@@ -211,7 +211,7 @@ impl OutBatch {
         }
         self.settled = 0;
         drop(batch);
-        freed + memory.finish_swap_writes()
+        freed + finish_own_writes(memory)
     }
 }
 

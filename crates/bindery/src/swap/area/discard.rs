@@ -17,6 +17,7 @@ use crate::platform::Platform;
 use crate::swap::Swap;
 use crate::swap::bitmap::CLUSTER_SLOTS;
 use crate::swap::cluster::Cluster;
+use crate::swap::cpu;
 
 /// A cluster that is off all lists and has no taken slots.
 pub(super) struct FreedCluster {
@@ -81,7 +82,7 @@ impl<P: Platform> SlotArea<P> {
         // An area is turned off when it is stopped and has no request:
         // 1. CPU A has a request, and finds the area not stopped, under the lock of its lists.
         // 2. CPU B stops the area, and waits for the request.
-        let Some(request) = self.requests.take() else { return 0 };
+        let Some(request) = self.requests.take(cpu::own(memory)) else { return 0 };
         let mut discarded = 0;
         while let Some(freed) = self.take_freed() {
             let slots = freed.slots();
