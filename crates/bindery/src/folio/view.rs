@@ -268,20 +268,7 @@ pub(crate) fn pages_of_block<P: Platform>(frames: &Frames<P>, frame: Frame) -> u
 fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
     let state = frames.meta(frame).state.load(Relaxed);
     let kind = kind_in(state);
-    let order = match kind {
-        // The order field holds the level.
-        Kind::Table | Kind::Reserved | Kind::Tail | Kind::Front => Order::PAGE,
-        Kind::Free
-        | Kind::Raw
-        | Kind::Folio
-        | Kind::Slab
-        | Kind::Zero
-        | Kind::Kernel
-        | Kind::Embedder
-        | Kind::Compressed
-        | Kind::Swap
-        | Kind::Cpu => order_in(state).min(MAX_ORDER),
-    };
+    let order = if kind.has_order() { order_in(state).min(MAX_ORDER) } else { Order::PAGE };
     Block { head: frame, order, state, kind }
 }
 

@@ -329,26 +329,13 @@ impl<P: Platform> Allocator<P> {
             let meta = self.metas.get(frame);
             let is_ready = frame.0.wrapping_sub(ready.0) < kept;
             let kind = if is_ready { Kind::Free } else { meta.kind() };
-            let order = match kind {
-                Kind::Front => {
-                    let run = (meta.word.load(Relaxed) as u32).clamp(1, count - at);
-                    (0..run).for_each(|kept| f(frame.plus(kept), Order::PAGE, Kind::Free));
-                    at += run;
-                    continue;
-                }
-                Kind::Free if is_ready => Order::PAGE,
-                Kind::Reserved | Kind::Tail | Kind::Table => Order::PAGE,
-                Kind::Free
-                | Kind::Raw
-                | Kind::Folio
-                | Kind::Slab
-                | Kind::Zero
-                | Kind::Kernel
-                | Kind::Embedder
-                | Kind::Compressed
-                | Kind::Swap
-                | Kind::Cpu => meta.order(),
-            };
+            if kind == Kind::Front {
+                let run = (meta.word.load(Relaxed) as u32).clamp(1, count - at);
+                (0..run).for_each(|kept| f(frame.plus(kept), Order::PAGE, Kind::Free));
+                at += run;
+                continue;
+            }
+            let order = if kind.has_order() && !is_ready { meta.order() } else { Order::PAGE };
             f(frame, order, kind);
             at = at.saturating_add(order.pages());
         }

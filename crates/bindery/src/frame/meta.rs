@@ -148,6 +148,28 @@ pub(crate) enum Kind {
     Front,
 }
 
+impl Kind {
+    /// Whether the frame is the head of a block whose order is in `state`. All others are single
+    /// frames: a table's level is where others have the order, and a run in a front, which need not
+    /// be a block, has its length in `word`.
+    #[inline]
+    pub(crate) const fn has_order(self) -> bool {
+        match self {
+            Self::Free
+            | Self::Raw
+            | Self::Folio
+            | Self::Slab
+            | Self::Zero
+            | Self::Kernel
+            | Self::Embedder
+            | Self::Compressed
+            | Self::Swap
+            | Self::Cpu => true,
+            Self::Reserved | Self::Table | Self::Tail | Self::Front => false,
+        }
+    }
+}
+
 /// The value of `state` for a `kind`, not a table, of an order, with no flag set.
 #[inline]
 pub(crate) const fn state_of(kind: Kind, order: Order) -> u32 {
