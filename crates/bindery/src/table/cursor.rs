@@ -100,54 +100,45 @@ impl<'m, P: Platform> PageTable<'m, P> {
         own: Option<&Gather>,
     ) -> Option<VirtRange> {
         let end = range.end().0;
-        let start = self.first_table(range.start().0, end, own);
+        let start = first_table(self, range.start().0, end, own);
         let stop = (start & !(size - 1)).saturating_add(size).min(end);
         (start < stop).then(|| VirtRange::raw(start, stop))
     }
+}
 
-    /// Whether one empty entry covers all of `range`, and no flush is pending in its table: nothing
-    /// is mapped there, and no TLB has a translation of it. `false` may be wrong. The caller keeps new
-    /// tables out of the range.
-    pub(crate) fn is_under_empty_entry(&self, range: VirtRange) -> bool {
-        let section = self.read_section();
-        let mut counts = Counts::default();
-        let EntryAt { node, entry, .. } = self.peek(&section, range.start(), &mut counts);
-        self.memory.worked(counts.entries_descended, 0);
-        self.count_in(&section, &counts);
-        let last = range.start().0 | (node.level.span() - 1);
-        entry.is_empty()
-            && range.end().0 - 1 <= last
-            && locking::has_no_pending_flush(self, node.table)
-    }
-
-    /// The first address from `start` on whose entry is not empty, or `end`. No TLB has a
-    /// translation of the addresses before it any more.
-    fn first_table(&self, mut start: u64, end: u64, own: Option<&Gather>) -> u64 {
-        let mut counts = Counts::default();
-        let mut found = false;
-        while start < end && !found {
-            let section = self.read_section();
-            let looks = locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS);
-            for _ in 0..looks {
-                if start >= end {
-                    break;
-                }
-                let EntryAt { node, entry, .. } = self.peek(&section, VirtAddr(start), &mut counts);
-                self.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
-                found = node.level == Level::PTE || !entry.is_empty();
-                if found {
-                    break;
-                }
-                if !locking::has_no_pending_flush(self, node.table) {
-                    self.wait_for_pending_flushes(node, VirtAddr(start), own);
-                }
-                let last = start | (node.level.span() - 1);
-                start = last.saturating_add(1);
+/// The first address from `start` on whose entry is not empty, or `end`. No TLB has a
+/// translation of the addresses before it any more.
+fn first_table<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    mut start: u64,
+    end: u64,
+    own: Option<&Gather>,
+) -> u64 {
+    let mut counts = Counts::default();
+    let mut found = false;
+    while start < end && !found {
+        let section = page_table.read_section();
+        let looks = locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS);
+        for _ in 0..looks {
+            if start >= end {
+                break;
             }
+            let EntryAt { node, entry, .. } =
+                page_table.peek(&section, VirtAddr(start), &mut counts);
+            page_table.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
+            found = node.level == Level::PTE || !entry.is_empty();
+            if found {
+                break;
+            }
+            if !locking::has_no_pending_flush(page_table, node.table) {
+                page_table.wait_for_pending_flushes(node, VirtAddr(start), own);
+            }
+            let last = start | (node.level.span() - 1);
+            start = last.saturating_add(1);
         }
-        self.count(&counts);
-        start.min(end)
     }
+    page_table.count(&counts);
+    start.min(end)
 }
 
 /// A range that is locked part by part, each as long as one set of locks may be
@@ -183,7 +174,7 @@ impl Chunks {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let mut part = self.range;
         if start >= self.stop {
-            let start = page_table.first_table(start, end, own);
+            let start = first_table(page_table, start, end, own);
             let size = P::Arch::PMD.table_span();
             self.stop = (start & !(size - 1)).saturating_add(size).min(end);
             part = VirtRange::raw(start, end);

@@ -85,7 +85,7 @@ impl<P: Platform> PageTable<'_, P> {
         if old.0 & P::Arch::PRESENT != 0 {
             RareEvents::note(&self.memory.rare.leaf_splits);
             // A thread that reads the empty entry without the lock must see that the lock is held
-            // (`PageTable::is_under_empty_entry`): the entry is not empty for long.
+            // (`look::is_under_empty_entry`): the entry is not empty for long.
             fence(Ordering::Release);
             let old = P::Arch::replace_entry(word, old, |_| Entry::EMPTY);
             let range = VirtRange::raw(base.0, base.0 + node.level.span());
@@ -96,27 +96,28 @@ impl<P: Platform> PageTable<'_, P> {
                 self.write_leaves(TableEntry { table, index: EntryIndex::FIRST }, first, entries);
             } else {
                 let step = P::Arch::STEP << level.order().0;
-                self.write_steps(table, first, step);
+                write_steps(self, table, first, step);
             }
         } else {
             self.inherit_guards(node.table, table);
             let step = P::Arch::absent_step(old);
             let shift = level.order();
-            self.write_steps(table, old, step.wrapping_shl(u32::from(shift.0)));
+            write_steps(self, table, old, step.wrapping_shl(u32::from(shift.0)));
         }
         word.store(P::Arch::table(table).0, Ordering::Release);
         counts.entries_written += u64::from(entries) + 1;
         Ok(table)
     }
+}
 
-    fn write_steps(&self, table: Frame, first: Entry, step: u64) {
-        let mut entry = first;
-        for word in self.entries(table) {
-            word.store(entry.0, Ordering::Relaxed);
-            entry = Entry(entry.0.wrapping_add(step));
-        }
-        self.change_entry_count(table, P::Arch::ENTRIES, 0);
+/// Fills a new table with entries that differ by `step`.
+fn write_steps<P: Platform>(page_table: &PageTable<'_, P>, table: Frame, first: Entry, step: u64) {
+    let mut entry = first;
+    for word in page_table.entries(table) {
+        word.store(entry.0, Ordering::Relaxed);
+        entry = Entry(entry.0.wrapping_add(step));
     }
+    page_table.change_entry_count(table, P::Arch::ENTRIES, 0);
 }
 
 /// The attributes of a user leaf that was made for `permissions` and not used yet.

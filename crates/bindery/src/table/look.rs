@@ -14,7 +14,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 
 use super::cursor::Chunks;
-use super::locking::{Depth, Node};
+use super::locking::{self, Depth, Node};
 use super::{EntryAt, PageTable, run};
 
 /// A stretch of equal looks.
@@ -361,4 +361,22 @@ fn continues<P: Platform>(
             MappedRun::Absent(Absent::Swap { .. } | Absent::ProtNone { .. }),
         ) => false,
     }
+}
+
+/// Whether one empty entry covers all of `range`, and no flush is pending in its table: nothing
+/// is mapped there, and no TLB has a translation of it. `false` may be wrong. The caller keeps new
+/// tables out of the range.
+pub(crate) fn is_under_empty_entry<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+) -> bool {
+    let section = page_table.read_section();
+    let mut counts = Counts::default();
+    let EntryAt { node, entry, .. } = page_table.peek(&section, range.start(), &mut counts);
+    page_table.memory.worked(counts.entries_descended, 0);
+    page_table.count_in(&section, &counts);
+    let last = range.start().0 | (node.level.span() - 1);
+    entry.is_empty()
+        && range.end().0 - 1 <= last
+        && locking::has_no_pending_flush(page_table, node.table)
 }

@@ -6,6 +6,7 @@ use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
 use crate::object::ObjectState;
 use crate::platform::Platform;
+use crate::table::look;
 use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap::Flush;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
@@ -221,7 +222,7 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     let edit = &mut op.edit;
     // The lock keeps faults out of the VMA, so that nothing is mapped there. A truncation does not take
     // it, and empties the entry of a huge leaf for a moment, but with the table locked.
-    if part.len() >= P::Arch::PMD.span() && edit.table().is_under_empty_entry(part) {
+    if part.len() >= P::Arch::PMD.span() && look::is_under_empty_entry(edit.table(), part) {
         return Ok(());
     }
     edit.uncharge_before_unlock();
