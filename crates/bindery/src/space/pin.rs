@@ -219,7 +219,7 @@ fn pin_pages<'m, P: Platform>(
     cursor: &mut Cursor<'_, 'm, P>,
     vma: &Vma,
     found: PagesToPin<P::Arch>,
-    count: &'m PinCount,
+    count: &PinCount,
 ) -> Result<Pinned<'m, P>, PinError> {
     let memory = space.page_table.memory;
     let PagesToPin { leaf, folio, first, pages, access, shared } = found;

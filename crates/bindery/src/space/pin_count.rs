@@ -60,14 +60,18 @@ impl PinCount {
         Some((before & !SPACE) + pages)
     }
 
-    /// Subtracts the caller's share. The last owner frees the count.
-    fn take<P: Platform>(&self, memory: &Memory<P>, taken: u64) {
+    /// Subtracts a share of the count. The last owner frees the count.
+    ///
+    /// # Safety
+    /// 1. The count lives, in `memory`, and the caller, which owns the share, gives it up.
+    unsafe fn take<P: Platform>(count: NonNull<Self>, memory: &Memory<P>, taken: u64) {
         // Release, and acquire for the last owner: all accesses of other owners happen before the
         // free.
-        if self.0.fetch_sub(taken, Ordering::AcqRel) == taken {
+        // SAFETY: obligation 1.
+        if unsafe { count.as_ref() }.0.fetch_sub(taken, Ordering::AcqRel) == taken {
             // SAFETY: the count came from this slab (`PinCounts::get_or_allocate`). It is zero, so
             // neither the address space nor a pin knows it any more.
-            unsafe { memory.slab::<PinCount>().free(&memory.frames, self.into()) };
+            unsafe { memory.slab::<PinCount>().free(&memory.frames, count) };
         }
     }
 }
@@ -116,8 +120,8 @@ impl PinCounts {
     /// 1. The address space does not use the count any more, and calls this once, with its memory.
     pub(super) unsafe fn release<P: Platform>(&self, memory: &Memory<P>) {
         if let Some(count) = self.get() {
-            // SAFETY: the address space has owned a share of the count until now.
-            unsafe { count.as_ref() }.take(memory, SPACE);
+            // SAFETY: 1. the address space owns a share of the count until here.
+            unsafe { PinCount::take(count, memory, SPACE) };
         }
     }
 }
@@ -125,19 +129,24 @@ impl PinCounts {
 /// The share of one pin in the count. Dropping it subtracts the share.
 pub(super) struct Share<'m, P: Platform> {
     memory: &'m Memory<P>,
-    count: &'m PinCount,
+    /// Lives as long as the share: it may outlive the address space.
+    count: NonNull<PinCount>,
     pages: u64,
     /// The part of a folio's room that the owner may use.
     pub(super) room: PinRoom,
 }
 
+// SAFETY: the count is an atomic, which any thread may use and the last owner frees.
+unsafe impl<P: Platform> Send for Share<'_, P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for Share<'_, P> {}
+
 /// The count of an address space, allocated at its first pin.
-pub(super) fn pin_count<'m, P: Platform>(
-    space: &AddressSpace<'m, P>,
-) -> Result<&'m PinCount, Failure<FaultError>> {
+pub(super) fn pin_count<'s, P: Platform>(
+    space: &'s AddressSpace<'_, P>,
+) -> Result<&'s PinCount, Failure<FaultError>> {
     let count = space.pin_counts.get_or_allocate(space.page_table.memory)?;
-    // SAFETY: the address space owns a share of the count, and so does each pin that keeps the
-    // reference. The reference is not used after their shares are subtracted.
+    // SAFETY: the address space owns a share of the count until it is dropped.
     Ok(unsafe { count.as_ref() })
 }
 
@@ -145,7 +154,7 @@ impl<'m, P: Platform> Share<'m, P> {
     /// Adds a pin of `pages` pages to the count of an address space.
     pub(super) fn add(
         space: &AddressSpace<'m, P>,
-        count: &'m PinCount,
+        count: &PinCount,
         pages: u32,
     ) -> Result<Self, PinError> {
         let limits = space.limits();
@@ -156,13 +165,14 @@ impl<'m, P: Platform> Share<'m, P> {
         let pages = u64::from(pages);
         let all = count.add(pages, limit).ok_or(PinError::LimitReached)?;
         let room = if all <= FEW { PinRoom::All } else { PinRoom::LowerHalf };
-        Ok(Self { memory: space.page_table.memory, count, pages, room })
+        Ok(Self { memory: space.page_table.memory, count: NonNull::from(count), pages, room })
     }
 }
 
 impl<P: Platform> Drop for Share<'_, P> {
     fn drop(&mut self) {
-        self.count.take(self.memory, self.pages);
+        // SAFETY: 1. `add` has added the share, which ends here.
+        unsafe { PinCount::take(self.count, self.memory, self.pages) };
     }
 }
 
