@@ -4,8 +4,9 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib drains_loom_model`.
 //!
 //! CPU 0 frees all frames into its front, and allocates one. The other CPUs allocate one each at the
-//! same time. So a frame is free when CPU 0 asks, wherever it is then, and CPU 0 must get it. The
-//! last tests leave out one rule each ([`Omit`]) and must fail.
+//! same time. So a frame is free when CPU 0 asks, wherever it is then, and CPU 0 must get it. In
+//! the models of a refill, the frames are on the lists, and the other CPUs take them through a front.
+//! The last tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,6 +35,10 @@ enum Omit {
     OneAtATime,
     /// The lists are tried again after a drain that found nothing.
     TryAgain,
+    /// A refill tells of its frames before it unlocks the lists.
+    NoteInside,
+    /// A drain that found frames, and an allocation that did not, are repeated.
+    Repeat,
 }
 
 struct World {
@@ -84,11 +89,43 @@ impl World {
         taken
     }
 
-    /// Allocates a frame as a CPU whose front is empty.
+    /// Allocates a frame as a CPU whose front is empty, and which has none to refill.
     fn allocate(&self) -> bool {
-        if self.take_from_lists() {
-            return true;
+        self.take_from_lists() || self.take_after_drains()
+    }
+
+    /// Allocates a frame through the front of CPU 1, as [`super::Allocator`] does: the refill takes
+    /// all frames of the lists.
+    fn allocate_by_front(&self) -> bool {
+        let mut held = self.fronts[1].lock().unwrap();
+        if *held == 0 {
+            let mut lists = self.lists.lock().unwrap();
+            *held += core::mem::take(&mut *lists);
+            if *held > 0 {
+                let lists = (self.omit != Omit::NoteInside).then_some(lists);
+                drains::note_put(self);
+                drop(lists);
+            }
         }
+        let taken = *held > 0;
+        *held -= u64::from(taken);
+        drop(held);
+        taken || self.take_after_drains()
+    }
+
+    fn take_after_drains(&self) -> bool {
+        loop {
+            let found = self.drain();
+            let again = self.omit != Omit::TryAgain || found > 0;
+            let taken = again && self.take_from_lists();
+            if taken || found == 0 || self.omit == Omit::Repeat {
+                return taken;
+            }
+        }
+    }
+
+    /// Returns the number of frames that the fronts had.
+    fn drain(&self) -> u64 {
         let mut found = 0;
         drains::run(self, || {
             for front in &self.fronts {
@@ -99,8 +136,7 @@ impl World {
             }
             found
         });
-        let again = self.omit != Omit::TryAgain || found > 0;
-        again && self.take_from_lists()
+        found
     }
 
     fn free(&self, frames: u64) {
@@ -119,17 +155,35 @@ unsafe impl Send for Shared {}
 
 /// CPU 0 frees and allocates, beside the allocations of `others` CPUs.
 fn explore(omit: Omit, others: usize) -> bool {
+    let free = move |world: &World| world.free(others as u64 + 1);
+    check(omit, others, UNKNOWN, free, World::allocate)
+}
+
+/// CPU 0 allocates beside `others` CPUs that refill a front. The last drain found nothing.
+fn explore_refill(omit: Omit, others: usize) -> bool {
+    check(omit, others, EMPTY, |_| {}, World::allocate_by_front)
+}
+
+/// CPU 0 runs `before`, and allocates, beside `others` CPUs that allocate by `allocate`.
+fn check(
+    omit: Omit,
+    others: usize,
+    state: u8,
+    before: impl Fn(&World) + Send + Sync + 'static,
+    allocate: fn(&World) -> bool,
+) -> bool {
     let skipped = Arc::new(Flag::new(false));
     let shared = Arc::clone(&skipped);
     let mut builder = Builder::new();
     builder.preemption_bound = Some(if others > 1 { 3 } else { 6 });
     builder.check(move || {
+        let on_lists = if state == EMPTY { others as u64 + 1 } else { 0 };
         let world = Rc::new(World {
             omit,
-            state: AtomicU8::new(UNKNOWN),
+            state: AtomicU8::new(state),
             drain: Mutex::new(()),
             fronts: [Mutex::new(0), Mutex::new(0)],
-            lists: Mutex::new(0),
+            lists: Mutex::new(on_lists),
             skipped: Arc::clone(&shared),
         });
         let cpus: Vec<_> = (0..others)
@@ -137,11 +191,11 @@ fn explore(omit: Omit, others: usize) -> bool {
                 let shared = Shared(Rc::clone(&world));
                 thread::spawn(move || {
                     let shared = shared;
-                    shared.0.allocate();
+                    allocate(&shared.0);
                 })
             })
             .collect();
-        world.free(others as u64 + 1);
+        before(&world);
         assert!(world.allocate(), "a frame was free");
         cpus.into_iter().for_each(|cpu| cpu.join().unwrap());
     });
@@ -180,4 +234,26 @@ fn two_drains_at_once_hide_a_frame() {
 #[should_panic(expected = "a frame was free")]
 fn a_frame_that_another_drain_moved_is_missed() {
     explore(Omit::TryAgain, 1);
+}
+
+#[test]
+fn the_free_frame_is_found_beside_a_refill() {
+    assert!(explore_refill(Omit::Nothing, 1));
+}
+
+#[test]
+fn the_free_frame_is_found_beside_two_refills() {
+    assert!(explore_refill(Omit::Nothing, 2));
+}
+
+#[test]
+#[should_panic(expected = "a frame was free")]
+fn a_refill_without_a_note_in_time_hides_a_frame() {
+    explore_refill(Omit::NoteInside, 1);
+}
+
+#[test]
+#[should_panic(expected = "a frame was free")]
+fn a_refill_after_a_drain_takes_the_frames_again() {
+    explore_refill(Omit::Repeat, 2);
 }

@@ -1,0 +1,216 @@
+//! Credit at the limit under loom: the code of [`super`] itself, with two areas of memory and two
+//! processes that want at most one each.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib commit::loom_model`.
+//!
+//! The limit is two areas. So no refusal is true, whichever CPU's credit has the free pages, and the
+//! committed areas are never three. The last tests leave out one rule each ([`Omit`]) and must fail.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64 as Count, AtomicU64 as Taken, Ordering::Relaxed as StdRelaxed};
+
+use loom::model::Builder;
+use loom::sync::Mutex;
+use loom::thread;
+
+use super::*;
+
+/// An area: more pages than a batch.
+const AREA: i64 = 2 * BATCH;
+/// The pages that may be committed.
+const LIMIT: i64 = 2 * AREA;
+const CPUS: usize = 3;
+
+/// The rule that a model leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Omit {
+    Nothing,
+    /// The lock is held while pages move between the word and credit.
+    Lock,
+    /// A call that would be refused collects the credit of all CPUs first.
+    Collect,
+    /// Credit that was collected stays closed until the pages are counted again.
+    Closed,
+}
+
+struct World {
+    omit: Omit,
+    state: CommitState,
+    credits: [Credit; CPUS],
+    lock: Mutex<()>,
+    /// Pages that the processes have committed. They are counted after they were granted, and until
+    /// they are returned.
+    committed: Count,
+    /// The number of times that the lock was taken, in all executions.
+    locked: Arc<Taken>,
+}
+
+/// A thread on a CPU.
+struct On<'w>(&'w World, usize);
+
+impl Credits for On<'_> {
+    fn own(&self) -> Option<&Credit> {
+        Some(&self.0.credits[self.1])
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Credit> {
+        let cpus = if self.0.omit == Omit::Collect { 0 } else { CPUS };
+        self.0.credits.iter().take(cpus)
+    }
+
+    fn locked<R>(&self, exchange: impl FnOnce() -> R) -> R {
+        self.0.locked.fetch_add(1, StdRelaxed);
+        let lock = (self.0.omit != Omit::Lock).then(|| self.0.lock.lock().unwrap());
+        let result = exchange();
+        drop(lock);
+        result
+    }
+
+    fn close(&self, credit: &Credit) -> i64 {
+        if self.0.omit == Omit::Closed { credit.0.swap(0, Relaxed) } else { credit.close() }
+    }
+}
+
+impl World {
+    fn new(omit: Omit, locked: &Arc<Taken>) -> Self {
+        let state = CommitState::new(1 << 30);
+        state.set_mode(Overcommit::Never);
+        state.set_limit(LIMIT as u64);
+        let (lock, locked) = (Mutex::new(()), Arc::clone(locked));
+        let (credits, committed) = (Default::default(), Count::new(0));
+        Self { omit, state, credits, lock, committed, locked }
+    }
+
+    /// Maps an area on a CPU, as a process that has none.
+    fn map(&self, cpu: usize) {
+        let granted = self.state.reserve(&On(self, cpu), AREA).is_ok();
+        assert!(granted, "a refusal is true");
+        self.note_mapped();
+    }
+
+    /// Unmaps an area on a CPU.
+    fn unmap(&self, cpu: usize) {
+        self.committed.fetch_sub(AREA, StdRelaxed);
+        self.state.add(&On(self, cpu), -AREA);
+    }
+
+    /// Maps an area on a CPU, or is refused.
+    fn try_to_map(&self, cpu: usize) {
+        if self.state.reserve(&On(self, cpu), AREA).is_ok() {
+            self.note_mapped();
+        }
+    }
+
+    fn note_mapped(&self) {
+        let before = self.committed.fetch_add(AREA, StdRelaxed);
+        assert!(before + AREA <= LIMIT, "the limit holds");
+    }
+}
+
+struct Shared(Rc<World>);
+
+// SAFETY: the world is shared by loom's threads, which run one at a time; it is dropped by the last.
+unsafe impl Send for Shared {}
+
+/// Runs `first` beside `second`, after `before`: `left` pages are committed then. Returns how often
+/// the lock was taken.
+fn explore(omit: Omit, before: fn(&World), [first, second]: [fn(&World); 2], left: i64) -> u64 {
+    let locked = Arc::new(Taken::new(0));
+    let shared = Arc::clone(&locked);
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(move || {
+        let world = Rc::new(World::new(omit, &shared));
+        before(&world);
+        let other = Shared(Rc::clone(&world));
+        let other = thread::spawn(move || {
+            let other = other;
+            second(&other.0);
+        });
+        first(&world);
+        other.join().unwrap();
+        let committed = world.state.committed(&On(&world, 0));
+        assert_eq!(committed as i64, left, "pages are counted");
+    });
+    locked.load(StdRelaxed)
+}
+
+/// CPU 2 has all credit; CPU 0 and CPU 1 map an area each.
+fn all_credit_elsewhere(omit: Omit) -> u64 {
+    let before = |world: &World| {
+        (0..2).for_each(|_| world.map(2));
+        (0..2).for_each(|_| world.unmap(2));
+    };
+    explore(omit, before, [|world| world.map(0), |world| world.map(1)], LIMIT)
+}
+
+/// CPU 2 has credit for one area. A process returns the other one on CPU 1, then maps one on CPU 2.
+/// CPU 0 maps an area.
+fn credit_that_moves(omit: Omit) -> u64 {
+    let before = |world: &World| {
+        (0..2).for_each(|_| world.map(2));
+        world.unmap(2);
+    };
+    let moves = |world: &World| {
+        world.unmap(1);
+        world.map(2);
+    };
+    explore(omit, before, [|world| world.map(0), moves], LIMIT)
+}
+
+/// Two CPUs map and unmap an area each. CPU 0 has all credit, until the other one collects it.
+fn areas_that_come_and_go(omit: Omit) -> u64 {
+    let before = |world: &World| {
+        (0..2).for_each(|_| world.map(0));
+        (0..2).for_each(|_| world.unmap(0));
+    };
+    let first = |world: &World| {
+        world.map(0);
+        world.unmap(0);
+    };
+    let second = |world: &World| {
+        world.map(1);
+        world.unmap(1);
+    };
+    explore(omit, before, [first, second], 0)
+}
+
+#[test]
+fn two_cpus_get_the_credit_of_a_third() {
+    assert!(all_credit_elsewhere(Omit::Nothing) > 0);
+}
+
+#[test]
+fn credit_that_moves_behind_a_refusal_is_found() {
+    assert!(credit_that_moves(Omit::Nothing) > 0);
+}
+
+#[test]
+fn two_areas_have_room_for_two() {
+    assert!(areas_that_come_and_go(Omit::Nothing) > 0);
+}
+
+#[test]
+fn of_three_areas_two_are_granted() {
+    let map_two = |world: &World| (0..2).for_each(|_| world.try_to_map(1));
+    explore(Omit::Nothing, |_| {}, [|world| world.try_to_map(0), map_two], LIMIT);
+}
+
+#[test]
+#[should_panic(expected = "a refusal is true")]
+fn without_the_credit_of_others_a_refusal_is_false() {
+    all_credit_elsewhere(Omit::Collect);
+}
+
+#[test]
+#[should_panic(expected = "a refusal is true")]
+fn credit_that_is_not_closed_moves_behind_a_refusal() {
+    credit_that_moves(Omit::Closed);
+}
+
+#[test]
+#[should_panic(expected = "pages are counted")]
+fn two_exchanges_at_once_lose_pages() {
+    all_credit_elsewhere(Omit::Lock);
+}
