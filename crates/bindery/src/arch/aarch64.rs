@@ -133,6 +133,7 @@ impl Arch for AArch64 {
             dirty: entry.0 & READ_ONLY == 0 || entry.0 & SAVED_DIRTY != 0,
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
+            memory: Self::memory_type_of(entry),
             ..Attributes::default()
         }
     }
@@ -326,7 +327,7 @@ impl AArch64 {
 const fn leaf_bits(frame: Frame, level: Level<AArch64>, attributes: LeafAttributes) -> u64 {
     let attributes = attributes.get();
     let permissions = attributes.permissions;
-    let mut bits = frame.start().0 | VALID | INNER_SHAREABLE;
+    let mut bits = frame.start().0 | VALID | INNER_SHAREABLE | memory_bits(attributes.memory);
     if level.number() == 1 {
         bits |= TABLE_OR_PAGE;
     }

@@ -3,13 +3,13 @@
 //!
 //! ```text
 //! 63..50  49 ............ 12  11 ... 7          6         5                4          3           2..1  0
-//! 0       slot or frame       device or marker  accessed  exclusive/dirty  userfault  soft-dirty  kind  0
+//! 0       slot or frame       device, marker    accessed  exclusive/dirty  userfault  soft-dirty  kind  0
 //! ```
 //!
 //! The kind is never 0, so no absent entry equals the empty one. A mask of offset bits may be
 //! stored inverted ([`Arch::ABSENT_FLIP`]).
 
-use super::{Arch, Attributes, Entry};
+use super::{Arch, Attributes, Entry, MemoryType};
 use crate::addr::Frame;
 
 const KIND_SHIFT: u32 = 1;
@@ -67,6 +67,8 @@ pub enum Absent {
         soft_dirty: bool,
         /// A userfaultfd write-protected the page.
         userfault: bool,
+        /// The memory type that its leaf has.
+        memory: MemoryType,
     },
 }
 
@@ -107,8 +109,9 @@ pub trait AbsentFormat: Arch {
                 };
                 MARKER | number << TYPE_SHIFT
             }
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory } => {
                 HIDDEN
+                    | memory.number() << TYPE_SHIFT
                     | flag(soft_dirty, SOFT_DIRTY)
                     | flag(userfault, USERFAULT)
                     | flag(dirty, DIRTY)
@@ -122,8 +125,15 @@ pub trait AbsentFormat: Arch {
     /// The `PROT_NONE` entry of a page, which keeps all of `attributes` but permissions and key:
     /// the mapping has those.
     fn encode_prot_none(frame: Frame, attributes: Attributes) -> Entry {
-        let Attributes { accessed, dirty, soft_dirty, userfault, .. } = attributes;
-        Self::encode_absent(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault })
+        let Attributes { accessed, dirty, soft_dirty, userfault, memory, .. } = attributes;
+        Self::encode_absent(Absent::ProtNone {
+            frame,
+            accessed,
+            dirty,
+            soft_dirty,
+            userfault,
+            memory,
+        })
     }
 
     /// Decodes the absent `entry`; `None` for a bit pattern that [`AbsentFormat::encode_absent`]
@@ -162,8 +172,10 @@ pub trait AbsentFormat: Arch {
                     dirty: plain & DIRTY != 0,
                     soft_dirty,
                     userfault,
+                    memory: MemoryType::of_number(number)?,
                 };
-                (hidden, SOFT_DIRTY | USERFAULT | DIRTY | ACCESSED | offset(u32::BITS))
+                let used = SOFT_DIRTY | USERFAULT | DIRTY | ACCESSED | TYPE_MASK;
+                (hidden, used | offset(u32::BITS))
             }
             _ => return None,
         };

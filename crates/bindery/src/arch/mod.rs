@@ -116,6 +116,8 @@ pub struct Attributes {
     pub userfault: bool,
     /// The page's protection key. Always key 0 if entries have none ([`Arch::PROTECTION_KEYS`]).
     pub key: ProtectionKey,
+    /// The memory type. Every change of a leaf keeps it, also one to `PROT_NONE` and back.
+    pub memory: MemoryType,
 }
 
 impl Attributes {
@@ -128,12 +130,12 @@ impl Attributes {
             soft_dirty: false,
             userfault: false,
             key: ProtectionKey::truncated(0),
+            memory: MemoryType::Normal,
         }
     }
 }
 
-/// The memory type: how the processor may treat accesses to a leaf's memory. Only the kernel's own
-/// mappings ([`crate::KernelMap`]) have types other than [`MemoryType::Normal`].
+/// The memory type: how the processor may treat accesses to a leaf's memory.
 ///
 /// ```
 /// use bindery::arch::MemoryType;
@@ -165,6 +167,16 @@ impl MemoryType {
     /// All memory types.
     pub const ALL: [Self; 5] =
         [Self::Normal, Self::WriteThrough, Self::WriteCombining, Self::Uncached, Self::Device];
+
+    /// The type's place in [`MemoryType::ALL`].
+    const fn number(self) -> u64 {
+        self as u64
+    }
+
+    /// The type with this [`MemoryType::number`].
+    fn of_number(number: u64) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
 }
 
 /// One page-table entry, as in memory.

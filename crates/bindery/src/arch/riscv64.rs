@@ -124,6 +124,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
             dirty: entry.0 & DIRTY != 0,
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
+            memory: Self::memory_type_of(entry),
             ..Attributes::default()
         }
     }
@@ -300,7 +301,7 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
 const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: LeafAttributes) -> u64 {
     let attributes = attributes.get();
     let permissions = attributes.permissions;
-    let mut bits = ((frame.0 as u64) << FRAME_SHIFT) | VALID;
+    let mut bits = ((frame.0 as u64) << FRAME_SHIFT) | VALID | memory_bits(attributes.memory);
     if permissions.contains(Permissions::READ) {
         bits |= READ;
     }

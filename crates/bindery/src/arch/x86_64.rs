@@ -107,6 +107,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
             soft_dirty: entry.0 & SOFT_DIRTY != 0,
             userfault: entry.0 & USERFAULT != 0,
             key: ProtectionKey::truncated(entry.0 >> KEY_SHIFT),
+            memory: Self::memory_type_of(entry),
         }
     }
 
@@ -285,6 +286,7 @@ const fn leaf_bits<const LEVELS: u8>(
     let attributes = attributes.get();
     let permissions = attributes.permissions;
     let mut bits = frame.start().0 | PRESENT | (attributes.key.number() as u64) << KEY_SHIFT;
+    bits |= memory_bits(attributes.memory);
     if permissions.contains(Permissions::USER) {
         bits |= USER;
     } else {

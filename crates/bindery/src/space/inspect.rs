@@ -136,12 +136,12 @@ fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspecti
             }
         }
         Kind::Absent => match P::Arch::decode_absent(raw) {
-            Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) => {
-                let frame = frame.plus(inside as u32);
-                let prot_none = Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
-                Inspection::Absent(prot_none)
+            Some(mut absent) => {
+                if let Absent::ProtNone { frame, .. } = &mut absent {
+                    *frame = frame.plus(inside as u32);
+                }
+                Inspection::Absent(absent)
             }
-            Some(absent @ (Absent::Swap { .. } | Absent::Marker(_))) => Inspection::Absent(absent),
             None => Inspection::Empty,
         },
     }

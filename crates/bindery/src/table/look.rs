@@ -275,10 +275,9 @@ fn mapped_run<P: Platform>(
             Some(pages(P::Arch::frame(entry), P::Arch::attributes(entry)))
         }
         Kind::Absent => Some(match P::Arch::decode_absent(looked.raw)? {
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
-                let attributes =
-                    Attributes { accessed, dirty, soft_dirty, userfault, ..Attributes::default() };
-                pages(frame, attributes)
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory } => {
+                let bits = Attributes { accessed, dirty, soft_dirty, ..Attributes::default() };
+                pages(frame, Attributes { userfault, memory, ..bits })
             }
             Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
                 let slot = slot + inside;

@@ -19,13 +19,17 @@ pub(super) fn some_absent() -> impl Iterator<Item = Absent> {
         })
     });
     let prot_none = flags().flat_map(|(accessed, dirty, soft_dirty, userfault)| {
-        [0, 0x1234_5678, u32::MAX].into_iter().map(move |frame| Absent::ProtNone {
-            frame: Frame(frame),
-            accessed,
-            dirty,
-            soft_dirty,
-            userfault,
-        })
+        let frames = [0, 0x1234_5678, u32::MAX].into_iter();
+        frames.flat_map(|frame| MemoryType::ALL.map(|memory| (frame, memory))).map(
+            move |(frame, memory)| Absent::ProtNone {
+                frame: Frame(frame),
+                accessed,
+                dirty,
+                soft_dirty,
+                userfault,
+                memory,
+            },
+        )
     });
     swap.chain(prot_none).chain(MARKERS.map(Absent::Marker))
 }
@@ -53,11 +57,13 @@ pub(super) fn absent_neighbors_are_one_step_apart<A: Arch>() {
                 }
                 Absent::Swap { slot: slot + 1, device, exclusive, soft_dirty, userfault }
             }
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
+            mut hidden @ Absent::ProtNone { .. } => {
+                let Absent::ProtNone { frame, .. } = &mut hidden else { continue };
                 if frame.0 == u32::MAX {
                     continue;
                 }
-                Absent::ProtNone { frame: frame.plus(1), accessed, dirty, soft_dirty, userfault }
+                *frame = frame.plus(1);
+                hidden
             }
         };
         let entry = A::encode_absent(absent);
@@ -73,6 +79,7 @@ pub(super) fn prot_none_leaves_gather_what_they_recorded<A: Arch>() {
         dirty: BOOLS[bits >> 1 & 1],
         soft_dirty: BOOLS[bits >> 2 & 1],
         userfault: BOOLS[bits >> 3 & 1],
+        memory: MemoryType::Device,
     };
     for (into, from) in (0..16).flat_map(|into| (0..16).map(move |from| (into, from))) {
         let gathered = A::encode_absent(prot_none(into | (from & 0b111)));
@@ -97,8 +104,9 @@ pub(super) fn stripping_userfault_leaves_nothing_of_it<A: Arch>() {
             Absent::Swap { device, slot, exclusive, soft_dirty, .. } => {
                 Some(Absent::Swap { device, slot, exclusive, soft_dirty, userfault: false })
             }
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, .. } => {
-                Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault: false })
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, memory, .. } => {
+                let userfault = false;
+                Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory })
             }
         };
         assert_eq!(stripped, expected.map_or(Entry::EMPTY, A::encode_absent));
@@ -112,8 +120,9 @@ pub(super) fn soft_dirty_marks_pages_but_not_markers<A: Arch>() {
             Absent::Swap { device, slot, exclusive, userfault, .. } => {
                 Absent::Swap { device, slot, exclusive, soft_dirty: true, userfault }
             }
-            Absent::ProtNone { frame, accessed, dirty, userfault, .. } => {
-                Absent::ProtNone { frame, accessed, dirty, soft_dirty: true, userfault }
+            Absent::ProtNone { frame, accessed, dirty, userfault, memory, .. } => {
+                let soft_dirty = true;
+                Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory }
             }
         };
         let marked = A::mark_absent_soft_dirty(A::encode_absent(absent));

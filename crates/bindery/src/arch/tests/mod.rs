@@ -19,6 +19,7 @@ macro_rules! architecture {
             a_leaf_names_its_frame_at_every_level
             the_step_leads_to_the_leaf_of_the_next_frame
             a_page_that_nothing_is_allowed_with_is_prot_none_at_every_level
+            every_change_of_a_leaf_keeps_its_memory_type
             tables_leaves_and_empty_entries_are_told_apart
             software_bits_stand_where_the_constants_say
             gathering_adds_accessed_and_dirty_and_nothing_else
@@ -141,6 +142,44 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
     }
 }
 
+fn every_change_of_a_leaf_keeps_its_memory_type<A: Arch>() {
+    let supported = MemoryType::ALL.into_iter().filter(|one| A::memory_type(*one).is_some());
+    for (memory, level) in
+        supported.flat_map(|one| Level::PTE.up_to(A::LARGEST_LEAF).map(move |level| (one, level)))
+    {
+        let normal = |plain: Attributes| A::page_entry(frames::<A>(level)[1], level, plain);
+        // Of types with one encoding, entries have the strictest.
+        let of_leaf = A::attributes(normal(Attributes { memory, ..readable().next().unwrap() }));
+        let strictest = of_leaf.memory;
+        assert_eq!(A::memory_type(strictest), A::memory_type(memory));
+        for plain in readable() {
+            let leaf = normal(Attributes { memory, ..plain });
+            assert_eq!(A::attributes(leaf), Attributes { memory: strictest, ..plain });
+            // It splits runs, whatever else may differ in them.
+            let difference = leaf.0 ^ normal(plain).0;
+            let mask = A::compare_mask(Equal::ANY_FRAMES);
+            assert_eq!(difference & mask, difference);
+            assert_eq!(difference == 0, strictest == MemoryType::Normal);
+            let hidden = A::encode_prot_none(A::frame(leaf), A::attributes(leaf));
+            let Some(Absent::ProtNone { memory: kept, .. }) = A::decode_absent(hidden) else {
+                panic!("{hidden:?} is no `PROT_NONE` entry");
+            };
+            assert_eq!(kept, strictest);
+            let changed = [
+                A::write_protect(leaf),
+                A::make_writable(A::write_protect(leaf), Write::Now),
+                A::mark_accessed(leaf),
+                A::mark_unused(leaf),
+                A::mark_clean(leaf),
+                A::gather(leaf, normal(plain)),
+            ];
+            for entry in changed {
+                assert_eq!(A::attributes(entry).memory, strictest, "{plain:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_kernel_leaf_is_complete_for_the_mmu() {
     macro_rules! holds {
@@ -198,9 +237,16 @@ fn a_page_that_nothing_is_allowed_with_is_prot_none_at_every_level<A: Arch>() {
         for (permissions, records) in
             nothing.into_iter().flat_map(|none| all_attributes().map(move |other| (none, other)))
         {
-            let Attributes { accessed, dirty, soft_dirty, userfault, .. } = records;
+            let Attributes { accessed, dirty, soft_dirty, userfault, memory, .. } = records;
             let entry = A::page_entry(frame, level, Attributes { permissions, key, ..records });
-            let hidden = |frame| Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault };
+            let hidden = |frame| Absent::ProtNone {
+                frame,
+                accessed,
+                dirty,
+                soft_dirty,
+                userfault,
+                memory,
+            };
             assert_eq!(level.kind(entry), Kind::Absent);
             assert_eq!(A::decode_absent(entry), Some(hidden(frame)));
             let next = A::nth_page(entry, 3);

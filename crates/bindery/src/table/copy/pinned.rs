@@ -37,8 +37,8 @@ const BATCH: usize = 16;
 
 /// The attributes of the child's entries, with these permissions, perhaps none, and this key.
 pub(super) fn copy_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
-    let (accessed, dirty, soft_dirty, userfault) = (true, true, true, false);
-    Attributes { permissions, accessed, dirty, soft_dirty, userfault, key }
+    let used = Attributes { accessed: true, dirty: true, soft_dirty: true, ..Default::default() };
+    Attributes { permissions, key, ..used }
 }
 
 /// A run of pinned pages, whose folio has a reference for it.

@@ -177,12 +177,12 @@ pub(super) fn reveal<P: Platform>(
     let end = run.index + run.count;
     let mut contig_end = EntryIndex::FIRST;
     cursor.widen(run).replace_absent(|entry, index| {
-        let Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault }) =
+        let Some(Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory }) =
             P::Arch::decode_absent(entry)
         else {
             return entry;
         };
-        let attributes = Attributes { accessed, dirty, soft_dirty, userfault, ..new };
+        let attributes = Attributes { accessed, dirty, soft_dirty, userfault, memory, ..new };
         let leaf = P::Arch::page_entry(frame, level, attributes);
         if level == Level::PTE
             && P::Arch::may_fold(leaf, index)

@@ -170,12 +170,13 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         let at = self.source_entry(page)?;
         let entry = run::load(self.page_table.entries(at.table), at.index);
         match P::Arch::decode_absent(entry)? {
-            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault } => {
+            Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory } => {
                 let attributes = Attributes {
                     accessed,
                     dirty,
                     soft_dirty,
                     userfault,
+                    memory,
                     ..self.policy.what.attributes
                 };
                 Some(ProtNoneEntry { at, frame, attributes })
