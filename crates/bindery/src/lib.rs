@@ -160,8 +160,8 @@ pub use kernel_map::{
 };
 pub use memory::{Commitment, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
-    Accounting, Attachments, Growth, Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals,
-    SegmentId, StoredBytes,
+    Accounting, Attachments, FrameList, FramePiece, FrameSource, Growth, Object, Pager, PagerError,
+    Quota, ReadBuffer, Sealing, Seals, SegmentId, StoredBytes,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;

@@ -12,6 +12,7 @@ mod entries;
 mod families;
 mod fork_chains;
 mod fork_overlaps;
+mod frames;
 mod huge_zero_page;
 mod interrupted;
 mod linux_errno;

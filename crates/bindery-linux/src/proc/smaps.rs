@@ -99,7 +99,7 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
 }
 
 /// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
-const LETTERS: [(MappingFlags, &str); 29] = [
+const LETTERS: [(MappingFlags, &str); 32] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),
     (MappingFlags::EXECUTE, "ex"),
@@ -112,12 +112,15 @@ const LETTERS: [(MappingFlags, &str); 29] = [
     (MappingFlags::SHARED, "ms"),
     (MappingFlags::GROWS_DOWN, "gd"),
     (MappingFlags::USERFAULT_MISSING, "um"),
+    (MappingFlags::FRAMES, "pf"),
     (MappingFlags::MAYBE_GUARDS, "gu"),
     (MappingFlags::USERFAULT_WRITE_PROTECT, "uw"),
     (MappingFlags::LOCKED, "lo"),
+    (MappingFlags::FRAMES, "io"),
     (MappingFlags::SEQUENTIAL, "sr"),
     (MappingFlags::RANDOM, "rr"),
     (MappingFlags::DONT_FORK, "dc"),
+    (MappingFlags::FRAMES, "de"),
     (MappingFlags::LOCK_ON_FAULT, "lf"),
     (MappingFlags::ACCOUNT, "ac"),
     (MappingFlags::NO_RESERVE, "nr"),

@@ -1,7 +1,10 @@
 //! Compares the frames' metadata with the contents of the trees.
 
+use core::sync::atomic::Ordering;
+
 use crate::addr::Frame;
 use crate::folio::{Folio, Owner, OwnerKind};
+use crate::frame::FrameRange;
 use crate::frame::meta::Kind;
 use crate::frame::slab::Slab;
 use crate::platform::Platform;
@@ -36,13 +39,13 @@ impl<P: Platform> Audit<'_, '_, P> {
                         Err(Violation::Leaked(frame))
                     }
                     Kind::Raw | Kind::Tail => Err(Violation::Leaked(frame)),
+                    Kind::Embedder => self.shown(FrameRange { first: frame, count: order.pages() }),
                     Kind::Table | Kind::Kernel => Ok(()),
                     // Counted elsewhere, or kept for ever.
                     Kind::Reserved
                     | Kind::Free
                     | Kind::Slab
                     | Kind::Zero
-                    | Kind::Embedder
                     | Kind::Compressed
                     | Kind::Swap
                     | Kind::Cpu
@@ -115,6 +118,16 @@ impl<P: Platform> Audit<'_, '_, P> {
             return Err(Violation::StaleOwner(folio.head));
         }
         self.report.folios += 1;
+        Ok(())
+    }
+
+    /// Compares the count of an embedder's block with the leaves that programs have of its frames.
+    fn shown(&mut self, block: FrameRange) -> Result<(), Violation> {
+        let says = self.memory.frames.meta(block.first).word.load(Ordering::Relaxed);
+        let holds = block.frames().map(|frame| self.uses(frame).0).sum();
+        if says != u64::from(holds) {
+            return Err(Violation::Mappings { folio: block.first, says: says as u32, holds });
+        }
         Ok(())
     }
 

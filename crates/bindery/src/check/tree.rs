@@ -1,16 +1,19 @@
 //! Verifies the tables and entries of one address space.
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{self, Absent, AbsentFormat, Arch, EntryIndex, Kind, Level, Marker, Permissions};
+use crate::arch::{
+    self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, MemoryType,
+    Permissions,
+};
 use crate::folio::OwnerKind;
-use crate::frame::pending;
+use crate::frame::{FrameRange, pending};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::swap::SlotRun;
 use crate::table::EntryAt;
 use crate::table::locking::Node;
 use crate::table::run::{self, Entries};
-use crate::vma::Vma;
+use crate::vma::{MappingFlags, Vma};
 use crate::vmas::VmaView;
 
 use super::{Audit, Violation};
@@ -20,6 +23,13 @@ struct FoundLeaf<A: Arch> {
     range: VirtRange,
     level: Level<A>,
     frame: Frame,
+}
+
+/// The memory type of the VMA's leaves, as entries have it.
+fn memory_type<A: Arch>(vma: &Vma) -> MemoryType {
+    let frames = vma.object().and_then(|object| object.frames());
+    let bits = frames.and_then(|frames| A::memory_type(frames.memory));
+    bits.map_or(MemoryType::Normal, |bits| A::memory_type_of(Entry(bits)))
 }
 
 /// The VMA that contains `range`, which is mapped.
@@ -166,7 +176,10 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         let writable = attributes.permissions.contains(Permissions::WRITE);
         let found = FoundLeaf { range, level: node.level, frame: P::Arch::frame(entry) };
-        let exclusive = self.page(&found)?;
+        if attributes.memory != memory_type::<P::Arch>(vma) {
+            return Err(Violation::WrongMemoryType(at));
+        }
+        let exclusive = self.page(vma, &found)?;
         if writable && !exclusive && !vma.is_shared() {
             return Err(Violation::WritableButShared(at));
         }
@@ -187,12 +200,15 @@ impl<P: Platform> Audit<'_, '_, P> {
         let vma = mapping(vmas.view(), range)?;
         match P::Arch::decode_absent(entry) {
             None => Err(Violation::BadAbsent(at)),
-            Some(Absent::ProtNone { frame, .. }) => {
+            Some(Absent::ProtNone { frame, memory, .. }) => {
                 if !vma.protection().is_none() {
                     return Err(Violation::WrongProtNone(at));
                 }
+                if memory != memory_type::<P::Arch>(vma) {
+                    return Err(Violation::WrongMemoryType(at));
+                }
                 let found = FoundLeaf { range, level: node.level, frame };
-                self.page(&found)?;
+                self.page(vma, &found)?;
                 self.owned(vma, &found)
             }
             Some(Absent::Swap { device, slot, exclusive, .. }) => {
@@ -210,9 +226,12 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 
     /// Counts the pages of a leaf, and returns whether they are exclusive.
-    fn page(&mut self, found: &FoundLeaf<P::Arch>) -> Result<bool, Violation> {
+    fn page(&mut self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<bool, Violation> {
         let order = found.level.order();
         let pages = order.pages();
+        if vma.has(MappingFlags::FRAMES) {
+            return self.shown_page(found).map(|()| false);
+        }
         self.report.pages += u64::from(pages);
         let zeroes = self.memory.huge_zero.pages_from(found.frame, P::Arch::PMD.order());
         if found.frame == self.memory.zero_frame && found.level == Level::PTE
@@ -241,6 +260,20 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
         }
         Ok(self.memory.frames.folio(folio).exclusive().contains_all(number, pages))
+    }
+
+    /// Counts the pages of a leaf of frames that are not the core's.
+    fn shown_page(&mut self, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
+        let pages = found.level.order().pages();
+        if !self.memory.may_show(FrameRange { first: found.frame, count: pages }) {
+            return Err(Violation::NotShown { at: found.range.start(), frame: found.frame });
+        }
+        for page in 0..pages {
+            if let Some(count) = self.count(found.frame.plus(page)) {
+                *count += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the contiguous run around `index` is complete: aligned, consecutive, of one folio,

@@ -100,6 +100,15 @@ pub enum Violation {
         /// The frame.
         frame: Frame,
     },
+    /// A leaf of a mapping of frames that are not the core's has a frame that the core uses.
+    NotShown {
+        /// The address that it maps.
+        at: VirtAddr,
+        /// The frame.
+        frame: Frame,
+    },
+    /// An entry has another memory type than its mapping.
+    WrongMemoryType(VirtAddr),
     /// A private page is writable although it is not exclusive.
     WritableButShared(VirtAddr),
     /// A contiguous run is incomplete, unaligned or unequal.
@@ -296,6 +305,12 @@ impl fmt::Display for Violation {
             }
             Self::BadAbsent(at) => write!(f, "the absent entry at {at} means nothing"),
             Self::NotAFolio { at, frame } => write!(f, "{frame:?}, mapped at {at}, is no folio"),
+            Self::NotShown { at, frame } => {
+                write!(f, "{frame:?}, shown at {at}, is used by the core")
+            }
+            Self::WrongMemoryType(at) => {
+                write!(f, "the entry at {at} has another memory type than its mapping")
+            }
             Self::WritableButShared(at) => {
                 write!(f, "the page at {at} is writable and not exclusive")
             }

@@ -68,7 +68,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they came from such a
-    /// call; anything else stays as it is.
+    /// call, and no program maps one ([`crate::FrameSource`]); anything else stays as it is.
     ///
     /// Context: spins. Complexity: constant.
     ///
@@ -105,14 +105,112 @@ impl<P: Platform> Memory<P> {
         let raw = meta::state_of(meta::Kind::Raw, order);
         // In one step: if two threads free the same frames, only one of them succeeds.
         let state = &self.frames.meta(frames.first).state;
-        let known =
+        let mut known =
             state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if known && self.frames.meta(frames.first).word.load(Ordering::Acquire) != 0 {
+            // A program still maps some of them: its source revokes them first.
+            state.store(taken, Ordering::Relaxed);
+            known = false;
+        }
         if known {
             // SAFETY: 1. the state said so, and says so no more; 2. the caller's obligation 2.
             unsafe { self.frames.free(frames.first, order) };
         }
         known
     }
+}
+
+/// Leaves without a folio. Those of the embedder's blocks are counted in the block's metadata, so
+/// that no block is freed while a program maps a part of it. Zero pages, and frames that are not of
+/// the memory, have no counts.
+impl<P: Platform> Memory<P> {
+    /// Whether programs may map these frames through a [`crate::FrameSource`]: none of them is used
+    /// by the core.
+    pub(crate) fn may_show(&self, frames: FrameRange) -> bool {
+        self.each_block(frames, |block, _| block.is_some())
+    }
+
+    /// Counts new leaves of these frames, which may be shown.
+    pub(crate) fn map_uncounted(&self, first: Frame, pages: u32) {
+        self.each_block(FrameRange { first, count: pages }, |block, count| {
+            if let Some(Block::Embedder(head)) = block {
+                self.frames.meta(head).word.fetch_add(u64::from(count), Ordering::Relaxed);
+            }
+            true
+        });
+    }
+
+    /// Counts removed leaves of these frames, which have no folio.
+    #[inline]
+    pub(crate) fn unmap_uncounted(&self, first: Frame, pages: u32) {
+        if !self.is_zero(first) {
+            self.unmap_shown(first, pages);
+        }
+    }
+
+    #[cold]
+    fn unmap_shown(&self, first: Frame, pages: u32) {
+        self.each_block(FrameRange { first, count: pages }, |block, count| {
+            if let Some(Block::Embedder(head)) = block {
+                // Release: the block is freed after all accesses through the leaves.
+                self.frames.meta(head).word.fetch_sub(u64::from(count), Ordering::Release);
+            }
+            true
+        });
+    }
+
+    /// Visits the blocks of the frames in order, each with the number of its frames that are among
+    /// them, as long as `visit` returns true. `None` for a frame that the core uses. Returns what
+    /// `visit` returned last.
+    fn each_block(
+        &self,
+        frames: FrameRange,
+        mut visit: impl FnMut(Option<Block>, u32) -> bool,
+    ) -> bool {
+        let span = self.frame_span();
+        let (mut at, mut left) = (frames.first, frames.count);
+        while left > 0 {
+            // Before the memory, and behind it, there are no blocks.
+            let (block, count) = if at < span.first {
+                (Some(Block::Other), span.first.0 - at.0)
+            } else if !span.contains(at) {
+                (Some(Block::Other), left)
+            } else if let Some((head, order)) = self.embedder_block(at) {
+                (Some(Block::Embedder(head)), head.0 + order.pages() - at.0)
+            } else if self.frames.manages(at) {
+                (None, 1)
+            } else {
+                (Some(Block::Other), 1)
+            };
+            let count = count.min(left);
+            if !visit(block, count) {
+                return false;
+            }
+            (at, left) = (Frame(at.0.wrapping_add(count)), left - count);
+        }
+        true
+    }
+
+    /// The embedder's block that holds `frame`: its head and its order. A head is aligned to its
+    /// block's size, and the frames behind it are tails.
+    fn embedder_block(&self, frame: Frame) -> Option<(Frame, Order)> {
+        let span = self.frame_span();
+        (0..=MAX_ORDER.0).map(Order).find_map(|order| {
+            let head = Frame(frame.0 & !(order.pages() - 1));
+            let state = span.contains(head).then(|| self.frames.meta(head))?;
+            let state = state.state.load(Ordering::Relaxed);
+            (state == meta::state_of(meta::Kind::Embedder, order)).then_some((head, order))
+        })
+    }
+}
+
+/// Frames that the core does not use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Block {
+    /// Those of a block of [`Memory::allocate_frames`], by its first frame.
+    Embedder(Frame),
+    /// Those that are not of the memory.
+    Other,
 }
 
 /// The role of a frame for the address spaces that map it.

@@ -368,8 +368,9 @@ impl<P: Platform> Memory<P> {
         batch: &mut FreeBatch<'_, P>,
         counts: &mut Counts,
     ) {
-        // Zero pages, and frames outside of the managed memory, have no counts.
-        let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else { return };
+        let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else {
+            return self.unmap_uncounted(P::Arch::frame(first), pages);
+        };
         counts.folios_touched += 1;
         counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
         let dirty = || P::Arch::attributes(first).dirty;
@@ -378,7 +379,9 @@ impl<P: Platform> Memory<P> {
     }
 
     pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
-        let Some(folio) = self.frames.folio_of(first) else { return };
+        let Some(folio) = self.frames.folio_of(first) else {
+            return self.unmap_uncounted(first, pages);
+        };
         if dirty {
             // Before the mapping is dropped: afterwards the folio may be freed and reused.
             self.frames.folio(folio).mark_dirty();
@@ -398,7 +401,12 @@ impl<P: Platform> Memory<P> {
         counts: &mut Counts,
         theirs: &mut Counts,
     ) -> Result<(), NoMemory> {
-        let Some(folio) = self.frames.folio_of(first) else { return Ok(()) };
+        let Some(folio) = self.frames.folio_of(first) else {
+            if !self.is_zero(first) {
+                self.map_uncounted(first, pages);
+            }
+            return Ok(());
+        };
         self.frames.folio(folio).map(pages).map_err(|_| NoMemory)?;
         self.frames.folio(folio).exclusive().clear(first.0 - folio.head.0, pages);
         counts.folios_touched += 1;

@@ -98,7 +98,7 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
-        self.state().refuse_secret(Error::Invalid)?;
+        self.state().refuse_hidden(Error::Invalid)?;
         check_position(offset, length)?;
         self.read_pieces(offset, length, &mut copy)
     }
@@ -276,7 +276,7 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
-        self.state().refuse_secret(Error::Invalid)?;
+        self.state().refuse_hidden(Error::Invalid)?;
         check_position(offset, length)?;
         if length == 0 {
             return Ok(0);

@@ -16,7 +16,7 @@ impl<P: Platform> Object<'_, P> {
     pub fn next_data(&self, offset: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         let size = object.size();
-        if offset >= size || object.is_file() {
+        if offset >= size || !object.is_shared_memory() {
             return Some(offset).filter(|offset| *offset < size);
         }
         let (page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());
@@ -35,7 +35,7 @@ impl<P: Platform> Object<'_, P> {
         if offset >= size {
             return None;
         }
-        if object.is_file() {
+        if !object.is_shared_memory() {
             return Some(size);
         }
         let (mut page, end) = (offset >> PAGE_SHIFT, object.size_in_pages());

@@ -4,9 +4,9 @@
 
 use core::ptr::NonNull;
 
-use super::{Attachments, Pager};
+use super::{Attachments, FrameSource, Pager};
 
-/// A pager, quota or follower that was lent to an object. Having one tells you that it lives: its
+/// A pager, quota, source of frames or follower that was lent to an object. Having one tells you that it lives: its
 /// lender keeps it longer than any holder of the object, which is longer than any use of this.
 pub(super) struct Lent<T: ?Sized>(NonNull<T>);
 
@@ -58,5 +58,19 @@ impl Lent<dyn Attachments> {
         // nothing.
         let follower: NonNull<dyn Attachments> = unsafe { core::mem::transmute(follower) };
         Self(follower)
+    }
+}
+
+impl Lent<dyn FrameSource> {
+    /// Keeps a source of frames, whose lifetime the type does not show.
+    ///
+    /// # Safety
+    /// 1. As of [`Lent::new`].
+    pub(super) unsafe fn source<'m>(source: &'m (dyn FrameSource + 'm)) -> Self {
+        let source: NonNull<dyn FrameSource + 'm> = NonNull::from(source);
+        // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
+        // nothing.
+        let source: NonNull<dyn FrameSource> = unsafe { core::mem::transmute(source) };
+        Self(source)
     }
 }

@@ -1,4 +1,5 @@
-//! Objects, which back mappings that are not anonymous: shared memory, or a file behind a pager.
+//! Objects, which back mappings that are not anonymous: shared memory, a file behind a pager, or
+//! frames of the embedder's.
 //!
 //! An *object* has numbered pages, independent of its mappings. It lives while a handle
 //! ([`Object`]) or a mapping exists. Pages that are not in memory are zeroes, or are with the pager
@@ -9,6 +10,7 @@
 //! | `state` | `ObjectState`: the object's state, its holders, its committed memory |
 //! | `page_index` | the index of its pages, with its lock |
 //! | `invalidate` | its invalidate lock, and the proofs that it is held |
+//! | `frame_source` | [`FrameSource`]: frames that are not the core's, shown to programs |
 //! | `lent` | what was lent to it for as long as it has holders |
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty |
@@ -74,6 +76,7 @@ mod content;
 pub(crate) mod damage;
 mod dropping;
 mod fetch;
+mod frame_source;
 mod holes;
 mod in_flight;
 mod invalidate;
@@ -116,6 +119,8 @@ pub(crate) use attachments::SegmentMark;
 pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::collapse;
+pub(crate) use frame_source::Frames;
+pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};
 pub use quota::Quota;

@@ -63,7 +63,7 @@ impl<P: Platform> Object<'_, P> {
         self.change_pages(beyond, Reads::Canceled, || {
             let old = object.size();
             if old > 0 {
-                object.refuse_secret(Error::Invalid)?;
+                object.refuse_hidden(Error::Invalid)?;
             }
             if bytes > old {
                 object.seals.forbid(Seals::GROW)?;
@@ -120,7 +120,7 @@ impl<P: Platform> Object<'_, P> {
 
     fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
-        object.refuse_secret(Error::NotSupported)?;
+        object.refuse_hidden(Error::NotSupported)?;
         let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
         self.change_pages(range, Reads::Canceled, || {
             object.seals.forbid_writing()?;
@@ -209,7 +209,7 @@ impl<P: Platform> Object<'_, P> {
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());
-        if object.is_file() || object.is_secret() {
+        if !object.is_shared_memory() || object.is_secret() {
             return Err(Error::NotSupported);
         }
         let allocated = memory.retry_for_content(|| self.allocate_once(offset, end, growth));

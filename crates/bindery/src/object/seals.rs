@@ -176,7 +176,10 @@ impl<P: Platform> Object<'_, P> {
     /// pages are pinned. Then no seal is added.
     pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
         let object = self.state();
-        if seals.bits() & !Seals::all().bits() != 0 || object.is_file() || object.is_secret() {
+        if seals.bits() & !Seals::all().bits() != 0
+            || !object.is_shared_memory()
+            || object.is_secret()
+        {
             return Err(Error::Invalid);
         }
         object.changes.with_write(self.memory.platform(), || {

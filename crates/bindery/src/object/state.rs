@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Orders, PAGE_SIZE, PageRange};
+use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::folio::{LiveOwner, OWNER_ALIGN, Owner};
 use crate::memory::{Record, RecordKind};
@@ -17,6 +18,7 @@ use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
 use super::dropping::{Piece, drop_pages};
+use super::frame_source::{FrameSource, Frames};
 use super::invalidate::InvalidateLock;
 use super::lent::Lent;
 use super::page_index::Pages;
@@ -76,6 +78,12 @@ pub(super) enum Backing {
         pager: Lent<dyn Pager>,
         /// The pager's number for it.
         file: u64,
+    },
+    /// Frames that are not the core's: the object has no pages of its own.
+    Frames {
+        source: Lent<dyn FrameSource>,
+        /// The memory type of their leaves.
+        memory: MemoryType,
     },
 }
 
@@ -170,13 +178,27 @@ impl ObjectState {
     /// The pager and its number for the file, if the object is one.
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
         match &self.backing {
-            Backing::Memory { .. } => None,
+            Backing::Memory { .. } | Backing::Frames { .. } => None,
             Backing::File { pager, file } => Some((pager.get(), *file)),
         }
     }
 
     pub(crate) fn is_file(&self) -> bool {
         matches!(self.backing, Backing::File { .. })
+    }
+
+    /// The frames that it shows, if they are not the core's.
+    #[inline]
+    pub(crate) fn frames(&self) -> Option<Frames<'_>> {
+        match &self.backing {
+            Backing::Memory { .. } | Backing::File { .. } => None,
+            Backing::Frames { source, memory } => Some(Frames::new(source.get(), *memory)),
+        }
+    }
+
+    /// Whether it is shared memory: its pages are the core's, and no pager has them.
+    pub(crate) fn is_shared_memory(&self) -> bool {
+        matches!(self.backing, Backing::Memory { .. })
     }
 
     /// Whether a page must be marked before an entry may allow writes to it
@@ -192,6 +214,8 @@ impl ObjectState {
             Backing::Memory { content: Secrecy::Secret, .. } => return Orders::default(),
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
+            // No folios, but a place for a large leaf.
+            Backing::Frames { .. } => return Orders::of(memory.huge_order()),
         };
         policy.orders(flags.huge_advice())
     }
@@ -201,7 +225,7 @@ impl ObjectState {
         match self.backing {
             Backing::Memory { accounting, .. } => accounting,
             // It can always be read again from the storage.
-            Backing::File { .. } => Accounting::None,
+            Backing::File { .. } | Backing::Frames { .. } => Accounting::None,
         }
     }
 
@@ -209,7 +233,7 @@ impl ObjectState {
     pub(crate) fn quota(&self) -> Option<&Quota> {
         match &self.backing {
             Backing::Memory { quota, .. } => quota.as_ref().map(Lent::get),
-            Backing::File { .. } => None,
+            Backing::File { .. } | Backing::Frames { .. } => None,
         }
     }
 
@@ -218,15 +242,17 @@ impl ObjectState {
         matches!(self.backing, Backing::Memory { content: Secrecy::Secret, .. })
     }
 
-    /// Fails with `refusal` if only programs that map it may access the content.
-    pub(super) fn refuse_secret(&self, refusal: Error) -> Result<(), Error> {
-        if self.is_secret() { Err(refusal) } else { Ok(()) }
+    /// Fails with `refusal` if only programs that map it may access the content: it is secret, or
+    /// not the core's.
+    pub(super) fn refuse_hidden(&self, refusal: Error) -> Result<(), Error> {
+        let hidden = self.is_secret() || self.frames().is_some();
+        if hidden { Err(refusal) } else { Ok(()) }
     }
 
     /// Whether its pages may be swapped out.
     pub(crate) fn may_be_swapped(&self) -> bool {
         let stays = self.is_secret() || self.stays_in_memory.load(Ordering::Relaxed);
-        !self.is_file() && !stays
+        self.is_shared_memory() && !stays
     }
 
     /// Sets whether its pages stay in memory. Pages already in swap stay there until the next
@@ -239,7 +265,7 @@ impl ObjectState {
     pub(crate) fn segment(&self) -> Option<SegmentMark> {
         match self.backing {
             Backing::Memory { segment, .. } => segment,
-            Backing::File { .. } => None,
+            Backing::File { .. } | Backing::Frames { .. } => None,
         }
     }
 
@@ -322,6 +348,9 @@ impl ObjectState {
         if let Some(mark) = self.segment() {
             mark.follower().attached(mark.id.segment);
         }
+        if let Some(frames) = self.frames() {
+            frames.note_mapped();
+        }
     }
 }
 
@@ -345,6 +374,9 @@ pub(crate) unsafe fn map_removed<P: Platform>(
         object.seals.writable_removed();
     }
     let mark = object.segment();
+    if let Some(frames) = object.frames() {
+        frames.note_unmapped();
+    }
     // SAFETY: 1. the caller's obligation 1.
     unsafe { release(memory, node) };
     if let Some(mark) = mark {

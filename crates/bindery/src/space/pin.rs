@@ -181,7 +181,7 @@ fn pin<'m, P: Platform>(
     loop {
         let locked = space.lock_vma(page).ok_or(FaultError::NotMapped)?;
         let vma = locked.vma();
-        if vma.has(MappingFlags::SECRET) {
+        if vma.flags().intersects(MappingFlags::SECRET | MappingFlags::FRAMES) {
             return Err(FaultError::Protection.into());
         }
         let own = !vma.is_shared() && (vma.is_anonymous() || time == PinTime::Long);

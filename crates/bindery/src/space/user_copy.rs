@@ -198,7 +198,11 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         let page = at.align_down(PAGE_SIZE);
         loop {
             if let Some(locked) = space.lock_vma(page) {
-                if asker == Asker::Other && locked.vma().has(MappingFlags::SECRET) {
+                let flags = locked.vma().flags();
+                // The direct map need not have frames that are not the core's.
+                if asker == Asker::Other && flags.contains(MappingFlags::SECRET)
+                    || flags.contains(MappingFlags::FRAMES)
+                {
                     return Err(FaultError::Protection);
                 }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);

@@ -458,7 +458,8 @@ fn clear_use_locked<P: Platform>(
     concerned: &impl Fn(&Vma) -> bool,
 ) -> Result<(), NoMemory> {
     for vma in op.vmas.iter() {
-        if !concerned(vma) {
+        // Linux skips them too: no leaf records an access to a frame that is not the core's.
+        if !concerned(vma) || vma.has(MappingFlags::FRAMES) {
             continue;
         }
         let vma = vma.lock_write(op.platform());

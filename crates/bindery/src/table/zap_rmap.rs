@@ -190,10 +190,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let (memory, missing) = (self.memory, self.missing);
         let entry = P::Arch::clear_contig(entry, index);
         let frame = P::Arch::frame(entry);
-        // Zero pages, and frames beyond the core's memory, have no counts.
         let Some(folio) = memory.frames.folio_of(frame) else {
-            self.counts.mapped(OwnerKind::Anonymous, 1);
-            return 1;
+            return self.without_folio(entries, index, entry);
         };
         self.counts.folios_touched += 1;
         // The common case. A page that its object has dropped may end here too. It still counts as
@@ -219,6 +217,21 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             return limit;
         }
         self.shared(entries, index, folio, entry)
+    }
+
+    /// As [`RmapZap::run`], of zero pages or frames that are not the core's.
+    #[inline(never)]
+    fn without_folio(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
+        let frame = P::Arch::frame(entry);
+        let mut count = 1;
+        if !self.memory.is_zero(frame) {
+            let (equal, step) = (Equal::empty(), P::Arch::STEP);
+            let entries = &entries[index.position()..];
+            (count, _) = P::Arch::match_leaves(entries, index, equal, step, self.missing);
+            self.memory.unmap_uncounted(frame, count);
+        }
+        self.counts.mapped(OwnerKind::Anonymous, count);
+        count
     }
 
     /// Drops the mappings of `folio` from `index` on, at most to the end of `entries`. The folio

@@ -125,6 +125,10 @@ bitflags! {
         const REAPED = 1 << 26;
         /// Only the program itself can access the pages ([`crate::Memory::secret_memory`]).
         const SECRET = 1 << 34;
+        /// Its pages are frames that are not the core's ([`crate::FrameSource`]): leaves have no
+        /// folio, and the mapping cannot grow (`VM_PFNMAP`, `VM_IO` and `VM_DONTEXPAND`: `io`, `pf`,
+        /// `de`).
+        const FRAMES = 1 << 35;
         /// A userfaultfd serves missing pages (`um`).
         const USERFAULT_MISSING = 1 << 24;
         /// A userfaultfd serves writes to pages that it has write-protected (`uw`).

@@ -22,8 +22,10 @@ fn continues(low: &Vma, high: &Vma) -> bool {
         && essential(low.flags()) == essential(high.flags())
         && low.object_pointer() == high.object_pointer()
         && low.userfault_pointer() == high.userfault_pointer()
-        // Each VMA of a segment counts as an attachment, so they do not merge. Linux neither.
+        // Each VMA of a segment counts as an attachment, and a source of frames follows each VMA, so
+        // they do not merge. Linux neither.
         && low.object().is_none_or(|object| object.segment().is_none())
+        && !low.has(MappingFlags::FRAMES)
         && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
         && match (low.group(), high.group()) {
             (None, None) => true,
@@ -35,6 +37,7 @@ fn continues(low: &Vma, high: &Vma) -> bool {
 /// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
 fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
+        && !vma.has(MappingFlags::FRAMES)
         && vma.object_pointer() == purpose.holds().object
         && vma.group().is_none_or(|group| !group.is_inherited())
 }

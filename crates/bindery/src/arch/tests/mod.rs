@@ -239,14 +239,8 @@ fn a_page_that_nothing_is_allowed_with_is_prot_none_at_every_level<A: Arch>() {
         {
             let Attributes { accessed, dirty, soft_dirty, userfault, memory, .. } = records;
             let entry = A::page_entry(frame, level, Attributes { permissions, key, ..records });
-            let hidden = |frame| Absent::ProtNone {
-                frame,
-                accessed,
-                dirty,
-                soft_dirty,
-                userfault,
-                memory,
-            };
+            let hidden =
+                |frame| Absent::ProtNone { frame, accessed, dirty, soft_dirty, userfault, memory };
             assert_eq!(level.kind(entry), Kind::Absent);
             assert_eq!(A::decode_absent(entry), Some(hidden(frame)));
             let next = A::nth_page(entry, 3);

@@ -159,11 +159,11 @@ impl Advice {
             Self::PageOut => entries(Entry::PageOut, Nothing),
             Self::Remove => call(Call::Remove, Contents),
             Self::DontFork => flags(NONE, DONT_FORK, AppliesTo::All, Unnoticed),
-            Self::DoFork => flags(DONT_FORK, NONE, AppliesTo::All, Nothing),
+            Self::DoFork => flags(DONT_FORK, NONE, AppliesTo::CoreFrames, Nothing),
             Self::WipeOnFork => flags(NONE, WIPE, AppliesTo::Anonymous, Unnoticed),
             Self::KeepOnFork => flags(WIPE, NONE, AppliesTo::NotDroppable, Nothing),
             Self::DontDump => flags(NONE, DONT_DUMP, AppliesTo::All, Nothing),
-            Self::DoDump => flags(DONT_DUMP, NONE, AppliesTo::NotDroppable, Nothing),
+            Self::DoDump => flags(DONT_DUMP, NONE, AppliesTo::Dumpable, Nothing),
             Self::Mergeable => flags(NONE, MERGEABLE, AppliesTo::Mergeable, Nothing),
             Self::Unmergeable => flags(MERGEABLE, NONE, AppliesTo::All, Nothing),
             Self::Huge => flags(NO_HUGE, HUGE, AppliesTo::All, Nothing),
@@ -273,6 +273,10 @@ enum AppliesTo {
     Anonymous,
     /// VMAs with [`MappingFlags::DROPPABLE`] refuse the advice.
     NotDroppable,
+    /// VMAs of frames that are not the core's refuse the advice.
+    CoreFrames,
+    /// Both kinds of VMAs refuse the advice.
+    Dumpable,
     /// Other VMAs ignore the advice.
     Mergeable,
 }
@@ -285,7 +289,16 @@ impl FlagChange {
             AppliesTo::All => self.set,
             AppliesTo::Anonymous if vma.is_anonymous() => self.set,
             AppliesTo::NotDroppable if !vma.has(MappingFlags::DROPPABLE) => self.set,
-            AppliesTo::Anonymous | AppliesTo::NotDroppable => return Err(Error::Invalid),
+            AppliesTo::CoreFrames if !vma.has(MappingFlags::FRAMES) => self.set,
+            AppliesTo::Dumpable
+                if !flags.intersects(MappingFlags::DROPPABLE | MappingFlags::FRAMES) =>
+            {
+                self.set
+            }
+            AppliesTo::Anonymous
+            | AppliesTo::NotDroppable
+            | AppliesTo::CoreFrames
+            | AppliesTo::Dumpable => return Err(Error::Invalid),
             AppliesTo::Mergeable => mergeable(flags),
         };
         Ok((flags - self.clear) | set)

@@ -184,6 +184,10 @@ fn change_entries<'op, P: Platform>(
     change: EntryChange,
 ) -> Result<(), Failure> {
     let locked = vma.has(MappingFlags::LOCKED);
+    // Nothing but a revoke removes leaves of frames that are not the core's, and none is guarded.
+    if vma.has(MappingFlags::FRAMES) && !matches!(change, EntryChange::RemoveGuards) {
+        return Err(Error::Invalid.into());
+    }
     match change {
         EntryChange::Drop { locked: false } if locked => Err(Error::Invalid.into()),
         EntryChange::Drop { .. } => Ok(drop_contents(op, vma, part)?),
@@ -242,7 +246,7 @@ pub(in crate::space) fn drop_contents<P: Platform>(
 
 /// The object of the mapping, if it is shared memory.
 pub(in crate::space) fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
-    vma.object().filter(|object| !object.is_file())
+    vma.object().filter(|object| object.is_shared_memory())
 }
 
 /// Whether a sealed mapping allows the advice: anonymous contents that the program could not

@@ -19,7 +19,7 @@ use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
 use crate::space::AddressSpace;
 use crate::space::call::mprotect::heeded;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::{populate, populate_frames};
 use crate::space::op::Op;
 
 /// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
@@ -31,14 +31,14 @@ pub(in crate::space) struct Backing<'o> {
     offset: Option<u64>,
     /// The protection that `mprotect` may set.
     may: MappingFlags,
-    /// Whether it is secret memory: only the program accesses it.
-    is_secret: bool,
+    /// Flags that follow from the object.
+    flags: MappingFlags,
 }
 
 impl<'o> Backing<'o> {
     /// Private anonymous memory.
     pub(in crate::space) fn anonymous(may: MappingFlags) -> Self {
-        Self { object: None, handle: PhantomData, offset: None, may, is_secret: false }
+        Self { object: None, handle: PhantomData, offset: None, may, flags: MappingFlags::empty() }
     }
 
     /// The object of this handle, from page `offset` on.
@@ -47,14 +47,25 @@ impl<'o> Backing<'o> {
         offset: u64,
         may: MappingFlags,
     ) -> Self {
-        let is_secret = object.state().is_secret();
+        let flags = object_flags(object.state());
         let (object, offset) = (Some(object.state), Some(offset));
-        Self { object, handle: PhantomData, offset, may, is_secret }
+        Self { object, handle: PhantomData, offset, may, flags }
     }
 
     fn object(&self) -> Option<&'o ObjectState> {
         // SAFETY: a handle of it is borrowed for 'o.
         self.object.map(|object| unsafe { object.as_ref() })
+    }
+}
+
+/// The flags of all mappings of the object, besides those that the request asks for.
+fn object_flags(object: &ObjectState) -> MappingFlags {
+    if object.is_secret() {
+        MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP
+    } else if object.frames().is_some() {
+        MappingFlags::FRAMES | MappingFlags::DONT_DUMP
+    } else {
+        MappingFlags::empty()
     }
 }
 
@@ -192,7 +203,11 @@ pub(in crate::space) fn map_and_populate<P: Platform>(
     let length = map_length::<P>(request)?;
     let (range, flags) = space.operate_with_reclaim(|op| map(op, request, length, &backing))?;
     let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
-    if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
+    if flags.contains(MappingFlags::FRAMES) {
+        if request.flags.contains(MapFlags::POPULATE) {
+            let _ = populate_frames(space, range, flags.protection());
+        }
+    } else if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
         // The mapping stays even if its pages cannot be populated, as on Linux.
         let _ = populate(space, range);
     }
@@ -216,8 +231,10 @@ fn map_flags<P: Platform>(
     if asked.contains(MapFlags::LOCKED) {
         flags |= MappingFlags::LOCKED;
     }
-    if backing.is_secret {
-        flags |= MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP;
+    flags |= backing.flags;
+    if flags.contains(MappingFlags::FRAMES) {
+        // Such pages are always in memory; Linux ignores the lock.
+        flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     }
     if asked.contains(MapFlags::DROPPABLE) {
         flags |= MappingFlags::DROPPABLE | MappingFlags::WIPE_ON_FORK | MappingFlags::DONT_DUMP;
@@ -371,6 +388,13 @@ pub(in crate::space) fn admit<'a, P: Platform>(
         return Err(Error::Invalid);
     }
     let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);
+    if source.object.state().frames().is_some() && !shared {
+        // A copy of a page would need a folio: Linux allows it for whole mappings.
+        if writes {
+            return Err(Error::Invalid);
+        }
+        may -= MappingFlags::MAY_WRITE;
+    }
     may.set(MappingFlags::HIDES_RESIDENCE, source.object.state().is_file() && !tells);
     if !shared {
         return Ok((may, None));

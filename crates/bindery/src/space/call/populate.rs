@@ -67,7 +67,11 @@ pub(in crate::space) fn populate_as<P: Platform>(
                 return Err(if want == Want::Usual { Error::Fault(at) } else { Error::Invalid });
             }
             let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
-            if want == Want::Usual && vma.has(MappingFlags::LOCK_ON_FAULT) {
+            let frames = vma.has(MappingFlags::FRAMES);
+            if frames && want != Want::Usual {
+                return Err(Error::Invalid);
+            }
+            if want == Want::Usual && (frames || vma.has(MappingFlags::LOCK_ON_FAULT)) {
                 at = part.end();
                 continue;
             }
@@ -81,6 +85,24 @@ pub(in crate::space) fn populate_as<P: Platform>(
         at = populate_part(space, part, access)?;
     }
     Ok(())
+}
+
+/// Maps all of a new mapping of frames that are not the core's, as far as their source has them.
+pub(in crate::space) fn populate_frames<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    protection: Protection,
+) -> Result<(), Error> {
+    let access = if protection.contains(Protection::WRITE) {
+        Access::Write
+    } else if protection.contains(Protection::READ) {
+        Access::Read
+    } else if protection.contains(Protection::EXECUTE) {
+        Access::Execute
+    } else {
+        return Ok(());
+    };
+    populate_part(space, range, access).map(|_| ())
 }
 
 /// Faults the missing pages of `part` in. `part` lay in one mapping when it was looked up.

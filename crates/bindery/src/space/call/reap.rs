@@ -39,7 +39,8 @@ impl<P: Platform> AddressSpace<'_, P> {
 /// 3. CPU B drops the contents, and with them the page that CPU A has mapped.
 fn reap<P: Platform>(op: &mut Op<'_, '_, P>) -> Result<(), Failure> {
     for vma in op.vmas.iter() {
-        if vma.has(MappingFlags::SHARED) || vma.has(MappingFlags::REAPED) {
+        let kept = MappingFlags::SHARED | MappingFlags::REAPED | MappingFlags::FRAMES;
+        if vma.flags().intersects(kept) {
             continue;
         }
         interrupt::check(op.platform())?;

@@ -6,6 +6,7 @@
 //! | `present`, `decision` | an entry that is not empty; the decision about it, a pure function |
 //! | `first_touch`, `zero_page` | empty entries of anonymous memory |
 //! | `object` | empty entries of mappings of objects |
+//! | `frames` | mappings of frames that are not the core's |
 //! | `reuse` | private pages that no other process maps become writable, and those that follow |
 //! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
@@ -14,6 +15,7 @@
 mod copy_on_write;
 mod decision;
 mod first_touch;
+mod frames;
 mod object;
 mod present;
 mod read_in;

@@ -36,6 +36,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Maps the object's page, or a copy of it. The entry was empty when it was read.
     pub(in crate::space) fn map_object(&self, object: &ObjectState, _: &PagesStay) -> Stepped {
         let (memory, vma, page) = (self.memory(), self.vma, self.page);
+        if let Some(frames) = object.frames() {
+            return self.map_shown(frames, object.size_in_pages());
+        }
         let index = vma.page_offset_of(page);
         if index >= object.size_in_pages() {
             if self.access != Access::Write {

@@ -26,7 +26,7 @@ fn flags_of(modes: UserfaultModes) -> MappingFlags {
 /// Whether a userfaultfd can serve these faults of the VMA: the VMA must be anonymous or map shared
 /// memory. Asynchronous write-protection sends no messages, and works for all VMAs.
 fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bool {
-    if vma.has(MappingFlags::DROPPABLE) {
+    if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::FRAMES) {
         return false;
     }
     if state.has(UserfaultFeatures::WP_ASYNC) && modes == UserfaultModes::WRITE_PROTECT {
@@ -34,7 +34,7 @@ fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bo
     }
     match vma.object() {
         None => !modes.contains(UserfaultModes::MINOR),
-        Some(object) => !object.is_file() && !object.is_secret(),
+        Some(object) => object.is_shared_memory() && !object.is_secret(),
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Supply {
 
 /// The object, if it is shared memory.
 pub(super) fn memory_of(vma: &Vma) -> Option<&ObjectState> {
-    vma.object().filter(|object| !object.is_file())
+    vma.object().filter(|object| object.is_shared_memory())
 }
 
 impl<P: Platform> UserfaultHandler<'_, '_, P> {

@@ -85,8 +85,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// In Linux's order: [`Error::Unaligned`], [`Error::ZeroLength`] (the new length),
     /// [`Error::OutOfRange`], [`Error::Invalid`] (a source that stays and another length),
     /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
-    /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`],
-    /// [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
+    /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`], [`Error::Fault`] (a
+    /// mapping of [`crate::FrameSource`] cannot grow), [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
     /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. An error changes nothing, with three
     /// exceptions, as on Linux: mappings at a destination that the caller chose may be unmapped; so
     /// may the tail that a smaller length cuts off a mapping that was to move there; and of several
@@ -207,6 +207,9 @@ fn may_grow<P: Platform>(op: &Op<'_, '_, P>, vma: &Vma, plan: &RemapPlan) -> Res
     let end = vma.page_offset_of(plan.source.start()).checked_add(plan.length >> PAGE_SHIFT);
     if end.is_none_or(|end| end > FolioIndex::END) {
         return Err(Error::Invalid);
+    }
+    if vma.has(MappingFlags::FRAMES) {
+        return Err(Error::Fault(plan.source.end()));
     }
     let added = plan.added() >> PAGE_SHIFT;
     if vma.has(MappingFlags::LOCKED) {

@@ -101,6 +101,9 @@ impl RemapPlan {
         if source.is_empty() && tail.is_empty() && !flags.contains(MappingFlags::SHARED) {
             return Err(Error::NotShared);
         }
+        if remap.keeps_source() && flags.contains(MappingFlags::FRAMES) {
+            return Err(Error::Invalid);
+        }
         if source.end() > end {
             return Err(Error::CrossesMapping { end });
         }

@@ -1,0 +1,454 @@
+//! Frames that are not the core's, shown to programs (Linux: `VM_PFNMAP`).
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
+use bindery::arch::{Absent, Arch, Level, MemoryType};
+use bindery::platform::Cpu;
+use bindery::{
+    Access, AddressSpace, Advice, Error, FaultError, FileAccess, FramePiece, FrameRange,
+    FrameSource, Inspection, LockPages, MapFlags, MapObject, MapRequest, Memory, Object, PinError,
+    PinTime, Protection, Remap, Resolved, Seals, Sharing,
+};
+use bindery_hosted::{Config, Machine, Program, Walk};
+use bindery_linux::proc::{self, Unnamed};
+
+use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, strict};
+
+const AT: u64 = GIB;
+const HUGE: u64 = 2 * MIB;
+const BOTH: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
+/// A device's frames, far above the memory of every machine here, aligned to 1 GiB.
+const DEVICE: Frame = Frame(0x20_0000);
+
+/// A driver's frames, which a test changes.
+#[derive(Default)]
+struct Driver {
+    pieces: Mutex<Vec<FramePiece>>,
+    mappings: AtomicI64,
+}
+
+// SAFETY: 1. only programs use the frames of the tests' devices, and blocks of the memory that the
+// test allocated; 2. the tests free such a block after they have revoked it, or see that it is not
+// freed.
+unsafe impl FrameSource for Driver {
+    fn piece(&self, page: u64) -> Option<FramePiece> {
+        let pieces = self.pieces.lock().unwrap();
+        pieces.iter().find(|piece| piece.frame_of(page).is_some()).copied()
+    }
+
+    fn mapped(&self) {
+        self.mappings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn unmapped(&self) {
+        self.mappings.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Driver {
+    fn of(pieces: &[(u64, Frame, u32)]) -> Self {
+        let driver = Self::default();
+        driver.set(pieces);
+        driver
+    }
+
+    fn set(&self, pieces: &[(u64, Frame, u32)]) {
+        let piece = |&(page, first, count): &(u64, Frame, u32)| FramePiece {
+            page,
+            frames: FrameRange { first, count },
+        };
+        *self.pieces.lock().unwrap() = pieces.iter().map(piece).collect();
+    }
+
+    fn mappings(&self) -> i64 {
+        self.mappings.load(Ordering::Relaxed)
+    }
+}
+
+fn shared(at: u64, length: u64) -> MapRequest {
+    MapRequest { sharing: Sharing::Shared, ..fixed(at, length) }
+}
+
+fn map<'m, A: Walk>(
+    space: &AddressSpace<'m, Machine<A>>,
+    object: &Object<'m, Machine<A>>,
+    request: &MapRequest,
+) -> Result<VirtAddr, Error> {
+    space.mmap_object(request, &MapObject { object, offset: 0, access: BOTH })
+}
+
+/// The frame, the memory type and the level of the leaf at an address.
+fn leaf<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: u64) -> Option<(Frame, MemoryType, u8)> {
+    match space.inspect(VirtAddr(at)) {
+        Inspection::Page { frame, attributes, level, .. } => {
+            Some((frame, attributes.memory, level.number()))
+        }
+        Inspection::Absent(_) | Inspection::Empty => None,
+    }
+}
+
+/// The type that leaves have which were made with type `memory`.
+fn stored<A: Arch>(memory: MemoryType) -> MemoryType {
+    let bits = A::memory_type(memory).expect("the architecture has it");
+    A::memory_type_of(bindery::arch::Entry(bits))
+}
+
+on_every_architecture! {
+    pieces_are_mapped_as_large_as_entries_can => largest_pieces;
+    all_calls_keep_the_memory_type => kept_type;
+    frames_of_the_embedder_stay_while_a_program_maps_them => embedder_frames;
+    after_a_revoke_the_source_is_asked_again => revoked;
+    faults_beside_revokes_see_no_frame_of_before => revoked_beside_faults;
+}
+
+fn largest_pieces<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    // Aligned at the third page of the object's second 2 MiB only.
+    let driver = Driver::of(&[(0, DEVICE, 1024), (1024, DEVICE.plus(2048), 16)]);
+    let object = memory.frame_object(&driver, 5 * MIB, MemoryType::Device).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &object, &shared(AT, 5 * MIB)).unwrap();
+    let program = Program::new(&machine, &space);
+    assert_eq!(program.load(VirtAddr(AT + 8)), Ok(u64::MAX), "a bus without a device");
+    let device = stored::<A>(MemoryType::Device);
+    assert_eq!(leaf(&space, AT), Some((DEVICE, device, 2)));
+    assert_eq!(leaf(&space, AT + HUGE), None);
+    let resolved = space.fault(VirtAddr(AT + 2 * HUGE + 3 * PAGE_SIZE), Access::Write);
+    let Ok(Resolved::Mapped(range)) = resolved else { panic!("{resolved:?}") };
+    assert_eq!((range.start().0, range.len()), (AT + 2 * HUGE, 16 * PAGE_SIZE));
+    assert_eq!(leaf(&space, AT + 2 * HUGE), Some((DEVICE.plus(2048), device, 1)));
+    let Inspection::Page { contiguous, .. } = space.inspect(VirtAddr(AT + 2 * HUGE)) else {
+        panic!("no page")
+    };
+    assert_eq!(contiguous, A::CONTIG_ENTRIES == 16);
+    let beyond = VirtAddr(AT + 2 * HUGE + 16 * PAGE_SIZE);
+    assert_eq!(program.store(beyond, 1), Err(FaultError::Bus), "the source has no such page");
+    assert_eq!(space.resident().total(), 0);
+    audit(&machine, &memory, &[&space]);
+    // At an address that is not congruent, the same frames are pages.
+    map(
+        &space,
+        &object,
+        &MapRequest { flags: MapFlags::POPULATE, ..shared(2 * AT + PAGE_SIZE, HUGE) },
+    )
+    .unwrap();
+    assert_eq!(leaf(&space, 2 * AT + PAGE_SIZE), Some((DEVICE, device, 1)));
+    assert_eq!(leaf(&space, 2 * AT + HUGE), Some((DEVICE.plus(511), device, 1)), "populated");
+    audit(&machine, &memory, &[&space]);
+    drop(program);
+    drop(space);
+    assert_eq!(driver.mappings(), 0);
+    audit(&machine, &memory, &[]);
+}
+
+fn kept_type<A: Walk>() {
+    for memory_type in MemoryType::ALL {
+        let (machine, memory) = strict::<A>(32 * MIB);
+        let driver = Driver::of(&[(0, DEVICE, 1024)]);
+        let object = memory.frame_object(&driver, 4 * MIB, memory_type);
+        let Ok(object) = object else {
+            assert_eq!(
+                (object.map(drop), A::memory_type(memory_type)),
+                (Err(Error::Invalid), None)
+            );
+            continue;
+        };
+        let of = |page: u32| Some((DEVICE.plus(page), stored::<A>(memory_type), 1));
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        map(&space, &object, &shared(AT, 4 * MIB)).unwrap();
+        let program = Program::new(&machine, &space);
+        if memory_type != MemoryType::Normal {
+            program.load(VirtAddr(AT)).unwrap();
+        }
+        space.fault(VirtAddr(AT), Access::Write).unwrap();
+        space.fault(VirtAddr(AT + HUGE), Access::Read).unwrap();
+        // A huge leaf is cut, some pages lose all permissions, and get them back.
+        let (nothing, read) = (Protection::empty(), Protection::READ);
+        space.mprotect(VirtAddr(AT + PAGE_SIZE), 3 * PAGE_SIZE, nothing).unwrap();
+        let hidden = space.inspect(VirtAddr(AT + PAGE_SIZE));
+        let Inspection::Absent(Absent::ProtNone { frame, memory: kept, .. }) = hidden else {
+            panic!("{hidden:?}")
+        };
+        assert_eq!((frame, kept), (DEVICE.plus(1), stored::<A>(memory_type)));
+        audit(&machine, &memory, &[&space]);
+        space.mprotect(VirtAddr(AT + PAGE_SIZE), 2 * PAGE_SIZE, read).unwrap();
+        space.mprotect(VirtAddr(AT + 2 * PAGE_SIZE), PAGE_SIZE, READ_WRITE).unwrap();
+        assert_eq!(
+            [0u32, 1, 2].map(|n| leaf(&space, AT + u64::from(n) * PAGE_SIZE)),
+            [0, 1, 2].map(of)
+        );
+        // A child's faults ask the source; a move takes the leaves along.
+        let child = space.fork().unwrap();
+        assert_eq!(leaf(&child, AT), None);
+        child.fault(VirtAddr(AT), Access::Write).unwrap();
+        assert_eq!(leaf(&child, AT), of(0));
+        let (from, to) = (VirtAddr(AT + HUGE), VirtAddr(3 * AT + 16 * PAGE_SIZE));
+        space.mremap(from, HUGE, HUGE, Remap::To(to)).unwrap();
+        assert_eq!(leaf(&space, to.0), of(512));
+        space.mremap(to, 64 * PAGE_SIZE, PAGE_SIZE, Remap::InPlace).unwrap();
+        space.munmap(VirtAddr(AT + 100 * PAGE_SIZE), PAGE_SIZE).unwrap();
+        assert_eq!(leaf(&space, AT + 101 * PAGE_SIZE), of(101));
+        space.clear_soft_dirty().unwrap();
+        space.clear_accessed(|_| true).unwrap();
+        assert_eq!(leaf(&space, AT), of(0));
+        audit(&machine, &memory, &[&space, &child]);
+    }
+}
+
+fn embedder_frames<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let block = memory.allocate_frames(Order(9)).unwrap();
+    let driver = Driver::of(&[(0, block.first, 512), (512, DEVICE, 4)]);
+    let object = memory.frame_object(&driver, 4 * MIB, MemoryType::Normal).unwrap();
+    let (one, other) = (
+        AddressSpace::new(&memory, options()).unwrap(),
+        AddressSpace::new(&memory, options()).unwrap(),
+    );
+    map(&one, &object, &shared(AT, 4 * MIB)).unwrap();
+    map(&other, &object, &shared(AT + PAGE_SIZE, HUGE)).unwrap();
+    let program = Program::new(&machine, &one);
+    program.store(VirtAddr(AT + 8), 77).unwrap();
+    drop(program);
+    let program = Program::new(&machine, &other);
+    assert_eq!(program.load(VirtAddr(AT + PAGE_SIZE + 8)), Ok(77));
+    drop(program);
+    audit(&machine, &memory, &[&one, &other]);
+    // SAFETY: 1. the test allocated it; 2. it is not freed while a program maps it.
+    let free = || unsafe { memory.free_frames(block) };
+    assert!(!free(), "two programs map it");
+    one.munmap(VirtAddr(AT + PAGE_SIZE), 3 * PAGE_SIZE).unwrap();
+    drop(other);
+    assert!(!free(), "one program maps a part of it");
+    audit(&machine, &memory, &[&one]);
+    let kept = (VirtAddr(AT + 4 * PAGE_SIZE), HUGE - 4 * PAGE_SIZE);
+    one.munmap(VirtAddr(AT), PAGE_SIZE).unwrap();
+    one.mprotect(kept.0, kept.1, Protection::empty()).unwrap();
+    assert!(!free(), "an entry without permissions refers to it");
+    driver.set(&[]);
+    object.revoke(0, HUGE).unwrap();
+    assert!(free());
+    audit(&machine, &memory, &[&one]);
+    // Frames that the core uses are never shown.
+    let page =
+        memory.shared_memory(PAGE_SIZE, bindery::Sealing::Forbidden, bindery::Accounting::None);
+    let page = page.unwrap();
+    page.write(0, b"mine").unwrap();
+    map(&one, &page, &shared(2 * AT, PAGE_SIZE)).unwrap();
+    one.fault(VirtAddr(2 * AT), Access::Read).unwrap();
+    let (frame, ..) = leaf(&one, 2 * AT).unwrap();
+    driver.set(&[(4, frame, 1)]);
+    one.mprotect(kept.0, kept.1, READ_WRITE).unwrap();
+    assert_eq!(one.fault(kept.0, Access::Read), Err(FaultError::Bus));
+    audit(&machine, &memory, &[&one]);
+}
+
+fn revoked<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let [old, new] = [(); 2].map(|()| memory.allocate_frames(Order(2)).unwrap());
+    let driver = Driver::of(&[(0, old.first, 4)]);
+    let object = memory.frame_object(&driver, 4 * PAGE_SIZE, MemoryType::Normal).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &object, &shared(AT, 4 * PAGE_SIZE)).unwrap();
+    let child = space.fork().unwrap();
+    let program = Program::new(&machine, &space);
+    for page in 0..4 {
+        program.store(VirtAddr(AT + page * PAGE_SIZE), page).unwrap();
+    }
+    child.fault(VirtAddr(AT), Access::Read).unwrap();
+    driver.set(&[(0, new.first, 4)]);
+    object.revoke(PAGE_SIZE, PAGE_SIZE + 1).unwrap();
+    let frames = [0, 1, 2, 3].map(|page| leaf(&space, AT + page * PAGE_SIZE).map(|leaf| leaf.0));
+    assert_eq!(frames, [Some(old.first), None, None, Some(old.first.plus(3))]);
+    program.store(VirtAddr(AT + PAGE_SIZE), 5).unwrap();
+    assert_eq!(leaf(&space, AT + PAGE_SIZE).map(|leaf| leaf.0), Some(new.first.plus(1)));
+    object.revoke(0, u64::MAX).unwrap();
+    assert_eq!((leaf(&space, AT), leaf(&child, AT)), (None, None));
+    for block in [old, new] {
+        // SAFETY: 1. the test allocated it; 2. it was revoked.
+        assert!(unsafe { memory.free_frames(block) });
+    }
+    driver.set(&[]);
+    assert_eq!(program.store(VirtAddr(AT), 1), Err(FaultError::Bus));
+    drop(program);
+    audit(&machine, &memory, &[&space, &child]);
+    let memory_object =
+        memory.shared_memory(PAGE_SIZE, bindery::Sealing::Forbidden, bindery::Accounting::None);
+    assert_eq!(memory_object.unwrap().revoke(0, PAGE_SIZE), Err(Error::Invalid));
+}
+
+/// A block that programs reach by no leaf is free: if a fault had mapped the answer of before, the
+/// strict TLB or the count of the block would show it.
+fn revoked_beside_faults<A: Walk>() {
+    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let driver = Driver::default();
+    let object = memory.frame_object(&driver, 64 * PAGE_SIZE, MemoryType::Normal).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &object, &shared(AT, 64 * PAGE_SIZE)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _cpu = machine.bind(Cpu(1));
+            let program = Program::new(&machine, &space);
+            let mut page = 0;
+            while !done.load(Ordering::Relaxed) {
+                page = (page + 7) % 64;
+                let stored = program.store(VirtAddr(AT + page * PAGE_SIZE), page);
+                assert!(matches!(stored, Ok(()) | Err(FaultError::Bus)), "{stored:?}");
+            }
+        });
+        let _cpu = machine.bind(Cpu(0));
+        for _ in 0..200 {
+            let block = memory.allocate_frames(Order(6)).unwrap();
+            driver.set(&[(0, block.first, 64)]);
+            std::thread::yield_now();
+            driver.set(&[]);
+            object.revoke(0, 64 * PAGE_SIZE).unwrap();
+            // SAFETY: 1. the test allocated it; 2. it was revoked.
+            assert!(unsafe { memory.free_frames(block) });
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    audit(&machine, &memory, &[&space]);
+}
+
+type X86 = bindery::arch::X86_64;
+
+fn with_device(scenario: impl FnOnce(&Memory<Machine<X86>>, &Object<'_, Machine<X86>>, &Driver)) {
+    let (machine, memory) = strict::<X86>(32 * MIB);
+    let driver = Driver::of(&[(0, DEVICE, 16)]);
+    scenario(&memory, &memory.frame_object(&driver, MIB, MemoryType::Device).unwrap(), &driver);
+    assert_eq!(driver.mappings(), 0);
+    audit(&machine, &memory, &[]);
+}
+
+#[test]
+fn calls_have_the_answers_of_linux() {
+    with_device(|memory, object, _| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        let (at, length) = (VirtAddr(AT), 16 * PAGE_SIZE);
+        map(&space, object, &shared(AT, length)).unwrap();
+        space.fault(at, Access::Write).unwrap();
+        let refused = [
+            Advice::DontNeed,
+            Advice::DontNeedLocked,
+            Advice::Free,
+            Advice::Cold,
+            Advice::PageOut,
+            Advice::DoFork,
+            Advice::WipeOnFork,
+            Advice::DoDump,
+            Advice::Collapse,
+            Advice::PopulateRead,
+            Advice::PopulateWrite,
+            Advice::GuardInstall,
+        ];
+        for advice in Advice::ALL {
+            let expected = match advice {
+                Advice::Remove => Err(Error::NotSupported),
+                advice if refused.contains(advice) => Err(Error::Invalid),
+                _ => Ok(()),
+            };
+            assert_eq!(space.madvise(at, length, *advice), expected, "{advice:?}");
+        }
+        assert!(leaf(&space, AT).is_some(), "no advice has unmapped it");
+        // It grows nowhere, and leaves nothing behind.
+        let grown = space.mremap(at, length, 2 * length, Remap::MayMove);
+        assert_eq!(grown, Err(Error::Fault(VirtAddr(AT + length))));
+        assert_eq!(space.mremap(at, 0, length, Remap::MayMove), Err(Error::Fault(at)));
+        let left = Remap::Leave(VirtAddr(2 * AT));
+        assert_eq!(space.mremap(at, length, length, left), Err(Error::Invalid));
+        // A lock has no effect, and no other process reads it.
+        assert_eq!(space.mlock(at, length, LockPages::Now), Ok(()));
+        assert_eq!(space.usage().locked, 0);
+        let pinned = space.pin(at, 1, Access::Read, PinTime::Short).map(drop);
+        assert_eq!(pinned, Err(PinError::Fault(FaultError::Protection)));
+        let mut bytes = [0];
+        assert_eq!(space.read_foreign(at, &mut bytes), Err(FaultError::Protection));
+        assert_eq!(space.read_user(at, &mut bytes), Err(FaultError::Protection));
+        let mut text = String::new();
+        proc::smaps(&space, &Unnamed, &mut text).unwrap();
+        assert!(text.contains("Rss:                   0 kB\n"), "{text}");
+        assert!(text.contains("VmFlags: rd wr sh mr mw me ms pf io "), "{text}");
+    });
+}
+
+#[test]
+fn handles_have_no_content() {
+    with_device(|_, object, _| {
+        assert!(object.shows_frames());
+        assert_eq!(object.read(0, &mut [0]), Err(Error::Invalid));
+        assert_eq!(object.write(0, &[0]), Err(Error::Invalid));
+        assert_eq!(object.set_size(2 * MIB), Err(Error::Invalid));
+        assert_eq!(object.punch_hole(0, PAGE_SIZE), Err(Error::NotSupported));
+        assert_eq!(
+            object.allocate(0, PAGE_SIZE, bindery::Growth::Allowed),
+            Err(Error::NotSupported)
+        );
+        assert_eq!(object.add_seals(Seals::GROW), Err(Error::Invalid));
+        assert_eq!((object.next_data(5), object.next_hole(5)), (Some(5), Some(MIB)));
+        assert_eq!(object.sync(0, MIB), Ok(()));
+    });
+}
+
+#[test]
+fn a_private_mapping_is_never_writable() {
+    with_device(|memory, object, _| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        assert_eq!(map(&space, object, &fixed(AT, PAGE_SIZE)), Err(Error::Invalid));
+        let request = MapRequest { protection: Protection::READ, ..fixed(AT, PAGE_SIZE) };
+        map(&space, object, &request).unwrap();
+        space.fault(VirtAddr(AT), Access::Read).unwrap();
+        let denied = space.mprotect(VirtAddr(AT), PAGE_SIZE, READ_WRITE);
+        assert_eq!(denied, Err(Error::AccessDenied));
+        assert_eq!(space.reap(), Ok(()));
+        assert!(leaf(&space, AT).is_some(), "not a content of the process");
+    });
+}
+
+#[test]
+fn the_source_follows_every_mapping() {
+    with_device(|memory, object, driver| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        map(&space, object, &shared(AT, 16 * PAGE_SIZE)).unwrap();
+        assert_eq!(driver.mappings(), 1);
+        space.munmap(VirtAddr(AT + 4 * PAGE_SIZE), PAGE_SIZE).unwrap();
+        assert_eq!(driver.mappings(), 2, "a hole makes two of one");
+        let child = space.fork().unwrap();
+        assert_eq!(driver.mappings(), 4);
+        drop(child);
+        assert_eq!(driver.mappings(), 2);
+        // Neighbors do not merge: each is one mapping of the driver's.
+        map(&space, object, &shared(2 * AT, PAGE_SIZE)).unwrap();
+        let next = MapObject { object, offset: PAGE_SIZE, access: BOTH };
+        space.mmap_object(&shared(2 * AT + PAGE_SIZE, PAGE_SIZE), &next).unwrap();
+        assert_eq!((driver.mappings(), space.mapping_count()), (4, 4));
+    });
+}
+
+#[test]
+fn without_memory_for_tables_nothing_is_shown() {
+    let (machine, memory) = strict::<X86>(4 * MIB);
+    let driver = Driver::of(&[(0, DEVICE, 512)]);
+    let object = memory.frame_object(&driver, HUGE, MemoryType::Device).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &object, &shared(AT, HUGE)).unwrap();
+    for allowed in 0.. {
+        memory.fail_allocations_after(Some(allowed));
+        let resolved = space.fault(VirtAddr(AT), Access::Write);
+        memory.fail_allocations_after(None);
+        audit(&machine, &memory, &[&space]);
+        match resolved {
+            Ok(_) => break,
+            Err(error) => assert_eq!((error, leaf(&space, AT)), (FaultError::OutOfMemory, None)),
+        }
+    }
+    assert_eq!(leaf(&space, AT).map(|leaf| leaf.2), Some(Level::<X86>::PMD.number()));
+    // The revoke of a page cuts the leaf, without memory.
+    object.revoke(PAGE_SIZE, PAGE_SIZE).unwrap();
+    assert_eq!(leaf(&space, AT + PAGE_SIZE), None);
+    assert_eq!(leaf(&space, AT + HUGE - PAGE_SIZE).map(|leaf| leaf.2), Some(1));
+    audit(&machine, &memory, &[&space]);
+}

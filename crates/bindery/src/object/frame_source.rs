@@ -1,0 +1,288 @@
+//! [`FrameSource`]: frames that are not the core's, mapped into programs: device registers, frame
+//! buffers, buffers of a device, pages that a kernel shows (Linux: `VM_PFNMAP`).
+//!
+//! Leaves of such a mapping have no folio. They are counted only if their frames came from
+//! [`crate::Memory::allocate_frames`], so that these are not freed while a program reaches them.
+
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SHIFT, PageRange};
+use crate::arch::{Arch, MemoryType};
+use crate::error::Error;
+use crate::frame::FrameRange;
+use crate::platform::Platform;
+
+use super::lent::Lent;
+use super::mappings::{Copies, unmap};
+use super::seals::Seals;
+use super::state::{Backing, ObjectState, pages_of};
+use super::{Object, add};
+
+/// Consecutive frames that an object shows at consecutive pages.
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::{FramePiece, FrameRange};
+///
+/// /// A frame buffer of 8 MiB, from the beginning of its object on.
+/// const BUFFER: FramePiece =
+///     FramePiece { page: 0, frames: FrameRange { first: Frame(0xe_0000), count: 2048 } };
+/// assert!(BUFFER.frame_of(2047).is_some() && BUFFER.frame_of(2048).is_none());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FramePiece {
+    /// The page of the object that shows the first frame.
+    pub page: u64,
+    /// The frames.
+    pub frames: FrameRange,
+}
+
+impl FramePiece {
+    /// The frame at page `page` of the object; `None` for a page of another piece.
+    ///
+    /// Context: any.
+    pub const fn frame_of(&self, page: u64) -> Option<Frame> {
+        let number = page.wrapping_sub(self.page);
+        if number < self.frames.count as u64 {
+            Some(Frame(self.frames.first.0.wrapping_add(number as u32)))
+        } else {
+            None
+        }
+    }
+
+    /// The pages of the object that it covers.
+    pub(crate) fn pages(&self) -> PageRange {
+        let end = self.page.saturating_add(u64::from(self.frames.count));
+        PageRange { first: self.page, end }
+    }
+}
+
+/// The frames behind an object of [`Memory::frame_object`], provided by the embedder: the list of a
+/// device's memory, or the handler of a driver (Linux: `remap_pfn_range`, `vmf_insert_pfn`).
+///
+/// A fault asks for the piece around its page, and maps as much of the piece as one entry of level 2
+/// covers, in the largest entries that fit. So the longer the piece, the fewer the faults.
+///
+/// # Context
+/// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`
+/// held for reading, on any CPU, for several pages at once. It answers from what it knows, and calls
+/// nothing of the core. The two notices are called with the mutex of an address space held; they
+/// call nothing of the core either.
+///
+/// # Safety
+/// 1. Programs may read and write the frames of a piece, as their mappings allow, from the answer on
+///    until [`Object::revoke`] of their pages returns; no safe code is surprised by that.
+/// 2. Until then the frames stay what they are: they are not given to a [`Memory`], and those of
+///    [`Memory::allocate_frames`] are not freed.
+pub unsafe trait FrameSource: Send + Sync {
+    /// The piece with page `page` of the object. `None` if it has none now: the access fails with
+    /// [`crate::FaultError::Bus`].
+    fn piece(&self, page: u64) -> Option<FramePiece>;
+
+    /// A mapping of the object was made: by a call, by `fork`, or because a part was split off
+    /// another mapping (Linux: `vm_operations_struct::open`).
+    fn mapped(&self) {}
+
+    /// A mapping of the object was removed (Linux: `vm_operations_struct::close`). None of its pages
+    /// is mapped any more.
+    fn unmapped(&self) {}
+}
+
+/// A fixed list of frames as a [`FrameSource`].
+///
+/// ```
+/// use bindery::addr::Frame;
+/// use bindery::arch::MemoryType;
+/// use bindery::{Error, FrameList, FramePiece, FrameRange, Memory, Object, Platform};
+///
+/// /// The registers of a device: two pages in other places.
+/// static REGISTERS: [FramePiece; 2] = [
+///     FramePiece { page: 0, frames: FrameRange { first: Frame(0xfe_c00), count: 1 } },
+///     FramePiece { page: 1, frames: FrameRange { first: Frame(0xfe_d00), count: 1 } },
+/// ];
+/// // SAFETY: 1. and 2. of `FrameSource`: a device's registers, which nothing else uses.
+/// static DEVICE: Option<FrameList<'static>> = unsafe { FrameList::new(&REGISTERS) };
+///
+/// fn open<P: Platform>(memory: &Memory<P>) -> Result<Object<'_, P>, Error> {
+///     let list = DEVICE.as_ref().ok_or(Error::Invalid)?;
+///     memory.frame_object(list, 2 << 12, MemoryType::Device)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct FrameList<'l>(&'l [FramePiece]);
+
+impl<'l> FrameList<'l> {
+    /// A list of pieces in ascending order of their pages. `None` if two overlap or are not in
+    /// order.
+    ///
+    /// Context: any. Complexity: linear in the pieces.
+    ///
+    /// # Safety
+    /// 1. The frames are those of a [`FrameSource`]: its two obligations, as long as an object has
+    ///    the list.
+    pub const unsafe fn new(pieces: &'l [FramePiece]) -> Option<Self> {
+        let mut number = 1;
+        while number < pieces.len() {
+            let (low, high) = (&pieces[number - 1], &pieces[number]);
+            if low.page.saturating_add(low.frames.count as u64) > high.page {
+                return None;
+            }
+            number += 1;
+        }
+        Some(Self(pieces))
+    }
+}
+
+// SAFETY: 1. and 2. obligation 1 of `FrameList::new`.
+unsafe impl FrameSource for FrameList<'_> {
+    fn piece(&self, page: u64) -> Option<FramePiece> {
+        let after = self.0.partition_point(|piece| piece.page <= page);
+        let piece = self.0.get(after.checked_sub(1)?)?;
+        piece.frame_of(page).map(|_| *piece)
+    }
+}
+
+/// The frames that an object shows.
+#[derive(Clone, Copy)]
+pub(crate) struct Frames<'o> {
+    source: &'o dyn FrameSource,
+    /// The memory type of their leaves.
+    pub(crate) memory: MemoryType,
+}
+
+impl<'o> Frames<'o> {
+    pub(super) fn new(source: &'o dyn FrameSource, memory: MemoryType) -> Self {
+        Self { source, memory }
+    }
+
+    /// The piece with page `page` of an object of `pages` pages, as far as it lies in the object.
+    pub(crate) fn piece(&self, page: u64, pages: u64) -> Option<FramePiece> {
+        let mut piece = self.source.piece(page)?;
+        piece.frame_of(page)?;
+        // The frame numbers of a piece do not wrap, and neither do its pages.
+        let most = u64::from(u32::MAX - piece.frames.first.0);
+        let count = u64::from(piece.frames.count).min(most).min(pages.checked_sub(piece.page)?);
+        piece.frames.count = count as u32;
+        piece.frame_of(page).map(|_| piece)
+    }
+
+    pub(super) fn note_mapped(&self) {
+        self.source.mapped();
+    }
+
+    pub(super) fn note_unmapped(&self) {
+        self.source.unmapped();
+    }
+}
+
+impl<P: Platform> Memory<P> {
+    /// An object of `size` bytes that shows frames of `source`, which are not the core's. Programs
+    /// map it with [`crate::AddressSpace::mmap_object`]; their accesses have the type `memory`, and
+    /// a memory type is part of an entry like its permissions: all calls keep it.
+    ///
+    /// Such a mapping behaves as one of Linux with `VM_PFNMAP`: it does not count as resident, is
+    /// never swapped, is neither pinned nor copied by the kernel, and refuses the advice that
+    /// changes contents. It is shared, or private without ever being writable. Reads and writes of
+    /// the handle are refused ([`Error::Invalid`]). `source` outlives the object and all its holders.
+    ///
+    /// Frames of the memory are shown only if they came from [`Memory::allocate_frames`]; others
+    /// fail the access with [`crate::FaultError::Bus`].
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the architecture has no such memory type; [`Error::TooLarge`] above
+    /// 2^63 - 1 bytes; [`Error::OutOfMemory`].
+    pub fn frame_object<'m>(
+        &'m self,
+        source: &'m dyn FrameSource,
+        size: u64,
+        memory: MemoryType,
+    ) -> Result<Object<'m, P>, Error> {
+        if P::Arch::memory_type(memory).is_none() {
+            return Err(Error::Invalid);
+        }
+        // SAFETY: 1. it is lent for 'm, the lifetime of all holders and of the last release.
+        let source = unsafe { Lent::source(source) };
+        add(self, Backing::Frames { source, memory }, size, Seals::SEAL)
+    }
+}
+
+impl<P: Platform> Object<'_, P> {
+    /// Unmaps `length` bytes from `offset` on in all programs, in whole pages, and flushes every TLB.
+    /// A later access asks the [`FrameSource`] again, which therefore forgets or replaces the frames
+    /// first. When this returns, no program and no TLB reaches a frame that the source had named
+    /// before. (Linux: `unmap_mapping_range`.)
+    ///
+    /// Needs no memory, and always succeeds for such an object.
+    ///
+    /// Context: may sleep. Complexity: linear in the mappings of the range, and in their runs; whole
+    /// tables by one entry.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an object that shows no frames of a [`FrameSource`].
+    pub fn revoke(&self, offset: u64, length: u64) -> Result<(), Error> {
+        let object = self.state();
+        if object.frames().is_none() {
+            return Err(Error::Invalid);
+        }
+        let end = offset.saturating_add(length);
+        let pages = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
+        revoke(self.memory, object, pages);
+        Ok(())
+    }
+
+    /// Whether it shows frames of a [`FrameSource`].
+    ///
+    /// Context: any.
+    pub fn shows_frames(&self) -> bool {
+        self.state().frames().is_some()
+    }
+}
+
+/// Unmaps the pages. A fault that has asked the source, and has not mapped the answer yet, holds the
+/// lock for reading; so its leaves are unmapped too.
+fn revoke<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange) {
+    object.invalidate_lock.with_write(memory.platform(), |proof| {
+        unmap(memory, object, pages, Copies::Dropped, proof);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(page: u64, first: u32, count: u32) -> FramePiece {
+        FramePiece { page, frames: FrameRange { first: Frame(first), count } }
+    }
+
+    #[test]
+    fn a_list_is_in_order_without_overlaps() {
+        // SAFETY: 1. no object has the list.
+        let is_list = |pieces: &[FramePiece]| unsafe { FrameList::new(pieces) }.is_some();
+        assert!(is_list(&[]) && is_list(&[piece(0, 7, 2), piece(2, 1, 1), piece(9, 1, 1)]));
+        assert!(!is_list(&[piece(0, 7, 3), piece(2, 1, 1)]));
+        assert!(!is_list(&[piece(2, 1, 1), piece(0, 7, 2)]));
+    }
+
+    #[test]
+    fn a_page_is_found_in_its_piece() {
+        let pieces = [piece(1, 100, 2), piece(5, 7, 1)];
+        // SAFETY: 1. no object has the list.
+        let list = unsafe { FrameList::new(&pieces) }.unwrap();
+        let found = [0, 1, 2, 3, 5, 6].map(|page| list.piece(page).map(|found| found.page));
+        assert_eq!(found, [None, Some(1), Some(1), None, Some(5), None]);
+        assert_eq!(pieces[0].frame_of(2), Some(Frame(101)));
+    }
+
+    #[test]
+    fn a_piece_ends_with_the_object_and_with_the_frames() {
+        let pieces = [piece(0, u32::MAX - 2, 100)];
+        // SAFETY: 1. no object has the list.
+        let list = unsafe { FrameList::new(&pieces) }.unwrap();
+        let frames = Frames::new(&list, MemoryType::Device);
+        assert_eq!(frames.piece(0, 50).map(|piece| piece.frames.count), Some(2));
+        assert_eq!(frames.piece(0, 1).map(|piece| piece.frames.count), Some(1));
+        assert_eq!(frames.piece(2, 50), None, "no frame has the number `u32::MAX`");
+        assert_eq!(frames.piece(1, 1), None, "beyond the object");
+    }
+}
