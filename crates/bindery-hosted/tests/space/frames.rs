@@ -137,7 +137,6 @@ fn largest_pieces<A: Walk>() {
     assert_eq!(leaf(&space, 2 * AT + PAGE_SIZE), Some((DEVICE, device, 1)));
     assert_eq!(leaf(&space, 2 * AT + HUGE), Some((DEVICE.plus(511), device, 1)), "populated");
     audit(&machine, &memory, &[&space]);
-    drop(program);
     drop(space);
     assert_eq!(driver.mappings(), 0);
     audit(&machine, &memory, &[]);
@@ -210,10 +209,8 @@ fn embedder_frames<A: Walk>() {
     map(&other, &object, &shared(AT + PAGE_SIZE, HUGE)).unwrap();
     let program = Program::new(&machine, &one);
     program.store(VirtAddr(AT + 8), 77).unwrap();
-    drop(program);
     let program = Program::new(&machine, &other);
     assert_eq!(program.load(VirtAddr(AT + PAGE_SIZE + 8)), Ok(77));
-    drop(program);
     audit(&machine, &memory, &[&one, &other]);
     // SAFETY: 1. the test allocated it; 2. it is not freed while a program maps it.
     let free = || unsafe { memory.free_frames(block) };
@@ -271,7 +268,6 @@ fn revoked<A: Walk>() {
     }
     driver.set(&[]);
     assert_eq!(program.store(VirtAddr(AT), 1), Err(FaultError::Bus));
-    drop(program);
     audit(&machine, &memory, &[&space, &child]);
     let memory_object =
         memory.shared_memory(PAGE_SIZE, bindery::Sealing::Forbidden, bindery::Accounting::None);
@@ -344,6 +340,7 @@ fn calls_have_the_answers_of_linux() {
             Advice::PopulateRead,
             Advice::PopulateWrite,
             Advice::GuardInstall,
+            Advice::GuardRemove,
         ];
         for advice in Advice::ALL {
             let expected = match advice {
@@ -451,4 +448,49 @@ fn without_memory_for_tables_nothing_is_shown() {
     assert_eq!(leaf(&space, AT + PAGE_SIZE), None);
     assert_eq!(leaf(&space, AT + HUGE - PAGE_SIZE).map(|leaf| leaf.2), Some(1));
     audit(&machine, &memory, &[&space]);
+}
+
+/// Linux's vDSO is not made of such frames: its pages are folios, and a debugger copies them.
+#[test]
+fn a_mapping_of_the_embedder_neither_grows_nor_merges() {
+    let (machine, memory) = strict::<X86>(32 * MIB);
+    let image =
+        memory.shared_memory(2 * PAGE_SIZE, bindery::Sealing::Forbidden, bindery::Accounting::None);
+    let image = image.unwrap();
+    image.write(0, b"code").unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let at = VirtAddr(AT);
+    let request = MapRequest {
+        protection: Protection::READ | Protection::EXECUTE,
+        flags: MapFlags::DONT_EXPAND | MapFlags::LOCKED,
+        ..fixed(AT, PAGE_SIZE)
+    };
+    let source = |offset| MapObject { object: &image, offset, access: FileAccess::READ };
+    space.mmap_object(&request, &source(0)).unwrap();
+    let next = MapRequest { place: bindery::Place::Fixed(next_page(at)), ..request };
+    space.mmap_object(&next, &source(PAGE_SIZE)).unwrap();
+    assert_eq!((space.mapping_count(), space.usage().locked), (2, 0));
+    space.munmap(next_page(at), PAGE_SIZE).unwrap();
+    let grown = space.mremap(at, PAGE_SIZE, 2 * PAGE_SIZE, Remap::MayMove);
+    assert_eq!(grown, Err(Error::Fault(next_page(at))));
+    for advice in [Advice::DoDump, Advice::GuardInstall] {
+        assert_eq!(space.madvise(at, PAGE_SIZE, advice), Err(Error::Invalid));
+    }
+    assert_eq!(space.madvise(at, PAGE_SIZE, Advice::DontNeed), Ok(()));
+    // A breakpoint is the program's own.
+    space.mprotect(at, PAGE_SIZE, READ_WRITE).unwrap();
+    space.write_user(at, b"trap").unwrap();
+    let mut bytes = [0; 4];
+    image.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"code");
+    let moved = space.mremap(at, PAGE_SIZE, PAGE_SIZE, Remap::To(VirtAddr(2 * AT)));
+    assert_eq!(moved, Ok(VirtAddr(2 * AT)), "it may move");
+    let mut text = String::new();
+    proc::smaps(&space, &Unnamed, &mut text).unwrap();
+    assert!(text.contains(" de "), "{text}");
+    audit(&machine, &memory, &[&space]);
+}
+
+fn next_page(at: VirtAddr) -> VirtAddr {
+    VirtAddr(at.0 + PAGE_SIZE)
 }

@@ -120,7 +120,7 @@ const LETTERS: [(MappingFlags, &str); 32] = [
     (MappingFlags::SEQUENTIAL, "sr"),
     (MappingFlags::RANDOM, "rr"),
     (MappingFlags::DONT_FORK, "dc"),
-    (MappingFlags::FRAMES, "de"),
+    (MappingFlags::DONT_EXPAND, "de"),
     (MappingFlags::LOCK_ON_FAULT, "lf"),
     (MappingFlags::ACCOUNT, "ac"),
     (MappingFlags::NO_RESERVE, "nr"),

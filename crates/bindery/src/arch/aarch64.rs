@@ -25,7 +25,7 @@ use crate::addr::{Frame, PAGE_SHIFT};
 const VALID: u64 = 1 << 0;
 /// In valid entries: a table (levels 2 to 4) or a page (level 1); clear in a block.
 const TABLE_OR_PAGE: u64 = 1 << 1;
-/// Index into `MAIR_EL1`: the memory type. 0 in user tables.
+/// Index into `MAIR_EL1`: the memory type.
 const ATTRIBUTE_INDEX: u64 = 0b111 << 2;
 /// AP\[1\]: EL0 may access it.
 const USER: u64 = 1 << 6;
@@ -72,10 +72,10 @@ const SPAN: ControlBit =
 ///
 /// The embedder programs the machine as follows:
 /// - `MAIR_EL1` (Arm ARM D17.2, "MAIR_EL1"): attribute 0 is normal memory, inner and outer
-///   write-back (0xff). If the kernel maps other types by [`crate::KernelMap`]: attribute 1 is
-///   Device-nGnRE (0x04, [`MemoryType::Device`]), 2 normal non-cacheable (0x44,
-///   [`MemoryType::WriteCombining`]), 3 Device-nGnRnE (0x00, [`MemoryType::Uncached`]), 4 normal
-///   write-through (0xbb, [`MemoryType::WriteThrough`]).
+///   write-back (0xff). If other types are mapped, by [`crate::KernelMap`] or for programs
+///   ([`crate::FrameSource`]): attribute 1 is Device-nGnRE (0x04, [`MemoryType::Device`]), 2 normal
+///   non-cacheable (0x44, [`MemoryType::WriteCombining`]), 3 Device-nGnRnE (0x00,
+///   [`MemoryType::Uncached`]), 4 normal write-through (0xbb, [`MemoryType::WriteThrough`]).
 /// - `TCR_EL1` has 48-bit addresses, the 4 KiB granule, and any `HPDn`: the core's tables restrict
 ///   nothing.
 /// - `TCR_EL1.HA` and `HD` are set if the processor has FEAT_HAFDBS. They are not required: without

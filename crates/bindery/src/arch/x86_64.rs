@@ -45,7 +45,8 @@ const PKE: ControlBit = ControlBit::set("CR4.PKE", "Intel SDM volume 3A, 4.6.2: 
 
 /// x86-64 with `LEVELS` table levels: 4, or 5 if the processor has LA57 and it is switched on.
 ///
-/// If the kernel maps memory other than normal by [`crate::KernelMap`], the embedder programs
+/// If memory other than normal is mapped, by [`crate::KernelMap`] or for programs
+/// ([`crate::FrameSource`]), the embedder programs
 /// `IA32_PAT` (SDM volume 3A, "Page Attribute Table") so that entries 0 to 3 are write-back (6),
 /// write-combining (1), write-through (4), uncacheable (0); 4 to 7 are not used. After reset, entry
 /// 1 is write-through and entry 2 UC-, so a missing setup costs only speed.

@@ -16,7 +16,7 @@
 //! | Tail of another block | unspecified | | unspecified | | |
 //! | Slab: frame full of small objects | order 0 | list of frames with room | | 0 | free slots and objects in use, see [`super::slab`] |
 //! | Zero: the shared zero page, or the huge one | order | | | 0: never counted | |
-//! | Embedder: block that the embedder asked for | order | | | | |
+//! | Embedder: block that the embedder asked for | order | | | 0 | leaves of programs |
 //! | Swap: clusters of swap slots, or their cells and values | order | | | | |
 //! | Front: head of a free run in the front of a CPU | order 0 | | | | length of the run in frames |
 //! | Cpu: records of CPUs, see [`crate::cpu`] | order | | | | |

@@ -4,6 +4,8 @@
 //! Leaves of such a mapping have no folio. They are counted only if their frames came from
 //! [`crate::Memory::allocate_frames`], so that these are not freed while a program reaches them.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange};
 use crate::arch::{Arch, MemoryType};
@@ -198,13 +200,22 @@ impl<P: Platform> Memory<P> {
         size: u64,
         memory: MemoryType,
     ) -> Result<Object<'m, P>, Error> {
-        if P::Arch::memory_type(memory).is_none() {
-            return Err(Error::Invalid);
-        }
-        // SAFETY: 1. it is lent for 'm, the lifetime of all holders and of the last release.
-        let source = unsafe { Lent::source(source) };
-        add(self, Backing::Frames { source, memory }, size, Seals::SEAL)
+        new_object(self, source, size, memory)
     }
+}
+
+fn new_object<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    source: &'m dyn FrameSource,
+    size: u64,
+    memory_type: MemoryType,
+) -> Result<Object<'m, P>, Error> {
+    if P::Arch::memory_type(memory_type).is_none() {
+        return Err(Error::Invalid);
+    }
+    // SAFETY: 1. it is lent for 'm, the lifetime of all holders and of the last release.
+    let source = unsafe { Lent::source(source) };
+    add(memory, Backing::Frames { source, memory: memory_type }, size, Seals::SEAL)
 }
 
 impl<P: Platform> Object<'_, P> {

@@ -25,7 +25,7 @@ fn continues(low: &Vma, high: &Vma) -> bool {
         // Each VMA of a segment counts as an attachment, and a source of frames follows each VMA, so
         // they do not merge. Linux neither.
         && low.object().is_none_or(|object| object.segment().is_none())
-        && !low.has(MappingFlags::FRAMES)
+        && !low.has(MappingFlags::DONT_EXPAND)
         && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
         && match (low.group(), high.group()) {
             (None, None) => true,
@@ -37,7 +37,7 @@ fn continues(low: &Vma, high: &Vma) -> bool {
 /// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
 fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
-        && !vma.has(MappingFlags::FRAMES)
+        && !vma.has(MappingFlags::DONT_EXPAND)
         && vma.object_pointer() == purpose.holds().object
         && vma.group().is_none_or(|group| !group.is_inherited())
 }

@@ -275,7 +275,7 @@ enum AppliesTo {
     NotDroppable,
     /// VMAs of frames that are not the core's refuse the advice.
     CoreFrames,
-    /// Both kinds of VMAs refuse the advice.
+    /// VMAs with [`MappingFlags::DROPPABLE`] or [`MappingFlags::DONT_EXPAND`] refuse the advice.
     Dumpable,
     /// Other VMAs ignore the advice.
     Mergeable,
@@ -291,7 +291,7 @@ impl FlagChange {
             AppliesTo::NotDroppable if !vma.has(MappingFlags::DROPPABLE) => self.set,
             AppliesTo::CoreFrames if !vma.has(MappingFlags::FRAMES) => self.set,
             AppliesTo::Dumpable
-                if !flags.intersects(MappingFlags::DROPPABLE | MappingFlags::FRAMES) =>
+                if !flags.intersects(MappingFlags::DROPPABLE | MappingFlags::DONT_EXPAND) =>
             {
                 self.set
             }

@@ -184,8 +184,9 @@ fn change_entries<'op, P: Platform>(
     change: EntryChange,
 ) -> Result<(), Failure> {
     let locked = vma.has(MappingFlags::LOCKED);
-    // Nothing but a revoke removes leaves of frames that are not the core's, and none is guarded.
-    if vma.has(MappingFlags::FRAMES) && !matches!(change, EntryChange::RemoveGuards) {
+    let guards = matches!(change, EntryChange::InstallGuards | EntryChange::RemoveGuards);
+    // Only a revoke and an unmapping remove leaves of frames that are not the core's.
+    if vma.has(MappingFlags::FRAMES) || guards && vma.has(MappingFlags::DONT_EXPAND) {
         return Err(Error::Invalid.into());
     }
     match change {

@@ -62,6 +62,10 @@ bitflags! {
         const DROPPABLE = 1 << 4;
         /// The mapping is a stack, and does not use large folios (`MAP_STACK`).
         const STACK = 1 << 5;
+        /// A mapping that the embedder makes for itself in each program, like a vDSO: it never
+        /// grows, merges with no neighbor, and ignores locks (Linux: `VM_DONTEXPAND`). No flag of
+        /// `mmap(2)` asks for it.
+        const DONT_EXPAND = 1 << 6;
     }
 }
 

@@ -233,10 +233,10 @@ fn lock<P: Platform>(
     op.vmas.set_flags_in(range, |vma| lock_flags(vma, locks))
 }
 
-/// The mapping's flags with `locks` as its lock flags. Droppable mappings and those of frames that
-/// are not the core's are never locked, secret ones always.
+/// The mapping's flags with `locks` as its lock flags. Droppable mappings and those of the
+/// embedder's own are never locked, secret ones always.
 fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
-    let fixed = MappingFlags::DROPPABLE | MappingFlags::SECRET | MappingFlags::FRAMES;
+    let fixed = MappingFlags::DROPPABLE | MappingFlags::SECRET | MappingFlags::DONT_EXPAND;
     if vma.flags().intersects(fixed) {
         return vma.flags();
     }

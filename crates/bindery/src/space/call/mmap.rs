@@ -63,7 +63,7 @@ fn object_flags(object: &ObjectState) -> MappingFlags {
     if object.is_secret() {
         MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP
     } else if object.frames().is_some() {
-        MappingFlags::FRAMES | MappingFlags::DONT_DUMP
+        MappingFlags::FRAMES | MappingFlags::DONT_EXPAND | MappingFlags::DONT_DUMP
     } else {
         MappingFlags::empty()
     }
@@ -232,8 +232,12 @@ fn map_flags<P: Platform>(
         flags |= MappingFlags::LOCKED;
     }
     flags |= backing.flags;
-    if flags.contains(MappingFlags::FRAMES) {
-        // Such pages are always in memory; Linux ignores the lock.
+    flags.set(
+        MappingFlags::DONT_EXPAND,
+        flags.contains(MappingFlags::FRAMES) || asked.contains(MapFlags::DONT_EXPAND),
+    );
+    if flags.contains(MappingFlags::DONT_EXPAND) {
+        // The program has not made it; Linux ignores the lock.
         flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     }
     if asked.contains(MapFlags::DROPPABLE) {

@@ -438,7 +438,7 @@ fn check_collapsible<P: Platform>(vma: &Vma) -> Result<(), Error> {
     let possible = fits
         && aligned
         && uniform
-        && !vma.flags().intersects(MappingFlags::NO_HUGE | MappingFlags::FRAMES)
+        && !vma.flags().intersects(MappingFlags::NO_HUGE | MappingFlags::DONT_EXPAND)
         && (!vma.is_anonymous() || vma.group_pointer().is_some());
     // In minor mode, what the object has may become one folio.
     if !possible || vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {

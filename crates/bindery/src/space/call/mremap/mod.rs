@@ -86,7 +86,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::OutOfRange`], [`Error::Invalid`] (a source that stays and another length),
     /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
     /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`], [`Error::Fault`] (a
-    /// mapping of [`crate::FrameSource`] cannot grow), [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
+    /// mapping with [`crate::MapFlags::DONT_EXPAND`] cannot grow), [`Error::LockLimit`], [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
     /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. An error changes nothing, with three
     /// exceptions, as on Linux: mappings at a destination that the caller chose may be unmapped; so
     /// may the tail that a smaller length cuts off a mapping that was to move there; and of several
@@ -208,7 +208,7 @@ fn may_grow<P: Platform>(op: &Op<'_, '_, P>, vma: &Vma, plan: &RemapPlan) -> Res
     if end.is_none_or(|end| end > FolioIndex::END) {
         return Err(Error::Invalid);
     }
-    if vma.has(MappingFlags::FRAMES) {
+    if vma.has(MappingFlags::DONT_EXPAND) {
         return Err(Error::Fault(plan.source.end()));
     }
     let added = plan.added() >> PAGE_SHIFT;

@@ -101,7 +101,7 @@ impl RemapPlan {
         if source.is_empty() && tail.is_empty() && !flags.contains(MappingFlags::SHARED) {
             return Err(Error::NotShared);
         }
-        if remap.keeps_source() && flags.contains(MappingFlags::FRAMES) {
+        if remap.keeps_source() && flags.contains(MappingFlags::DONT_EXPAND) {
             return Err(Error::Invalid);
         }
         if source.end() > end {
