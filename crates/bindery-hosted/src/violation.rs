@@ -71,6 +71,17 @@ pub enum Violation {
         /// The translation in the tables.
         now: Translation,
     },
+    /// Two translations of programs to the same frames have different memory types: accesses through one need
+    /// not see those through the other (Arm ARM, "Mismatched memory attributes"; SDM volume 3A,
+    /// "Programming the PAT").
+    MixedTypes {
+        /// The access that loaded the new one.
+        place: Place,
+        /// The translation in the TLB, of any address space.
+        cached: Translation,
+        /// The translation in the tables.
+        now: Translation,
+    },
     /// A cached translation outlived its revocation: the tables no longer map the address in this
     /// way.
     StaleLeaf {
@@ -205,6 +216,9 @@ impl fmt::Display for Violation {
                 f,
                 "TLB conflict (missing flush or no break before make): {place}: cached {cached}; the tables say {now}"
             ),
+            Self::MixedTypes { place, cached, now } => {
+                write!(f, "two memory types: {place}: cached {cached}; the tables say {now}")
+            }
             Self::StaleLeaf { place, cached, now, why } => {
                 write!(f, "stale translation: {place}: {why}: cached {cached}; {}", Now(*now))
             }

@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
 use bindery::addr::Frame;
+use bindery::arch::{MemoryType, Permissions};
 use bindery::platform::{Cpu, Invalidation, Tables};
 
 use super::Refusal;
@@ -35,6 +36,8 @@ pub(crate) struct Strict<A> {
     pub(super) cpu: Cpu,
     pub(super) spaces: BTreeMap<u32, Space>,
     frames: FrameIndex,
+    /// The number of translations whose memory is not normal.
+    typed: usize,
     /// Chooses among the entries of a block; changes each time.
     choice: u64,
     arch: PhantomData<A>,
@@ -43,7 +46,7 @@ pub(crate) struct Strict<A> {
 impl<A: Walk> Strict<A> {
     pub(crate) fn new(cpu: Cpu) -> Self {
         let (spaces, frames) = Default::default();
-        Self { cpu, spaces, frames, choice: u64::from(cpu.0), arch: PhantomData }
+        Self { cpu, spaces, frames, typed: 0, choice: u64::from(cpu.0), arch: PhantomData }
     }
 
     pub(crate) fn translate(
@@ -134,12 +137,33 @@ impl<A: Walk> Strict<A> {
             }
             self.forget_leaf(place.root, &cached);
         }
+        let typed = leaf.memory != MemoryType::Normal;
+        if typed || self.typed > 0 {
+            self.compare_types(world, place, &leaf);
+        }
+        self.typed += usize::from(typed);
         self.space(place.root).leaves.insert(leaf.start, leaf);
         self.frames.add_leaf(place.root, &leaf);
     }
 
+    /// Reports translations of programs to the same frames, in any address space, with another memory
+    /// type. A kernel may know that its other mapping is not used (`ioremap_wc` beside the direct map).
+    fn compare_types(&self, world: World<'_>, place: Place, leaf: &Translation) {
+        for (root, start) in self.frames.leaves_to(Frame(leaf.frame), 1 << leaf.order) {
+            let cached = self.spaces.get(&root).and_then(|space| space.leaf(start));
+            let of_programs = |cached: &Translation| {
+                (cached.permissions & leaf.permissions).contains(Permissions::USER)
+            };
+            let other = cached.filter(of_programs).filter(|cached| cached.memory != leaf.memory);
+            if let Some(cached) = other {
+                world.log.report(Violation::MixedTypes { place, cached, now: *leaf });
+            }
+        }
+    }
+
     fn forget_leaf(&mut self, root: Frame, leaf: &Translation) {
-        self.space(root).leaves.remove(&leaf.start);
+        let removed = self.space(root).leaves.remove(&leaf.start);
+        self.typed -= usize::from(removed.is_some_and(|leaf| leaf.memory != MemoryType::Normal));
         self.frames.remove_leaf(root, leaf);
     }
 

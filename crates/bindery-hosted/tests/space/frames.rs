@@ -494,3 +494,29 @@ fn a_mapping_of_the_embedder_neither_grows_nor_merges() {
 fn next_page(at: VirtAddr) -> VirtAddr {
     VirtAddr(at.0 + PAGE_SIZE)
 }
+
+#[test]
+fn two_memory_types_of_a_frame_are_reported() {
+    let (machine, memory) = strict::<X86>(32 * MIB);
+    let driver = Driver::of(&[(0, DEVICE, 16)]);
+    let [registers, buffer] = [MemoryType::Device, MemoryType::WriteCombining]
+        .map(|kind| memory.frame_object(&driver, MIB, kind).unwrap());
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &registers, &shared(AT, PAGE_SIZE)).unwrap();
+    map(&space, &buffer, &shared(2 * AT, PAGE_SIZE)).unwrap();
+    let program = Program::new(&machine, &space);
+    program.load(VirtAddr(AT)).unwrap();
+    machine.assert_clean();
+    program.load(VirtAddr(2 * AT)).unwrap();
+    let found = machine.take_violations();
+    assert!(
+        matches!(found.as_slice(), [bindery_hosted::Violation::MixedTypes { .. }]),
+        "{found:?}"
+    );
+    // One after the other is right.
+    space.munmap(VirtAddr(AT), PAGE_SIZE).unwrap();
+    space.munmap(VirtAddr(2 * AT), PAGE_SIZE).unwrap();
+    map(&space, &registers, &shared(AT, PAGE_SIZE)).unwrap();
+    program.load(VirtAddr(AT)).unwrap();
+    audit(&machine, &memory, &[&space]);
+}

@@ -18,14 +18,15 @@ fn essential(flags: MappingFlags) -> MappingFlags {
 /// A VMA without an anon group of anonymous pages may take over its neighbor's, unless that one is
 /// inherited: the pages of an anon group above would be looked for in places where they cannot be.
 fn continues(low: &Vma, high: &Vma) -> bool {
+    let flags = low.flags();
     low.end() == high.start()
-        && essential(low.flags()) == essential(high.flags())
+        && essential(flags) == essential(high.flags())
         && low.object_pointer() == high.object_pointer()
         && low.userfault_pointer() == high.userfault_pointer()
         // Each VMA of a segment counts as an attachment, and a source of frames follows each VMA, so
         // they do not merge. Linux neither.
         && low.object().is_none_or(|object| object.segment().is_none())
-        && !low.has(MappingFlags::DONT_EXPAND)
+        && !flags.contains(MappingFlags::DONT_EXPAND)
         && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
         && match (low.group(), high.group()) {
             (None, None) => true,
@@ -37,7 +38,7 @@ fn continues(low: &Vma, high: &Vma) -> bool {
 /// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
 fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
-        && !vma.has(MappingFlags::DONT_EXPAND)
+        && !purpose.flags.contains(MappingFlags::DONT_EXPAND)
         && vma.object_pointer() == purpose.holds().object
         && vma.group().is_none_or(|group| !group.is_inherited())
 }

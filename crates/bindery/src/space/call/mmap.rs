@@ -232,10 +232,9 @@ fn map_flags<P: Platform>(
         flags |= MappingFlags::LOCKED;
     }
     flags |= backing.flags;
-    flags.set(
-        MappingFlags::DONT_EXPAND,
-        flags.contains(MappingFlags::FRAMES) || asked.contains(MapFlags::DONT_EXPAND),
-    );
+    if asked.contains(MapFlags::DONT_EXPAND) {
+        flags |= MappingFlags::DONT_EXPAND;
+    }
     if flags.contains(MappingFlags::DONT_EXPAND) {
         // The program has not made it; Linux ignores the lock.
         flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
