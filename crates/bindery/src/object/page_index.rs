@@ -16,25 +16,32 @@ use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PageIndex};
 
 /// The index of an object's pages, the records in flight between them and the pager, and the lock
 /// of both. Waiters for the lock spin: the index is read in read sections and with tables locked.
+///
+/// First comes all that a fault on shared memory writes.
+#[repr(C)]
 pub(crate) struct Pages {
     lock: RwLock,
+    /// The number of pages in memory, readable without the lock.
+    resident: AtomicU64,
     index: UnsafeCell<PageIndex>,
     in_flight: UnsafeCell<InFlight>,
     pub(super) ends: Ends,
-    /// The number of pages in memory, readable without the lock.
-    resident: AtomicU64,
     /// The number of pages in swap.
     swapped: AtomicU64,
 }
 
 impl Pages {
+    /// The offset of the byte after all that a fault writes.
+    #[cfg(test)]
+    pub(super) const FAULTED_END: usize = core::mem::offset_of!(Self, in_flight);
+
     pub(super) const fn new() -> Self {
         Self {
             lock: RwLock::new(),
+            resident: AtomicU64::new(0),
             index: UnsafeCell::new(PageIndex::new()),
             in_flight: UnsafeCell::new(InFlight::new()),
             ends: Ends::new(),
-            resident: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
         }
     }

@@ -89,7 +89,9 @@ pub struct Usage {
     pub pinned: u64,
 }
 
-/// The accounts and limits, readable at any time; usage changes with the mutex held.
+/// The accounts and limits, readable at any time; usage changes with the mutex held, and has a line of
+/// its own.
+#[repr(C, align(64))]
 pub(crate) struct Account {
     total: AtomicI64,
     peak: AtomicI64,
@@ -130,6 +132,10 @@ impl Default for Account {
 }
 
 impl Account {
+    /// The offset of the byte after the usage.
+    #[cfg(test)]
+    pub(super) const USAGE_END: usize = core::mem::offset_of!(Self, address_space_limit);
+
     pub(crate) fn set_limits(&self, limits: &Limits) {
         self.address_space_limit.store(limits.address_space, Ordering::Relaxed);
         self.data_limit.store(limits.data, Ordering::Relaxed);

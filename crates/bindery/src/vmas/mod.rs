@@ -71,12 +71,18 @@ pub(crate) struct Bounds {
 }
 
 /// The VMAs of an address space, with the mutex that guards changes, and the accounts.
+///
+/// The fields come in an order in which a call that changes the set writes three lines: the gaps of
+/// the index' head; the rest of the index, and the mutex; the usage. A fault reads none of them.
+#[repr(C, align(64))]
 pub(crate) struct VmaIndex<P: Platform> {
-    index: Index<Vma>,
-    mutex: Mutex<P::Mutex, ()>,
     minimum: VirtAddr,
     search_top: Option<VirtAddr>,
     maximum: AtomicUsize,
+    /// Lets the gaps of the index' head begin on a line.
+    _padding: [u64; 2],
+    index: Index<Vma>,
+    mutex: Mutex<P::Mutex, ()>,
     account: Account,
 }
 
@@ -84,11 +90,12 @@ impl<P: Platform> VmaIndex<P> {
     /// An empty set. `key` determines the shape of the index.
     pub(crate) fn new(key: [u64; 2], bounds: Bounds) -> Self {
         Self {
-            index: Index::new(key),
-            mutex: Mutex::new(()),
             minimum: bounds.minimum,
             search_top: bounds.search_top,
             maximum: AtomicUsize::new(bounds.maximum),
+            _padding: [0; 2],
+            index: Index::new(key),
+            mutex: Mutex::new(()),
             account: Account::default(),
         }
     }
@@ -227,5 +234,28 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
     /// Whether the index keeps its own invariants. For the auditor.
     pub(crate) fn check(&self) -> bool {
         self.vmas.index.check()
+    }
+}
+
+#[cfg(test)]
+mod layout {
+    use core::mem::offset_of;
+
+    use super::VmaIndex;
+    use super::limits::Account;
+    use crate::collections::range_skip_list::Index;
+    use crate::frame::tests::Machine;
+    use crate::vma::Vma;
+
+    const LINE: usize = 64;
+
+    #[test]
+    fn a_change_writes_three_lines() {
+        let gaps = offset_of!(VmaIndex<Machine>, index) + Index::<Vma>::WRITTEN;
+        assert_eq!(gaps % LINE, 0, "searches read what is before");
+        // The gaps fill a line; the rest of the index and the mutex follow on the next.
+        assert_eq!(offset_of!(VmaIndex<Machine>, mutex) / LINE, gaps / LINE + 1);
+        assert_eq!(offset_of!(VmaIndex<Machine>, account) % LINE, 0);
+        const { assert!(Account::USAGE_END <= LINE) };
     }
 }

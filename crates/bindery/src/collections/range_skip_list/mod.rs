@@ -99,36 +99,38 @@ pub(crate) const HEIGHT: usize = 9;
 /// change leaves more, a tower in their middle grows ([`Index::measure`]).
 const LINKS_BENEATH: usize = 32;
 
-/// The node's part of the index, embedded in the node.
+/// The node's part of the index, embedded in the node. First comes all that the lowest levels use,
+/// so that the writer reaches no further into most nodes.
+#[repr(C)]
 pub(crate) struct Links<T> {
-    /// The next tower on each level; null at the end. Unused above the height.
-    next: [AtomicPtr<T>; HEIGHT],
-    /// The widest gap below the link of level 1, 2, and so on. Only the writer reads it. The gap at
-    /// level 0 is not stored: it follows from the bounds.
-    widest: [AtomicU64; HEIGHT - 1],
     /// The number of levels that link this node. For the head, the number of levels that ever
     /// linked any node, at least two, so that the auditor always has a stored gap to compare.
     /// Readers begin there: one that sees too few finds the same node, since each level holds all
     /// nodes of those above it.
     height: AtomicU8,
+    /// The next tower on each level; null at the end. Unused above the height.
+    next: [AtomicPtr<T>; HEIGHT],
+    /// The widest gap below the link of level 1, 2, and so on. Only the writer reads it. The gap at
+    /// level 0 is not stored: it follows from the bounds.
+    widest: [AtomicU64; HEIGHT - 1],
 }
 
 impl<T> Links<T> {
     /// The links of a node that is in no index.
     pub(crate) const fn new() -> Self {
         Self {
+            height: AtomicU8::new(0),
             next: [const { AtomicPtr::new(ptr::null_mut()) }; HEIGHT],
             // All zeroes: the compiler clears the record in place, without a copy.
             widest: [const { AtomicU64::new(0) }; HEIGHT - 1],
-            height: AtomicU8::new(0),
         }
     }
 
     /// The links of the head of an empty index: the gap is the whole space.
     const fn of_head() -> Self {
         Self {
-            widest: [const { AtomicU64::new(u64::MAX) }; HEIGHT - 1],
             height: AtomicU8::new(2),
+            widest: [const { AtomicU64::new(u64::MAX) }; HEIGHT - 1],
             ..Self::new()
         }
     }
@@ -171,6 +173,10 @@ pub(crate) struct Spot<T> {
 ///
 /// The obligations of [`Index::insert`] make the use of the index sound; the methods marked
 /// "writer" need the writer lock for an exact answer.
+///
+/// Searches read the links of the head. Each change writes what follows: the gaps of the head, which
+/// fill a line of 64 bytes, and the rest.
+#[repr(C)]
 pub(crate) struct Index<T: Indexed> {
     head: Links<T>,
     count: AtomicUsize,
@@ -181,6 +187,10 @@ pub(crate) struct Index<T: Indexed> {
 }
 
 impl<T: Indexed> Index<T> {
+    /// The offset of the first word that each change writes.
+    #[cfg(test)]
+    pub(crate) const WRITTEN: usize = core::mem::offset_of!(Self, head.widest);
+
     /// An empty index whose tower heights `key` determines: numbers that programs do not know,
     /// though a search is short whatever they do.
     pub(crate) const fn new(key: [u64; 2]) -> Self {
