@@ -171,6 +171,21 @@ impl Chunks {
         depth: Depth<P::Arch>,
         own: Option<&Gather>,
     ) -> Option<Cursor<'a, 'm, P>> {
+        let part = self.next_part(page_table, own)?;
+        let mut cursor = page_table.unlocked_cursor(part);
+        cursor.lock(depth, own);
+        self.go_on_from(cursor.range().end());
+        Some(cursor)
+    }
+
+    /// The range that the locks of the next part are to begin with. The caller locks it, or its front,
+    /// and goes on from the end of that.
+    #[inline(always)]
+    pub(super) fn next_part<P: Platform>(
+        &mut self,
+        page_table: &PageTable<'_, P>,
+        own: Option<&Gather>,
+    ) -> Option<VirtRange> {
         let (start, end) = (self.range.start().0, self.range.end().0);
         let mut part = self.range;
         if start >= self.stop {
@@ -179,13 +194,7 @@ impl Chunks {
             self.stop = (start & !(size - 1)).saturating_add(size).min(end);
             part = VirtRange::raw(start, end);
         }
-        if part.is_empty() {
-            return None;
-        }
-        let part = VirtRange::raw(part.start().0, self.stop);
-        let cursor = page_table.cursor_beside(part, depth, own);
-        self.range = VirtRange::raw(cursor.range().end().0, end);
-        Some(cursor)
+        (!part.is_empty()).then(|| VirtRange::raw(part.start().0, self.stop))
     }
 }
 

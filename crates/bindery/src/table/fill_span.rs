@@ -72,7 +72,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let mut pool = TablePool::new(self.memory);
         let result = loop {
             let worked = {
-                let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
+                // As `Edit::unlocked_span`.
+                let mut cursor = self.unlocked_cursor(range);
+                cursor.lock(Depth::Floor(Level::PTE), None);
                 work(FillSpan { cursor: &mut cursor, pool: &mut pool })
             };
             match worked {

@@ -163,7 +163,20 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
     /// Called by every operation before it releases the mutex. (No other thread relies on that for
     /// the flush: a thread that locks a table meets the mark of the pending flush, see
     /// [`crate::tlb`].)
+    #[inline(always)]
     pub(crate) fn flush(&mut self) {
+        let (_, gather) = self.parts();
+        // Most calls have flushed with the tables locked, and freed no table.
+        if gather.is_stale() || !gather.is_done() {
+            self.flush_gathered();
+        } else {
+            gather.take_uncharge_before_unlock();
+        }
+    }
+
+    /// As [`Edit::flush`], with something to flush or to count down.
+    #[inline(never)]
+    fn flush_gathered(&mut self) {
         let mut flushed = self.flushed();
         if flushed.gather.take_uncharge_before_unlock() {
             flushed.drop_contents(|| {});

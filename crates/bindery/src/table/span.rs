@@ -44,9 +44,17 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
     // Always: as `PageTable::cursor`.
     #[inline(always)]
     pub(crate) fn span(&mut self, range: VirtRange, depth: Depth<P::Arch>) -> Span<'_, 'm, P> {
+        let mut span = self.unlocked_span(range);
+        span.lock(depth);
+        span
+    }
+
+    /// As [`Edit::span`], without the locks: the caller calls [`Span::lock`] where the span stays. The
+    /// compiler copies a span that is returned with its locks.
+    #[inline(always)]
+    pub(super) fn unlocked_span(&mut self, range: VirtRange) -> Span<'_, 'm, P> {
         let (page_table, gather) = self.parts();
-        let cursor = page_table.cursor_beside(range, depth, Some(&*gather));
-        Span { cursor, gather }
+        Span { cursor: page_table.unlocked_cursor(range), gather }
     }
 
     /// Locks the next of `chunks`. Flushes that are pending for this edit stay so.
@@ -57,12 +65,22 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         depth: Depth<P::Arch>,
     ) -> Option<Span<'_, 'm, P>> {
         let (page_table, gather) = self.parts();
-        let cursor = chunks.next(page_table, depth, Some(&*gather))?;
-        Some(Span { cursor, gather })
+        let part = chunks.next_part(page_table, Some(&*gather))?;
+        let mut span = Span { cursor: page_table.unlocked_cursor(part), gather };
+        span.lock(depth);
+        chunks.go_on_from(span.range().end());
+        Some(span)
     }
 }
 
 impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
+    /// Locks the range, once.
+    #[inline(always)]
+    pub(super) fn lock(&mut self, depth: Depth<P::Arch>) {
+        let Self { cursor, gather } = self;
+        cursor.lock(depth, Some(&**gather));
+    }
+
     /// The page table, the counters of this lock span, and the gather.
     #[inline(always)]
     pub(super) fn parts(&mut self) -> (&'e PageTable<'m, P>, &mut Counts, &mut Gather) {

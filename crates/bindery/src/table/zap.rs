@@ -70,7 +70,8 @@ pub(super) fn zap<P: Platform>(
     loop {
         // Mostly the whole span: one entry detaches a table with all tables below it. The edit's
         // own marks are flushed with the rest.
-        let mut span = edit.span(left, Depth::Edges);
+        let mut span = edit.unlocked_span(left);
+        span.lock(Depth::Edges);
         zap_locked(&mut span, range, WholeTables::Yielded, flush)?;
         left = VirtRange::raw(span.range().end().0, freeable.end().0);
         if left.is_empty() {

@@ -229,12 +229,18 @@ fn entry_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> V
 
 /// Descends without locks to the cover of `range`, not below `floor`.
 fn find_cover<T: LockTree>(tree: &T, range: VirtRange, floor: Level<T::Arch>) -> Node<T::Arch> {
-    tree.descend(range.start(), |node| {
-        let own = range.start().align_down(node.level.span());
-        let end = own.0.wrapping_add(node.level.span());
-        let strictly_inside = range.end().0 < end || range.end().0 == end && own < range.start();
-        node.level > floor && strictly_inside
-    })
+    let spread = spread(range);
+    tree.descend(range.start(), |node| node.level > floor && spread < node.level.span())
+}
+
+/// A number below the span of exactly those entries inside of which `range` lies, without being all
+/// of one. The range is not empty.
+#[inline]
+fn spread(range: VirtRange) -> u64 {
+    let (start, last) = (range.start().0, range.end().0 - 1);
+    // Two addresses are in one entry if they differ only in bits below its span. A range in it is not
+    // all of it if it is shorter.
+    u64::max(start ^ last, range.len())
 }
 
 /// The beginning of the span of the node that covers `range`.
@@ -343,5 +349,23 @@ pub(crate) fn lock_range<T: LockTree>(
             return cover;
         }
         tree.start_again();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{VirtRange, spread};
+
+    #[test]
+    fn a_range_spreads_over_entries_that_it_fills() {
+        let ranges = (0..64).flat_map(|start| (start + 1..=64).map(move |end| (start, end)));
+        for (start, end) in ranges {
+            for span in [1, 2, 4, 8, 16, 32, 64] {
+                let entry = start & !(span - 1);
+                let is_inside = end <= entry + span && (start, end) != (entry, entry + span);
+                let range = VirtRange::raw(start, end);
+                assert_eq!(spread(range) < span, is_inside, "{start} to {end}, {span}");
+            }
+        }
     }
 }
