@@ -99,8 +99,8 @@ impl Buddy {
         }
     }
 
-    /// Takes a block of `order`; its head is [`Kind::Raw`]. Frames leave the lists here and
-    /// in [`Buddy::take_for_front`].
+    /// Takes a block of `order`; its head is [`Kind::Raw`]. Frames leave the lists here, in
+    /// [`Buddy::take_ready`] and in [`Buddy::take_for_front`].
     #[inline]
     pub(super) fn allocate(
         &mut self,
@@ -111,18 +111,28 @@ impl Buddy {
         if self.available(purpose) < u64::from(order.min(MAX_ORDER).pages()) {
             return None;
         }
-        let frame = if order == Order::PAGE {
+        if order == Order::PAGE {
             if self.ready.first == self.ready.end {
                 self.make_ready(metas)?;
             }
-            let frame = Frame(self.ready.first);
-            self.ready.first += 1;
-            frame
-        } else {
-            self.take_or_join(metas, order)?
-        };
+            return self.take_ready(metas, purpose);
+        }
+        let frame = self.take_or_join(metas, order)?;
         metas.get(frame).reset(Kind::Raw, order);
         self.free_frames -= u64::from(order.pages());
+        Some(frame)
+    }
+
+    /// As [`Buddy::allocate`], of a frame that is ready. `None` also if none is.
+    #[inline(always)]
+    pub(super) fn take_ready(&mut self, metas: MetaArray, purpose: AllocateFor) -> Option<Frame> {
+        if self.ready.first == self.ready.end || self.available(purpose) == 0 {
+            return None;
+        }
+        let frame = Frame(self.ready.first);
+        self.ready.first += 1;
+        metas.get(frame).reset(Kind::Raw, Order::PAGE);
+        self.free_frames -= 1;
         Some(frame)
     }
 

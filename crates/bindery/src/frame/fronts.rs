@@ -56,6 +56,27 @@ impl<P: Platform> Allocator<P> {
         if self.has_fronts() {
             return self.take_with_fronts(order, purpose);
         }
+        if order == Order::PAGE
+            && let Some(frame) = self.take_ready(purpose)
+        {
+            return Some(frame);
+        }
+        self.take_without_fronts(order, purpose)
+    }
+
+    /// A frame that is ready, if no other CPU has the lists.
+    // Without a call, so that `take` saves no registers for it.
+    #[inline(always)]
+    fn take_ready(&self, purpose: AllocateFor) -> Option<Frame> {
+        let mut buddy = self.lists.buddy.try_lock()?;
+        let frame = buddy.take_ready(self.metas, purpose)?;
+        self.publish(&buddy);
+        self.note_taken(1);
+        Some(frame)
+    }
+
+    #[inline(never)]
+    fn take_without_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let frame = self.take_from_lists(order, purpose);
         // A thread that has read an older limit may have put frames into a front.
         if frame.is_none() && self.fronts.has_slots() {
