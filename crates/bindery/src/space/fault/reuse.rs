@@ -95,15 +95,12 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         let owner = OwnerMark::of(AnonGroup::as_owner(self.vma.group()));
         self.take_over(folio, owner);
-        let mut written = 0;
-        for (page, word) in (0..).zip(entries) {
-            let write = if page == number { Write::Now } else { Write::Later };
-            written += u32::from(make_writable::<P::Arch>(word, write));
-        }
-        if folio.order == Order::PAGE {
-            written += self.reuse_ahead(words, index, owner);
-        }
-        Some(written)
+        let written = u32::from(make_writable::<P::Arch>(&words[index.position()], Write::Now));
+        let others = match folio.order {
+            Order::PAGE => self.reuse_ahead(words, index, owner),
+            _ => make_leaves_writable::<P::Arch>(entries),
+        };
+        Some(written + others)
     }
 
     /// Makes base pages after `index` writable. Returns how many.
@@ -148,7 +145,8 @@ fn maps_whole<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) -
     Level::<A>::PTE.kind(head) == Kind::Leaf
         && A::frame(A::clear_contig(head, first)) == folio.head
         && A::are_leaves(entries, first, A::STEP, 0)
-        && !entries.iter().any(|word| A::is_contig(load(word)))
+        // The compiler keeps the loads, even where no leaf is in a contiguous run.
+        && (A::CONTIG_ENTRIES == 1 || !entries.iter().any(|word| A::is_contig(load(word))))
 }
 
 /// Whether a leaf that is not in a contiguous run allows writes.
@@ -168,6 +166,22 @@ fn make_writable<A: Arch>(word: &AtomicU64, write: Write) -> bool {
         A::replace_entry(word, old, |entry| A::make_writable(entry, write));
     }
     is_refused
+}
+
+/// Makes all entries of a folio writable before their writes. All are leaves, none of them in a
+/// contiguous run. Returns how many were not.
+// Not part of its caller, which has no registers left for the loop.
+#[inline(never)]
+fn make_leaves_writable<A: Arch>(entries: &[AtomicU64]) -> u32 {
+    let mut written = 0;
+    for word in entries {
+        let old = load(word);
+        if !A::attributes(old).permissions.contains(Permissions::WRITE) {
+            A::replace_entry(word, old, |entry| A::make_writable(entry, Write::Later));
+            written += 1;
+        }
+    }
+    written
 }
 
 #[inline(always)]
