@@ -21,10 +21,10 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         let PageRange { first, end } = pages;
         object.invalidate_lock.with_read(memory.platform(), |_| {
-            let next = |index: &PageIndex| index.next_swapped(first, end);
+            let next = |index: &PageIndex| index.next_swapped_up_to(first, end, most);
             let run = object.pages.look(memory.platform(), next);
             let Some(run) = run else { return Some(end) };
-            let end = run.page + u64::from(run.count).min(most);
+            let end = run.page + u64::from(run.count);
             let mut page = run.page;
             while page < end {
                 page = bring_in(memory, object, page, orders, Sources::All)?;

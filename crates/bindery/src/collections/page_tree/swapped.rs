@@ -68,11 +68,17 @@ impl PageIndex {
     /// The first run of pages in swap at or after `from`, cut off at `end`. O(h), and one step for
     /// each of its pages.
     pub(crate) fn next_swapped(&self, from: u64, end: u64) -> Option<SwappedRun> {
+        self.next_swapped_up_to(from, end, u64::MAX)
+    }
+
+    /// As [`PageIndex::next_swapped`], of a run that is cut off after `most` pages, at least 1.
+    pub(crate) fn next_swapped_up_to(&self, from: u64, end: u64, most: u64) -> Option<SwappedRun> {
         if from >= end {
             return None;
         }
         let (page, words) = self.seek_swapped(from).filter(|(page, _)| *page < end)?;
         let first = SwapSlot::in_word(words[slot(page, 0)])?;
+        let end = end.min(page.saturating_add(most));
         Some(SwappedRun { page, first, count: self.swapped_length(page, first, end) })
     }
 

@@ -153,6 +153,8 @@ impl Both {
         let swapped = index.next_swapped(page, end);
         let swapped = swapped.map(|run| (run.page, Place::Swap(run.first), run.count));
         assert_eq!(swapped, self.next(page, end, true));
+        let cut = index.next_swapped_up_to(page, end, 3).map(|run| (run.page, run.count));
+        assert_eq!(cut, swapped.map(|(page, _, count)| (page, count.min(3))));
         let used = self.model.range(page..end.max(page)).next().map(|(page, _)| *page);
         assert_eq!(index.next_used(page, end), used);
         let limit = end - page;
@@ -213,5 +215,9 @@ fn swapped_pages_are_found_without_resident_ones() {
     let (found, looks) = looked_at(&mut world, |index| index.next_swapped(0, u64::MAX));
     assert_eq!(found.map(|run| (run.page, run.count)), Some((390, 2)));
     assert!(looks < 12, "{looks} nodes and slots");
+    world.index.send_out(0, slot(100), 390);
+    let (found, looks) = looked_at(&mut world, |index| index.next_swapped_up_to(5, u64::MAX, 4));
+    assert_eq!(found.map(|run| (run.page, run.count)), Some((5, 4)));
+    assert!(looks < 16, "{looks} nodes and slots, whatever the length of the run");
     world.finish();
 }
