@@ -230,8 +230,22 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// As [`Cursor::next_run`], but tables that the range covers whole may be runs themselves.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_run_or_table(
+        &mut self,
+        equal: Equal,
+        tables: WholeTables,
+    ) -> Result<Option<Run<P::Arch>>, NoMemory> {
+        // The end of the range calls no function.
+        if self.at >= self.range.end().0 {
+            return Ok(None);
+        }
+        self.following_run(equal, tables)
+    }
+
+    /// As [`Cursor::next_run_or_table`], before the end of the range.
+    #[inline]
+    fn following_run(
         &mut self,
         equal: Equal,
         tables: WholeTables,

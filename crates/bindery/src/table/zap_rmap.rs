@@ -64,15 +64,14 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         if part.is_empty() {
             return;
         }
+        if node.level == Level::PTE {
+            // SAFETY: 1. the caller's obligation 1.
+            unsafe { self.leaves_in(node.table, part) };
+            return;
+        }
         let first = node.level.index_of(part.start());
         let last = node.level.index_of(VirtAddr(part.end().0 - 1));
         let meta = self.memory.frames.table(node.table);
-        if node.level == Level::PTE {
-            // SAFETY: 1. a table of leaves, locked (the caller's obligation 1).
-            let dropped = unsafe { self.leaves(node.table, first..last + 1) };
-            meta.change_entry_count(0, dropped);
-            return;
-        }
         for index in first.up_to(last + 1) {
             // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller's obligation
             // 1.
@@ -96,6 +95,21 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 Kind::Empty | Kind::Leaf => {}
             }
         }
+    }
+
+    /// Drops and clears the suspended entries of `part`, a part of the span of a table of level 1.
+    ///
+    /// # Safety
+    /// 1. The caller holds the table's lock.
+    unsafe fn leaves_in(&mut self, table: Frame, part: VirtRange) {
+        if part.is_empty() {
+            return;
+        }
+        let first = P::Arch::PTE.index_of(part.start());
+        let last = P::Arch::PTE.index_of(VirtAddr(part.end().0 - 1));
+        // SAFETY: 1. a table of leaves, locked (the caller's obligation 1).
+        let dropped = unsafe { self.leaves(table, first..last + 1) };
+        self.memory.frames.table(table).change_entry_count(0, dropped);
     }
 
     /// Drops all entries of a detached table that do not refer to tables. Readers may still see the
@@ -271,6 +285,11 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
     let base = cursor.range().start().align_down(node.level.table_span());
     let mut batch = memory.free_batch();
     let mut zap = RmapZap::suspended(memory, &mut batch, &mut cursor.counts);
+    if node.level == Level::PTE {
+        // SAFETY: 1. the cursor holds the lock of the table, which spans its range.
+        unsafe { zap.leaves_in(node.table, part) };
+        return;
+    }
     // SAFETY: 1. the cursor holds the locks of the tables of its range, from this one down.
     unsafe { zap.range(node, base, part) };
 }
