@@ -9,7 +9,7 @@ use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Advice, Error, FaultError, FileAccess, FramePiece, FrameRange,
     FrameSource, Inspection, LockPages, MapFlags, MapObject, MapRequest, Memory, Object, PinError,
-    PinTime, Protection, Remap, Resolved, Seals, Sharing,
+    PinTime, Protection, Remap, Residence, Resolved, Seals, Sharing,
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
 use bindery_linux::proc::{self, Unnamed};
@@ -99,6 +99,7 @@ on_every_architecture! {
     pieces_are_mapped_as_large_as_entries_can => largest_pieces;
     all_calls_keep_the_memory_type => kept_type;
     frames_of_the_embedder_stay_while_a_program_maps_them => embedder_frames;
+    a_run_of_shown_frames_ends_before_a_folio => beside_a_folio;
     after_a_revoke_the_source_is_asked_again => revoked;
     faults_beside_revokes_see_no_frame_of_before => revoked_beside_faults;
 }
@@ -241,6 +242,55 @@ fn embedder_frames<A: Walk>() {
     audit(&machine, &memory, &[&one]);
 }
 
+/// The frame of an anonymous page follows that of the embedder's block, at the next address.
+fn beside_a_folio<A: Walk>() {
+    for (hides, ends) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (machine, memory) = strict::<A>(32 * MIB);
+        // All blocks of one page that programs get next are consecutive: one of them is the driver's.
+        let blocks: Vec<_> = (0..8).map(|_| memory.allocate_frames(Order(0)).unwrap()).collect();
+        let shown = blocks[3].first;
+        let driver = Driver::of(&[(0, shown, 1)]);
+        let object = memory.frame_object(&driver, PAGE_SIZE, MemoryType::Normal).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        map(&space, &object, &shared(AT, PAGE_SIZE)).unwrap();
+        space.fault(VirtAddr(AT), Access::Write).unwrap();
+        // A neighbor in the same table keeps it.
+        space.mmap(&fixed(AT + 8 * PAGE_SIZE, PAGE_SIZE)).unwrap();
+        space.fault(VirtAddr(AT + 8 * PAGE_SIZE), Access::Write).unwrap();
+        for block in &blocks {
+            if block.first == shown.plus(1) {
+                // SAFETY: 1. and 2. the test allocated it, and never used it.
+                assert!(unsafe { memory.free_frames(*block) });
+            }
+        }
+        // Pages are touched elsewhere until the frame that follows is the next.
+        space.mmap(&fixed(2 * AT, 64 * PAGE_SIZE)).unwrap();
+        let mut next = None;
+        for page in 0..64 {
+            space.fault(VirtAddr(2 * AT + page * PAGE_SIZE), Access::Write).unwrap();
+            if leaf(&space, 2 * AT + page * PAGE_SIZE).unwrap().0 == shown.plus(1) {
+                next = Some(VirtAddr(2 * AT + page * PAGE_SIZE));
+                break;
+            }
+        }
+        let next = next.expect("the freed frame is used again");
+        space.mremap(next, PAGE_SIZE, PAGE_SIZE, Remap::To(VirtAddr(AT + PAGE_SIZE))).unwrap();
+        assert_eq!(leaf(&space, AT + PAGE_SIZE).unwrap().0, shown.plus(1));
+        if hides {
+            space.mprotect(VirtAddr(AT), 2 * PAGE_SIZE, Protection::empty()).unwrap();
+        }
+        let before = space.resident().total();
+        if ends {
+            drop(space);
+            audit(&machine, &memory, &[]);
+        } else {
+            space.munmap(VirtAddr(AT), 2 * PAGE_SIZE).unwrap();
+            assert_eq!(space.resident().total(), before - 1);
+            audit(&machine, &memory, &[&space]);
+        }
+    }
+}
+
 fn revoked<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let [old, new] = [(); 2].map(|()| memory.allocate_frames(Order(2)).unwrap());
@@ -365,6 +415,7 @@ fn calls_have_the_answers_of_linux() {
         let mut bytes = [0];
         assert_eq!(space.read_foreign(at, &mut bytes), Err(FaultError::Protection));
         assert_eq!(space.read_user(at, &mut bytes), Err(FaultError::Protection));
+        space.mincore(at, length, |there, _| assert_eq!(there, Residence::Absent)).unwrap();
         let mut text = String::new();
         proc::smaps(&space, &Unnamed, &mut text).unwrap();
         assert!(text.contains("Rss:                   0 kB\n"), "{text}");

@@ -121,6 +121,9 @@ impl<P: Platform> Told<'_, '_, P> {
         let soft_dirty = self.view.flags().contains(MappingFlags::SOFT_DIRTY);
         let everywhere = if soft_dirty { SOFT_DIRTY } else { 0 };
         words.fill(everywhere);
+        if self.view.flags().contains(MappingFlags::FRAMES) {
+            return words.len();
+        }
         self.view.for_each_run(self.part, |run| {
             let first = (run.range().start().0 - self.part.start().0) >> PAGE_SHIFT;
             let first = first as usize;

@@ -68,7 +68,9 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they came from such a
-    /// call, and no program maps one ([`crate::FrameSource`]); anything else stays as it is.
+    /// call, and no program maps one ([`crate::FrameSource`]); anything else stays as it is. Leaves
+    /// are counted down at the end of an unmapping. So frames that were revoked may be refused for a
+    /// moment, while another thread ends a `munmap` or an address space.
     ///
     /// Context: spins. Complexity: constant.
     ///
@@ -103,15 +105,15 @@ impl<P: Platform> Memory<P> {
         }
         let taken = meta::state_of(meta::Kind::Embedder, order);
         let raw = meta::state_of(meta::Kind::Raw, order);
+        // Before the state changes: an unmapping finds the block by it. A program may still map some
+        // frames, until the source revokes them; after that, the count only falls.
+        if self.frames.meta(frames.first).word.load(Ordering::Acquire) != 0 {
+            return false;
+        }
         // In one step: if two threads free the same frames, only one of them succeeds.
         let state = &self.frames.meta(frames.first).state;
-        let mut known =
+        let known =
             state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if known && self.frames.meta(frames.first).word.load(Ordering::Acquire) != 0 {
-            // A program still maps some of them: its source revokes them first.
-            state.store(taken, Ordering::Relaxed);
-            known = false;
-        }
         if known {
             // SAFETY: 1. the state said so, and says so no more; 2. the caller's obligation 2.
             unsafe { self.frames.free(frames.first, order) };
@@ -124,10 +126,22 @@ impl<P: Platform> Memory<P> {
 /// that no block is freed while a program maps a part of it. Zero pages, and frames that are not of
 /// the memory, have no counts.
 impl<P: Platform> Memory<P> {
-    /// Whether programs may map these frames through a [`crate::FrameSource`]: none of them is used
-    /// by the core.
+    /// Whether programs may map these frames through a [`crate::FrameSource`]: none of them is one
+    /// that the memory allocates for the core.
     pub(crate) fn may_show(&self, frames: FrameRange) -> bool {
         self.each_block(frames, |block, _| block.is_some())
+    }
+
+    /// The length of a run of leaves without a folio that begins with `frame`, at most `limit`: it
+    /// ends before a frame of the core's, which may be a folio of the next mapping.
+    #[cold]
+    pub(crate) fn shown_limit(&self, frame: Frame, limit: u32) -> u32 {
+        let mut length = 0;
+        self.each_block(FrameRange { first: frame, count: limit }, |block, count| {
+            length += if block.is_some() { count } else { 0 };
+            block.is_some()
+        });
+        length.max(1)
     }
 
     /// Counts new leaves of these frames, which may be shown.

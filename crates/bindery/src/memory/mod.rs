@@ -347,7 +347,7 @@ impl<P: Platform> Memory<P> {
                 (limit.min(left), P::Arch::STEP)
             }
             None => match self.huge_zero.pages_from(frame, self.huge_order()) {
-                0 => (limit, P::Arch::STEP),
+                0 => (self.shown_limit(frame, limit), P::Arch::STEP),
                 left => (limit.min(left), P::Arch::STEP),
             },
         }

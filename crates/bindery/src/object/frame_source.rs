@@ -67,8 +67,9 @@ impl FramePiece {
 /// # Context
 /// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`
 /// held for reading, on any CPU, for several pages at once. It answers from what it knows, and calls
-/// nothing of the core. The two notices are called with the mutex of an address space held; they
-/// call nothing of the core either.
+/// nothing of the core. The two notices may be called with the mutex of an address space and locks of
+/// the object held. So they take innermost spin locks at most, and call nothing of the core either.
+/// [`Object::revoke`] is called without a lock that one of the three takes.
 ///
 /// # Safety
 /// 1. Programs may read and write the frames of a piece, as their mappings allow, from the answer on
@@ -221,8 +222,8 @@ fn new_object<'m, P: Platform>(
 impl<P: Platform> Object<'_, P> {
     /// Unmaps `length` bytes from `offset` on in all programs, in whole pages, and flushes every TLB.
     /// A later access asks the [`FrameSource`] again, which therefore forgets or replaces the frames
-    /// first. When this returns, no program and no TLB reaches a frame that the source had named
-    /// before. (Linux: `unmap_mapping_range`.)
+    /// first. When this returns, no program reaches a frame that the source had named before. A length
+    /// of zero revokes nothing. (Linux: `unmap_mapping_range`, where it means the rest.)
     ///
     /// Needs no memory, and always succeeds for such an object.
     ///
@@ -235,6 +236,9 @@ impl<P: Platform> Object<'_, P> {
         let object = self.state();
         if object.frames().is_none() {
             return Err(Error::Invalid);
+        }
+        if length == 0 {
+            return Ok(());
         }
         let end = offset.saturating_add(length);
         let pages = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };

@@ -9,13 +9,10 @@ use super::settings::Settings;
 use crate::vma::MappingFlags;
 
 /// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
-/// only private memory is merged, and none that may vanish.
+/// only private memory is merged, none that may vanish, and none of the embedder's own.
 pub(super) fn mergeable(flags: MappingFlags) -> MappingFlags {
-    if flags.intersects(MappingFlags::SHARED | MappingFlags::DROPPABLE) {
-        MappingFlags::empty()
-    } else {
-        MappingFlags::MERGEABLE
-    }
+    let others = MappingFlags::SHARED | MappingFlags::DROPPABLE | MappingFlags::DONT_EXPAND;
+    if flags.intersects(others) { MappingFlags::empty() } else { MappingFlags::MERGEABLE }
 }
 
 impl<P: Platform> AddressSpace<'_, P> {

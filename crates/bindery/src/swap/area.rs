@@ -194,6 +194,8 @@ impl<P: Platform> SlotArea<P> {
 
     /// Resumes the allocation of slots.
     pub(super) fn resume(&self) {
+        // Under the lock: an area that is being turned off would allocate for ever.
+        let _lists = self.lock_lists();
         self.allocates.store(self.is_on(), Release);
     }
 

@@ -1,6 +1,6 @@
 //! The requests of an area that a device has: a table of 32, each for one folio, in eight groups.
 //!
-//! A CPU takes a request of the group that its number selects, so that two CPUs share no line for
+//! A CPU takes a request of the group that its number selects, so that two CPUs of the first eight share no line for
 //! their requests; if that group is full, of any other.
 //!
 //! A folio with word-filled pages is written in *pieces*, the runs between them; one request counts
@@ -86,17 +86,22 @@ impl Group {
 }
 
 /// The table of an area.
-pub(super) struct Requests([Group; GROUPS]);
+pub(super) struct Requests {
+    groups: [Group; GROUPS],
+    /// Not 0: a group may have requests of CPUs that use another one first. A word that is mostly
+    /// read.
+    overflowed: AtomicU32,
+}
 
 impl Requests {
     pub(super) const fn new() -> Self {
-        Self([const { Group::new() }; GROUPS])
+        Self { groups: [const { Group::new() }; GROUPS], overflowed: AtomicU32::new(0) }
     }
 
     /// The group of a request, and the request's number there.
     pub(super) fn group(&self, number: u32) -> (&Group, u32) {
         let (group, number) = (number as usize / GROUP, number % GROUP as u32);
-        (&self.0[group % GROUPS], number)
+        (&self.groups[group % GROUPS], number)
     }
 
     /// The number of the group that a CPU uses first.
@@ -109,38 +114,48 @@ impl Requests {
     pub(super) fn take(&self, cpu: Option<Cpu>) -> Option<u32> {
         let first = Self::of_cpu(cpu);
         (first..GROUPS).chain(0..first).find_map(|group| {
-            let number = self.0[group].take()?;
+            let number = self.groups[group].take()?;
+            if group != first {
+                self.overflowed.store(1, Relaxed);
+            }
             Some((group * GROUP) as u32 + number)
         })
     }
 
     /// Whether [`Requests::take`] would find one; may be outdated.
     pub(super) fn has_free(&self) -> bool {
-        self.0.iter().any(Group::has_free)
+        self.groups.iter().any(Group::has_free)
     }
 
     /// Whether the device is idle, and all its completions were processed.
     pub(super) fn is_idle(&self) -> bool {
-        self.0.iter().all(Group::is_idle)
+        self.groups.iter().all(Group::is_idle)
     }
 
     /// The pages that the device is writing, and those that it is reading without a waiting thread.
     /// Acquire: a thread that reads 0 finds the folios unlocked.
     pub(super) fn pages(&self) -> (u64, u64) {
         let sum = |word: fn(&Group) -> &AtomicU32| {
-            self.0.iter().map(|group| u64::from(word(group).load(Acquire))).sum()
+            self.groups.iter().map(|group| u64::from(word(group).load(Acquire))).sum()
         };
         (sum(|group| &group.writing), sum(|group| &group.reading))
     }
 
     /// Takes the completed writes, and the completed reads for which no thread waits; with a CPU,
-    /// only those of its group.
+    /// only those of its group, unless requests have overflowed a group: no CPU may have the group
+    /// of such a request.
     pub(super) fn take_done(&self, cpu: Option<Cpu>) -> u32 {
-        let done = |group: usize| self.0[group].take_done() << (group * GROUP);
-        match cpu {
-            Some(_) => done(Self::of_cpu(cpu)),
-            None => (0..GROUPS).fold(0, |all, group| all | done(group)),
+        let done = |group: usize| self.groups[group].take_done() << (group * GROUP);
+        if cpu.is_some() && self.overflowed.load(Relaxed) == 0 {
+            return done(Self::of_cpu(cpu));
         }
+        let all = (0..GROUPS).fold(0, |all, group| all | done(group));
+        // Before the look: a request that is taken after it marks the table again.
+        self.overflowed.store(0, Relaxed);
+        if all != 0 || !self.is_idle() {
+            self.overflowed.store(1, Relaxed);
+        }
+        all
     }
 }
 

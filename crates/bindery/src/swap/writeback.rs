@@ -140,16 +140,15 @@ fn send_to_device<P: Platform>(
     // A device without a queue is done by now. So its writes take one request at a time, and the
     // caller counts the folio as freed. If another thread was faster, the number may be that of
     // another folio's request by now.
-    let evicted = area.finish_one(memory, place.area, number);
-    memory.swap.note_completion(memory.platform());
-    match evicted {
-        Some(evicted) if evicted == folio => true,
-        Some(other) => {
-            memory.frames.folio(other).free_frozen_into(&mut memory.free_batch());
-            false
+    let mut is_own = false;
+    area.finish_one(memory, place.area, number, |evicted| {
+        is_own = evicted == folio;
+        if !is_own {
+            memory.frames.folio(evicted).free_frozen_into(&mut memory.free_batch());
         }
-        None => false,
-    }
+    });
+    memory.swap.note_completion(memory.platform());
+    is_own
 }
 
 /// Records that a device has completed a request, and wakes the threads that wait for it.
@@ -221,22 +220,32 @@ impl<P: Platform> SlotArea<P> {
     /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
     /// the number of freed pages.
     fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
-        let Some(folio) = self.finish_one(memory, area_number, number) else { return 0 };
-        memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
-        u64::from(folio.pages())
+        let mut freed = 0;
+        self.finish_one(memory, area_number, number, |folio| {
+            memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
+            freed = u64::from(folio.pages());
+        });
+        freed
     }
 
-    /// As [`SlotArea::finish_request`]. Returns the folio if it is the caller's now, frozen.
-    fn finish_one(&self, memory: &Memory<P>, area_number: u8, number: u32) -> Option<Folio> {
+    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now,
+    /// frozen. The request ends after that: a thread that waits for the writes finds the frames free.
+    fn finish_one(
+        &self,
+        memory: &Memory<P>,
+        area_number: u8,
+        number: u32,
+        evicted: impl FnOnce(Folio),
+    ) {
         let (group, number_there) = self.requests.group(number);
         if group.is_around(number_there) {
             self.finish_early_read(memory, number);
-            return None;
+            return;
         }
         let number = number_there;
         let succeeded = group.result(number) == Some(true);
-        let folio = memory.frames.folio_of(group.head(number))?;
-        let mut evicted = false;
+        let Some(folio) = memory.frames.folio_of(group.head(number)) else { return };
+        let mut is_evicted = false;
         let first = group.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
         match (lock_written(memory, folio, slots), memory.frames.folio(folio).swap_place()) {
@@ -249,7 +258,7 @@ impl<P: Platform> SlotArea<P> {
             (Some(lock), Some(place)) if succeeded => {
                 cpu::note_swapped_out(memory, folio.pages());
                 let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
-                evicted = finish_write_out(memory, lock.with_reference(), place, Some(&written));
+                is_evicted = finish_write_out(memory, lock.with_reference(), place, Some(&written));
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
@@ -258,11 +267,14 @@ impl<P: Platform> SlotArea<P> {
                 drop(lock.with_reference());
             }
         }
-        // Release: the folio is unlocked.
-        group.end_writing(folio.pages());
+        let pages = folio.pages();
+        if is_evicted {
+            evicted(folio);
+        }
+        // Release: the folio is unlocked, and freed if it was evicted.
+        group.end_writing(pages);
         // Last: a device knows no folio of an area whose requests are all free.
         group.free(number);
-        evicted.then_some(folio)
     }
 
     /// Waits until the device of the stopped area is idle.

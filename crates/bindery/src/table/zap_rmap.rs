@@ -240,7 +240,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let mut count = 1;
         if !self.memory.is_zero(frame) {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            let entries = &entries[index.position()..];
+            let limit = self.memory.shown_limit(frame, entries.len() as u32 - index.number());
+            let entries = &entries[index.positions(limit)];
             (count, _) = P::Arch::match_leaves(entries, index, equal, step, self.missing);
             self.memory.unmap_uncounted(frame, count);
         }

@@ -87,6 +87,8 @@ fn mincore<P: Platform>(
         let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
         if vma.has(MappingFlags::HIDES_RESIDENCE) {
             (report.tell)(Residence::Resident, part.pages());
+        } else if vma.has(MappingFlags::FRAMES) {
+            (report.tell)(Residence::Absent, part.pages());
         } else {
             report.part(vma, part);
         }

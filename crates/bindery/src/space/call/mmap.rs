@@ -235,8 +235,8 @@ fn map_flags<P: Platform>(
     if asked.contains(MapFlags::DONT_EXPAND) {
         flags |= MappingFlags::DONT_EXPAND;
     }
-    if flags.contains(MappingFlags::DONT_EXPAND) {
-        // The program has not made it; Linux ignores the lock.
+    if flags.contains(MappingFlags::DONT_EXPAND) && !flags.contains(MappingFlags::SECRET) {
+        // Linux ignores the lock of a special mapping.
         flags -= MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     }
     if asked.contains(MapFlags::DROPPABLE) {
@@ -319,7 +319,11 @@ pub(in crate::space) fn map<P: Platform>(
     let grows = asked.contains(MapFlags::GROWS_DOWN);
     let droppable = asked.contains(MapFlags::DROPPABLE);
     // Linux checks the limit before it finds that such memory is not locked.
-    let locked = if droppable { op.space.future_locks.get() } else { flags };
+    let locked = if droppable || flags.contains(MappingFlags::FRAMES) {
+        op.space.future_locks.get()
+    } else {
+        flags
+    };
     if locked.contains(MappingFlags::LOCKED) {
         account.may_lock(range.pages())?;
     }

@@ -360,6 +360,10 @@ fn scan_part<P: Platform>(
     if !protectable && walk.scan.refuses_others {
         return Err(Error::AccessDenied.into());
     }
+    if vma.has(MappingFlags::FRAMES) {
+        walk.at = part.end();
+        return Ok(());
+    }
     let mut common = PageCategories::empty();
     common.set(PageCategories::PROTECTABLE, protectable);
     common.set(PageCategories::SOFT_DIRTY, vma.has(MappingFlags::SOFT_DIRTY));

@@ -126,6 +126,11 @@ impl<P: Platform> Pools<P> {
             self.lacked_memory.store(result == Err(StoreError::NoMemory), Relaxed);
             u64::from(result.is_ok())
         });
+        if result == Err(StoreError::NoMemory) {
+            // Another search may have ended before this thread returned the credit of a frame that
+            // it did not get. Its verdict is about the limit, and would outlast the shortage.
+            self.lacked_memory.store(true, Relaxed);
+        }
         result
     }
 
@@ -201,6 +206,12 @@ impl<P: Platform> Pools<P> {
             part.pool.lock().return_credit(&self.quota);
             part.workspace.free_if_idle(frames);
         }
+    }
+
+    /// The frames that all pools were granted, at one moment.
+    #[cfg(test)]
+    pub(super) fn granted(&self) -> u64 {
+        self.quota.granted()
     }
 
     /// Verifies the lists of all pools, and that the frames they were granted are those of the

@@ -134,14 +134,19 @@ impl<P: Platform> Workspaces<P> {
         own: Option<&StorePart<P>>,
         work: impl FnOnce(&mut Workspace) -> R,
     ) -> Option<R> {
-        let slots = || own.map(|part| &part.workspace).into_iter().chain(&self.0);
-        let idle = slots().find_map(|slot| {
+        // The reserve has frames for the shared ones only.
+        let own = own.map(|part| (&part.workspace, AllocateFor::Use));
+        let slots = || {
+            let shared = self.0.iter().map(|slot| (slot, AllocateFor::Reclaim));
+            own.into_iter().chain(shared)
+        };
+        let idle = slots().find_map(|(slot, purpose)| {
             let mut head = slot.0.try_lock()?;
-            *head = head.or_else(|| make(frames));
+            *head = head.or_else(|| make(frames, purpose));
             head.is_some().then_some(head)
         });
-        let head =
-            idle.or_else(|| slots().map(|slot| slot.0.lock()).find(|head| head.is_some()))?;
+        let mut locked = slots().map(|(slot, _)| slot.0.lock());
+        let head = idle.or_else(|| locked.find(|head| head.is_some()))?;
         let mut workspace = frames.platform().direct_map((*head)?).cast::<Workspace>();
         // SAFETY: `make` has built it there, and it is reached only through its slot, which is
         // locked.
@@ -169,8 +174,8 @@ impl<P: Platform> Workspaces<P> {
 
 /// Builds a workspace in frames of its own, and returns the first of them.
 #[cold]
-fn make<P: Platform>(frames: &Frames<P>) -> Option<Frame> {
-    let head = frames.allocate(ORDER, AllocateFor::Reclaim)?;
+fn make<P: Platform>(frames: &Frames<P>, purpose: AllocateFor) -> Option<Frame> {
+    let head = frames.allocate(ORDER, purpose)?;
     frames.meta(head).reset(Kind::Compressed, ORDER);
     frames.platform().zero(head, ORDER.pages());
     let workspace = frames.platform().direct_map(head).cast::<Workspace>().as_ptr();

@@ -157,7 +157,7 @@ fn threads_of_several_cpus_keep_to_the_limit() {
                     if let Ok(handle) = unsafe { store.store(frames, page) } {
                         live.push((handle, seed));
                     }
-                    assert!(store.usage().frames_used <= LIMIT);
+                    assert!(store.pools.granted() <= LIMIT);
                     if live.len() > 12 || round % 3 == 0 && !live.is_empty() {
                         let (handle, seed) = live.swap_remove(round as usize % live.len());
                         // A page is freed by a CPU that has not stored it, now and then.
