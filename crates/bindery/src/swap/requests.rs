@@ -1,7 +1,7 @@
 //! The requests of an area that a device has: a table of 32, each for one folio, in eight groups.
 //!
-//! A CPU takes a request of the group that its number selects, so that two CPUs of the first eight share no line for
-//! their requests; if that group is full, of any other.
+//! A CPU takes a request of the group that its number selects; if that group is full, of any other.
+//! So two of the first eight CPUs share no line for their requests.
 //!
 //! A folio with word-filled pages is written in *pieces*, the runs between them; one request counts
 //! them. Nothing is allocated when memory is short, and a thread that finds the table full waits

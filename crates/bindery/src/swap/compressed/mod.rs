@@ -26,8 +26,8 @@
 //! lock, though other threads store and free concurrently. The owner of the handle must ensure that
 //! no load of it runs when it frees it, and passes it on by release and acquire.
 //!
-//! **Locks.** A spin lock protects each [`pool::Pool`]. It is held for a number of steps bounded by the pieces
-//! of an object and the chunks of a frame; the allocator's lock ranks below it. A workspace has a
+//! **Locks.** A spin lock protects each [`pool::Pool`]. Its steps are bounded by the pieces of an
+//! object and the chunks of a frame; the allocator's lock ranks below it. A workspace has a
 //! mutex, so [`CompressedStore::store`] and [`CompressedStore::load`] may sleep; its holder waits
 //! only for the spin lock. Reclaim may call both with VMAs and mutexes locked, but not with a
 //! table's lock, in a read section or in an interrupt handler.
