@@ -7,6 +7,7 @@ use crate::arch::{
 };
 use crate::folio::OwnerKind;
 use crate::frame::{FrameRange, pending};
+use crate::memory::{folio_limit, may_show};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::swap::SlotRun;
@@ -265,7 +266,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Counts the pages of a leaf of frames that are not the core's.
     fn shown_page(&mut self, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
         let pages = found.level.order().pages();
-        if !self.memory.may_show(FrameRange { first: found.frame, count: pages }) {
+        if !may_show(self.memory, FrameRange { first: found.frame, count: pages }) {
             return Err(Violation::NotShown { at: found.range.start(), frame: found.frame });
         }
         for page in 0..pages {
@@ -286,7 +287,8 @@ impl<P: Platform> Audit<'_, '_, P> {
             return false;
         }
         let entry = P::Arch::clear_contig(head, first);
-        let (limit, step) = self.memory.folio_limit(P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
+        let (limit, step) =
+            folio_limit(self.memory, P::Arch::frame(entry), P::Arch::CONTIG_ENTRIES);
         let equal = arch::Equal::WRITABLE;
         let (alike, _) =
             P::Arch::match_leaves(&entries[first.positions(limit)], first, equal, step, 0);

@@ -8,13 +8,15 @@ mod cpus;
 mod embedder_frames;
 mod folio_policy;
 mod instructions;
+mod mapped;
 mod record;
+mod shown;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::arch::{Arch, Entry};
+use crate::arch::Arch;
 use crate::commit::CommitState;
 use crate::deferred::{self, Deferral};
 use crate::effort::EffortSetting;
@@ -23,18 +25,21 @@ use crate::frame::meta;
 use crate::frame::{AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch};
 use crate::huge_zero::HugeZero;
 use crate::platform::Platform;
-use crate::stats::Counts;
-use crate::swap::{self, Clock, Swap, after_unmapping};
+use crate::swap::{self, Clock, Swap};
 use crate::sync::Mutex;
 
-use crate::error::NoMemory;
 pub use commitment::Commitment;
 pub(crate) use cpus::{CpuRecord, Cpus};
 pub use embedder_frames::FrameKind;
 pub(crate) use folio_policy::HugeAdvice;
 pub use folio_policy::{FolioPolicy, SizeMode};
+pub(crate) use instructions::{
+    before_execution, before_execution_of, written_by_call, written_for_another,
+};
+pub(crate) use mapped::{folio_limit, share_frames, unmap_frames, unmap_pages};
 use record::Slabs;
 pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
+pub(crate) use shown::{map_shown, may_show, shown_limit, unmap_shown};
 
 /// The machine's memory as Bindery manages it: frames, their metadata, the zero page, the folio
 /// policies. A system has one, and every [`crate::AddressSpace`] borrows it.
@@ -113,38 +118,8 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     pub unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
-        // SAFETY: 1. is the caller's promise 1.
-        let frames = unsafe { Frames::new(platform, ranges) }?;
-        let zero_frame = frames.allocate(Order::PAGE, AllocateFor::Use);
-        let zero_frame = zero_frame.ok_or(FramesError::TooSmall)?;
-        frames.platform().zero(zero_frame, 1);
-        if !P::Arch::COHERENT_FETCHES {
-            frames.platform().synchronize_instructions(zero_frame, 1);
-        }
-        frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
-        let total = frames.total_frames();
-        let deferral = Deferral::new(frames.total_frames());
-        Ok(Self {
-            frames,
-            zero_frame,
-            huge_zero: HugeZero::new(),
-            swap: Swap::new(total / 2),
-            clock: Clock::new(),
-            slabs: Slabs::new(),
-            objects: Anchor::new(),
-            deferred: deferral,
-            effort: EffortSetting::new(),
-            policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
-            shared_policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Never),
-            file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
-            commit: CommitState::new(total),
-            credit_lock: Mutex::new(()),
-            fault_reserve: AtomicU64::new(0),
-            indexes: AtomicU64::new(0),
-            last_identity: AtomicU64::new(0),
-            rare: RareEvents::default(),
-            cpus: Cpus::new(),
-        })
+        // SAFETY: 1. and 2. the caller's obligations.
+        unsafe { take_over(platform, ranges) }
     }
 
     /// The platform that was passed to [`Memory::new`].
@@ -333,84 +308,49 @@ impl<P: Platform> Memory<P> {
             .worked(crate::platform::Work { entries: _entries, tables_marked: _tables_marked });
     }
 
-    /// The length of the run that begins with `frame`, at most `limit` pages, and the difference
-    /// between neighbors: the rest of the folio; neighbors that all map the zero page count as one
-    /// run too.
-    #[inline]
-    pub(crate) fn folio_limit(&self, frame: Frame, limit: u32) -> (u32, u64) {
-        if frame == self.zero_frame {
-            return (limit, 0);
-        }
-        match self.frames.folio_of(frame) {
-            Some(folio) => {
-                let left = folio.head.0 + folio.pages() - frame.0;
-                (limit.min(left), P::Arch::STEP)
-            }
-            None => match self.huge_zero.pages_from(frame, self.huge_order()) {
-                0 => (self.shown_limit(frame, limit), P::Arch::STEP),
-                left => (limit.min(left), P::Arch::STEP),
-            },
-        }
-    }
-
     /// For a caller that unmaps many pages: frames that become free are freed together with their
     /// neighbors.
     pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
         FreeBatch::new(&self.frames)
     }
+}
 
-    /// Drops the mappings of `pages` pages of one folio, from the page of `first` on; `first` holds
-    /// accessed and dirty of them all.
-    pub(crate) fn unmap_pages(
-        &self,
-        first: Entry,
-        pages: u32,
-        batch: &mut FreeBatch<'_, P>,
-        counts: &mut Counts,
-    ) {
-        let Some(folio) = self.frames.folio_of(P::Arch::frame(first)) else {
-            return self.unmap_uncounted(P::Arch::frame(first), pages);
-        };
-        counts.folios_touched += 1;
-        counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
-        let dirty = || P::Arch::attributes(first).dirty;
-        let freed = self.frames.folio(folio).unmap_into(batch, pages, dirty);
-        after_unmapping(self, batch, folio, freed);
+/// # Safety
+/// 1. and 2. as of [`Memory::new`].
+unsafe fn take_over<P: Platform>(
+    platform: P,
+    ranges: &[FrameRange],
+) -> Result<Memory<P>, FramesError> {
+    // SAFETY: 1. is the caller's promise 1.
+    let frames = unsafe { Frames::new(platform, ranges) }?;
+    let zero_frame = frames.allocate(Order::PAGE, AllocateFor::Use);
+    let zero_frame = zero_frame.ok_or(FramesError::TooSmall)?;
+    frames.platform().zero(zero_frame, 1);
+    if !P::Arch::COHERENT_FETCHES {
+        frames.platform().synchronize_instructions(zero_frame, 1);
     }
-
-    pub(crate) fn unmap_frames(&self, first: Frame, pages: u32, dirty: bool, counts: &mut Counts) {
-        let Some(folio) = self.frames.folio_of(first) else {
-            return self.unmap_uncounted(first, pages);
-        };
-        if dirty {
-            // Before the mapping is dropped: afterwards the folio may be freed and reused.
-            self.frames.folio(folio).mark_dirty();
-        }
-        counts.folios_touched += 1;
-        counts.unmapped(self.frames.folio(folio).owner_kind(), pages);
-        let freed = self.frames.folio(folio).unmap(pages);
-        after_unmapping(self, &mut self.free_batch(), folio, freed);
-    }
-
-    /// Adds mappings of `pages` pages of one folio to another address space, whose counts are
-    /// `theirs`: the pages are no longer exclusive.
-    pub(crate) fn share_frames(
-        &self,
-        first: Frame,
-        pages: u32,
-        counts: &mut Counts,
-        theirs: &mut Counts,
-    ) -> Result<(), NoMemory> {
-        let Some(folio) = self.frames.folio_of(first) else {
-            if !self.is_zero(first) {
-                self.map_uncounted(first, pages);
-            }
-            return Ok(());
-        };
-        self.frames.folio(folio).map(pages).map_err(|_| NoMemory)?;
-        self.frames.folio(folio).exclusive().clear(first.0 - folio.head.0, pages);
-        counts.folios_touched += 1;
-        theirs.mapped(self.frames.folio(folio).owner_kind(), pages);
-        Ok(())
-    }
+    frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
+    let total = frames.total_frames();
+    let deferral = Deferral::new(frames.total_frames());
+    Ok(Memory {
+        frames,
+        zero_frame,
+        huge_zero: HugeZero::new(),
+        swap: Swap::new(total / 2),
+        clock: Clock::new(),
+        slabs: Slabs::new(),
+        objects: Anchor::new(),
+        deferred: deferral,
+        effort: EffortSetting::new(),
+        policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
+        shared_policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Never),
+        file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
+        commit: CommitState::new(total),
+        credit_lock: Mutex::new(()),
+        fault_reserve: AtomicU64::new(0),
+        indexes: AtomicU64::new(0),
+        last_identity: AtomicU64::new(0),
+        rare: RareEvents::default(),
+        cpus: Cpus::new(),
+    })
 }

@@ -22,6 +22,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::bytes;
 use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
+use crate::memory::written_by_call;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
@@ -408,7 +409,7 @@ impl<P: Platform> Object<'_, P> {
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
         let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
-        memory.written_by_call(frame);
+        written_by_call(memory, frame);
         self.grow_to(at + count as u64);
         Ok(Moved { count, stopped: count < length })
     }

@@ -146,13 +146,13 @@ unsafe impl FrameSource for FrameList<'_> {
 
 /// The frames that an object shows.
 #[derive(Clone, Copy)]
-pub(crate) struct Frames<'o> {
+pub(crate) struct ShownFrames<'o> {
     source: &'o dyn FrameSource,
     /// The memory type of their leaves.
     pub(crate) memory: MemoryType,
 }
 
-impl<'o> Frames<'o> {
+impl<'o> ShownFrames<'o> {
     pub(super) fn new(source: &'o dyn FrameSource, memory: MemoryType) -> Self {
         Self { source, memory }
     }
@@ -294,7 +294,7 @@ mod tests {
         let pieces = [piece(0, u32::MAX - 2, 100)];
         // SAFETY: 1. no object has the list.
         let list = unsafe { FrameList::new(&pieces) }.unwrap();
-        let frames = Frames::new(&list, MemoryType::Device);
+        let frames = ShownFrames::new(&list, MemoryType::Device);
         assert_eq!(frames.piece(0, 50).map(|piece| piece.frames.count), Some(2));
         assert_eq!(frames.piece(0, 1).map(|piece| piece.frames.count), Some(1));
         assert_eq!(frames.piece(2, 50), None, "no frame has the number `u32::MAX`");

@@ -119,7 +119,7 @@ pub(crate) use attachments::SegmentMark;
 pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::collapse;
-pub(crate) use frame_source::Frames;
+pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};

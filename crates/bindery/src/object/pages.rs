@@ -12,6 +12,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::folio::Folio;
+use crate::memory::{folio_limit, written_by_call};
 use crate::platform::Platform;
 use crate::swap;
 
@@ -54,7 +55,7 @@ pub(crate) fn resident_runs<P: Platform, const N: usize>(
     runs: &mut ArrayVec<PageRun, N>,
 ) -> u64 {
     let end = pages.end.min(object.size_in_pages());
-    let cut = |frame| u64::from(memory.folio_limit(frame, u32::MAX).0);
+    let cut = |frame| u64::from(folio_limit(memory, frame, u32::MAX).0);
     let done = object.pages.look(memory.platform(), |index| {
         index.each_run_cut(pages.first, end, cut, |run| {
             runs.push(run);
@@ -72,7 +73,7 @@ pub(super) fn run_at<P: Platform>(
     limit: u64,
 ) -> (Option<Frame>, u64) {
     let most = limit.min(u64::from(u32::MAX)) as u32;
-    let cut = |frame| u64::from(memory.folio_limit(frame, most).0);
+    let cut = |frame| u64::from(folio_limit(memory, frame, most).0);
     match object.pages.look(memory.platform(), |index| index.run_cut(page, limit, cut)) {
         PageStretch::Empty(count) => (None, count),
         PageStretch::Frames(frame, count) => (Some(frame), u64::from(count)),
@@ -372,6 +373,6 @@ pub(super) fn zero_part<P: Platform>(
         // SAFETY: 1. and 2. the index holds the frame, and the page stays (`_stay`); 3. pagers borrow
         // no bytes after the end of a file, nor those of a page with a change in the list.
         unsafe { bytes::zero(memory.platform(), slot.frame, inside(start)..inside(end)) };
-        memory.written_by_call(slot.frame);
+        written_by_call(memory, slot.frame);
     }
 }

@@ -18,7 +18,7 @@ use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
 use super::dropping::{Piece, drop_pages};
-use super::frame_source::{FrameSource, Frames};
+use super::frame_source::{FrameSource, ShownFrames};
 use super::invalidate::InvalidateLock;
 use super::lent::Lent;
 use super::page_index::Pages;
@@ -192,10 +192,10 @@ impl ObjectState {
 
     /// The frames that it shows, if they are not the core's.
     #[inline]
-    pub(crate) fn frames(&self) -> Option<Frames<'_>> {
+    pub(crate) fn frames(&self) -> Option<ShownFrames<'_>> {
         match &self.backing {
             Backing::Memory { .. } | Backing::File { .. } => None,
-            Backing::Frames { source, memory } => Some(Frames::new(source.get(), *memory)),
+            Backing::Frames { source, memory } => Some(ShownFrames::new(source.get(), *memory)),
         }
     }
 

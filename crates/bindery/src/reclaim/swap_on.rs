@@ -14,9 +14,6 @@ impl<P: Platform> Memory<P> {
     /// # Errors
     /// See [`SwapError`]; nothing has changed.
     pub fn swap_on(&self, slots: u64, priority: i16) -> Result<SwapArea, SwapError> {
-        if cfg!(not(feature = "compression")) {
-            return Err(SwapError::NotBuilt);
-        }
         turn_area_on(self, slots, priority, None)
     }
 
@@ -43,7 +40,8 @@ fn turn_area_on<P: Platform>(
     priority: i16,
     device: Option<&'static dyn SwapDevice<P>>,
 ) -> Result<SwapArea, SwapError> {
-    if cfg!(not(feature = "swap")) {
+    let is_compressed = device.is_none();
+    if cfg!(not(feature = "swap")) || is_compressed && cfg!(not(feature = "compression")) {
         return Err(SwapError::NotBuilt);
     }
     if slots == 0 || slots > 1 << 30 {

@@ -6,6 +6,7 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
+use crate::memory::written_for_another;
 use crate::platform::Platform;
 use crate::table::EntryAt;
 use crate::table::locking::Depth;
@@ -171,7 +172,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
             self.with_page(part, Access::Write, |frame, offset| {
                 // SAFETY: 1. and 2. as in `read`; 3. a page that is being saved is not writable.
                 unsafe { bytes::write(self.space.platform(), frame, offset, source) };
-                self.space.page_table.memory.written_for_another(frame);
+                written_for_another(self.space.page_table.memory, frame);
             })?;
             done += length;
         }

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
 use crate::folio::Folio;
+use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::stats::Counts;
 
@@ -55,7 +56,7 @@ pub(crate) enum JoinError {
 pub(super) fn replace_by_copy<P: Platform>(edit: &mut Edit<'_, '_, P>, what: &Replacement) -> bool {
     let Some(table) = take_table(edit, what.base) else { return false };
     copy_all(edit, table, what.folio);
-    edit.memory.before_execution(what.attributes.permissions, what.folio);
+    before_execution(edit.memory, what.attributes.permissions, what.folio);
     put_leaf(edit, what);
     true
 }

@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
+use crate::memory::folio_limit;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -354,7 +355,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                 let (limit, step) = if equal.contains(Equal::ANY_FRAMES) {
                     (limit, 0)
                 } else {
-                    page_table.memory.folio_limit(P::Arch::frame(single), limit)
+                    folio_limit(page_table.memory, P::Arch::frame(single), limit)
                 };
                 let limited = &entries[index.positions(limit)];
                 let (mut count, first) = P::Arch::match_leaves(limited, index, equal, step, 0);
@@ -384,7 +385,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     Some(Absent::ProtNone { frame, .. }) => {
                         // Frames count up in a run of `PROT_NONE` pages, so zero pages form no run:
                         // the frame after the zero page is not theirs.
-                        match page_table.memory.folio_limit(frame, limit) {
+                        match folio_limit(page_table.memory, frame, limit) {
                             (_, 0) => 1,
                             (limit, _) => limit,
                         }

@@ -27,6 +27,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
+use crate::memory::unmap_frames;
 use crate::platform::Platform;
 
 use super::NoMemory;
@@ -161,7 +162,7 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
             });
             let pages = run.pages();
             let frame = P::Arch::frame(first);
-            page_table.memory.unmap_frames(frame, pages, dirty, &mut span.counts);
+            unmap_frames(page_table.memory, frame, pages, dirty, &mut span.counts);
         }
         What::Absent(first) => {
             release_absent(page_table.memory, run.node.level, first, run.count, &mut span.counts);

@@ -10,7 +10,8 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
 use crate::folio::{Folio, OwnerKind};
-use crate::frame::FreeBatch;
+use crate::frame::{FrameRange, FreeBatch};
+use crate::memory::{shown_limit, unmap_frames, unmap_pages, unmap_shown};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::{SlotRun, after_unmapping};
@@ -149,7 +150,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     /// Drops the mapping of a huge leaf.
     fn huge(&mut self, leaf: Entry, level: Level<P::Arch>) {
         let pages = level.order().pages();
-        self.memory.unmap_pages(leaf, pages, self.batch, self.counts);
+        unmap_pages(self.memory, leaf, pages, self.batch, self.counts);
     }
 
     /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns the
@@ -240,10 +241,10 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let mut count = 1;
         if !self.memory.is_zero(frame) {
             let (equal, step) = (Equal::empty(), P::Arch::STEP);
-            let limit = self.memory.shown_limit(frame, entries.len() as u32 - index.number());
+            let limit = shown_limit(self.memory, frame, entries.len() as u32 - index.number());
             let entries = &entries[index.positions(limit)];
             (count, _) = P::Arch::match_leaves(entries, index, equal, step, self.missing);
-            self.memory.unmap_uncounted(frame, count);
+            unmap_shown(self.memory, FrameRange { first: frame, count });
         }
         self.counts.mapped(OwnerKind::Anonymous, count);
         count
@@ -345,7 +346,7 @@ pub(super) fn release_absent<P: Platform>(
     let pages = count << level.order().0;
     match P::Arch::decode_absent(first) {
         Some(Absent::ProtNone { frame, dirty, .. }) => {
-            memory.unmap_frames(frame, pages, dirty, counts);
+            unmap_frames(memory, frame, pages, dirty, counts);
         }
         Some(Absent::Swap { device, slot, .. }) => {
             counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));

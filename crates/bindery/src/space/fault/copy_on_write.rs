@@ -6,6 +6,7 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
 use crate::folio::{Folio, OwnerKind, OwnerMark};
+use crate::memory::{before_execution, unmap_frames};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
@@ -74,7 +75,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         match copied {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
-                memory.unmap_frames(old, 1, dirty, &mut counts);
+                unmap_frames(memory, old, 1, dirty, &mut counts);
                 self.page_table().count(&counts);
                 publish(self.page_table(), range);
                 Ok(Next::Done(Resolved::Copied))
@@ -184,7 +185,7 @@ fn replace_page<P: Platform>(
         // The copy is as protected as the page was.
         attributes.permissions -= Permissions::WRITE;
     }
-    page_table.memory.before_execution(attributes.permissions, copy);
+    before_execution(page_table.memory, attributes.permissions, copy);
     // Read-only, so the MMU can only set accessed in between, which the new entry has anyway.
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);

@@ -9,6 +9,7 @@ use crate::effort::Collecting;
 use crate::error::Failure;
 use crate::events::RareEvents;
 use crate::folio::{Folio, MAX_FOLIO_ORDER, OwnerKind};
+use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
@@ -221,7 +222,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     ) -> Stepped {
         let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
-        self.memory().before_execution(attributes.permissions, folio);
+        before_execution(self.memory(), attributes.permissions, folio);
         let mapped = self
             .page_table()
             .with_tables(range, |span| map_folio_locked(span, range, folio, (attributes, level)));

@@ -4,7 +4,8 @@ use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
 use crate::error::FaultError;
 use crate::frame::FrameRange;
-use crate::object::Frames;
+use crate::memory::{self, may_show};
+use crate::object::ShownFrames;
 use crate::platform::Platform;
 use crate::table::fill_span::FillSpan;
 use crate::table::leaf::user_attributes;
@@ -25,97 +26,109 @@ struct Shown<A> {
     level: Level<A>,
 }
 
-impl<P: Platform> Fault<'_, '_, P> {
-    /// Maps the frames around the page, as far as one entry of level 2 covers. Leaves are made as
-    /// used and written, so that the MMU never changes them.
-    #[cold]
-    pub(super) fn map_shown(&self, frames: Frames<'_>, pages: u64) -> Stepped {
-        let (vma, page) = (self.vma, self.page);
-        let index = vma.page_offset_of(page);
-        let piece = frames.piece(index, pages).ok_or(FaultError::Bus)?;
-        let table = P::Arch::PMD.span();
-        let slot = VirtRange::from_len(page.align_down(table), table).unwrap_or(self.range());
-        let part = slot.intersection(vma.range());
-        // The distances, in pages, from the page of the fault to the ends of what may be mapped.
-        let below = ((page.0 - part.start().0) >> PAGE_SHIFT).min(index - piece.page);
-        let above = part.end().0 - page.0;
-        let above = (above >> PAGE_SHIFT).min(piece.pages().end - index);
-        let start = page.0 - (below << PAGE_SHIFT);
-        let range = VirtRange::raw(start, page.0 + (above << PAGE_SHIFT));
-        let first = piece.frame_of(index - below).ok_or(FaultError::Bus)?;
-        if !self.memory().may_show(FrameRange { first, count: range.pages() as u32 }) {
-            return Err(FaultError::Bus.into());
-        }
-        let shown = self.shown(range, first, &frames);
-        let mapped = self.page_table().with_tables(range, |span| self.fill_shown(span, &shown))?;
-        publish(self.page_table(), range);
-        Ok(mapped)
+/// Maps the frames around the page, as far as one entry of level 2 covers. Leaves are made as
+/// used and written, so that the MMU never changes them.
+#[cold]
+pub(super) fn map_shown<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    frames: ShownFrames<'_>,
+    pages: u64,
+) -> Stepped {
+    let (vma, page) = (fault.vma, fault.page);
+    let index = vma.page_offset_of(page);
+    let piece = frames.piece(index, pages).ok_or(FaultError::Bus)?;
+    let table = P::Arch::PMD.span();
+    let slot = VirtRange::from_len(page.align_down(table), table).unwrap_or(fault.range());
+    let part = slot.intersection(vma.range());
+    // The distances, in pages, from the page of the fault to the ends of what may be mapped.
+    let below = ((page.0 - part.start().0) >> PAGE_SHIFT).min(index - piece.page);
+    let above = part.end().0 - page.0;
+    let above = (above >> PAGE_SHIFT).min(piece.pages().end - index);
+    let start = page.0 - (below << PAGE_SHIFT);
+    let range = VirtRange::raw(start, page.0 + (above << PAGE_SHIFT));
+    let first = piece.frame_of(index - below).ok_or(FaultError::Bus)?;
+    if !may_show(fault.memory(), FrameRange { first, count: range.pages() as u32 }) {
+        return Err(FaultError::Bus.into());
     }
+    let shown = shown(fault, &frames, range, first);
+    let mapped = fault.page_table().with_tables(range, |span| fill_shown(fault, span, &shown))?;
+    publish(fault.page_table(), range);
+    Ok(mapped)
+}
 
-    fn shown(&self, range: VirtRange, first: Frame, frames: &Frames<'_>) -> Shown<P::Arch> {
-        let policy = self.vma.entry_policy();
-        let attributes = Attributes {
-            accessed: true,
-            dirty: policy.permissions.contains(Permissions::WRITE),
-            soft_dirty: true,
-            memory: frames.memory,
-            ..user_attributes(policy.permissions, policy.key)
-        };
-        let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
-        let level = if huge { Level::PMD } else { Level::PTE };
-        let template = P::Arch::page_entry(Frame(0), Level::PTE, attributes);
-        Shown { range, first, template, attributes, level }
+fn shown<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    frames: &ShownFrames<'_>,
+    range: VirtRange,
+    first: Frame,
+) -> Shown<P::Arch> {
+    let policy = fault.vma.entry_policy();
+    let attributes = Attributes {
+        accessed: true,
+        dirty: policy.permissions.contains(Permissions::WRITE),
+        soft_dirty: true,
+        memory: frames.memory,
+        ..user_attributes(policy.permissions, policy.key)
+    };
+    let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
+    let level = if huge { Level::PMD } else { Level::PTE };
+    let template = P::Arch::page_entry(Frame(0), Level::PTE, attributes);
+    Shown { range, first, template, attributes, level }
+}
+
+/// Makes one huge leaf, or fills the empty entries of the table that covers the range.
+fn fill_shown<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    mut span: FillSpan<'_, '_, '_, P>,
+    shown: &Shown<P::Arch>,
+) -> Result<Next, NoMemory> {
+    let Shown { range, first, .. } = *shown;
+    let EntryAt { node, entry, .. } = span.entry_at(range.start());
+    if node.level > Level::PTE && !entry.is_empty() {
+        // Another thread has mapped a huge leaf.
+        return Ok(Next::Again);
     }
-
-    /// Makes one huge leaf, or fills the empty entries of the table that covers the range.
-    fn fill_shown(
-        &self,
-        mut span: FillSpan<'_, '_, '_, P>,
-        shown: &Shown<P::Arch>,
-    ) -> Result<Next, NoMemory> {
-        let Shown { range, first, .. } = *shown;
-        let EntryAt { node, entry, .. } = span.entry_at(range.start());
-        if node.level > Level::PTE && !entry.is_empty() {
-            // Another thread has mapped a huge leaf.
-            return Ok(Next::Again);
-        }
-        if shown.level == Level::PMD && node.level > Level::PTE {
-            let holder = span.table_at(range.start(), Level::PMD)?;
-            let deposit = span.take_deposit()?;
-            let page_table = self.page_table();
-            self.memory().map_uncounted(first, range.pages() as u32);
-            let index = P::Arch::PMD.index_of(range.start());
-            let leaf = P::Arch::page_entry(first, Level::PMD, shown.attributes);
-            page_table.publish_huge(TableEntry { table: holder, index }, leaf);
-            page_table.deposit_table(holder, deposit);
-            span.counts.entries_written += 1;
-        } else {
-            let table = span.table_at(range.start(), Level::PTE)?;
-            self.fill_table(&mut span, shown, table);
-        }
-        Ok(Next::Done(Resolved::Mapped(range)))
+    if shown.level == Level::PMD && node.level > Level::PTE {
+        let holder = span.table_at(range.start(), Level::PMD)?;
+        let deposit = span.take_deposit()?;
+        let page_table = fault.page_table();
+        memory::map_shown(fault.memory(), FrameRange { first, count: range.pages() as u32 });
+        let index = P::Arch::PMD.index_of(range.start());
+        let leaf = P::Arch::page_entry(first, Level::PMD, shown.attributes);
+        page_table.publish_huge(TableEntry { table: holder, index }, leaf);
+        page_table.deposit_table(holder, deposit);
+        span.counts.entries_written += 1;
+    } else {
+        let table = span.table_at(range.start(), Level::PTE)?;
+        fill_table(fault, &mut span, shown, table);
     }
+    Ok(Next::Done(Resolved::Mapped(range)))
+}
 
-    /// Fills the empty entries of the range in `table`, which is locked. Other threads may have
-    /// filled some: with the same frames, unless these were revoked, which waits for this fault.
-    fn fill_table(&self, span: &mut FillSpan<'_, '_, '_, P>, shown: &Shown<P::Arch>, table: Frame) {
-        let (page_table, count) = (self.page_table(), shown.range.pages() as u32);
-        let begin = P::Arch::PTE.index_of(shown.range.start());
-        let end = begin + count;
-        let mut at = begin;
-        while at < end {
-            let vacant = run::count_empty(&page_table.entries(table)[at.positions(end - at)]);
-            span.counts.entries_read += u64::from(vacant.max(1));
-            if vacant == 0 {
-                at += 1;
-                continue;
-            }
-            let first = shown.first.plus(at - begin);
-            self.memory().map_uncounted(first, vacant);
-            let leaf = P::Arch::nth_page(shown.template, first.0);
-            page_table.fill(TableEntry { table, index: at }, leaf, vacant);
-            span.counts.entries_written += u64::from(vacant);
-            at += vacant;
+/// Fills the empty entries of the range in `table`, which is locked. Other threads may have
+/// filled some: with the same frames, unless these were revoked, which waits for this fault.
+fn fill_table<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    span: &mut FillSpan<'_, '_, '_, P>,
+    shown: &Shown<P::Arch>,
+    table: Frame,
+) {
+    let (page_table, count) = (fault.page_table(), shown.range.pages() as u32);
+    let begin = P::Arch::PTE.index_of(shown.range.start());
+    let end = begin + count;
+    let mut at = begin;
+    while at < end {
+        let vacant = run::count_empty(&page_table.entries(table)[at.positions(end - at)]);
+        span.counts.entries_read += u64::from(vacant.max(1));
+        if vacant == 0 {
+            at += 1;
+            continue;
         }
+        let first = shown.first.plus(at - begin);
+        memory::map_shown(fault.memory(), FrameRange { first, count: vacant });
+        let leaf = P::Arch::nth_page(shown.template, first.0);
+        page_table.fill(TableEntry { table, index: at }, leaf, vacant);
+        span.counts.entries_written += u64::from(vacant);
+        at += vacant;
     }
 }

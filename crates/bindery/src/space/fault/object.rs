@@ -9,6 +9,7 @@ use crate::arch::{Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions}
 use crate::collections::page_tree::PageRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
+use crate::memory::{before_execution, before_execution_of};
 use crate::object::{ObjectState, PagesStay, Stop, pages};
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -22,6 +23,7 @@ use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
 use super::first_touch::{own_folio, written_attributes};
+use super::frames::map_shown;
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved, refused};
 
@@ -36,8 +38,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Maps the object's page, or a copy of it. The entry was empty when it was read.
     pub(in crate::space) fn map_object(&self, object: &ObjectState, _: &PagesStay) -> Stepped {
         let (memory, vma, page) = (self.memory(), self.vma, self.page);
-        if let Some(frames) = object.frames() {
-            return self.map_shown(frames, object.size_in_pages());
+        if let Some(shown) = object.frames() {
+            return map_shown(self, shown, object.size_in_pages());
         }
         let index = vma.page_offset_of(page);
         if index >= object.size_in_pages() {
@@ -179,7 +181,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
         if huge {
             let folio = memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
-            memory.before_execution(attributes.permissions, folio);
+            before_execution(memory, attributes.permissions, folio);
             let entry = P::Arch::page_entry(first, Level::PMD, attributes);
             let mapped = self
                 .page_table()
@@ -236,7 +238,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             return Ok(Next::Again);
         };
         for run in all {
-            self.memory().before_execution_of(attributes.permissions, run.frame);
+            before_execution_of(self.memory(), attributes.permissions, run.frame);
         }
         let start = origin.range_of(first).start();
         let whole = VirtRange::raw(start.0, origin.range_of(last).end().0);

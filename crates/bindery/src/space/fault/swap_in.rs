@@ -5,6 +5,7 @@ use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat};
 use crate::error::{Failure, FaultError, NoMemory};
 use crate::folio::{FolioIndex, FolioLock, FolioLocked, FolioOwner, SwapPlace};
+use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
@@ -171,7 +172,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         memory.platform().copy(folio.head.plus(number), copy.head, 1);
         let range = self.range();
         let what = SwapIn { range, ..self.swap_in_of(cached) };
-        memory.before_execution(what.attributes.permissions, copy);
+        before_execution(memory, what.attributes.permissions, copy);
         if !swap_in::swap_in_copy(self.page_table(), &what, copy) {
             memory.frames.fresh(copy).discard();
             return Ok(Next::Again);
@@ -200,7 +201,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let memory = self.memory();
         let what = self.swap_in_of(cached);
         let range = what.range;
-        memory.before_execution(what.attributes.permissions, *cached.folio);
+        before_execution(memory, what.attributes.permissions, *cached.folio);
         // Whether the page is mapped now, and whether all pages that are mapped are exclusive.
         let (mapped, exclusive) =
             match swap_in::swap_in_whole(self.page_table(), &what, |exclusive| {

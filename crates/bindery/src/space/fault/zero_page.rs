@@ -6,6 +6,7 @@ use crate::addr::{Orders, VirtRange};
 use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
 use crate::events::RareEvents;
 use crate::folio::{Folio, OwnerKind};
+use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::publish::publish;
@@ -90,7 +91,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             return self.copy();
         };
         memory.platform().zero(folio.head, folio.pages());
-        memory.before_execution(self.vma.flags().attributes().permissions, folio);
+        before_execution(memory, self.vma.flags().attributes().permissions, folio);
         let filled = {
             let mut cursor = self.cursor_of(range);
             cursor.counts.bytes_zeroed += range.len();

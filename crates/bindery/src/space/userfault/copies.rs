@@ -13,6 +13,7 @@ use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Level};
 use crate::error::{Error, FaultError};
 use crate::folio::{Folio, FolioIndex, OnePage, OwnerKind};
+use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::op::VmaOp;
@@ -56,7 +57,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ) -> Result<usize, NoMemory> {
         let memory = self.memory();
         for page in folios {
-            memory.before_execution(attributes.permissions, page.folio());
+            before_execution(memory, attributes.permissions, page.folio());
         }
         let mapped = self
             .page_table()

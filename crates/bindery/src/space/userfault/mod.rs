@@ -53,13 +53,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         features: UserfaultFeatures,
         scope: UserfaultScope,
     ) -> Result<Userfault<'m, P>, Error> {
-        let built = Built::new().ok_or(Error::NotBuilt)?;
-        let memory = self.page_table.memory;
-        let make = || {
-            let identity = self.userfaults.get_or_make(memory);
-            Userfault::new(built, memory, identity, features, scope)
-        };
-        memory.retry(|| Ok(make().ok_or(NoMemory)?))
+        new_userfault(self, features, scope)
     }
 
     /// Lets the faults that wait in `length` bytes at `start` go on: they look again
@@ -86,6 +80,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     pub fn owns_userfault(&self, userfault: &Userfault<'_, P>) -> bool {
         userfault.state().space() == self.userfaults.get()
     }
+}
+
+fn new_userfault<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    features: UserfaultFeatures,
+    scope: UserfaultScope,
+) -> Result<Userfault<'m, P>, Error> {
+    let built = Built::new().ok_or(Error::NotBuilt)?;
+    let memory = space.page_table.memory;
+    let make = || {
+        let identity = space.userfaults.get_or_make(memory);
+        Userfault::new(built, memory, identity, features, scope)
+    };
+    memory.retry(|| Ok(make().ok_or(NoMemory)?))
 }
 
 /// The number by which userfaultfds know an address space; 0 before its first one. Never given to

@@ -12,6 +12,7 @@ use crate::arch::{
 use crate::error::Failure;
 use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
+use crate::memory::share_frames;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 
@@ -215,7 +216,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
         let memory = source.page_table.memory;
         let pages = run.pages();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
-        if memory.share_frames(P::Arch::frame(first), pages, counts, theirs).is_err() {
+        if share_frames(memory, P::Arch::frame(first), pages, counts, theirs).is_err() {
             drop_target_deposit(target, run, table);
             return Err(CopyStop::Refused);
         }
@@ -273,7 +274,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
         if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
             let pages = run.pages();
             let (counts, theirs) = (&mut source.counts, &mut target.counts);
-            if memory.share_frames(frame, pages, counts, theirs).is_err() {
+            if share_frames(memory, frame, pages, counts, theirs).is_err() {
                 drop_target_deposit(target, run, table);
                 return Err(CopyStop::Refused);
             }

@@ -25,6 +25,7 @@ use crate::arch::{
 use crate::error::Failure;
 use crate::folio::{Folio, FolioIndex, OwnerKind};
 use crate::interrupt;
+use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
@@ -136,7 +137,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             target.counts.bytes_copied += PAGE_SIZE;
             let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
             frames.fresh(*copy).set_owner(what.owner, FolioIndex::new(index));
-            memory.before_execution(run.attributes.permissions, *copy);
+            before_execution(memory, run.attributes.permissions, *copy);
             frames.fresh(*copy).map(1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);

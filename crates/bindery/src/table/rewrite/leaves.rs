@@ -6,6 +6,7 @@ use crate::arch::Permissions;
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Write, absent,
 };
+use crate::memory::before_execution_of;
 use crate::platform::Platform;
 
 use super::super::cursor::Cursor;
@@ -94,7 +95,7 @@ pub(super) fn permit<P: Platform>(
         return;
     }
     // Memory that was executable before was synchronized then.
-    span.page_table.memory.before_execution_of(new.permissions - old.permissions, frame);
+    before_execution_of(span.page_table.memory, new.permissions - old.permissions, frame);
     let writable = new.permissions.contains(Permissions::WRITE);
     let difference = P::Arch::write_protect(before).0 ^ P::Arch::write_protect(after).0;
     let change = |entry: Entry| {
@@ -171,7 +172,7 @@ pub(super) fn reveal<P: Platform>(
     new: Attributes,
 ) {
     if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {
-        cursor.page_table.memory.before_execution_of(new.permissions, frame);
+        before_execution_of(cursor.page_table.memory, new.permissions, frame);
     }
     let level = run.node.level;
     let end = run.index + run.count;

@@ -100,20 +100,27 @@ impl<P: Platform> AddressSpace<'_, P> {
         new_length: u64,
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
-        let plan = RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?;
-        let mut call = RemapCall::new(self.page_table.memory, old.0);
-        let result = self.operate_with_reclaim(|op| {
-            call.grown = None;
-            remap_range(op, &mut call, &plan)
-        });
-        if result.is_ok()
-            && let Some(range) = call.grown
-        {
-            // A failure to populate the locked pages is ignored, as on Linux.
-            let _ = populate(self, range);
-        }
-        result
+        remap_mappings(self, &RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?)
     }
+}
+
+/// Remaps, and populates the new part of a locked mapping.
+fn remap_mappings<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    plan: &RemapPlan,
+) -> Result<VirtAddr, Error> {
+    let mut call = RemapCall::new(space.page_table.memory, plan.source.start().0);
+    let result = space.operate_with_reclaim(|op| {
+        call.grown = None;
+        remap_range(op, &mut call, plan)
+    });
+    if result.is_ok()
+        && let Some(range) = call.grown
+    {
+        // A failure to populate the locked pages is ignored, as on Linux.
+        let _ = populate(space, range);
+    }
+    result
 }
 
 /// If it fails for lack of memory, nothing has changed except as the call records.

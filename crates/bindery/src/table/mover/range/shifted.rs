@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::VirtAddr;
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Saturated};
+use crate::memory::folio_limit;
 use crate::platform::Platform;
 use crate::table::run::Entries;
 use crate::table::{NoMemory, TableEntry, run};
@@ -45,7 +46,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
         }
         let present = raw.0 & P::Arch::PRESENT != 0;
         if present && count >= size && P::Arch::may_fold(raw, to) {
-            let (limit, step) = self.page_table.memory.folio_limit(P::Arch::frame(raw), size);
+            let (limit, step) = folio_limit(self.page_table.memory, P::Arch::frame(raw), size);
             let equal = Equal::WRITABLE;
             let entries = &words[index.positions(limit)];
             let (alike, _) = P::Arch::match_leaves(entries, index, equal, step, 0);

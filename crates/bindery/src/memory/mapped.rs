@@ -1,0 +1,92 @@
+//! Mappings of folios, counted for runs of leaves.
+
+use super::Memory;
+use super::shown::{map_shown, shown_limit, unmap_shown};
+use crate::addr::Frame;
+use crate::arch::{Arch, Entry};
+use crate::error::NoMemory;
+use crate::frame::{FrameRange, FreeBatch};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::swap::after_unmapping;
+
+/// The length of the run that begins with `frame`, at most `limit` pages, and the difference
+/// between neighbors: the rest of the folio; neighbors that all map the zero page count as one
+/// run too.
+#[inline]
+pub(crate) fn folio_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: u32) -> (u32, u64) {
+    if frame == memory.zero_frame {
+        return (limit, 0);
+    }
+    match memory.frames.folio_of(frame) {
+        Some(folio) => {
+            let left = folio.head.0 + folio.pages() - frame.0;
+            (limit.min(left), P::Arch::STEP)
+        }
+        None => match memory.huge_zero.pages_from(frame, memory.huge_order()) {
+            0 => (shown_limit(memory, frame, limit), P::Arch::STEP),
+            left => (limit.min(left), P::Arch::STEP),
+        },
+    }
+}
+
+/// Drops the mappings of `pages` pages of one folio, from the page of `first` on; `first` holds
+/// accessed and dirty of them all.
+pub(crate) fn unmap_pages<P: Platform>(
+    memory: &Memory<P>,
+    first: Entry,
+    pages: u32,
+    batch: &mut FreeBatch<'_, P>,
+    counts: &mut Counts,
+) {
+    let Some(folio) = memory.frames.folio_of(P::Arch::frame(first)) else {
+        return unmap_shown(memory, FrameRange { first: P::Arch::frame(first), count: pages });
+    };
+    counts.folios_touched += 1;
+    counts.unmapped(memory.frames.folio(folio).owner_kind(), pages);
+    let dirty = || P::Arch::attributes(first).dirty;
+    let freed = memory.frames.folio(folio).unmap_into(batch, pages, dirty);
+    after_unmapping(memory, batch, folio, freed);
+}
+
+pub(crate) fn unmap_frames<P: Platform>(
+    memory: &Memory<P>,
+    first: Frame,
+    pages: u32,
+    dirty: bool,
+    counts: &mut Counts,
+) {
+    let Some(folio) = memory.frames.folio_of(first) else {
+        return unmap_shown(memory, FrameRange { first, count: pages });
+    };
+    if dirty {
+        // Before the mapping is dropped: afterwards the folio may be freed and reused.
+        memory.frames.folio(folio).mark_dirty();
+    }
+    counts.folios_touched += 1;
+    counts.unmapped(memory.frames.folio(folio).owner_kind(), pages);
+    let freed = memory.frames.folio(folio).unmap(pages);
+    after_unmapping(memory, &mut memory.free_batch(), folio, freed);
+}
+
+/// Adds mappings of `pages` pages of one folio to another address space, whose counts are
+/// `theirs`: the pages are no longer exclusive.
+pub(crate) fn share_frames<P: Platform>(
+    memory: &Memory<P>,
+    first: Frame,
+    pages: u32,
+    counts: &mut Counts,
+    theirs: &mut Counts,
+) -> Result<(), NoMemory> {
+    let Some(folio) = memory.frames.folio_of(first) else {
+        if !memory.is_zero(first) {
+            map_shown(memory, FrameRange { first, count: pages });
+        }
+        return Ok(());
+    };
+    memory.frames.folio(folio).map(pages).map_err(|_| NoMemory)?;
+    memory.frames.folio(folio).exclusive().clear(first.0 - folio.head.0, pages);
+    counts.folios_touched += 1;
+    theirs.mapped(memory.frames.folio(folio).owner_kind(), pages);
+    Ok(())
+}
