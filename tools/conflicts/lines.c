@@ -3,8 +3,8 @@
 
 #include "lines.h"
 
-/* A power of two, far above the lines of one operation. */
-#define PLACE_SHIFT 15
+/* A power of two, far above the lines of one operation: a folio of 2 MiB has 32,768. */
+#define PLACE_SHIFT 17
 #define PLACES ((size_t)1 << PLACE_SHIFT)
 
 bool lines_new(struct lines *lines)

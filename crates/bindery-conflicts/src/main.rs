@@ -28,6 +28,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use bindery::addr::Order;
 use bindery::platform::Cpu;
 use bindery::{Accounting, Memory, Object, Overcommit, Sealing, SizeMode, SpaceOptions};
 
@@ -60,16 +61,17 @@ fn main() {
     }
 }
 
-/// The memory of the machine: base pages only, as Linux was measured.
+/// The memory of the machine: base pages unless a program asks for others, as Linux was measured.
 fn memory() -> &'static Memory<TwoCpus> {
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(TwoCpus::new(), &[FRAMES]) };
-    let memory: &'static _ = Box::leak(Box::new(memory.expect("64 MiB are enough")));
+    let memory: &'static _ = Box::leak(Box::new(memory.expect("288 MiB are enough")));
     for cpu in 0..2 {
         memory.cpu_online(Cpu(cpu)).expect("the memory is new");
     }
     memory.commitment().set_mode(Overcommit::Always);
     memory.folio_policy().set_global(SizeMode::Never);
+    memory.folio_policy().set(Order(9), SizeMode::Madvise);
     memory
 }
 

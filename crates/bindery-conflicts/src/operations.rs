@@ -289,6 +289,17 @@ pub const OPERATIONS: &[Operation] = &[
         needs_own_spaces: true,
         ..Operation::named("fork, 20 VMAs, 320 pages")
     },
+    Operation {
+        start: |side, _| side.keep_table(),
+        before: |side, _| side.map_huge(),
+        run: |side, _| {
+            side.touch(side.huge());
+            side.unmap(side.huge(), 2 * MIB);
+        },
+        end: unmap_own,
+        needs_own_spaces: true,
+        ..Operation::named("2 MiB folio, touch, munmap")
+    },
     Operation::page_out("pageout", zeroes, to_device),
     Operation::swap_in("swap-in", zeroes_in_swap, to_device),
     Operation::page_out("pageout, compressed", text, to_compressed_memory),

@@ -11,8 +11,9 @@ use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 use bindery::sync::SpinLock;
 use bindery::{FrameRange, Platform};
 
-/// The frames of the machine.
-pub const FRAMES: FrameRange = FrameRange { first: Frame(0x8_0000), count: 64 << 8 };
+/// The frames of the machine: 288 MiB, so that a 128th of them, without their metadata, is at least
+/// 2 MiB, and each CPU may keep a block of that size.
+pub const FRAMES: FrameRange = FrameRange { first: Frame(0x8_0000), count: 288 << 8 };
 
 /// Data on lines of its own: a CPU fetches lines in pairs.
 #[repr(align(128))]
@@ -62,7 +63,7 @@ impl TwoCpus {
         let layout = Layout::from_size_align(bytes, 2 << 20).expect("2 MiB is a power of two");
         // SAFETY: the size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
-        Self { start: NonNull::new(start).expect("64 MiB are available") }
+        Self { start: NonNull::new(start).expect("288 MiB are available") }
     }
 
     /// The addresses of the frames: the first, and the one after the last.

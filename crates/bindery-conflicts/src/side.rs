@@ -144,6 +144,18 @@ impl Side<'_> {
         }
     }
 
+    /// 2 MiB that a large folio may hold: not the addresses of the table that the piece is in.
+    pub fn huge(&self) -> u64 {
+        self.own() + 4 * MIB
+    }
+
+    /// Maps 2 MiB for a large folio.
+    pub fn map_huge(&self) {
+        self.map(self.huge(), 2 * MIB);
+        let advised = self.space.madvise(VirtAddr(self.huge()), 2 * MIB, Advice::Huge);
+        advised.expect("the range is mapped");
+    }
+
     /// Unmaps the piece.
     pub fn unmap_piece(&self) {
         self.unmap(self.piece(), 64 * KIB);

@@ -62,19 +62,21 @@ pub struct Events {
 
 /// Counts of one CPU, or of those that share them.
 #[derive(Default)]
-pub(crate) struct PagesMoved {
+pub(crate) struct FrequentEvents {
     /// Base pages whose content was read from a swap area.
     pub(crate) swapped_in: AtomicU64,
     /// Base pages whose content was written to a swap area.
     pub(crate) swapped_out: AtomicU64,
     /// Faults that read content.
     pub(crate) major_faults: AtomicU64,
+    /// As in [`Events`].
+    pub(crate) huge_faults: AtomicU64,
 }
 
-impl PagesMoved {
+impl FrequentEvents {
     pub(crate) const fn new() -> Self {
-        let (swapped_in, swapped_out) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { swapped_in, swapped_out, major_faults: AtomicU64::new(0) }
+        let [swapped_in, swapped_out, major_faults, huge_faults] = [const { AtomicU64::new(0) }; 4];
+        Self { swapped_in, swapped_out, major_faults, huge_faults }
     }
 }
 
@@ -82,8 +84,7 @@ impl PagesMoved {
 #[derive(Default)]
 pub(crate) struct RareEvents {
     /// Of CPUs without a part of their own.
-    pub(crate) moved: PagesMoved,
-    pub(crate) huge_faults: AtomicU64,
+    pub(crate) frequent: FrequentEvents,
     pub(crate) huge_collapses: AtomicU64,
     pub(crate) folio_splits: AtomicU64,
     pub(crate) leaf_splits: AtomicU64,
@@ -108,19 +109,21 @@ impl RareEvents {
         &'a self,
         frames_allocated: u64,
         frames_freed: u64,
-        of_cpus: impl Iterator<Item = &'a PagesMoved>,
+        of_cpus: impl Iterator<Item = &'a FrequentEvents>,
     ) -> Events {
         let read = |event: &AtomicU64| event.load(Ordering::Relaxed);
-        let (mut pages_swapped_in, mut pages_swapped_out, mut major_faults) = (0, 0, 0);
-        for moved in of_cpus.chain([&self.moved]) {
-            pages_swapped_in += read(&moved.swapped_in);
-            pages_swapped_out += read(&moved.swapped_out);
-            major_faults += read(&moved.major_faults);
+        let (mut pages_swapped_in, mut pages_swapped_out) = (0, 0);
+        let (mut major_faults, mut huge_faults) = (0, 0);
+        for cpu in of_cpus.chain([&self.frequent]) {
+            pages_swapped_in += read(&cpu.swapped_in);
+            pages_swapped_out += read(&cpu.swapped_out);
+            major_faults += read(&cpu.major_faults);
+            huge_faults += read(&cpu.huge_faults);
         }
         Events {
             frames_allocated,
             frames_freed,
-            huge_faults: read(&self.huge_faults),
+            huge_faults,
             huge_collapses: read(&self.huge_collapses),
             folio_splits: read(&self.folio_splits),
             leaf_splits: read(&self.leaf_splits),

@@ -21,6 +21,12 @@
 //! program of 2 MiB find its own frames again. If the lists hold less than three times the reserve,
 //! frames bypass the fronts both ways, so reclaim finds what was freed.
 //!
+//! # A folio of 2 MiB
+//! A front also keeps one block of [`HUGE`], beyond its limit, so a program that touches and unmaps
+//! folios of this size again and again does not take the lock of the lists each time. A CPU keeps
+//! one if it has asked for such a block since its front was last emptied, and if its limit is at
+//! least as large as the block.
+//!
 //! # The last frame
 //! Frames in a front are free, so an allocation must not fail for lack of them, whichever CPU has
 //! them. One that finds nothing on the lists drains all fronts ([`super::drains`]).
@@ -43,6 +49,9 @@ pub(crate) const MOST_FRAMES: u32 = 1024;
 /// A front that could not hold this many is of no use.
 pub(super) const LEAST_FRAMES: u32 = 16;
 
+/// The block that a front keeps whole: 2 MiB.
+pub(super) const HUGE: Order = Order(9);
+
 /// The number of runs of a front.
 const RUNS: usize = 128;
 /// The number of runs that an allocation of several frames looks at.
@@ -57,12 +66,16 @@ struct Run {
 
 impl Run {
     const NONE: Self = Self { first: 0, count: 0 };
+
+    fn huge(first: Frame) -> Self {
+        Self { first: first.0, count: HUGE.pages() }
+    }
 }
 
 /// The front of one CPU.
 #[repr(C)]
 pub(crate) struct Front<P: Platform> {
-    /// As in `runs`, to be read without the lock.
+    /// The sum of `runs`, to be read without the lock.
     held: AtomicU32,
     /// Frames that were allocated from this front so far; changes with the lock held.
     taken: AtomicU64,
@@ -103,18 +116,46 @@ impl<P: Platform> Locked<'_, P> {
     pub(super) fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
         let first = self.runs.take(metas, order)?;
         metas.get(first).reset(Kind::Raw, order);
-        // The lock is held, so plain stores are enough.
-        self.front.held.store(self.runs.held, Relaxed);
+        self.show();
+        self.note_taken(order);
+        Some(first)
+    }
+
+    /// Takes the block of [`HUGE`], if there is one. The front keeps one from now on, until it is
+    /// emptied.
+    pub(super) fn take_huge(&mut self, metas: MetaArray) -> Option<Frame> {
+        self.runs.keeps_huge = true;
+        let first = self.runs.huge.take()?;
+        metas.get(first).reset(Kind::Raw, HUGE);
+        self.show();
+        self.note_taken(HUGE);
+        Some(first)
+    }
+
+    /// Whether the front has room for a block of [`HUGE`].
+    pub(super) fn wants_huge(&self) -> bool {
+        self.runs.keeps_huge && self.runs.huge.is_none()
+    }
+
+    /// Adds a free block of [`HUGE`], which the front wants ([`Locked::wants_huge`]).
+    pub(super) fn put_huge(&mut self, metas: MetaArray, first: Frame) {
+        self.runs.huge = Some(first);
+        mark(metas, Run::huge(first));
+        self.show();
+    }
+
+    /// The lock is held, so plain stores are enough.
+    #[inline]
+    fn note_taken(&self, order: Order) {
         let taken = &self.front.taken;
         taken.store(taken.load(Relaxed).wrapping_add(u64::from(order.pages())), Relaxed);
-        Some(first)
     }
 
     /// Adds free frames. The caller has room made before ([`Locked::is_full`]).
     #[inline]
     pub(super) fn put(&mut self, metas: MetaArray, first: Frame, count: u32) {
         self.runs.put(metas, first, count);
-        self.front.held.store(self.runs.held, Relaxed);
+        self.show();
     }
 
     /// Whether the front has no room for another run of `count` frames below the `limit`.
@@ -137,18 +178,24 @@ impl<P: Platform> Locked<'_, P> {
         }
     }
 
-    /// Passes all runs to `give`. Their frames are all [`Kind::Tail`] then. The caller calls
-    /// [`Locked::show`].
+    /// Passes all runs and the block of [`HUGE`] to `give`. Their frames are all [`Kind::Tail`]
+    /// then. The caller calls [`Locked::show`].
     pub(super) fn empty(&mut self, metas: MetaArray, mut give: impl FnMut(Frame, u32)) {
         while let Some(run) = self.runs.take_oldest(metas) {
             give(Frame(run.first), run.count);
+        }
+        self.runs.keeps_huge = false;
+        if let Some(first) = self.runs.huge.take() {
+            unmark(metas, first);
+            give(first, HUGE.pages());
         }
     }
 
     /// Shows how many frames are left to readers without the lock, once the lists show those that
     /// they got: a sum over both then counts frames twice for a moment, but misses none.
+    #[inline]
     pub(super) fn show(&self) {
-        self.front.held.store(self.runs.held, Relaxed);
+        self.front.held.store(self.runs.all(), Relaxed);
     }
 
     /// Whether one of the runs holds `frame`.
@@ -174,16 +221,20 @@ impl<P: Platform> Locked<'_, P> {
             runs += 1;
             frames += u64::from(run.count);
         }
-        let held = u64::from(self.runs.held);
         let first = metas.span().first;
-        if held == frames && self.front.held() == self.runs.held { Ok(runs) } else { Err(first) }
+        let shown = self.front.held();
+        if u64::from(shown) == frames && shown == self.runs.all() { Ok(runs) } else { Err(first) }
     }
 }
 
 /// The runs of a front, in a ring: the oldest are given up first.
 struct Runs {
-    /// The sum of all runs.
+    /// The sum of all runs in the ring.
     held: u32,
+    /// Whether the CPU has asked for a block of [`HUGE`] since the front was last emptied.
+    keeps_huge: bool,
+    /// A block of [`HUGE`], beside the ring.
+    huge: Option<Frame>,
     /// The place of the oldest run.
     oldest: usize,
     len: usize,
@@ -192,7 +243,8 @@ struct Runs {
 
 impl Runs {
     const fn new() -> Self {
-        Self { held: 0, oldest: 0, len: 0, ring: [Run::NONE; RUNS] }
+        let ring = [Run::NONE; RUNS];
+        Self { held: 0, keeps_huge: false, huge: None, oldest: 0, len: 0, ring }
     }
 
     /// The place of the run that was added `back` runs before the newest.
@@ -203,7 +255,14 @@ impl Runs {
     }
 
     fn iter(&self) -> impl Iterator<Item = Run> {
-        (0..self.len).map(|back| self.ring[self.place(back)])
+        let ring = (0..self.len).map(|back| self.ring[self.place(back)]);
+        ring.chain(self.huge.map(Run::huge))
+    }
+
+    /// All frames, those of the block of [`HUGE`] included.
+    #[inline]
+    fn all(&self) -> u32 {
+        self.held + if self.huge.is_some() { HUGE.pages() } else { 0 }
     }
 
     #[inline]
@@ -284,10 +343,15 @@ impl Runs {
         self.oldest = (self.oldest + 1) % RUNS;
         self.len -= 1;
         self.held -= run.count;
-        let head = metas.get(Frame(run.first));
-        head.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        unmark(metas, Frame(run.first));
         Some(run)
     }
+}
+
+/// Makes the head of a run a tail.
+#[inline]
+fn unmark(metas: MetaArray, head: Frame) {
+    metas.get(head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
 }
 
 /// Writes the metadata of a run's head.

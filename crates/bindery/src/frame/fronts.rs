@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::buddy::{Buddy, READY_ORDER};
-use super::front::{Front, LARGEST, LEAST_FRAMES, Locked, MOST_FRAMES};
+use super::front::{Front, HUGE, LARGEST, LEAST_FRAMES, Locked, MOST_FRAMES};
 use super::{AllocateFor, Allocator, drains};
 use crate::addr::{Frame, Order};
 use crate::cpu::CpuTable;
@@ -48,6 +48,29 @@ impl<P: Platform> Allocator<P> {
         Some((self.fronts.get(self.platform().cpu())?, limit))
     }
 
+    /// The front that an allocation or a free of a block of [`HUGE`] uses. None if its limit is
+    /// smaller than the block, nor while little memory is free.
+    fn front_of_huge(&self) -> Option<&Front<P>> {
+        let limit = self.front_limit.load(Relaxed);
+        if limit < HUGE.pages() || self.lists.is_low.load(Relaxed) {
+            return None;
+        }
+        self.fronts.get(self.platform().cpu())
+    }
+
+    /// Keeps the block of [`HUGE`] at `first` in the caller's front, if the front wants one and
+    /// `is_free` confirms that the block may be freed. False: the caller frees it.
+    fn keep_huge(&self, first: Frame, is_free: impl FnOnce() -> bool) -> bool {
+        let Some(front) = self.front_of_huge() else { return false };
+        let mut locked = front.lock();
+        let kept = first.is_aligned(HUGE) && locked.wants_huge() && is_free();
+        if kept {
+            locked.put_huge(self.metas, first);
+            drains::note_put(&self.drains);
+        }
+        kept
+    }
+
     /// A block of the caller's front, or of the free lists. O([`super::MAX_ORDER`]), and once for
     /// many calls linear in the frames of all fronts.
     // Not part of its callers, which the compiler would make functions of their own then.
@@ -90,6 +113,13 @@ impl<P: Platform> Allocator<P> {
         // Not while memory is short: reclaim takes what the lists have first.
         if let Some((front, limit)) = self.front(order)
             && let Some(frame) = self.take_from_front(front, order, limit)
+        {
+            return Some(frame);
+        }
+        if purpose == AllocateFor::Use
+            && order == HUGE
+            && let Some(front) = self.front_of_huge()
+            && let Some(frame) = front.lock().take_huge(self.metas)
         {
             return Some(frame);
         }
@@ -220,6 +250,10 @@ impl<P: Platform> Allocator<P> {
     /// Frees a block, into the caller's front if possible. The caller has told the platform.
     #[inline(never)]
     pub(super) fn free_with_fronts(&self, first: Frame, order: Order) {
+        let is_allocated = || Buddy::is_allocated(self.metas, first, order);
+        if order == HUGE && self.keep_huge(first, is_allocated) {
+            return;
+        }
         let is_allocated = if let Some((front, limit)) = self.front(order) {
             let locked = front.lock();
             let is_allocated = Buddy::is_allocated(self.metas, first, order);
@@ -242,6 +276,9 @@ impl<P: Platform> Allocator<P> {
     /// front if possible.
     #[inline(never)]
     pub(super) fn free_run_with_fronts(&self, first: Frame, count: u32) {
+        if count == HUGE.pages() && self.keep_huge(first, || true) {
+            return;
+        }
         if let Some((front, limit)) = self.front(Order::PAGE)
             && count < limit
         {

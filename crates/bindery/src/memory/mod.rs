@@ -192,7 +192,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn events(&self) -> Events {
-        let of_cpus = self.cpus.records().map(|record| &record.swap.moved);
+        let of_cpus = self.cpus.records().map(|record| &record.swap.events);
         let FrameTraffic { taken, returned } = self.frames.traffic();
         self.rare.read(taken, returned, of_cpus)
     }
@@ -296,7 +296,7 @@ impl<P: Platform> Memory<P> {
 
     /// Counts a fault that had to read content in.
     pub(crate) fn note_major_fault(&self) {
-        RareEvents::note(&swap::pages_moved(self).major_faults);
+        RareEvents::note(&swap::frequent_events(self).major_faults);
         self.platform().major_fault();
     }
 

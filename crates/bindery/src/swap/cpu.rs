@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use super::MAX_SWAP_AREAS;
 use super::clock::Evictions;
 use crate::Memory;
-use crate::events::PagesMoved;
+use crate::events::FrequentEvents;
 use crate::folio::{Age, MAX_FOLIO_ORDER};
 use crate::frame::meta::NONE;
 use crate::platform::{Cpu, Platform};
@@ -32,8 +32,8 @@ const ORDERS: usize = MAX_FOLIO_ORDER.0 as usize + 1;
 pub(crate) struct SwapPart {
     pub(super) cpu: Cpu,
     pub(super) clusters: [OwnClusters; MAX_SWAP_AREAS],
-    /// The pages that calls on this CPU have moved.
-    pub(crate) moved: PagesMoved,
+    /// The counts of calls and faults on this CPU.
+    pub(crate) events: FrequentEvents,
     evictions: Evictions,
 }
 
@@ -42,7 +42,7 @@ impl SwapPart {
         Self {
             cpu,
             clusters: [const { [const { AtomicU32::new(NONE) }; ORDERS] }; MAX_SWAP_AREAS],
-            moved: PagesMoved::new(),
+            events: FrequentEvents::new(),
             evictions: Evictions::new(),
         }
     }
@@ -56,20 +56,20 @@ pub(super) fn own<P: Platform>(memory: &Memory<P>) -> Option<Cpu> {
 
 /// The counts of the running CPU, or those that CPUs without a part share.
 #[inline]
-pub(crate) fn pages_moved<P: Platform>(memory: &Memory<P>) -> &PagesMoved {
-    memory.cpus.own(memory.platform()).map_or(&memory.rare.moved, |own| &own.swap.moved)
+pub(crate) fn frequent_events<P: Platform>(memory: &Memory<P>) -> &FrequentEvents {
+    memory.cpus.own(memory.platform()).map_or(&memory.rare.frequent, |own| &own.swap.events)
 }
 
 /// Counts pages whose content was read.
 #[inline]
 pub(super) fn note_swapped_in<P: Platform>(memory: &Memory<P>, pages: u32) {
-    pages_moved(memory).swapped_in.fetch_add(u64::from(pages), Relaxed);
+    frequent_events(memory).swapped_in.fetch_add(u64::from(pages), Relaxed);
 }
 
 /// Counts pages whose content was written.
 #[inline]
 pub(super) fn note_swapped_out<P: Platform>(memory: &Memory<P>, pages: u32) {
-    pages_moved(memory).swapped_out.fetch_add(u64::from(pages), Relaxed);
+    frequent_events(memory).swapped_out.fetch_add(u64::from(pages), Relaxed);
 }
 
 /// The evictions of the running CPU.

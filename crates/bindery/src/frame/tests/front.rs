@@ -10,7 +10,7 @@ use std::vec::Vec;
 use super::{CPU, Machine, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::cpu::SLOTS_SIZE;
-use crate::frame::front::Front;
+use crate::frame::front::{Front, HUGE};
 use crate::frame::meta::Kind;
 use crate::frame::{AllocateFor, Frames, FreeBatch};
 use crate::platform::Cpu;
@@ -176,6 +176,91 @@ fn a_frame_in_a_front_is_not_freed_again() {
     frames.check_free_lists().unwrap();
     frames.trim();
     assert_eq!(frames.frames_in_fronts(), 0);
+    frames.check_free_lists().unwrap();
+}
+
+/// The block of 2 MiB that CPU 0 uses again and again.
+fn with_huge_block(frames: &Frames<Machine>) -> Frame {
+    let block = take(frames, HUGE).unwrap();
+    free_run(frames, block, HUGE.pages());
+    assert_eq!(frames.frames_in_fronts(), 512);
+    assert_eq!(frames.meta(block).kind(), Kind::Front);
+    frames.check_free_lists().unwrap();
+    block
+}
+
+#[test]
+fn a_cpu_that_uses_large_folios_keeps_one_block() {
+    let frames = with_fronts(1024);
+    let all = frames.free_frame_count();
+    let block = with_huge_block(&frames);
+    assert_eq!(frames.free_frame_count(), all);
+    // Small blocks leave it whole, and another CPU has none.
+    let small = take(&frames, Order(3)).unwrap();
+    assert_ne!(on(1, || take(&frames, HUGE)), Some(block));
+    assert_eq!(take(&frames, HUGE), Some(block));
+    assert!(frames.meta(block).kind() == Kind::Raw && frames.meta(block).order() == HUGE);
+    // A whole block comes back as a run does; a second one goes elsewhere.
+    let second = take(&frames, HUGE).unwrap();
+    let held = frames.frames_in_fronts();
+    free(&frames, second, HUGE);
+    assert_eq!(frames.frames_in_fronts(), held + 512);
+    free(&frames, block, HUGE);
+    assert_eq!(frames.frames_in_fronts(), held + 512);
+    assert_eq!(take(&frames, HUGE), Some(second));
+    let (taken, refused) = (frames.traffic().taken, frames.refused());
+    free(&frames, second, HUGE);
+    for (frame, order) in [(second, HUGE), (second.plus(7), Order::PAGE), (second, Order::PAGE)] {
+        free(&frames, frame, order);
+    }
+    assert_eq!((frames.traffic().taken, frames.refused()), (taken, refused + 3));
+    free(&frames, small, Order(3));
+    frames.check_free_lists().unwrap();
+}
+
+#[test]
+fn a_cpu_without_large_folios_keeps_no_block() {
+    let frames = with_fronts(1024);
+    let block = on(1, || take(&frames, HUGE)).unwrap();
+    on(0, || free(&frames, block, HUGE));
+    assert_eq!(frames.frames_in_fronts(), 0);
+    // A front that may not hold as many frames keeps none.
+    frames.set_front_limit(511);
+    let block = on(1, || take(&frames, HUGE)).unwrap();
+    on(1, || free(&frames, block, HUGE));
+    assert_eq!(frames.frames_in_fronts(), 0);
+}
+
+#[test]
+fn the_last_large_block_goes_to_any_cpu() {
+    let frames = with_fronts(1024);
+    let block = with_huge_block(&frames);
+    let taken: Vec<_> = core::iter::from_fn(|| on(1, || take(&frames, HUGE))).collect();
+    assert!(taken.contains(&block));
+    assert_eq!(frames.frames_in_fronts(), 0);
+    taken.into_iter().for_each(|block| free(&frames, block, HUGE));
+    // As single pages, before reclaim or a failure.
+    let all = frames.free_frame_count();
+    with_huge_block(&frames);
+    assert_eq!(core::iter::from_fn(|| on(1, || take(&frames, Order::PAGE))).count() as u64, all);
+}
+
+#[test]
+fn a_large_block_is_handed_over_and_reclaim_gets_it() {
+    let frames = with_fronts(1024);
+    with_huge_block(&frames);
+    frames.empty_front(Cpu(0));
+    assert_eq!(frames.frames_in_fronts(), 0);
+    frames.check_free_lists().unwrap();
+    with_huge_block(&frames);
+    frames.trim();
+    assert_eq!(frames.frames_in_fronts(), 0);
+    // Little is free, so the block goes to the lists.
+    let taken = take(&frames, HUGE).unwrap();
+    frames.set_reserve(frames.free_frame_count());
+    free(&frames, taken, HUGE);
+    assert_eq!(frames.frames_in_fronts(), 0);
+    frames.set_reserve(0);
     frames.check_free_lists().unwrap();
 }
 

@@ -13,6 +13,7 @@ use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
+use crate::swap::frequent_events;
 use crate::table::fill_span::FillSpan;
 use crate::table::locking::LockTree;
 use crate::table::publish::publish;
@@ -292,7 +293,7 @@ fn map_folio_locked<P: Platform>(
         let word = &page_table.entries(table)[index.position()];
         word.store(entry.0, Ordering::Release);
         span.counts.entries_written += 1;
-        RareEvents::note(&page_table.memory.rare.huge_faults);
+        RareEvents::note(&frequent_events(page_table.memory).huge_faults);
         page_table.change_entry_count(table, 1, 0);
         if let Some(deposit) = deposit {
             page_table.deposit_table(table, deposit);

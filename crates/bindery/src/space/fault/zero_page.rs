@@ -8,6 +8,7 @@ use crate::events::RareEvents;
 use crate::folio::{Folio, OwnerKind};
 use crate::memory::before_execution;
 use crate::platform::Platform;
+use crate::swap::frequent_events;
 use crate::table::cursor::Cursor;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, TableEntry};
@@ -136,7 +137,7 @@ fn replace_huge_zero<P: Platform>(
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, node.level, &mut cursor.counts);
     page_table.memory.frames.fresh(folio).map(folio.pages());
-    RareEvents::note(&page_table.memory.rare.huge_faults);
+    RareEvents::note(&frequent_events(page_table.memory).huge_faults);
     let leaf = P::Arch::page_entry(folio.head, node.level, written_attributes(vma.flags()));
     word.store(leaf.0, Ordering::Release);
     cursor.counts.entries_written += 2;
