@@ -21,6 +21,7 @@ on_every_architecture! {
     what_is_cut_off_is_gone_everywhere => cut_off;
     a_hole_is_zeroes_but_for_private_copies => hole;
     a_folios_hole_stays_a_hole => hole_in_large_folio;
+    a_hole_that_waits_has_freed_the_frames_before => waiting_hole;
     pages_beyond_the_end_are_not_mapped => waiting_pages;
     a_mapping_outlives_the_handle => outlives;
     small_folios_become_large_with_their_content => collapse;
@@ -122,6 +123,33 @@ fn hole<A: Walk>() {
             fixture.audit(&[&one, &two]);
         });
     }
+}
+
+/// The holder of a folio's lock may need memory: the call that waits for it keeps no free frame.
+fn waiting_hole<A: Walk>() {
+    with_fixture::<A>(0, |fixture| {
+        let (machine, memory) = (fixture.machine, fixture.memory);
+        let object = memfd(memory, 16 * PAGE);
+        let space = fixture.space();
+        map(&space, &object, AT, 16 * PAGE, Sharing::Shared).unwrap();
+        let program = Program::new(machine, &space);
+        (0..16).for_each(|page| program.store(VirtAddr(AT + page * PAGE), page).unwrap());
+        let free = memory.free_frame_count();
+        thread::scope(|scope| {
+            let unlock = testing::lock_folio(&space, VirtAddr(AT + 12 * PAGE));
+            let punch =
+                scope.spawn(|| machine.on_cpu(Cpu(0), || object.punch_hole(2 * PAGE, 12 * PAGE)));
+            while machine.parked_threads() == 0 {
+                assert!(!punch.is_finished(), "the folio is locked");
+                thread::yield_now();
+            }
+            assert_eq!(memory.free_frame_count(), free + 10, "the frames before the folio");
+            unlock();
+            assert_eq!(punch.join().unwrap(), Ok(()));
+        });
+        assert_eq!((memory.free_frame_count(), object.resident_pages()), (free + 12, 4));
+        fixture.audit(&[&space]);
+    });
 }
 
 fn hole_in_large_folio<A: Walk>() {

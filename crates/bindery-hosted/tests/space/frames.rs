@@ -334,8 +334,9 @@ fn revoked_beside_faults<A: Walk>() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     map(&space, &object, &shared(AT, 64 * PAGE_SIZE)).unwrap();
     let done = std::sync::atomic::AtomicBool::new(false);
+    let stores = std::sync::atomic::AtomicU64::new(0);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let storer = scope.spawn(|| {
             let _cpu = machine.bind(Cpu(1));
             let program = Program::new(&machine, &space);
             let mut page = 0;
@@ -343,13 +344,18 @@ fn revoked_beside_faults<A: Walk>() {
                 page = (page + 7) % 64;
                 let stored = program.store(VirtAddr(AT + page * PAGE_SIZE), page);
                 assert!(matches!(stored, Ok(()) | Err(FaultError::Bus)), "{stored:?}");
+                stores.fetch_add(u64::from(stored.is_ok()), Ordering::Relaxed);
             }
         });
         let _cpu = machine.bind(Cpu(0));
         for _ in 0..200 {
             let block = memory.allocate_frames(Order(6)).unwrap();
+            let before = stores.load(Ordering::Relaxed);
             driver.set(&[(0, block.first, 64)]);
-            std::thread::yield_now();
+            // Each block has a store, and mostly one is under way when the block is revoked.
+            while stores.load(Ordering::Relaxed) == before && !storer.is_finished() {
+                std::thread::yield_now();
+            }
             driver.set(&[]);
             object.revoke(0, 64 * PAGE_SIZE).unwrap();
             // SAFETY: 1. the test allocated it; 2. it was revoked.

@@ -95,11 +95,13 @@ pub(crate) fn note_return<P: Platform>(memory: &Memory<P>, shadow: u32, pages: u
     memory.clock.note_return(evictions(memory), shadow, pages)
 }
 
-/// Returns the clusters and the evictions of a CPU that is taken offline. Its other counts stay in
-/// its part, which is read with all others.
+/// Returns the clusters and the evictions of a CPU that is taken offline, and leaves its requests
+/// to the other CPUs. Its other counts stay in its part, which is read with all others.
 pub(crate) fn hand_over<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
     for area in &memory.swap.areas {
         area.disown(Some(part.cpu));
+        // No other CPU with the same remainder need be online.
+        area.requests.note_overflow();
     }
     memory.swap.store.hand_over(&memory.frames, part.cpu);
     memory.clock.fold(&part.evictions);

@@ -1,7 +1,8 @@
 //! The requests of an area that a device has: a table of 32, each for one folio, in eight groups.
 //!
 //! A CPU takes a request of the group that its number selects; if that group is full, of any other.
-//! So two of the first eight CPUs share no line for their requests.
+//! So two of the first eight CPUs share no line for their requests. CPUs whose numbers are equal
+//! modulo eight share a group: its requests, its line and its completions.
 //!
 //! A folio with word-filled pages is written in *pieces*, the runs between them; one request counts
 //! them. Nothing is allocated when memory is short, and a thread that finds the table full waits
@@ -88,8 +89,9 @@ impl Group {
 /// The table of an area.
 pub(super) struct Requests {
     groups: [Group; GROUPS],
-    /// Not 0: a group may have requests of CPUs that use another one first. A word that is mostly
-    /// read.
+    /// Not 0: a group may have requests of CPUs that use another one first, or that are offline. A
+    /// word that is mostly read. It only changes by instructions that read it as well, so a thread
+    /// that clears it sees all requests that were taken before it was last set.
     overflowed: AtomicU32,
 }
 
@@ -116,10 +118,17 @@ impl Requests {
         (first..GROUPS).chain(0..first).find_map(|group| {
             let number = self.groups[group].take()?;
             if group != first {
-                self.overflowed.store(1, Relaxed);
+                self.note_overflow();
             }
             Some((group * GROUP) as u32 + number)
         })
+    }
+
+    /// Lets all CPUs look for requests in all groups, until the device is idle: a request that was
+    /// taken before may be in a group whose CPUs do not look for it.
+    pub(super) fn note_overflow(&self) {
+        // Release: a thread that reads it sees that the request is taken.
+        self.overflowed.swap(1, Release);
     }
 
     /// Whether [`Requests::take`] would find one; may be outdated.
@@ -146,14 +155,18 @@ impl Requests {
     /// of such a request.
     pub(super) fn take_done(&self, cpu: Option<Cpu>) -> u32 {
         let done = |group: usize| self.groups[group].take_done() << (group * GROUP);
-        if cpu.is_some() && self.overflowed.load(Relaxed) == 0 {
+        let has_overflowed = self.overflowed.load(Relaxed) != 0;
+        if cpu.is_some() && !has_overflowed {
             return done(Self::of_cpu(cpu));
         }
         let all = (0..GROUPS).fold(0, |all, group| all | done(group));
-        // Before the look: a request that is taken after it marks the table again.
-        self.overflowed.store(0, Relaxed);
-        if all != 0 || !self.is_idle() {
-            self.overflowed.store(1, Relaxed);
+        if has_overflowed {
+            // Before the look: a request that is taken after it marks the table again. Acquire: the
+            // look sees the requests of earlier marks.
+            self.overflowed.swap(0, Acquire);
+            if all != 0 || !self.is_idle() {
+                self.note_overflow();
+            }
         }
         all
     }
@@ -395,6 +408,54 @@ mod tests {
         assert_eq!(requests.take_done(Some(Cpu(3))), 0);
         assert_eq!(requests.take_done(Some(Cpu(2))), 1 << 8);
         assert_eq!(requests.take_done(None), 1 << 20);
+    }
+
+    #[test]
+    fn an_overflowed_group_ends_and_others_find_its_requests() {
+        let requests = Requests::new();
+        let begin = |cpu| {
+            let number = requests.take(Some(Cpu(cpu))).unwrap();
+            let (group, number_there) = requests.group(number);
+            group.begin(number_there, Frame(9), 0);
+            number
+        };
+        let complete = |number| {
+            let (group, number) = requests.group(number);
+            group.complete(number, SwapOperation::Write, false);
+        };
+        let end = |number, cpu| {
+            complete(number);
+            assert_eq!(requests.take_done(Some(Cpu(cpu))), 1 << number);
+            let (group, number) = requests.group(number);
+            group.free(number);
+        };
+        let taken: std::vec::Vec<_> = (0..5).map(|_| begin(2)).collect();
+        assert_eq!(taken, [8, 9, 10, 11, 12], "one of the next group");
+        // No CPU is sure to call that has its group first, or, from then on, any other.
+        end(12, 2);
+        end(8, 6);
+        // A new one keeps the table as it is, after all others of the group have ended.
+        let new = begin(2);
+        (9..12).for_each(|number| end(number, 6));
+        end(new, 5);
+        assert_eq!(requests.take_done(Some(Cpu(5))), 0, "the device is idle");
+        let last = begin(2);
+        complete(last);
+        assert_eq!(requests.take_done(Some(Cpu(6))), 0, "each CPU looks at its own group again");
+        assert_eq!(requests.take_done(Some(Cpu(2))), 1 << last);
+    }
+
+    #[test]
+    fn a_look_at_all_groups_overflows_none() {
+        let requests = Requests::new();
+        let (group, number) = requests.group(requests.take(Some(Cpu(2))).unwrap());
+        group.begin(number, Frame(9), 0);
+        assert_eq!(requests.take_done(None), 0);
+        group.complete(number, SwapOperation::Write, false);
+        assert_eq!(requests.take_done(Some(Cpu(6))), 0);
+        // A CPU that goes offline leaves its requests to the others.
+        requests.note_overflow();
+        assert_eq!(requests.take_done(Some(Cpu(6))), 1 << 8);
     }
 
     #[test]
