@@ -13,7 +13,7 @@ use super::lock;
 use super::owner::OwnerRun;
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{
-    EXCLUSIVE, FOLIO_LOCK, FrameMeta, KIND_AND_ORDER, Kind, MetaArray, ORDER_MASK, ORDER_SHIFT,
+    EXCLUSIVE, FOLIO_LOCK, FrameMeta, KIND_AND_ORDER, Kind, Metas, ORDER_MASK, ORDER_SHIFT,
     state_of,
 };
 use crate::frame::{FrameRange, Frames};
@@ -22,10 +22,9 @@ use crate::platform::Platform;
 /// All frames, by their numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct FolioBatch<'a> {
-    metas: MetaArray,
+    metas: Metas<'a>,
     /// Frames that there are.
     count: u64,
-    _array: core::marker::PhantomData<&'a FrameMeta>,
 }
 
 /// The lock of a folio. Dropping this does not release it: see [`FolioBatch::unlock`], and
@@ -38,8 +37,7 @@ impl<P: Platform> Frames<P> {
     pub(crate) fn folio_batch(&self) -> (Frame, FolioBatch<'_>) {
         let metas = self.metas();
         let FrameRange { first, count } = metas.span();
-        let _array = core::marker::PhantomData;
-        (first, FolioBatch { metas, count: count.into(), _array })
+        (first, FolioBatch { metas, count: count.into() })
     }
 }
 
@@ -55,7 +53,7 @@ impl<'a> FolioBatch<'a> {
     #[inline(always)]
     unsafe fn head(self, number: u64) -> &'a FrameMeta {
         debug_assert!(self.has(number), "no frame has the number {number}");
-        // SAFETY: 1. the caller's obligation 1; 2. the batch borrows the array for 'a.
+        // SAFETY: 1. the caller's obligation 1.
         unsafe { self.metas.nth(number as usize) }
     }
 

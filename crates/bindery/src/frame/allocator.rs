@@ -13,7 +13,7 @@ use super::drains::Drains;
 use super::front::Front;
 #[cfg(any(test, feature = "testing"))]
 use super::inject::Inject;
-use super::meta::{FrameMeta, Kind, MetaArray};
+use super::meta::{FrameMeta, Kind, MetaArray, Metas};
 use crate::addr::{Frame, Order};
 use crate::cpu::CpuTable;
 use crate::platform::Platform;
@@ -71,9 +71,13 @@ pub(crate) struct FrameTraffic {
 
 impl<P: Platform> Allocator<P> {
     /// An allocator of the frames that `add` adds, whose metadata is in `metas`.
-    pub(super) fn new(platform: P, metas: MetaArray, add: impl FnOnce(&mut Buddy)) -> Self {
+    pub(super) fn new(
+        platform: P,
+        metas: MetaArray,
+        add: impl FnOnce(Metas<'_>, &mut Buddy),
+    ) -> Self {
         let mut buddy = Buddy::new();
-        add(&mut buddy);
+        add(metas.lend(), &mut buddy);
         let total = buddy.free_frame_count();
         Self {
             platform: CachePadded::new(platform),
@@ -105,19 +109,19 @@ impl<P: Platform> Allocator<P> {
     /// [`Allocator::manages`] is true.
     #[inline]
     pub(crate) fn meta(&self, frame: Frame) -> &FrameMeta {
-        self.metas.get(frame)
+        self.metas().get(frame)
     }
 
     /// Whether the frame has metadata.
     #[inline]
     pub(crate) fn covers(&self, frame: Frame) -> bool {
-        self.metas.covers(frame)
+        self.metas().covers(frame)
     }
 
     /// The metadata of all frames, for a pass over many.
     #[inline]
-    pub(crate) fn metas(&self) -> MetaArray {
-        self.metas
+    pub(crate) fn metas(&self) -> Metas<'_> {
+        self.metas.lend()
     }
 
     /// The frames that are kept ready for single allocations: free, whatever their metadata says.
@@ -130,12 +134,12 @@ impl<P: Platform> Allocator<P> {
     /// a hole nor the metadata.
     #[inline]
     pub(crate) fn manages(&self, frame: Frame) -> bool {
-        self.metas.covers(frame) && self.metas.get(frame).kind() != Kind::Reserved
+        self.metas().covers(frame) && self.metas().get(frame).kind() != Kind::Reserved
     }
 
     /// The first frame that has metadata, and how many have, holes included.
     pub(crate) fn span(&self) -> FrameRange {
-        self.metas.span()
+        self.metas().span()
     }
 
     /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
@@ -179,7 +183,7 @@ impl<P: Platform> Allocator<P> {
             return self.take_up_to(order, purpose);
         }
         let mut buddy = self.lists.buddy.lock();
-        let block = buddy.allocate_up_to(self.metas, order, purpose);
+        let block = buddy.allocate_up_to(self.metas(), order, purpose);
         self.publish(&buddy);
         self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
         block
@@ -189,7 +193,7 @@ impl<P: Platform> Allocator<P> {
     #[inline(always)]
     pub(super) fn take_from_lists(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.lock();
-        let frame = buddy.allocate(self.metas, order, purpose);
+        let frame = buddy.allocate(self.metas(), order, purpose);
         self.publish(&buddy);
         self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame
@@ -275,7 +279,7 @@ impl<P: Platform> Allocator<P> {
             return;
         }
         let mut buddy = self.lists.buddy.lock();
-        let freed = buddy.free(self.metas, first, order);
+        let freed = buddy.free(self.metas(), first, order);
         self.publish(&buddy);
         drop(buddy);
         if freed.is_err() {
@@ -287,7 +291,7 @@ impl<P: Platform> Allocator<P> {
     /// ready, and those of all fronts. O(log frames), and linear in the frames of the fronts.
     pub(crate) fn trim(&self) {
         self.drain_fronts(Order::PAGE);
-        self.lists.buddy.lock().join_ready(self.metas);
+        self.lists.buddy.lock().join_ready(self.metas());
     }
 
     /// Frames that are free now, of any order. Does not wait for the lock.
@@ -321,12 +325,12 @@ impl<P: Platform> Allocator<P> {
     /// A frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a
     /// quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
-        let FrameRange { first, count } = self.metas.span();
+        let FrameRange { first, count } = self.metas().span();
         let (ready, kept) = self.lists.buddy.lock().ready();
         let mut at = 0;
         while at < count {
             let frame = first.plus(at);
-            let meta = self.metas.get(frame);
+            let meta = self.metas().get(frame);
             let is_ready = frame.0.wrapping_sub(ready.0) < kept;
             let kind = if is_ready { Kind::Free } else { meta.kind() };
             if kind == Kind::Front {
@@ -350,14 +354,14 @@ impl<P: Platform> Allocator<P> {
     /// A frame at which something is wrong; the first of the span where only a total is.
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
         let runs = self.check_fronts()?;
-        let FrameRange { first, count } = self.metas.span();
-        let heads = (0..count).filter(|at| self.metas.get(first.plus(*at)).kind() == Kind::Front);
+        let FrameRange { first, count } = self.metas().span();
+        let heads = (0..count).filter(|at| self.metas().get(first.plus(*at)).kind() == Kind::Front);
         let buddy = self.lists.buddy.lock();
         if heads.count() as u64 != runs || self.lists.free.load(Relaxed) != buddy.free_frame_count()
         {
             return Err(first);
         }
-        buddy.check(self.metas)
+        buddy.check(self.metas())
     }
 
     #[cfg(not(any(test, feature = "testing")))]

@@ -63,7 +63,7 @@ impl<P: Platform> Allocator<P> {
             return;
         }
         let mut buddy = self.lists.buddy.lock();
-        buddy.free_run(self.metas, first, count);
+        buddy.free_run(self.metas(), first, count);
         self.publish(&buddy);
     }
 }

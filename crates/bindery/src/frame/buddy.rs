@@ -24,7 +24,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::meta::{Kind, MetaArray, NONE, kind_in, order_in, state_of};
+use super::meta::{Kind, Metas, NONE, kind_in, order_in, state_of};
 use super::{AllocateFor, FrameRange};
 use crate::addr::{Frame, Order};
 
@@ -77,7 +77,7 @@ impl Buddy {
 
     /// Adds `count` frames that were [`Kind::Reserved`] until now, in the largest blocks that
     /// their alignment allows.
-    pub(super) fn add(&mut self, metas: MetaArray, first: Frame, count: u32) {
+    pub(super) fn add(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         for frame in 0..count {
             metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
         }
@@ -104,7 +104,7 @@ impl Buddy {
     #[inline]
     pub(super) fn allocate(
         &mut self,
-        metas: MetaArray,
+        metas: Metas<'_>,
         order: Order,
         purpose: AllocateFor,
     ) -> Option<Frame> {
@@ -125,7 +125,7 @@ impl Buddy {
 
     /// As [`Buddy::allocate`], of a frame that is ready. `None` also if none is.
     #[inline(always)]
-    pub(super) fn take_ready(&mut self, metas: MetaArray, purpose: AllocateFor) -> Option<Frame> {
+    pub(super) fn take_ready(&mut self, metas: Metas<'_>, purpose: AllocateFor) -> Option<Frame> {
         if self.ready.first == self.ready.end || self.available(purpose) == 0 {
             return None;
         }
@@ -138,7 +138,7 @@ impl Buddy {
 
     /// Finds frames to be ready: the smallest block there is, so that large ones stay.
     #[cold]
-    fn make_ready(&mut self, metas: MetaArray) -> Option<()> {
+    fn make_ready(&mut self, metas: Metas<'_>) -> Option<()> {
         let smallest = Order(self.occupied.trailing_zeros() as u8);
         let order = smallest.min(READY_ORDER);
         let block = self.take(metas, order)?;
@@ -152,7 +152,7 @@ impl Buddy {
     /// no more. Returns the first frame and their number. None of the reserve.
     pub(super) fn take_for_front(
         &mut self,
-        metas: MetaArray,
+        metas: Metas<'_>,
         least: Order,
         most: Order,
     ) -> Option<(Frame, u32)> {
@@ -176,7 +176,7 @@ impl Buddy {
     /// Returns the block's order, too.
     pub(super) fn allocate_up_to(
         &mut self,
-        metas: MetaArray,
+        metas: Metas<'_>,
         order: Order,
         purpose: AllocateFor,
     ) -> Option<(Frame, Order)> {
@@ -194,7 +194,7 @@ impl Buddy {
         Some((self.allocate(metas, order, purpose)?, order))
     }
 
-    fn take_or_join(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+    fn take_or_join(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         self.take(metas, order).or_else(|| {
             self.join_ready(metas);
             self.take(metas, order)
@@ -202,7 +202,7 @@ impl Buddy {
     }
 
     /// Puts what is ready on the lists, joined with its buddies.
-    pub(super) fn join_ready(&mut self, metas: MetaArray) {
+    pub(super) fn join_ready(&mut self, metas: Metas<'_>) {
         let Ready { first, end } = self.ready;
         self.ready.first = end;
         // They counted as free all the while.
@@ -217,7 +217,7 @@ impl Buddy {
 
     /// Takes a block of `order` off the lists; its head is still [`Kind::Free`], and it still
     /// counts as free.
-    fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+    fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         if order > MAX_ORDER {
             return None;
         }
@@ -243,7 +243,7 @@ impl Buddy {
     /// of this order.
     pub(super) fn free(
         &mut self,
-        metas: MetaArray,
+        metas: Metas<'_>,
         first: Frame,
         order: Order,
     ) -> Result<(), NotAllocated> {
@@ -256,7 +256,7 @@ impl Buddy {
 
     /// Whether `first` is the head of an allocated block of this order.
     #[inline]
-    pub(super) fn is_allocated(metas: MetaArray, first: Frame, order: Order) -> bool {
+    pub(super) fn is_allocated(metas: Metas<'_>, first: Frame, order: Order) -> bool {
         if !metas.covers(first) {
             return false;
         }
@@ -279,7 +279,7 @@ impl Buddy {
 
     /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and without an owner, on the
     /// lists, in the largest blocks that their alignment allows, joined with their buddies.
-    pub(super) fn free_run(&mut self, metas: MetaArray, first: Frame, count: u32) {
+    pub(super) fn free_run(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         let mut done = 0;
         while done < count {
             let block = first.plus(done);
@@ -292,7 +292,7 @@ impl Buddy {
     }
 
     /// Puts the block on the lists, joined with its buddies.
-    fn insert(&mut self, metas: MetaArray, first: Frame, order: Order) {
+    fn insert(&mut self, metas: Metas<'_>, first: Frame, order: Order) {
         self.free_frames += u64::from(order.pages());
         let (mut first, mut order) = (first, order);
         while order < MAX_ORDER {
@@ -314,7 +314,7 @@ impl Buddy {
     }
 
     /// Makes the block the first of its list.
-    fn link(&mut self, metas: MetaArray, block: Frame, order: Order) {
+    fn link(&mut self, metas: Metas<'_>, block: Frame, order: Order) {
         let head = &mut self.heads[usize::from(order.0)];
         let meta = metas.get(block);
         meta.state.store(state_of(Kind::Free, order), Relaxed);
@@ -328,7 +328,7 @@ impl Buddy {
     }
 
     /// Takes the block off its list; its kind is left for the caller to change.
-    fn unlink(&mut self, metas: MetaArray, block: Frame, order: Order) {
+    fn unlink(&mut self, metas: Metas<'_>, block: Frame, order: Order) {
         let meta = metas.get(block);
         let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
         if next != NONE {
@@ -349,7 +349,7 @@ impl Buddy {
     /// # Errors
     ///
     /// A frame at which they disagree; the first frame of all where only a total is wrong.
-    pub(super) fn check(&self, metas: MetaArray) -> Result<(), Frame> {
+    pub(super) fn check(&self, metas: Metas<'_>) -> Result<(), Frame> {
         let FrameRange { first, count } = metas.span();
         let mut listed_blocks = 0u64;
         let mut listed_frames = 0u64;
@@ -388,7 +388,7 @@ impl Buddy {
 
     /// One block of a free list, which was reached from `previous`.
     fn check_block(
-        metas: MetaArray,
+        metas: Metas<'_>,
         block: Frame,
         order: Order,
         previous: u32,

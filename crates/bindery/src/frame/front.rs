@@ -37,7 +37,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::meta::{Kind, MetaArray, state_of};
+use super::meta::{Kind, Metas, state_of};
 use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
@@ -113,7 +113,7 @@ pub(super) struct Locked<'a, P: Platform> {
 impl<P: Platform> Locked<'_, P> {
     /// Takes a block of an order up to [`LARGEST`], aligned to its size. Its head is [`Kind::Raw`].
     #[inline]
-    pub(super) fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+    pub(super) fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         let first = self.runs.take(metas, order)?;
         metas.get(first).reset(Kind::Raw, order);
         self.show();
@@ -123,7 +123,7 @@ impl<P: Platform> Locked<'_, P> {
 
     /// Takes the block of [`HUGE`], if there is one. The front keeps one from now on, until it is
     /// emptied.
-    pub(super) fn take_huge(&mut self, metas: MetaArray) -> Option<Frame> {
+    pub(super) fn take_huge(&mut self, metas: Metas<'_>) -> Option<Frame> {
         self.runs.keeps_huge = true;
         let first = self.runs.huge.take()?;
         metas.get(first).reset(Kind::Raw, HUGE);
@@ -138,7 +138,7 @@ impl<P: Platform> Locked<'_, P> {
     }
 
     /// Adds a free block of [`HUGE`], which the front wants ([`Locked::wants_huge`]).
-    pub(super) fn put_huge(&mut self, metas: MetaArray, first: Frame) {
+    pub(super) fn put_huge(&mut self, metas: Metas<'_>, first: Frame) {
         self.runs.huge = Some(first);
         mark(metas, Run::huge(first));
         self.show();
@@ -153,7 +153,7 @@ impl<P: Platform> Locked<'_, P> {
 
     /// Adds free frames. The caller has room made before ([`Locked::is_full`]).
     #[inline]
-    pub(super) fn put(&mut self, metas: MetaArray, first: Frame, count: u32) {
+    pub(super) fn put(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         self.runs.put(metas, first, count);
         self.show();
     }
@@ -168,7 +168,7 @@ impl<P: Platform> Locked<'_, P> {
     /// left. Their frames are all [`Kind::Tail`] then. The caller calls [`Locked::show`].
     pub(super) fn shrink(
         &mut self,
-        metas: MetaArray,
+        metas: Metas<'_>,
         frames: u32,
         mut give: impl FnMut(Frame, u32),
     ) {
@@ -180,7 +180,7 @@ impl<P: Platform> Locked<'_, P> {
 
     /// Passes all runs and the block of [`HUGE`] to `give`. Their frames are all [`Kind::Tail`]
     /// then. The caller calls [`Locked::show`].
-    pub(super) fn empty(&mut self, metas: MetaArray, mut give: impl FnMut(Frame, u32)) {
+    pub(super) fn empty(&mut self, metas: Metas<'_>, mut give: impl FnMut(Frame, u32)) {
         while let Some(run) = self.runs.take_oldest(metas) {
             give(Frame(run.first), run.count);
         }
@@ -207,7 +207,7 @@ impl<P: Platform> Locked<'_, P> {
     ///
     /// # Errors
     /// A frame at which they disagree.
-    pub(super) fn check(&self, metas: MetaArray) -> Result<u64, Frame> {
+    pub(super) fn check(&self, metas: Metas<'_>) -> Result<u64, Frame> {
         let (mut runs, mut frames) = (0, 0);
         for run in self.runs.iter() {
             let head = metas.get(Frame(run.first));
@@ -266,7 +266,7 @@ impl Runs {
     }
 
     #[inline]
-    fn take(&mut self, metas: MetaArray, order: Order) -> Option<Frame> {
+    fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         let pages = order.pages();
         let most = if order == Order::PAGE { 1 } else { LOOKED_AT };
         for back in 0..most.min(self.len) {
@@ -308,7 +308,7 @@ impl Runs {
     }
 
     #[inline]
-    fn put(&mut self, metas: MetaArray, first: Frame, count: u32) {
+    fn put(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         self.held += count;
         if self.len > 0 {
             let place = self.place(0);
@@ -335,7 +335,7 @@ impl Runs {
         mark(metas, self.ring[place]);
     }
 
-    fn take_oldest(&mut self, metas: MetaArray) -> Option<Run> {
+    fn take_oldest(&mut self, metas: Metas<'_>) -> Option<Run> {
         if self.len == 0 {
             return None;
         }
@@ -350,13 +350,13 @@ impl Runs {
 
 /// Makes the head of a run a tail.
 #[inline]
-fn unmark(metas: MetaArray, head: Frame) {
+fn unmark(metas: Metas<'_>, head: Frame) {
     metas.get(head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
 }
 
 /// Writes the metadata of a run's head.
 #[inline]
-fn mark(metas: MetaArray, run: Run) {
+fn mark(metas: Metas<'_>, run: Run) {
     let head = metas.get(Frame(run.first));
     head.word.store(u64::from(run.count), Relaxed);
     head.state.store(state_of(Kind::Front, Order::PAGE), Relaxed);

@@ -65,7 +65,7 @@ impl<P: Platform> Allocator<P> {
         let mut locked = front.lock();
         let kept = first.is_aligned(HUGE) && locked.wants_huge() && is_free();
         if kept {
-            locked.put_huge(self.metas, first);
+            locked.put_huge(self.metas(), first);
             drains::note_put(&self.drains);
         }
         kept
@@ -92,7 +92,7 @@ impl<P: Platform> Allocator<P> {
     #[inline(always)]
     fn take_ready(&self, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.try_lock()?;
-        let frame = buddy.take_ready(self.metas, purpose)?;
+        let frame = buddy.take_ready(self.metas(), purpose)?;
         self.publish(&buddy);
         self.note_taken(1);
         Some(frame)
@@ -119,7 +119,7 @@ impl<P: Platform> Allocator<P> {
         if purpose == AllocateFor::Use
             && order == HUGE
             && let Some(front) = self.front_of_huge()
-            && let Some(frame) = front.lock().take_huge(self.metas)
+            && let Some(frame) = front.lock().take_huge(self.metas())
         {
             return Some(frame);
         }
@@ -147,7 +147,7 @@ impl<P: Platform> Allocator<P> {
     #[inline(never)]
     fn take_beside_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.lock();
-        let frame = buddy.allocate(self.metas, order, purpose);
+        let frame = buddy.allocate(self.metas(), order, purpose);
         self.publish_to_fronts(&buddy);
         self.note_taken(frame.map_or(0, |_| u64::from(order.pages())));
         frame
@@ -158,7 +158,7 @@ impl<P: Platform> Allocator<P> {
     pub(super) fn take_up_to(&self, order: Order, purpose: AllocateFor) -> Option<(Frame, Order)> {
         let try_lists = || {
             let mut buddy = self.lists.buddy.lock();
-            let block = buddy.allocate_up_to(self.metas, order, purpose);
+            let block = buddy.allocate_up_to(self.metas(), order, purpose);
             self.publish_to_fronts(&buddy);
             self.note_taken(block.map_or(0, |(_, order)| u64::from(order.pages())));
             block
@@ -174,11 +174,11 @@ impl<P: Platform> Allocator<P> {
     #[inline]
     fn take_from_front(&self, front: &Front<P>, order: Order, limit: u32) -> Option<Frame> {
         let mut locked = front.lock();
-        if let Some(frame) = locked.take(self.metas, order) {
+        if let Some(frame) = locked.take(self.metas(), order) {
             return Some(frame);
         }
         self.refill(&mut locked, order, limit)?;
-        locked.take(self.metas, order)
+        locked.take(self.metas(), order)
     }
 
     /// Moves a block of at least 2^`order` frames to a front that has none. For single pages, moves
@@ -192,17 +192,17 @@ impl<P: Platform> Allocator<P> {
         let mut buddy = self.lists.buddy.lock();
         // The metadata of two frames are on one line, so both go to one CPU if a pair is free.
         let mut take_block = || {
-            let pairs = buddy.take_for_front(self.metas, order.max(Order(1)), most);
-            pairs.or_else(|| buddy.take_for_front(self.metas, order, most))
+            let pairs = buddy.take_for_front(self.metas(), order.max(Order(1)), most);
+            pairs.or_else(|| buddy.take_for_front(self.metas(), order, most))
         };
         let (first, count) = take_block()?;
-        locked.put(self.metas, first, count);
+        locked.put(self.metas(), first, count);
         let mut left = if order == Order::PAGE { LEAST_FRAMES.saturating_sub(count) } else { 0 };
         while left > 0
             && !locked.is_full(most.pages(), limit)
             && let Some((first, count)) = take_block()
         {
-            locked.put(self.metas, first, count);
+            locked.put(self.metas(), first, count);
             left = left.saturating_sub(count);
         }
         // Before the lists are unlocked: a CPU that finds them empty then sees that a front has
@@ -240,7 +240,7 @@ impl<P: Platform> Allocator<P> {
         let held = front.held();
         if held > 0 {
             let mut buddy = self.lists.buddy.lock();
-            locked.empty(self.metas, |first, count| buddy.free_run(self.metas, first, count));
+            locked.empty(self.metas(), |first, count| buddy.free_run(self.metas(), first, count));
             self.publish_to_fronts(&buddy);
             locked.show();
         }
@@ -250,20 +250,20 @@ impl<P: Platform> Allocator<P> {
     /// Frees a block, into the caller's front if possible. The caller has told the platform.
     #[inline(never)]
     pub(super) fn free_with_fronts(&self, first: Frame, order: Order) {
-        let is_allocated = || Buddy::is_allocated(self.metas, first, order);
+        let is_allocated = || Buddy::is_allocated(self.metas(), first, order);
         if order == HUGE && self.keep_huge(first, is_allocated) {
             return;
         }
         let is_allocated = if let Some((front, limit)) = self.front(order) {
             let locked = front.lock();
-            let is_allocated = Buddy::is_allocated(self.metas, first, order);
+            let is_allocated = Buddy::is_allocated(self.metas(), first, order);
             if is_allocated {
                 self.put_into(locked, first, order.pages(), limit);
             }
             is_allocated
         } else {
             let mut buddy = self.lists.buddy.lock();
-            let freed = buddy.free(self.metas, first, order);
+            let freed = buddy.free(self.metas(), first, order);
             self.publish_to_fronts(&buddy);
             freed.is_ok()
         };
@@ -286,7 +286,7 @@ impl<P: Platform> Allocator<P> {
             return;
         }
         let mut buddy = self.lists.buddy.lock();
-        buddy.free_run(self.metas, first, count);
+        buddy.free_run(self.metas(), first, count);
         self.publish_to_fronts(&buddy);
     }
 
@@ -294,8 +294,8 @@ impl<P: Platform> Allocator<P> {
     #[inline(never)]
     fn shrink(&self, locked: &mut Locked<'_, P>, frames: u32) {
         let mut buddy = self.lists.buddy.lock();
-        locked.shrink(self.metas, frames, |first, count| {
-            buddy.free_run(self.metas, first, count);
+        locked.shrink(self.metas(), frames, |first, count| {
+            buddy.free_run(self.metas(), first, count);
         });
         self.publish_to_fronts(&buddy);
         locked.show();
@@ -306,7 +306,7 @@ impl<P: Platform> Allocator<P> {
         if locked.is_full(count, limit) {
             self.shrink(&mut locked, limit.saturating_sub(count) / 4 * 3);
         }
-        locked.put(self.metas, first, count);
+        locked.put(self.metas(), first, count);
         drains::note_put(&self.drains);
     }
 
@@ -348,6 +348,6 @@ impl<P: Platform> Allocator<P> {
     /// # Errors
     /// A frame at which something is wrong.
     pub(super) fn check_fronts(&self) -> Result<u64, Frame> {
-        self.fronts.iter().map(|front| front.lock().check(self.metas)).sum()
+        self.fronts.iter().map(|front| front.lock().check(self.metas())).sum()
     }
 }

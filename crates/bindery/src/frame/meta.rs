@@ -44,6 +44,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::FrameRange;
@@ -263,21 +264,25 @@ impl FrameMeta {
     }
 }
 
-/// The array of all metadata. Copies name the same array.
+/// The array of all metadata, which its owner lends ([`MetaArray::lend`]).
+pub(crate) struct MetaArray(Metas<'static>);
+
+/// The array of all metadata, lent for `'a`.
 #[derive(Clone, Copy)]
-pub(crate) struct MetaArray {
+pub(crate) struct Metas<'a> {
     /// The address that the entry of frame 0 would have: below the array, mostly, so never used as
     /// it is.
     bias: *const FrameMeta,
     first: u32,
     count: u32,
+    _array: PhantomData<&'a FrameMeta>,
 }
 
-// SAFETY: the array holds nothing but atomics, and any thread may share those; the caller of `new`
-// promises that it does not move while a copy lives.
-unsafe impl Send for MetaArray {}
+// SAFETY: the array holds nothing but atomics, and any thread may share those; it does not move
+// while it is lent.
+unsafe impl Send for Metas<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for MetaArray {}
+unsafe impl Sync for Metas<'_> {}
 
 impl MetaArray {
     /// The array of `count` entries at `base`. Its first entry belongs to frame `first`.
@@ -285,11 +290,20 @@ impl MetaArray {
     /// # Safety
     ///
     /// 1. `base` is aligned to 32 bytes, and `count` entries from there are initialized (all
-    ///    zeroes is) and accessed only as [`FrameMeta`] for as long as the value or a copy lives.
+    ///    zeroes is) and accessed only as [`FrameMeta`] for as long as the value lives.
     pub(super) unsafe fn new(base: *const FrameMeta, first: Frame, count: u32) -> Self {
-        Self { bias: base.wrapping_sub(first.0 as usize), first: first.0, count }
+        let bias = base.wrapping_sub(first.0 as usize);
+        Self(Metas { bias, first: first.0, count, _array: PhantomData })
     }
 
+    /// The array, for as long as its owner is borrowed.
+    #[inline(always)]
+    pub(super) fn lend(&self) -> Metas<'_> {
+        self.0
+    }
+}
+
+impl<'a> Metas<'a> {
     /// The first frame and the number of frames that the array speaks of.
     #[inline]
     pub(crate) fn span(self) -> FrameRange {
@@ -302,28 +316,26 @@ impl MetaArray {
         frame.0.wrapping_sub(self.first) < self.count
     }
 
-    /// The entry of `frame`, which the array covers. `'a` is not longer than the array's life.
+    /// The entry of `frame`, which the array covers.
     #[inline]
-    pub(super) fn get<'a>(self, frame: Frame) -> &'a FrameMeta {
+    pub(super) fn get(self, frame: Frame) -> &'a FrameMeta {
         debug_assert!(self.covers(frame), "{frame:?} has no metadata");
         // SAFETY: callers in `frame/` pass numbers below the span's end that came out of the
         // allocator, out of links and tails that the allocator wrote, or passed `covers`; so the
-        // address lies in the array that `new` was promised.
+        // address lies in the array, which is lent for `'a`.
         unsafe { &*self.bias.wrapping_add(frame.0 as usize) }
     }
 
     /// The entry of the frame `number` frames after the first.
     ///
     /// # Safety
-    /// 1. `number` is below the count of [`MetaArray::span`].
-    /// 2. `'a` is not longer than the array's life.
+    /// 1. `number` is below the count of [`Metas::span`].
     #[inline(always)]
-    pub(crate) unsafe fn nth<'a>(self, number: usize) -> &'a FrameMeta {
+    pub(crate) unsafe fn nth(self, number: usize) -> &'a FrameMeta {
         debug_assert!(number < self.count as usize, "frame {number} has no metadata");
         // Two steps: the first is the same for all frames of a pass.
         let base = self.bias.wrapping_add(self.first as usize);
-        // SAFETY: by obligation 1 the address lies in the array that `new` was promised, and by 2
-        // it lasts as long.
+        // SAFETY: by obligation 1 the address lies in the array, which is lent for `'a`.
         unsafe { &*base.wrapping_add(number) }
     }
 }

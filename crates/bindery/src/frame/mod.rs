@@ -110,10 +110,10 @@ impl<P: Platform> Frames<P> {
         // and since they are not handed to the buddy allocator below, no other user ever gets them.
         let metas = unsafe { MetaArray::new(base, first, count) };
 
-        let allocator = Allocator::new(platform, metas, |buddy| {
+        let allocator = Allocator::new(platform, metas, |lent, buddy| {
             for range in ranges {
                 let usable = if core::ptr::eq(range, largest) { kept } else { range.count };
-                buddy.add(metas, range.first, usable);
+                buddy.add(lent, range.first, usable);
             }
         });
         Ok(Self { allocator, magazines: CpuTable::new() })
