@@ -250,7 +250,7 @@ impl InFlight {
     ///
     /// # Safety
     /// 1. The record is in no list. It does not move, and no mutable reference to it exists, until
-    ///    [`InFlight::take`] was called.
+    ///    [`InFlight::take`] was called for it.
     pub(super) unsafe fn insert(
         &mut self,
         ends: &Ends,
@@ -279,10 +279,13 @@ impl InFlight {
     }
 
     /// Removes a record from the list. Returns whether threads must be woken ([`Ends::wake`]).
-    pub(super) fn take(&mut self, ends: &Ends, record: &Record) -> bool {
+    ///
+    /// # Safety
+    /// 1. The record is in this list: its neighbors, which it names, are changed.
+    pub(super) unsafe fn take(&mut self, ends: &Ends, record: &Record) -> bool {
         let (previous, next) = (record.previous.get(), record.next.get());
         match previous {
-            // SAFETY: as in `iter`.
+            // SAFETY: as in `iter`: by obligation 1, the neighbors are in the list, too.
             Some(previous) => unsafe { previous.as_ref() }.next.set(next),
             None => self.first = next,
         }
@@ -315,7 +318,8 @@ pub(super) enum Refused {
     Busy(Ticket),
 }
 
-/// A record in the list, until this is dropped.
+/// A record in the list, until this is dropped. Having one means: the record was inserted into the
+/// list of `pages`, and only this removes it.
 struct Listed<'a, P: Platform> {
     pages: &'a Pages,
     platform: &'a P,
@@ -324,8 +328,10 @@ struct Listed<'a, P: Platform> {
 
 impl<P: Platform> Drop for Listed<'_, P> {
     fn drop(&mut self) {
-        let wanted =
-            self.pages.alone(self.platform, |_, in_flight, ends| in_flight.take(ends, self.record));
+        let wanted = self.pages.alone(self.platform, |_, in_flight, ends| {
+            // SAFETY: 1. `self` tells it, and is the only one for the record.
+            unsafe { in_flight.take(ends, self.record) }
+        });
         if wanted {
             self.pages.ends.wake(self.platform);
         }

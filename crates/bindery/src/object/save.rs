@@ -271,7 +271,9 @@ impl<P: Platform> Batch<'_, P> {
                     index.set_flags(run.page, u64::from(run.count), PageFlags::DIRTY);
                     in_flight.count_failure();
                 }
-                wanted |= in_flight.take(ends, &self.records[number]);
+                // SAFETY: 1. `begin` has inserted the records of all runs, and `done` has passed
+                // those that were removed.
+                wanted |= unsafe { in_flight.take(ends, &self.records[number]) };
             }
             wanted
         });
