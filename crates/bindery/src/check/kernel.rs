@@ -72,7 +72,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         let mut at = arena.start().align_down(span);
         while at < arena.end() {
             let index = level.index_of(at);
-            let entry = run::load(self.entries(root), index);
+            let entry = run::load(map.root_entries(), index);
             if level.kind(entry) != Kind::Table {
                 return Err(Violation::NotATable { table: root, at });
             }

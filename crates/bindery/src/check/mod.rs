@@ -179,9 +179,13 @@ struct Audit<'a, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// The entries of a table that the audit has met: in a quiet system none is freed.
+    /// The entries of a table. A frame that is no table has none.
     fn entries(&self, table: Frame) -> &'m [AtomicU64] {
-        // SAFETY: 1. it is a root, or the audit has checked its metadata; 2. no other thread runs.
+        let frames = &self.memory.frames;
+        if !frames.manages(table) || !frames.table(table).is_table() {
+            return &[];
+        }
+        // SAFETY: 1. its metadata was checked above; 2. no other thread runs.
         unsafe { self.memory.table_entries(table) }
     }
 

@@ -293,12 +293,19 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         unsafe { self.memory.table_entries(table) }
     }
 
+    /// The entries of the root.
+    pub(crate) fn root_entries(&self) -> &[AtomicU64] {
+        // SAFETY: 1. `KernelMap::new` made it, or obligation 1 of `KernelMap::with_root`; 2. it is
+        // freed when the map is dropped, or is the embedder's and stays as long.
+        unsafe { self.memory.table_entries(self.root) }
+    }
+
     /// Fills the root's entries for the arena with tables.
     fn begin(mut self) -> Result<Self, Failure<KernelMapError>> {
         let arena = self.areas.arena;
         // Until the entries belong to the map, dropping it must not empty them.
         self.areas.arena = VirtRange::raw(arena.start().0, arena.start().0);
-        let entries = self.entries(self.root);
+        let entries = self.root_entries();
         let indices = Self::root_indices(arena).ok_or(KernelMapError::BadArena)?;
         if indices.start.up_to(indices.end).any(|index| !run::load(entries, index).is_empty()) {
             return Err(KernelMapError::BadArena.into());
@@ -341,7 +348,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// Empties entries of the root that cover no area, and frees the tables that they point to
     /// after all TLBs have been invalidated and all readers have left.
     fn empty_root_entries(&self, arena: VirtRange, indices: Range<EntryIndex>) {
-        let entries = self.entries(self.root);
+        let entries = self.root_entries();
         let mut counts = Counts::default();
         let mut tables = DetachedTables::default();
         for index in indices.start.up_to(indices.end) {
