@@ -139,7 +139,8 @@ impl<'m, P: Platform> Batch<'m, P> {
         let number = self.space_of(hit);
         let Some(space) = self.spaces.get_mut(number) else { return false };
         let mut edit = Edit::new(&hit.page_table, &mut space.gather);
-        let mut span = edit.span(window(hit), Depth::Floor(Level::PTE));
+        let section = hit.page_table.read_section();
+        let mut span = edit.span(&section, window(hit), Depth::Floor(Level::PTE));
         let attributes = hit.vma.flags().attributes();
         let _ = swap_out_deferred(&mut span, attributes, scan, &mut self.out);
         self.later |= scan.may_find_more();

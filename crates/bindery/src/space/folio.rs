@@ -103,7 +103,8 @@ fn is_dirty<P: Platform>(space: &AddressSpace<'_, P>, page: VirtAddr) -> bool {
     let _guard = space.vmas.lock();
     let page = page.align_down(PAGE_SIZE);
     let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-    let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+    let section = space.page_table.read_section();
+    let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
     let frames = &space.page_table.memory.frames;
     let folio = cursor.folio_at(page);
@@ -219,7 +220,8 @@ pub(super) fn split_locked<P: Platform>(
 ) -> Result<(), Failure<FolioError>> {
     let (folio, number) = {
         let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-        let mut cursor = page_table.cursor(range, Depth::Floor(Level::PTE));
+        let section = page_table.read_section();
+        let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PTE));
         cursor.folio_at(page).ok_or(FolioError::NotMapped)?
     };
     if order >= folio.order {

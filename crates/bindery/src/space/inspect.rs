@@ -119,7 +119,8 @@ fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspecti
     let _guard = space.vmas.lock();
     let page = addr.align_down(crate::addr::PAGE_SIZE);
     let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
-    let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+    let section = space.page_table.read_section();
+    let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
     cursor.counts = crate::stats::Counts::default();
     // A huge entry names the first of its pages.

@@ -247,8 +247,9 @@ fn split_to_move<P: Platform>(
 /// The folio at `at`, with a reference, unless it is pinned.
 fn folio_to_wait_for<P: Platform>(page_table: &PageTable<'_, P>, at: VirtAddr) -> Option<Folio> {
     let frames = &page_table.memory.frames;
-    let mut cursor =
-        page_table.cursor(VirtRange::raw(at.0, at.0 + PAGE_SIZE), Depth::Floor(Level::PTE));
+    let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
+    let section = page_table.read_section();
+    let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let (folio, _) = cursor.folio_at(at)?;
     (frames.folio(folio).pins() == 0 && frames.folio(folio).try_get()).then_some(folio)
 }

@@ -10,10 +10,10 @@ use crate::error::{FaultError, PinError};
 use crate::folio::Folio;
 use crate::object::{Object, pages};
 use crate::platform::Platform;
-use crate::table::EntryAt;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
 use crate::table::run::Entries;
+use crate::table::{EntryAt, Table};
 
 use super::fault::{Access, record_access, unshare};
 use super::pin_count::{PinCount, Share, pin_count};
@@ -193,7 +193,8 @@ fn pin<'m, P: Platform>(
         let table = P::Arch::PMD.span();
         let end = range.end().0.min((page.0 | (table - 1)).saturating_add(1));
         let range = VirtRange::raw(page.0, end);
-        let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+        let section = space.page_table.read_section();
+        let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
         let own = match pages_to_pin(&mut cursor, access, own) {
             Present::Pages(found) => return pin_pages(space, &mut cursor, vma, found, count),
             Present::Other => own,
@@ -202,6 +203,7 @@ fn pin<'m, P: Platform>(
             Present::ZeroPage => true,
         };
         drop(cursor);
+        drop(section);
         // A write fault gives the program a page of its own, if writes are allowed.
         let writable = vma.protection().contains(Protection::WRITE);
         drop(locked);
@@ -240,11 +242,11 @@ fn pin_pages<'m, P: Platform>(
 
 /// The pages mapped from the beginning of the cursor's range on, if the mapping allows the access
 /// and, with `own`, no other process maps them.
-fn pages_to_pin<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
+fn pages_to_pin<'s, P: Platform>(
+    cursor: &mut Cursor<'s, '_, P>,
     access: Access,
     own: bool,
-) -> Present<P::Arch> {
+) -> Present<'s, P::Arch> {
     let (page_table, range) = (cursor.page_table, cursor.range());
     let (memory, at) = (page_table.memory, range.start());
     let leaf = cursor.entry_at(at);
@@ -277,8 +279,8 @@ fn pages_to_pin<P: Platform>(
 }
 
 /// The page that a pin finds.
-enum Present<A: Arch> {
-    Pages(PagesToPin<A>),
+enum Present<'s, A: Arch> {
+    Pages(PagesToPin<'s, A>),
     /// A zero page, or a page of the huge one: only private mappings have them.
     ZeroPage,
     /// No page, or an unsuitable one.
@@ -286,9 +288,9 @@ enum Present<A: Arch> {
 }
 
 /// Mapped pages of one folio that allow the access of a pin.
-struct PagesToPin<A: Arch> {
+struct PagesToPin<'s, A: Arch> {
     /// The entry that maps the first.
-    leaf: EntryAt<A>,
+    leaf: EntryAt<A, Table<'s>>,
     folio: Folio,
     first: Frame,
     pages: u32,

@@ -207,7 +207,8 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
                     return Err(FaultError::Protection);
                 }
                 let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-                let mut cursor = space.page_table.cursor(range, Depth::Floor(Level::PTE));
+                let section = space.page_table.read_section();
+                let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
                 let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
                 if node.level.kind(raw) == Kind::Leaf {
                     let entry = node.single(raw, index);
@@ -222,6 +223,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
                     }
                 }
                 drop(cursor);
+                drop(section);
                 // A fault waits for the writer of the VMA, and the writer waits for its readers.
                 drop(locked);
             }

@@ -16,7 +16,7 @@ use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Entries, Run, What};
 use super::span::Span;
-use super::{EntryAt, PageTable, free_table, new_table, run};
+use super::{EntryAt, PageTable, Table, free_table, new_table, run};
 
 /// The huge leaf that replaces a table of small leaves.
 pub(crate) struct Replacement {
@@ -55,7 +55,8 @@ pub(crate) enum JoinError {
 /// reverse map then finds the folios busy: they are mapped, and no entry refers to them.
 pub(super) fn replace_by_copy<P: Platform>(edit: &mut Edit<'_, '_, P>, what: &Replacement) -> bool {
     let Some(table) = take_table(edit, what.base) else { return false };
-    copy_all(edit, table, what.folio);
+    // SAFETY: 1. detached, and in the gather of the edit, which is borrowed and frees it later.
+    copy_all(edit, unsafe { Table::new(table) }, what.folio);
     before_execution(edit.memory, what.attributes.permissions, what.folio);
     put_leaf(edit, what);
     true
@@ -65,7 +66,8 @@ pub(super) fn replace_by_copy<P: Platform>(edit: &mut Edit<'_, '_, P>, what: &Re
 fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option<Frame> {
     let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
     let page_table = edit.table();
-    let mut span = edit.span(range, Depth::Floor(Level::PTE));
+    let section = edit.table().read_section();
+    let mut span = edit.span(&section, range, Depth::Floor(Level::PTE));
     let EntryAt { node, .. } = span.entry_at(base);
     let EntryAt { node: parent, index, .. } = span.parent_of(base, Level::PTE)?;
     let words = page_table.entries(node.table);
@@ -83,11 +85,11 @@ fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option
     page_table.change_entry_count(parent.table, 0, 1);
     span.flush();
     span.gather_subtree(node, Level::PTE);
-    Some(node.table)
+    Some(node.table.frame())
 }
 
 /// Copies the pages of `table`, which is out of the tree, into the folio.
-fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Frame, folio: Folio) {
+fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Table<'_>, folio: Folio) {
     let memory = page_table.memory;
     let mut counts = Counts::default();
     let words = page_table.entries(table);
@@ -117,7 +119,8 @@ fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Frame, folio: Fol
 fn put_leaf<P: Platform>(page_table: &PageTable<'_, P>, what: &Replacement) {
     let memory = page_table.memory;
     let range = VirtRange::raw(what.base.0, what.base.0 + P::Arch::PMD.span());
-    let mut cursor = page_table.cursor(range, Depth::Floor(Level::PMD));
+    let section = page_table.read_section();
+    let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PMD));
     let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
     debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is taken");
     memory.frames.fresh(what.folio).map(what.folio.pages());
@@ -143,7 +146,8 @@ pub(super) fn join_leaves<P: Platform>(
     memory.may_wait();
     let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(JoinError::NoMemory)?;
     let done = {
-        let mut span = edit.span(range, Depth::Floor(Level::PTE));
+        let section = edit.table().read_section();
+        let mut span = edit.span(&section, range, Depth::Floor(Level::PTE));
         join_leaves_locked(&mut span, base, deposit)
     };
     if !done {

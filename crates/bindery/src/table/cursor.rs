@@ -11,6 +11,8 @@
 //! A piece that the range covers only in part is cut before it is yielded: a huge leaf is split
 //! with its deposited table, a contiguous run is unfolded. So the receiver of a run owns all of it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
@@ -24,7 +26,7 @@ use super::EntryAt;
 use super::locking::{self, Depth, LockSet, Node};
 use super::narrowing::Unflushed;
 use super::run::{self, Entries, Run, What};
-use super::{NoMemory, PageTable, ReadSection, TablePool};
+use super::{NoMemory, PageTable, ReadSection, Table, TablePool};
 
 /// How a cursor treats a table that its range covers whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,19 +39,19 @@ pub(crate) enum WholeTables {
     Entered,
 }
 
-/// A locked range, as a rule a short one. The locks and the read section end when it is dropped.
+/// A locked range, as a rule a short one. The locks end when it is dropped; the tables that it
+/// finds stay until the read section ends, which it borrows.
 pub(crate) struct Cursor<'a, 'm, P: Platform> {
     pub(crate) page_table: &'a PageTable<'m, P>,
     pub(crate) locks: LockSet,
     pub(crate) counts: Counts,
-    cover: Node<P::Arch>,
+    cover: Node<P::Arch, Table<'a>>,
     range: VirtRange,
     at: u64,
     /// The table in which `at` was found last, while `at` stays in it.
-    position: Option<Node<P::Arch>>,
+    position: Option<Node<P::Arch, Table<'a>>>,
     /// Whether entries were narrowed whose flush comes before the locks are released.
     pub(super) unflushed: Unflushed,
-    _section: ReadSection<'m, P>,
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
@@ -58,36 +60,45 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// flush is pending, makes it first, so that no TLB allows more than the entries do.
     // Always: returned from a function of its own, the set of locks would be copied.
     #[inline(always)]
-    pub(crate) fn cursor(&self, range: VirtRange, depth: Depth<P::Arch>) -> Cursor<'_, 'm, P> {
-        self.cursor_beside(range, depth, None)
+    pub(crate) fn cursor<'a>(
+        &'a self,
+        section: &'a ReadSection<'_, P>,
+        range: VirtRange,
+        depth: Depth<P::Arch>,
+    ) -> Cursor<'a, 'm, P> {
+        self.cursor_beside(section, range, depth, None)
     }
 
     /// As [`PageTable::cursor`]; flushes that are pending for `own` stay so: the caller makes them.
     #[inline(always)]
-    pub(crate) fn cursor_beside(
-        &self,
+    pub(crate) fn cursor_beside<'a>(
+        &'a self,
+        section: &'a ReadSection<'_, P>,
         range: VirtRange,
         depth: Depth<P::Arch>,
         own: Option<&Gather>,
-    ) -> Cursor<'_, 'm, P> {
-        let mut cursor = self.unlocked_cursor(range);
-        cursor.lock(depth, own);
+    ) -> Cursor<'a, 'm, P> {
+        let mut cursor = self.unlocked_cursor(section, range);
+        cursor.lock(section, depth, own);
         cursor
     }
 
     /// A cursor that holds no lock yet ([`Cursor::lock`]).
     #[inline(always)]
-    pub(super) fn unlocked_cursor(&self, range: VirtRange) -> Cursor<'_, 'm, P> {
+    pub(super) fn unlocked_cursor<'a>(
+        &'a self,
+        section: &'a ReadSection<'_, P>,
+        range: VirtRange,
+    ) -> Cursor<'a, 'm, P> {
         Cursor {
             page_table: self,
             counts: Counts::default(),
             locks: LockSet::new(),
-            cover: Node { table: self.root, level: P::Arch::ROOT },
+            cover: self.root_in(section),
             range,
             at: range.start().0,
             position: None,
             unflushed: Unflushed::none(),
-            _section: ReadSection::enter(self.memory.platform()),
         }
     }
 
@@ -131,7 +142,7 @@ fn first_table<P: Platform>(
             if found {
                 break;
             }
-            if !locking::has_no_pending_flush(page_table, node.table) {
+            if !locking::has_no_pending_flush(&page_table.tables(&section), node.table.frame()) {
                 page_table.wait_for_pending_flushes(node, VirtAddr(start), own);
             }
             let last = start | (node.level.span() - 1);
@@ -163,20 +174,20 @@ impl Chunks {
         self.range = VirtRange::raw(at.0, self.range.end().0);
     }
 
-    /// Locks the next part. Flushes that are pending for `own` stay so: the caller makes them.
+    /// Locks `part`, which is the next ([`Chunks::next_part`]), or its front.
     // Always: as `PageTable::cursor`.
     #[inline(always)]
-    pub(crate) fn next<'a, 'm, P: Platform>(
+    pub(crate) fn lock<'a, 'm, P: Platform>(
         &mut self,
         page_table: &'a PageTable<'m, P>,
+        section: &'a ReadSection<'_, P>,
+        part: VirtRange,
         depth: Depth<P::Arch>,
-        own: Option<&Gather>,
-    ) -> Option<Cursor<'a, 'm, P>> {
-        let part = self.next_part(page_table, own)?;
-        let mut cursor = page_table.unlocked_cursor(part);
-        cursor.lock(depth, own);
+    ) -> Cursor<'a, 'm, P> {
+        let mut cursor = page_table.unlocked_cursor(section, part);
+        cursor.lock(section, depth, None);
         self.go_on_from(cursor.range().end());
-        Some(cursor)
+        cursor
     }
 
     /// The range that the locks of the next part are to begin with. The caller locks it, or its front,
@@ -202,18 +213,24 @@ impl Chunks {
 impl<P: Platform> Drop for Cursor<'_, '_, P> {
     fn drop(&mut self) {
         self.unflushed.assert_none();
-        self.locks.release(self.page_table);
+        self.locks.release_all(|table| self.page_table.unlock(table));
         self.page_table.count(&self.counts);
     }
 }
 
-impl<'m, P: Platform> Cursor<'_, 'm, P> {
+impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
     /// Locks the range, once. Apart from the making of the cursor, so that the set of locks, which
     /// is large, need not be copied to where the cursor stays.
     #[inline(always)]
-    pub(super) fn lock(&mut self, depth: Depth<P::Arch>, own: Option<&Gather>) {
+    pub(super) fn lock(
+        &mut self,
+        section: &'a ReadSection<'_, P>,
+        depth: Depth<P::Arch>,
+        own: Option<&Gather>,
+    ) {
         let (page_table, range) = (self.page_table, self.range);
-        self.cover = locking::lock_range(page_table, range, depth, &mut self.locks);
+        let tables = page_table.tables(section);
+        self.cover = locking::lock_range(&tables, range, depth, &mut self.locks);
         let range = VirtRange::raw(range.start().0, self.locks.end_of(range).0);
         self.range = range;
         self.counts.tables_locked = self.locks.len() as u64;
@@ -226,7 +243,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// range. All tables are entered. Fails where a huge leaf has to be split and its deposit is
     /// missing.
     #[inline]
-    pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<P::Arch>>, NoMemory> {
+    pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<'a, P::Arch>>, NoMemory> {
         self.next_run_or_table(equal, WholeTables::Entered)
     }
 
@@ -236,7 +253,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         &mut self,
         equal: Equal,
         tables: WholeTables,
-    ) -> Result<Option<Run<P::Arch>>, NoMemory> {
+    ) -> Result<Option<Run<'a, P::Arch>>, NoMemory> {
         // The end of the range calls no function.
         if self.at >= self.range.end().0 {
             return Ok(None);
@@ -250,7 +267,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         &mut self,
         equal: Equal,
         tables: WholeTables,
-    ) -> Result<Option<Run<P::Arch>>, NoMemory> {
+    ) -> Result<Option<Run<'a, P::Arch>>, NoMemory> {
         while self.at < self.range.end().0 {
             let node = self.position.unwrap_or(self.cover);
             let at = VirtAddr(self.at);
@@ -276,7 +293,8 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
                     return Ok(Some(self.pass(found(count, What::Empty))));
                 }
                 Kind::Table => {
-                    let table = P::Arch::frame(entry);
+                    // SAFETY: 1. the cursor has read the entry in its table, in its section.
+                    let table = unsafe { Table::new(P::Arch::frame(entry)) };
                     let yields = match tables {
                         WholeTables::Yielded => true,
                         WholeTables::LowestYielded => node.level == Level::PMD,
@@ -316,7 +334,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// Advances past the run. An empty entry above level 1 may reach over the range's end or begin
     /// before the position.
     #[inline]
-    fn pass(&mut self, found: Run<P::Arch>) -> Run<P::Arch> {
+    fn pass(&mut self, found: Run<'a, P::Arch>) -> Run<'a, P::Arch> {
         let shift = found.node.level.span_shift();
         self.page_table.memory.worked(u64::from(found.count), 0);
         let begin = self.at >> shift << shift;
@@ -329,10 +347,10 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     #[inline]
     fn level_one_run(
         &mut self,
-        found: EntryAt<P::Arch>,
+        found: EntryAt<P::Arch, Table<'a>>,
         limit: u32,
         equal: Equal,
-    ) -> Option<Run<P::Arch>> {
+    ) -> Option<Run<'a, P::Arch>> {
         let EntryAt { node, index, entry } = found;
         let page_table = self.page_table;
         let entries = page_table.entries(node.table);
@@ -401,9 +419,9 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// Splits the huge leaf or the absent entry at the position, which the range covers in part.
-    fn split(&mut self, huge: &EntryAt<P::Arch>) -> Result<(), NoMemory> {
+    fn split(&mut self, huge: &EntryAt<P::Arch, Table<'a>>) -> Result<(), NoMemory> {
         let table = self.page_table.split(huge, VirtAddr(self.at), &mut self.counts)?;
-        self.locks.push(table);
+        self.locks.push(table.frame());
         Ok(())
     }
 
@@ -414,12 +432,12 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         addr: VirtAddr,
         level: Level<P::Arch>,
         pool: &mut TablePool<'m, P>,
-    ) -> Result<Frame, NoMemory> {
+    ) -> Result<Table<'a>, NoMemory> {
         let (page_table, cover) = (self.page_table, self.cover);
         self.counts.entries_descended += cover.level.steps_to(level);
         page_table.table_under(cover, addr, level, |missing| {
             let table = page_table.put_table(&missing, addr, &mut self.counts, pool)?;
-            self.locks.push(table);
+            self.locks.push(table.frame());
             Ok(table)
         })
     }
@@ -427,7 +445,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     /// The table of level 1 that covers `addr`, where a page is mapped: a leaf that covers more is
     /// split, with the table on deposit.
     #[inline(always)]
-    pub(crate) fn split_table_at(&mut self, addr: VirtAddr) -> Result<Frame, NoMemory> {
+    pub(crate) fn split_table_at(&mut self, addr: VirtAddr) -> Result<Table<'a>, NoMemory> {
         self.table_at(addr, Level::PTE, &mut TablePool::new(self.page_table.memory))
     }
 
@@ -465,7 +483,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// The table under which all of the range lies.
-    pub(crate) fn cover(&self) -> Node<P::Arch> {
+    pub(crate) fn cover(&self) -> Node<P::Arch, Table<'a>> {
         self.cover
     }
 
@@ -475,7 +493,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
         &mut self,
         addr: VirtAddr,
         level: Level<P::Arch>,
-    ) -> Option<EntryAt<P::Arch>> {
+    ) -> Option<EntryAt<P::Arch, Table<'a>>> {
         let (cover, parent) = (self.cover, level.above());
         let found = self.page_table.table_below(cover, addr, parent, Ordering::Relaxed);
         let lowest = found.map_or_else(|found| found.node.level.below(), |node| node.level);
@@ -487,7 +505,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
-    pub(crate) fn unfold_edges(&mut self, run: &Run<P::Arch>) {
+    pub(crate) fn unfold_edges(&mut self, run: &Run<'_, P::Arch>) {
         let entries = self.page_table.entries(run.node.table);
         let contig = P::Arch::CONTIG_ENTRIES;
         let last = run.index + run.count - 1;
@@ -503,7 +521,7 @@ impl<'m, P: Platform> Cursor<'_, 'm, P> {
     }
 
     /// The lowest existing entry for `addr`: its table, level and index.
-    pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> EntryAt<P::Arch> {
+    pub(crate) fn entry_at(&mut self, addr: VirtAddr) -> EntryAt<P::Arch, Table<'a>> {
         let found = self.page_table.entry_below(self.cover, addr, Level::PTE, Ordering::Relaxed);
         self.counts.entries_descended += self.cover.level.steps_to(found.node.level);
         self.counts.entries_read += 1;

@@ -1,23 +1,63 @@
 //! The one descent: from a table to the entry or the table of a lower level that covers an
 //! address.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::marker::PhantomData;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 
-use super::locking::Node;
-use super::{NoMemory, PageTable};
+use super::locking::{LockTree, Node};
+use super::{NoMemory, PageTable, ReadSection};
+
+/// A table of a tree. Having one means:
+/// 1. Its frame holds a table: the root, or one to which an entry of a table refers.
+/// 2. It is not freed for `'s`, which is not longer than the read section in which it was found. It
+///    may be detached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(crate) struct Table<'s> {
+    frame: Frame,
+    _found_in: PhantomData<&'s Frame>,
+}
+
+impl Table<'_> {
+    /// # Safety
+    /// 1. The frame holds a table, which is not freed for the life of the result.
+    #[inline(always)]
+    pub(super) const unsafe fn new(frame: Frame) -> Self {
+        Self { frame, _found_in: PhantomData }
+    }
+
+    /// Its frame.
+    #[inline(always)]
+    pub(crate) const fn frame(self) -> Frame {
+        self.frame
+    }
+}
+
+impl From<Table<'_>> for Frame {
+    #[inline(always)]
+    fn from(table: Table<'_>) -> Self {
+        table.frame
+    }
+}
+
+/// A tree in a read section: the locking protocol finds tables with it.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables<'s, 'm, P: Platform>(&'s PageTable<'m, P>);
 
 /// The place of an entry.
 #[derive(Clone, Copy)]
-pub(crate) struct TableEntry {
-    pub(crate) table: Frame,
+pub(crate) struct TableEntry<'s> {
+    pub(crate) table: Table<'s>,
     pub(crate) index: EntryIndex,
 }
 
-impl TableEntry {
+impl TableEntry<'_> {
     /// The entry `count` further on in the table.
     #[inline]
     pub(crate) fn plus(self, count: u32) -> Self {
@@ -25,26 +65,26 @@ impl TableEntry {
     }
 }
 
-impl<A: Arch> Node<A> {
+impl<'s, A: Arch> Node<A, Table<'s>> {
     /// The place of an entry of this table.
     #[inline]
-    pub(crate) fn place(&self, index: EntryIndex) -> TableEntry {
+    pub(crate) fn place(&self, index: EntryIndex) -> TableEntry<'s> {
         TableEntry { table: self.table, index }
     }
 }
 
 /// An entry as it was read.
 #[derive(Clone, Copy)]
-pub(crate) struct EntryAt<A: Arch> {
+pub(crate) struct EntryAt<A: Arch, T = Frame> {
     /// Its table.
-    pub(crate) node: Node<A>,
+    pub(crate) node: Node<A, T>,
     /// Its index there.
     pub(crate) index: EntryIndex,
     /// The entry as it is in memory.
     pub(crate) entry: Entry,
 }
 
-impl<A: Arch> EntryAt<A> {
+impl<A: Arch, T> EntryAt<A, T> {
     /// The end of the addresses that the entry covers, `at` among them.
     #[inline]
     pub(super) fn end(&self, at: u64) -> u64 {
@@ -57,19 +97,21 @@ impl<P: Platform> PageTable<'_, P> {
     /// entry above it that refers to no table, and its place. In a read section, with acquire, or
     /// with the tables locked.
     #[inline(always)]
-    pub(super) fn table_below(
+    pub(super) fn table_below<'s>(
         &self,
-        mut node: Node<P::Arch>,
+        mut node: Node<P::Arch, Table<'s>>,
         addr: VirtAddr,
         level: Level<P::Arch>,
         order: Ordering,
-    ) -> Result<Node<P::Arch>, EntryAt<P::Arch>> {
+    ) -> Result<Node<P::Arch, Table<'s>>, EntryAt<P::Arch, Table<'s>>> {
         while node.level > level {
             let found = self.entry_in(node, addr, order);
             if node.level.kind(found.entry) != Kind::Table {
                 return Err(found);
             }
-            node = node.child(P::Arch::frame(found.entry));
+            // SAFETY: 1. `entry_in` has read the entry in this table, and it is a table's.
+            let table = unsafe { Table::new(P::Arch::frame(found.entry)) };
+            node = Node { table, level: node.level.below() };
         }
         Ok(node)
     }
@@ -78,13 +120,13 @@ impl<P: Platform> PageTable<'_, P> {
     /// a table, locked, in each entry on the way that names none. If it fails, the tables that it
     /// has made stay.
     #[inline(always)]
-    pub(super) fn table_under(
+    pub(super) fn table_under<'s>(
         &self,
-        mut node: Node<P::Arch>,
+        mut node: Node<P::Arch, Table<'s>>,
         addr: VirtAddr,
         level: Level<P::Arch>,
-        mut put: impl FnMut(EntryAt<P::Arch>) -> Result<Frame, NoMemory>,
-    ) -> Result<Frame, NoMemory> {
+        mut put: impl FnMut(EntryAt<P::Arch, Table<'s>>) -> Result<Table<'s>, NoMemory>,
+    ) -> Result<Table<'s>, NoMemory> {
         loop {
             match self.table_below(node, addr, level, Ordering::Relaxed) {
                 Ok(found) => return Ok(found.table),
@@ -96,13 +138,13 @@ impl<P: Platform> PageTable<'_, P> {
     /// The entry for `addr` at `level`, or the one above it that has no table below it, and its
     /// place. Conditions as for [`PageTable::table_below`].
     #[inline(always)]
-    pub(super) fn entry_below(
+    pub(super) fn entry_below<'s>(
         &self,
-        node: Node<P::Arch>,
+        node: Node<P::Arch, Table<'s>>,
         addr: VirtAddr,
         level: Level<P::Arch>,
         order: Ordering,
-    ) -> EntryAt<P::Arch> {
+    ) -> EntryAt<P::Arch, Table<'s>> {
         match self.table_below(node, addr, level, order) {
             Ok(node) => self.entry_in(node, addr, order),
             Err(found) => found,
@@ -111,15 +153,108 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The entry for `addr` in the table of `node`.
     #[inline(always)]
-    fn entry_in(&self, node: Node<P::Arch>, addr: VirtAddr, order: Ordering) -> EntryAt<P::Arch> {
+    fn entry_in<'s>(
+        &self,
+        node: Node<P::Arch, Table<'s>>,
+        addr: VirtAddr,
+        order: Ordering,
+    ) -> EntryAt<P::Arch, Table<'s>> {
         let index = node.level.index_of(addr);
         let entry = Entry(self.entries(node.table)[index.position()].load(order));
         EntryAt { node, index, entry }
     }
 
-    /// The root and its level.
+    /// The table to which the entry refers, if any.
+    #[inline(always)]
+    pub(super) fn child_of<'s>(
+        &self,
+        node: Node<P::Arch, Table<'s>>,
+        index: EntryIndex,
+    ) -> Option<Table<'s>> {
+        let entry = Entry(self.entries(node.table)[index.position()].load(Ordering::Acquire));
+        let is_table = node.level.kind(entry) == Kind::Table;
+        // SAFETY: 1. read in this table, and a table's.
+        is_table.then(|| unsafe { Table::new(P::Arch::frame(entry)) })
+    }
+
+    /// The root, found in a read section.
+    #[inline(always)]
+    pub(super) fn root_in<'s>(
+        &'s self,
+        _section: &'s ReadSection<'_, P>,
+    ) -> Node<P::Arch, Table<'s>> {
+        // SAFETY: 1. a table; it is freed with the tree, which is borrowed.
+        Node { table: unsafe { Table::new(self.root) }, level: P::Arch::ROOT }
+    }
+
+    /// The tables of the tree, to be found in a read section.
+    #[inline(always)]
+    pub(crate) fn tables<'s>(&'s self, _section: &'s ReadSection<'_, P>) -> Tables<'s, 's, P> {
+        Tables(self)
+    }
+}
+
+impl<'s, P: Platform> LockTree for Tables<'s, '_, P> {
+    type Arch = P::Arch;
+    type Table = Table<'s>;
+
     #[inline]
-    pub(super) fn root_node(&self) -> Node<P::Arch> {
-        Node { table: self.root, level: P::Arch::ROOT }
+    fn root(&self) -> Table<'s> {
+        // SAFETY: 1. a table; it is freed with the tree, which is borrowed.
+        unsafe { Table::new(self.0.root) }
+    }
+
+    #[inline]
+    fn lock(&self, table: Frame) {
+        self.0.lock(table);
+    }
+
+    #[inline]
+    fn unlock(&self, table: Frame) {
+        self.0.unlock(table);
+    }
+
+    fn start_again(&self) {
+        // The table may still be in the tree: the thread that marked it is about to clear the
+        // entry.
+        self.0.memory.platform().relax();
+    }
+
+    #[inline]
+    fn is_stray(&self, table: Frame) -> bool {
+        self.0.is_stray(table)
+    }
+
+    #[inline]
+    fn is_locked(&self, table: Frame) -> bool {
+        self.0.is_locked(table)
+    }
+
+    #[inline]
+    fn is_pending(&self, table: Frame) -> bool {
+        self.0.is_pending(table)
+    }
+
+    #[inline]
+    fn mark_stray(&self, table: Frame) {
+        self.0.mark_stray(table);
+    }
+
+    fn clear_stray(&self, table: Frame) {
+        self.0.meta(table).clear_stray();
+    }
+
+    fn has_guards(&self, table: Frame) -> bool {
+        self.0.meta(table).has_guards()
+    }
+
+    #[inline]
+    fn entry_count(&self, table: Frame) -> u32 {
+        self.0.entry_count(table)
+    }
+
+    #[inline]
+    fn child(&self, node: Node<P::Arch, Table<'s>>, index: EntryIndex) -> Option<Table<'s>> {
+        self.0.child_of(node, index)
     }
 }

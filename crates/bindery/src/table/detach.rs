@@ -1,18 +1,20 @@
 //! Detaches tables, with all tables below them, by clearing the one entry that refers to them.
 //! [`super::locking`] says which tables are marked when.
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
 use super::edit::Edit;
-use super::locking::{Depth, LockTree, Node};
+use super::locking::{Depth, Node};
 use super::run::{Run, What};
 use super::span::Span;
 use super::stray::{mark_children, mark_subtree_stray};
-use super::{EntryAt, PageTable};
+use super::{EntryAt, PageTable, Table};
 
 /// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from one
 /// level higher and looked at again, since a fault may have filled it in between.
@@ -21,13 +23,15 @@ pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
     for level in Level::PMD.up_to(P::Arch::ROOT) {
         let size = level.span();
         let Some(part) = VirtRange::from_len(addr.align_down(size), size) else { return };
-        let mut span = edit.span(part, Depth::Floor(level.below()));
+        let section = edit.table().read_section();
+        let mut span = edit.span(&section, part, Depth::Floor(level.below()));
         let Some(found) = span.parent_of(addr, level.below()) else { continue };
         let EntryAt { node, index, entry } = found;
         if level.kind(entry) != Kind::Table {
             continue;
         }
-        let table = P::Arch::frame(entry);
+        // SAFETY: 1. `parent_of` has read the entry in this table, which is locked.
+        let table = unsafe { Table::new(P::Arch::frame(entry)) };
         if page_table.entry_count(table) > 0 {
             return;
         }
@@ -50,32 +54,34 @@ pub(super) fn gather_detached<P: Platform>(
     counts: &mut Counts,
 ) {
     while let Some(table) = gather.unscanned.pop(&page_table.memory.frames) {
-        let node = Node { table, level: page_table.meta(table).level() };
+        let level = page_table.meta(table).level();
+        // SAFETY: 1. a detached table, which the end of the edit frees that owns the gather.
+        let node = Node { table: unsafe { Table::new(table) }, level };
         gather_below(page_table, node, gather, counts);
     }
 }
 
 fn gather_below<P: Platform>(
     page_table: &PageTable<'_, P>,
-    node: Node<P::Arch>,
+    node: Node<P::Arch, Table<'_>>,
     gather: &mut Gather,
     counts: &mut Counts,
 ) {
     let memory = page_table.memory;
     let level = node.level.below();
     let children = {
-        let _section = page_table.read_section();
-        mark_children(page_table, node, &mut |child| {
+        let section = page_table.read_section();
+        mark_children(&page_table.tables(&section), node, &mut |child| {
             memory.worked(1, 1);
             if level == Level::PTE {
-                gather.detached.push(&memory.frames, child);
+                gather.detached.push(&memory.frames, child.frame());
             }
         })
     };
     if level > Level::PTE {
         // The entries of a marked table do not change.
         for index in EntryIndex::all::<P::Arch>() {
-            if let Some(table) = page_table.child(node, index) {
+            if let Some(table) = page_table.child_of(node, index) {
                 gather_below(page_table, Node { table, level }, gather, counts);
             }
         }
@@ -84,32 +90,33 @@ fn gather_below<P: Platform>(
     counts.tables_locked += u64::from(children);
     // They are on the list themselves.
     page_table.change_entry_count(node.table, 0, children);
-    gather.detached.push(&memory.frames, node.table);
+    gather.detached.push(&memory.frames, node.table.frame());
 }
 
 /// Marks the detached table of `node` and all below it, and puts each on the gather's list, so that
 /// dropping them is no search. Tables at `held` and above are locked by the caller.
 pub(super) fn gather_subtree<P: Platform>(
     page_table: &PageTable<'_, P>,
-    node: Node<P::Arch>,
+    node: Node<P::Arch, Table<'_>>,
     held: Level<P::Arch>,
     gather: &mut Gather,
     counts: &mut Counts,
 ) {
-    mark_subtree_stray(page_table, node, held, &mut |table, children| {
+    let section = page_table.read_section();
+    mark_subtree_stray(&page_table.tables(&section), node, held, &mut |table, children| {
         counts.entries_descended += u64::from(children);
         counts.tables_locked += 1;
         page_table.memory.worked(0, 1);
         // The children are on the list themselves.
         page_table.change_entry_count(table, 0, children);
-        gather.detached.push(&page_table.memory.frames, table);
+        gather.detached.push(&page_table.memory.frames, table.frame());
     });
 }
 
 impl<P: Platform> Span<'_, '_, P> {
     /// Puts the detached table of `node` and all below it on the gather's list. The span holds the
     /// locks of tables at `held` and above.
-    pub(super) fn gather_subtree(&mut self, node: Node<P::Arch>, held: Level<P::Arch>) {
+    pub(super) fn gather_subtree(&mut self, node: Node<P::Arch, Table<'_>>, held: Level<P::Arch>) {
         let (page_table, counts, gather) = self.parts();
         gather_subtree(page_table, node, held, gather, counts);
     }
@@ -120,7 +127,7 @@ impl<P: Platform> Span<'_, '_, P> {
     /// then finds that it is not in the tree, and the present holder of a lock is waited for.
     ///
     /// The caller must flush as after [`Span::clear_table_entry`].
-    pub(super) fn detach(&mut self, run: &Run<P::Arch>, table: Frame, mapped: VirtRange) {
+    pub(super) fn detach(&mut self, run: &Run<P::Arch>, table: Table<'_>, mapped: VirtRange) {
         let page_table = self.page_table;
         self.clear_table_entry(run, mapped);
         page_table.change_entry_count(run.node.table, 0, 1);
@@ -131,9 +138,9 @@ impl<P: Platform> Span<'_, '_, P> {
         page_table.memory.worked(0, 1);
         let frames = &page_table.memory.frames;
         if run.node.level == Level::PMD {
-            self.gather.detached.push(frames, table);
+            self.gather.detached.push(frames, table.frame());
         } else {
-            self.gather.unscanned.push(frames, table);
+            self.gather.unscanned.push(frames, table.frame());
         }
     }
 }

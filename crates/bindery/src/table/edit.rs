@@ -34,8 +34,8 @@ use super::{PageTable, detach};
 ///
 /// Reading goes through to the [`PageTable`].
 pub(crate) struct Edit<'op, 'm, P: Platform> {
-    page_table: &'op PageTable<'m, P>,
-    gather: &'op mut Gather,
+    pub(super) page_table: &'op PageTable<'m, P>,
+    pub(super) gather: &'op mut Gather,
 }
 
 impl<'m, P: Platform> Deref for Edit<'_, 'm, P> {

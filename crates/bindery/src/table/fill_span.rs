@@ -9,7 +9,7 @@ use crate::platform::Platform;
 
 use super::cursor::Cursor;
 use super::locking::Depth;
-use super::{NoMemory, PageTable, TablePool};
+use super::{NoMemory, PageTable, Table, TablePool};
 
 /// A locked range that an operation fills, and the tables that were allocated for it.
 /// [`PageTable::with_tables`] lends it. Everything else is a method of the [`Cursor`].
@@ -36,14 +36,14 @@ impl<'a, 'm, P: Platform> DerefMut for FillSpan<'_, 'a, 'm, P> {
     }
 }
 
-impl<P: Platform> FillSpan<'_, '_, '_, P> {
+impl<'a, P: Platform> FillSpan<'_, 'a, '_, P> {
     /// As [`Cursor::table_at`], with the tables of this range.
     #[inline(always)]
     pub(crate) fn table_at(
         &mut self,
         addr: VirtAddr,
         level: Level<P::Arch>,
-    ) -> Result<Frame, NoMemory> {
+    ) -> Result<Table<'a>, NoMemory> {
         self.cursor.table_at(addr, level, self.pool)
     }
 
@@ -73,8 +73,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let result = loop {
             let worked = {
                 // As `Edit::unlocked_span`.
-                let mut cursor = self.unlocked_cursor(range);
-                cursor.lock(Depth::Floor(Level::PTE), None);
+                let section = self.read_section();
+                let mut cursor = self.unlocked_cursor(&section, range);
+                cursor.lock(&section, Depth::Floor(Level::PTE), None);
                 work(FillSpan { cursor: &mut cursor, pool: &mut pool })
             };
             match worked {

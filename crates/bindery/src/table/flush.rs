@@ -9,11 +9,11 @@ use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::tlb::{self, Gather};
 
-use super::PageTable;
 use super::detach::gather_detached;
 use super::edit::Edit;
-use super::locking::{Depth, LockSet, LockTree, Node};
+use super::locking::{Depth, LockSet, Node};
 use super::zap_rmap::RmapZap;
+use super::{PageTable, Table};
 use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
@@ -129,19 +129,21 @@ impl<P: Platform> PageTable<'_, P> {
     #[cold]
     pub(crate) fn wait_for_pending_flushes(
         &self,
-        node: Node<P::Arch>,
+        node: Node<P::Arch, Table<'_>>,
         at: VirtAddr,
         own: Option<&Gather>,
     ) {
-        let pending = pending::count(self.meta(node.table).pending());
-        if !self.is_locked(node.table) && pending == own.map_or(0, |own| own.marks_of(node.table)) {
+        let table = node.table.frame();
+        let pending = pending::count(self.meta(table).pending());
+        if !self.is_locked(table) && pending == own.map_or(0, |own| own.marks_of(table)) {
             return;
         }
         let span = node.level.span();
         let start = at.align_down(span);
         let range = VirtRange::raw(start.0, start.0.saturating_add(span));
         // The cursor waits for the lock, and looks at the count.
-        drop(self.cursor_beside(range, Depth::Floor(node.level), own));
+        let section = self.read_section();
+        drop(self.cursor_beside(&section, range, Depth::Floor(node.level), own));
     }
 }
 

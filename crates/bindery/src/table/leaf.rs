@@ -4,9 +4,11 @@
 //! middle step a TLB may hold both sizes at once. AArch64 may answer that with a conflict abort
 //! (Arm ARM DDI 0487, D8.16), and every architecture may use either size.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{Ordering, fence};
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     AbsentFormat, Arch, Attributes, Entry, EntryIndex, Level, Permissions, ProtectionKey,
 };
@@ -16,20 +18,22 @@ use crate::stats::Counts;
 
 use super::locking::Depth;
 use super::run::Entries;
-use super::{EntryAt, NoMemory, PageTable, TableEntry, TablePool};
+use super::{EntryAt, NoMemory, PageTable, Table, TableEntry, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
     /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
-        let EntryAt { node, entry, .. } = {
+        let (level, entry) = {
             let section = self.read_section();
-            self.peek(&section, at, &mut Counts::default())
+            let found = self.peek(&section, at, &mut Counts::default());
+            (found.node.level, found.entry)
         };
-        let whole = at.is_aligned(node.level.span());
-        if node.level > Level::PTE && !entry.is_empty() && !whole {
+        let whole = at.is_aligned(level.span());
+        if level > Level::PTE && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
-            let mut cursor = self.cursor(range, Depth::Floor(Level::PTE));
+            let section = self.read_section();
+            let mut cursor = self.cursor(&section, range, Depth::Floor(Level::PTE));
             let table = cursor.split_table_at(at);
             debug_assert!(table.is_ok(), "a huge leaf has lost its deposit");
         }
@@ -45,21 +49,23 @@ impl<P: Platform> PageTable<'_, P> {
     /// Puts a table into the entry for `addr`, a locked one, and returns the table, locked. The
     /// entry is empty and gets a table of the pool, or it is split. Fails if the pool is empty and
     /// the allocator has no table at once.
-    pub(crate) fn put_table(
+    pub(crate) fn put_table<'s>(
         &self,
-        missing: &EntryAt<P::Arch>,
+        missing: &EntryAt<P::Arch, Table<'s>>,
         addr: VirtAddr,
         counts: &mut Counts,
         pool: &mut TablePool<'_, P>,
-    ) -> Result<Frame, NoMemory> {
+    ) -> Result<Table<'s>, NoMemory> {
         let EntryAt { node, index, entry } = *missing;
         if !entry.is_empty() {
             return self.split(missing, addr, counts);
         }
-        let table = pool.take(node.level.below(), counts)?;
+        // SAFETY: 1. the table is the caller's, and stored below; it is freed after the section in
+        // which the table above it was found.
+        let table = unsafe { Table::new(pool.take(node.level.below(), counts)?) };
         // Release: a reader that finds the table by this entry sees it empty.
         let word = &self.entries(node.table)[index.position()];
-        word.store(P::Arch::table(table).0, Ordering::Release);
+        word.store(P::Arch::table(table.frame()).0, Ordering::Release);
         counts.entries_written += 1;
         self.change_entry_count(node.table, 1, 0);
         Ok(table)
@@ -67,15 +73,17 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Replaces the huge leaf or the absent entry for `addr` by a table of smaller ones, and
     /// returns the table, locked.
-    pub(crate) fn split(
+    pub(crate) fn split<'s>(
         &self,
-        huge: &EntryAt<P::Arch>,
+        huge: &EntryAt<P::Arch, Table<'s>>,
         addr: VirtAddr,
         counts: &mut Counts,
-    ) -> Result<Frame, NoMemory> {
+    ) -> Result<Table<'s>, NoMemory> {
         let EntryAt { node, index, .. } = *huge;
         let base = addr.align_down(node.level.span());
-        let table = self.withdraw_table(node.table).ok_or(NoMemory)?;
+        // SAFETY: 1. the table was on deposit, and is stored below; it is freed after the section
+        // in which the table above it was found.
+        let table = unsafe { Table::new(self.withdraw_table(node.table).ok_or(NoMemory)?) };
         let level = node.level.below();
         self.meta(table).init(level);
         let word = &self.entries(node.table)[index.position()];
@@ -104,14 +112,19 @@ impl<P: Platform> PageTable<'_, P> {
             let shift = level.order();
             write_steps(self, table, old, step.wrapping_shl(u32::from(shift.0)));
         }
-        word.store(P::Arch::table(table).0, Ordering::Release);
+        word.store(P::Arch::table(table.frame()).0, Ordering::Release);
         counts.entries_written += u64::from(entries) + 1;
         Ok(table)
     }
 }
 
 /// Fills a new table with entries that differ by `step`.
-fn write_steps<P: Platform>(page_table: &PageTable<'_, P>, table: Frame, first: Entry, step: u64) {
+fn write_steps<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    table: Table<'_>,
+    first: Entry,
+    step: u64,
+) {
     let mut entry = first;
     for word in page_table.entries(table) {
         word.store(entry.0, Ordering::Relaxed);

@@ -15,23 +15,23 @@ use crate::stats::Counts;
 
 use super::cursor::Chunks;
 use super::locking::{self, Depth, Node};
-use super::{EntryAt, PageTable, run};
+use super::{EntryAt, PageTable, Table, run};
 
 /// A stretch of equal looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Looked<A: Arch> {
+pub(crate) struct Looked<'s, A: Arch> {
     /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that
     /// covers it all.
     pub(crate) entry: Entry,
     /// As it is in memory.
     pub(crate) raw: Entry,
-    pub(crate) node: Node<A>,
+    pub(crate) node: Node<A, Table<'s>>,
     pub(crate) index: EntryIndex,
     /// The part of the range that it covers.
     pub(crate) range: VirtRange,
 }
 
-impl<A: Arch> Looked<A> {
+impl<A: Arch> Looked<'_, A> {
     /// The frame of the first page of the range, if a leaf or a `PROT_NONE` entry maps it.
     pub(crate) fn frame(&self) -> Option<Frame> {
         let first = match self.node.level.kind(self.raw) {
@@ -96,7 +96,7 @@ pub(crate) fn mapped_pages<P: Platform>(
 pub(crate) fn look<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
-    f: impl FnMut(Looked<P::Arch>) -> bool,
+    f: impl FnMut(Looked<'_, P::Arch>) -> bool,
 ) {
     look_alike(page_table, range, |_, _, _| 1, f);
 }
@@ -106,7 +106,7 @@ pub(crate) fn look<P: Platform>(
 pub(crate) fn look_by_kind<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
-    f: impl FnMut(Looked<P::Arch>) -> bool,
+    f: impl FnMut(Looked<'_, P::Arch>) -> bool,
 ) {
     let alike = |raw: Entry, entries: &[AtomicU64], left: Range<usize>| match Level::<P::Arch>::PTE
         .kind(raw)
@@ -126,7 +126,7 @@ fn look_alike<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
     alike: impl Fn(Entry, &[AtomicU64], Range<usize>) -> u32,
-    mut f: impl FnMut(Looked<P::Arch>) -> bool,
+    mut f: impl FnMut(Looked<'_, P::Arch>) -> bool,
 ) {
     let mut counts = Counts::default();
     let mut at = range.start();
@@ -217,8 +217,12 @@ pub(crate) fn survey_within<P: Platform>(
     let mut chunks = Chunks::of(range);
     let mut over = false;
     while !over {
-        within(&mut || match chunks.next(page_table, Depth::Floor(Level::PTE), None) {
-            Some(cursor) => survey_locked(page_table, cursor.range(), &mut f),
+        within(&mut || match chunks.next_part(page_table, None) {
+            Some(part) => {
+                let section = page_table.read_section();
+                let cursor = chunks.lock(page_table, &section, part, Depth::Floor(Level::PTE));
+                survey_locked(page_table, cursor.range(), &mut f);
+            }
             None => over = true,
         });
     }
@@ -231,7 +235,9 @@ pub(crate) fn survey_while<P: Platform>(
     mut f: impl FnMut(&Stretch<P::Arch>) -> bool,
 ) {
     let (mut chunks, mut goes_on) = (Chunks::of(range), true);
-    while goes_on && let Some(cursor) = chunks.next(page_table, Depth::Floor(Level::PTE), None) {
+    while goes_on && let Some(part) = chunks.next_part(page_table, None) {
+        let section = page_table.read_section();
+        let cursor = chunks.lock(page_table, &section, part, Depth::Floor(Level::PTE));
         survey_locked(page_table, cursor.range(), &mut |stretch| goes_on = goes_on && f(stretch));
     }
 }
@@ -257,7 +263,7 @@ fn survey_locked<P: Platform>(
 /// The content of the entry without its folio; `None` if it is empty.
 fn mapped_run<P: Platform>(
     page_table: &PageTable<'_, P>,
-    looked: &Looked<P::Arch>,
+    looked: &Looked<'_, P::Arch>,
 ) -> Option<MappedRun> {
     let level = looked.node.level;
     // A huge entry has the frame of the first of its pages.
@@ -291,7 +297,7 @@ fn mapped_run<P: Platform>(
 
 /// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have set
 /// them in any.
-fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<P::Arch>) -> Entry {
+fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<'_, P::Arch>) -> Entry {
     if !looked.node.in_contig(looked.raw) {
         return looked.entry;
     }
@@ -377,5 +383,5 @@ pub(crate) fn is_under_empty_entry<P: Platform>(
     let last = range.start().0 | (node.level.span() - 1);
     entry.is_empty()
         && range.end().0 - 1 <= last
-        && locking::has_no_pending_flush(page_table, node.table)
+        && locking::has_no_pending_flush(&page_table.tables(&section), node.table.frame())
 }

@@ -85,7 +85,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr};
-use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
+use crate::arch::{Arch, EntryIndex, Level};
 pub(crate) use crate::error::NoMemory;
 use crate::frame::table_meta::TableMeta;
 use crate::frame::{AllocateFor, pending};
@@ -95,11 +95,11 @@ use crate::stats::Counts;
 use crate::tlb::{ActiveCpus, TlbOnLeave};
 
 use counts::TreeCounts;
-use locking::{LockTree, Node};
+use locking::Node;
 use mover::Moving;
 use run::Run;
 
-pub(crate) use descent::{EntryAt, TableEntry};
+pub(crate) use descent::{EntryAt, Table, TableEntry};
 pub(crate) use pool::TablePool;
 #[cfg(feature = "baseline")]
 pub use reach::Reach;
@@ -184,9 +184,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
             let half = P::Arch::ENTRIES / 2;
             // SAFETY: 1. and 2. the platform's obligation 5.
             let theirs = unsafe { memory.table_entries(kernel) };
+            let section = page_table.read_section();
+            let ours = page_table.entries(page_table.root_in(&section).table);
             for index in EntryIndex::new(half).stretch(half) {
                 let entry = theirs[index.position()].load(Ordering::Relaxed);
-                page_table.entries(root)[index.position()].store(entry, Ordering::Relaxed);
+                ours[index.position()].store(entry, Ordering::Relaxed);
             }
         }
         page_table.meta(root).unlock();
@@ -240,25 +242,29 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// The metadata of a table of this tree.
     #[inline]
-    pub(crate) fn meta(&self, table: Frame) -> TableMeta<'_> {
-        self.memory.frames.table(table)
+    pub(crate) fn meta(&self, table: impl Into<Frame>) -> TableMeta<'_> {
+        self.memory.frames.table(table.into())
     }
 
     /// The entries of a table of this tree.
     ///
-    /// Every frame that this module calls a table comes from [`new_table`] or from an entry of
-    /// another table, and is known to its caller by a lock, a read section, or because it was
-    /// detached.
     #[inline]
-    pub(crate) fn entries(&self, table: Frame) -> &[AtomicU64] {
+    pub(crate) fn entries<'s>(&self, table: Table<'s>) -> &'s [AtomicU64]
+    where
+        'm: 's,
+    {
+        let memory: &'s Memory<P> = self.memory;
         debug_assert!(self.meta(table).is_table(), "{table:?}");
-        // SAFETY: 1. and 2. the rule above.
-        unsafe { self.memory.table_entries(table) }
+        // SAFETY: 1. and 2. having a `Table` means both.
+        unsafe { memory.table_entries(table.frame()) }
     }
 
     /// The entries of a run.
     #[inline]
-    pub(crate) fn entries_of(&self, run: &Run<P::Arch>) -> &[AtomicU64] {
+    pub(crate) fn entries_of<'s>(&self, run: &Run<'s, P::Arch>) -> &'s [AtomicU64]
+    where
+        'm: 's,
+    {
         &self.entries(run.node.table)[run.index.positions(run.count)]
     }
 
@@ -286,28 +292,28 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// The lowest entry that covers `addr`, read without locks: a hint, unless the caller excludes
     /// all other threads.
-    pub(crate) fn peek(
-        &self,
-        _section: &ReadSection<'_, P>,
+    pub(crate) fn peek<'s>(
+        &'s self,
+        section: &'s ReadSection<'_, P>,
         addr: VirtAddr,
         counts: &mut Counts,
-    ) -> EntryAt<P::Arch> {
-        let found = self.entry_below(self.root_node(), addr, Level::PTE, Ordering::Acquire);
+    ) -> EntryAt<P::Arch, Table<'s>> {
+        let found = self.entry_below(self.root_in(section), addr, Level::PTE, Ordering::Acquire);
         counts.entries_descended += P::Arch::ROOT.steps_to(found.node.level) + 1;
         found
     }
 
     /// The table of level 1 that covers `addr`, found without locks.
     #[inline]
-    pub(crate) fn leaf_table(
-        &self,
-        _section: &ReadSection<'_, P>,
+    pub(crate) fn leaf_table<'s>(
+        &'s self,
+        section: &'s ReadSection<'_, P>,
         addr: VirtAddr,
-    ) -> Option<LeafTable> {
-        let parent =
-            self.table_below(self.root_node(), addr, Level::PMD, Ordering::Acquire).ok()?.table;
+    ) -> Option<LeafTable<'s>> {
+        let root = self.root_in(section);
+        let parent = self.table_below(root, addr, Level::PMD, Ordering::Acquire).ok()?.table;
         let node = Node { table: parent, level: Level::PMD };
-        let table = self.child(node, P::Arch::PMD.index_of(addr))?;
+        let table = self.child_of(node, P::Arch::PMD.index_of(addr))?;
         Some(LeafTable { parent, table })
     }
 
@@ -315,15 +321,20 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// detached nor moved, and no flush is pending. For a caller that holds a VMA around `addr` for
     /// reading, which keeps out the moves that carry the parent along.
     #[inline]
-    pub(crate) fn try_lock_leaf_table(&self, addr: VirtAddr, found: &LeafTable) -> bool {
+    pub(crate) fn try_lock_leaf_table(
+        &self,
+        section: &ReadSection<'_, P>,
+        addr: VirtAddr,
+        found: &LeafTable<'_>,
+    ) -> bool {
         let index = P::Arch::PMD.index_of(addr);
         let parent = Node { table: found.parent, level: Level::PMD };
-        let is_at = || self.child(parent, index) == Some(found.table);
-        if !locking::lock_found(self, found.table, is_at) {
+        let is_at = || self.child_of(parent, index) == Some(found.table);
+        if !locking::lock_found(&self.tables(section), found.table.frame(), is_at) {
             return false;
         }
-        if self.is_pending(found.table) {
-            self.unlock(found.table);
+        if self.is_pending(found.table.frame()) {
+            self.unlock(found.table.frame());
             return false;
         }
         true
@@ -331,44 +342,44 @@ impl<'m, P: Platform> PageTable<'m, P> {
 
     /// Changes the entry count of a table whose lock the caller holds.
     #[inline]
-    pub(crate) fn change_entry_count(&self, table: Frame, added: u32, removed: u32) {
+    pub(crate) fn change_entry_count(&self, table: impl Into<Frame>, added: u32, removed: u32) {
         self.meta(table).change_entry_count(added, removed);
     }
 
     /// How many entries of the table are not empty.
     #[inline]
-    pub(crate) fn entry_count(&self, table: Frame) -> u32 {
+    pub(crate) fn entry_count(&self, table: impl Into<Frame>) -> u32 {
         self.meta(table).entry_count()
     }
 
     /// Records that entries of `from` may have moved to `to`; the caller holds both locks.
-    pub(crate) fn inherit_guards(&self, from: Frame, to: Frame) {
+    pub(crate) fn inherit_guards(&self, from: Table<'_>, to: Table<'_>) {
         if self.meta(from).has_guards() {
             self.meta(to).note_guards();
         }
     }
 
     /// Adds an empty table to the deposit of `holder`, whose lock the caller holds.
-    pub(crate) fn deposit_table(&self, holder: Frame, table: Frame) {
-        self.memory.frames.deposit_table(holder, table);
+    pub(crate) fn deposit_table(&self, holder: impl Into<Frame>, table: Frame) {
+        self.memory.frames.deposit_table(holder.into(), table);
     }
 
     /// Moves `count` tables, or as many as the deposit has, from the deposit of `from` to that of
     /// `to`. The caller holds the locks of both.
-    pub(crate) fn move_deposits(&self, from: Frame, to: Frame, count: u32) {
-        self.memory.frames.move_deposits(from, to, count);
+    pub(crate) fn move_deposits(&self, from: Table<'_>, to: Table<'_>, count: u32) {
+        self.memory.frames.move_deposits(from.frame(), to.frame(), count);
     }
 
     /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
-    pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {
-        self.memory.frames.withdraw_table(holder)
+    pub(crate) fn withdraw_table(&self, holder: impl Into<Frame>) -> Option<Frame> {
+        self.memory.frames.withdraw_table(holder.into())
     }
 }
 
 /// A table of level 1, and its parent.
-pub(crate) struct LeafTable {
-    parent: Frame,
-    pub(crate) table: Frame,
+pub(crate) struct LeafTable<'s> {
+    parent: Table<'s>,
+    pub(crate) table: Table<'s>,
 }
 
 /// A new empty table for `level`, locked, so that it can be installed in at once.
@@ -401,16 +412,11 @@ pub(crate) unsafe fn free_table<P: Platform>(
     counts.tables_freed += 1;
 }
 
-impl<P: Platform> LockTree for PageTable<'_, P> {
-    type Arch = P::Arch;
-
+/// The lock of a table, and its marks.
+impl<P: Platform> PageTable<'_, P> {
+    /// Waits for the table's lock.
     #[inline]
-    fn root(&self) -> Frame {
-        self.root
-    }
-
-    #[inline]
-    fn lock(&self, table: Frame) {
+    pub(crate) fn lock(&self, table: impl Into<Frame>) {
         let meta = self.meta(table);
         while !meta.try_lock() {
             while meta.is_locked() {
@@ -419,56 +425,36 @@ impl<P: Platform> LockTree for PageTable<'_, P> {
         }
     }
 
+    /// Releases the table's lock.
     #[inline]
-    fn unlock(&self, table: Frame) {
+    pub(crate) fn unlock(&self, table: impl Into<Frame>) {
         self.meta(table).unlock();
         #[cfg(any(test, feature = "testing"))]
         self.memory.platform().table_unlocked();
     }
 
-    fn start_again(&self) {
-        // The table may still be in the tree: the thread that marked it is about to clear the
-        // entry.
-        self.memory.platform().relax();
-    }
-
+    /// Whether the table was detached. Asked with its lock held.
     #[inline]
-    fn is_stray(&self, table: Frame) -> bool {
+    pub(crate) fn is_stray(&self, table: impl Into<Frame>) -> bool {
         self.meta(table).is_stray()
     }
 
+    /// Whether the table's lock is held. With acquire.
     #[inline]
-    fn is_locked(&self, table: Frame) -> bool {
+    pub(crate) fn is_locked(&self, table: impl Into<Frame>) -> bool {
         self.meta(table).is_locked()
     }
 
+    /// Whether entries of the table were narrowed and not flushed yet. With acquire.
     #[inline]
-    fn is_pending(&self, table: Frame) -> bool {
+    pub(crate) fn is_pending(&self, table: impl Into<Frame>) -> bool {
         pending::is_any(self.meta(table).pending())
     }
 
+    /// Marks the table as detached. Called with its lock held.
     #[inline]
-    fn mark_stray(&self, table: Frame) {
+    pub(crate) fn mark_stray(&self, table: impl Into<Frame>) {
         self.meta(table).mark_stray();
-    }
-
-    fn clear_stray(&self, table: Frame) {
-        self.meta(table).clear_stray();
-    }
-
-    fn has_guards(&self, table: Frame) -> bool {
-        self.meta(table).has_guards()
-    }
-
-    #[inline]
-    fn entry_count(&self, table: Frame) -> u32 {
-        PageTable::entry_count(self, table)
-    }
-
-    #[inline]
-    fn child(&self, node: Node<P::Arch>, index: EntryIndex) -> Option<Frame> {
-        let entry = Entry(self.entries(node.table)[index.position()].load(Ordering::Acquire));
-        (node.level.kind(entry) == Kind::Table).then(|| P::Arch::frame(entry))
     }
 }
 

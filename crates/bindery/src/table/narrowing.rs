@@ -39,7 +39,7 @@ pub(crate) struct Narrowing<'c, A: Arch> {
 /// Entries of one locked table: some may be narrowed.
 pub(super) struct LazyNarrowing<'c, 'e, 'm, P: Platform> {
     span: &'c mut Span<'e, 'm, P>,
-    run: &'c Run<P::Arch>,
+    run: &'c Run<'c, P::Arch>,
     entries: &'c [AtomicU64],
     /// How many were narrowed.
     narrowed: u32,
@@ -48,7 +48,7 @@ pub(super) struct LazyNarrowing<'c, 'e, 'm, P: Platform> {
 /// Entries of one locked table that may come to allow more.
 pub(crate) struct Widening<'c, A: Arch> {
     entries: &'c [AtomicU64],
-    run: Run<A>,
+    run: Run<'c, A>,
 }
 
 /// Entries that have lost their valid bit, and that no TLB holds.
@@ -62,7 +62,7 @@ pub(crate) struct Broken<'c, A: Arch> {
 #[must_use = "the entries are invalid until they are restored or cleared"]
 pub(super) struct Suspended<'c, 'e, 'm, P: Platform> {
     span: &'c mut Span<'e, 'm, P>,
-    run: &'c Run<P::Arch>,
+    run: &'c Run<'c, P::Arch>,
     /// One of the entries was dirty.
     pub(super) dirty: bool,
 }
@@ -71,7 +71,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// Takes the valid bit from the entries of `run`, for a caller that clears or restores them
     /// under the same lock. Accessed and dirty that the MMU has set stay visible. The entries are
     /// not empty, so a walker without the lock does not take the range for unmapped.
-    pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Suspended<'c, 'e, 'm, P> {
+    pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<'c, P::Arch>) -> Suspended<'c, 'e, 'm, P> {
         let mut dirty = false;
         for entry in self.page_table.entries_of(run) {
             let raw = entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// The entries of `run`, to be narrowed. Raises the pending count of their table: the flush
     /// comes after the lock is released. May flush first, if the gather is full.
     #[inline]
-    pub(crate) fn narrow(&mut self, run: &Run<P::Arch>) -> Narrowing<'_, P::Arch> {
+    pub(crate) fn narrow<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Narrowing<'c, P::Arch> {
         self.mark_pending(run.node.table);
         self.gather.stale(run.range(), run.node.level);
         Narrowing { entries: self.page_table.entries_of(run), _arch: PhantomData }
@@ -94,7 +94,7 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     #[inline(always)]
     pub(super) fn narrow_some<'c>(
         &'c mut self,
-        run: &'c Run<P::Arch>,
+        run: &'c Run<'c, P::Arch>,
     ) -> LazyNarrowing<'c, 'e, 'm, P> {
         let entries = self.page_table.entries_of(run);
         LazyNarrowing { span: self, run, entries, narrowed: 0 }
@@ -103,7 +103,10 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// The entries of `run`, to be narrowed. The caller must call [`Span::flush`] before it drops
     /// the span.
     #[inline]
-    pub(crate) fn narrow_until_flush(&mut self, run: &Run<P::Arch>) -> Narrowing<'_, P::Arch> {
+    pub(crate) fn narrow_until_flush<'c>(
+        &'c mut self,
+        run: &'c Run<P::Arch>,
+    ) -> Narrowing<'c, P::Arch> {
         self.gather.stale(run.range(), run.node.level);
         self.unflushed.raise();
         Narrowing { entries: self.page_table.entries_of(run), _arch: PhantomData }
@@ -131,12 +134,12 @@ impl<P: Platform> Cursor<'_, '_, P> {
     /// The entries of `run`, to be widened: a TLB that holds the old entry raises a fault, which
     /// reads the table again.
     #[inline]
-    pub(crate) fn widen(&mut self, run: &Run<P::Arch>) -> Widening<'_, P::Arch> {
+    pub(crate) fn widen<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Widening<'c, P::Arch> {
         Widening { entries: self.page_table.entries_of(run), run: *run }
     }
 
     /// Takes the valid bit from the entries of the level-1 `run`, and invalidates them at once.
-    pub(super) fn break_run(&mut self, run: &Run<P::Arch>) -> Broken<'_, P::Arch> {
+    pub(super) fn break_run<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Broken<'c, P::Arch> {
         let entries = self.page_table.entries_of(run);
         for entry in entries {
             entry.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);

@@ -3,18 +3,19 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal};
 
+use super::Table;
 use super::locking::Node;
 
 /// The content of the entries of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum What {
+pub(crate) enum What<'s> {
     /// Empty.
     Empty,
     /// One entry that refers to this table; the operation's range covers all of its span.
-    Table(Frame),
+    Table(Table<'s>),
     /// Leaves of consecutive frames with the same attributes: the first without the contiguous bit,
     /// with accessed and dirty of them all. With [`Equal::ANY_FRAMES`] only the attributes are
     /// those of all.
@@ -26,15 +27,15 @@ pub(crate) enum What {
 /// A run: `count` entries from `index` on in the table of `node`, which cover `at` and what
 /// follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run<A: Arch> {
+pub(crate) struct Run<'s, A: Arch> {
     pub(crate) at: VirtAddr,
-    pub(crate) node: Node<A>,
+    pub(crate) node: Node<A, Table<'s>>,
     pub(crate) index: EntryIndex,
     pub(crate) count: u32,
-    pub(crate) what: What,
+    pub(crate) what: What<'s>,
 }
 
-impl<A: Arch> Run<A> {
+impl<A: Arch> Run<'_, A> {
     /// The addresses that the run covers.
     pub(crate) fn range(&self) -> VirtRange {
         let bytes = u64::from(self.count) << self.node.level.span_shift();

@@ -2,15 +2,15 @@
 
 use core::ops::{Deref, DerefMut};
 
-use crate::addr::{Frame, VirtRange};
+use crate::addr::VirtRange;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
 
-use super::PageTable;
 use super::cursor::{Chunks, Cursor};
 use super::edit::Edit;
 use super::locking::Depth;
+use super::{PageTable, ReadSection, Table};
 
 /// A locked range of the page table that an [`Edit`] edits. Having one means that stale translations
 /// have a gather, which the edit flushes: only a span narrows entries ([`super::narrowing`]).
@@ -43,42 +43,59 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
     /// that are pending for this edit stay so.
     // Always: as `PageTable::cursor`.
     #[inline(always)]
-    pub(crate) fn span(&mut self, range: VirtRange, depth: Depth<P::Arch>) -> Span<'_, 'm, P> {
-        let mut span = self.unlocked_span(range);
-        span.lock(depth);
+    pub(crate) fn span<'e>(
+        &'e mut self,
+        section: &'e ReadSection<'_, P>,
+        range: VirtRange,
+        depth: Depth<P::Arch>,
+    ) -> Span<'e, 'm, P> {
+        let mut span = self.unlocked_span(section, range);
+        span.lock(section, depth);
         span
     }
 
     /// As [`Edit::span`], without the locks: the caller calls [`Span::lock`] where the span stays. The
     /// compiler copies a span that is returned with its locks.
     #[inline(always)]
-    pub(super) fn unlocked_span(&mut self, range: VirtRange) -> Span<'_, 'm, P> {
+    pub(super) fn unlocked_span<'e>(
+        &'e mut self,
+        section: &'e ReadSection<'_, P>,
+        range: VirtRange,
+    ) -> Span<'e, 'm, P> {
         let (page_table, gather) = self.parts();
-        Span { cursor: page_table.unlocked_cursor(range), gather }
+        Span { cursor: page_table.unlocked_cursor(section, range), gather }
     }
 
-    /// Locks the next of `chunks`. Flushes that are pending for this edit stay so.
+    /// The next part of `chunks`, to be locked by [`Edit::chunk_span`]. Flushes that are pending
+    /// for this edit stay so.
     #[inline(always)]
-    pub(crate) fn next_span(
-        &mut self,
+    pub(crate) fn next_part(&self, chunks: &mut Chunks) -> Option<VirtRange> {
+        chunks.next_part(self.page_table, Some(&*self.gather))
+    }
+
+    /// Locks `part`, the next of `chunks`, or its front. Flushes that are pending for this edit
+    /// stay so.
+    #[inline(always)]
+    pub(crate) fn chunk_span<'e>(
+        &'e mut self,
+        section: &'e ReadSection<'_, P>,
         chunks: &mut Chunks,
+        part: VirtRange,
         depth: Depth<P::Arch>,
-    ) -> Option<Span<'_, 'm, P>> {
-        let (page_table, gather) = self.parts();
-        let part = chunks.next_part(page_table, Some(&*gather))?;
-        let mut span = Span { cursor: page_table.unlocked_cursor(part), gather };
-        span.lock(depth);
+    ) -> Span<'e, 'm, P> {
+        let mut span = self.unlocked_span(section, part);
+        span.lock(section, depth);
         chunks.go_on_from(span.range().end());
-        Some(span)
+        span
     }
 }
 
 impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// Locks the range, once.
     #[inline(always)]
-    pub(super) fn lock(&mut self, depth: Depth<P::Arch>) {
+    pub(super) fn lock(&mut self, section: &'e ReadSection<'_, P>, depth: Depth<P::Arch>) {
         let Self { cursor, gather } = self;
-        cursor.lock(depth, Some(&**gather));
+        cursor.lock(section, depth, Some(&**gather));
     }
 
     /// The page table, the counters of this lock span, and the gather.
@@ -90,9 +107,9 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     /// Raises the pending count of `table`, a locked one in which an entry is about to be narrowed:
     /// the flush comes after the lock is released. May flush first, if the gather is full.
     #[inline(always)]
-    pub(super) fn mark_pending(&mut self, table: Frame) {
+    pub(super) fn mark_pending(&mut self, table: Table<'_>) {
         let (page_table, counts, gather) = self.parts();
-        page_table.mark_pending(table, gather, counts);
+        page_table.mark_pending(table.frame(), gather, counts);
     }
 
     /// Flushes what is stale, with the locks held.

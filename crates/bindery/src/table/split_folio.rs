@@ -41,7 +41,8 @@ pub(crate) fn split_folio<P: Platform>(
     hold: impl FnOnce() -> bool,
 ) -> Result<(), Uncut> {
     let frames = &page_table.memory.frames;
-    let mut cursor = page_table.cursor(range, Depth::Floor(Level::PTE));
+    let section = page_table.read_section();
+    let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let mut mapped: Mapped = [0; _];
     let mut at = range.start();
     while at < range.end() {

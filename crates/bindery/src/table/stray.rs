@@ -25,20 +25,24 @@ pub(crate) enum Keep {
 /// 1. CPU A, truncating, clears the entry that names table X, which has no guard;
 /// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
 /// 3. CPU A marks X stray, and drops its entries.
-pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node<T::Arch>, keep: Keep) -> bool {
+pub(crate) fn try_mark_stray<T: LockTree>(
+    tree: &T,
+    node: Node<T::Arch, T::Table>,
+    keep: Keep,
+) -> bool {
     if keep == Keep::Nothing {
         return true;
     }
-    tree.lock(node.table);
-    let free = !tree.has_guards(node.table);
+    tree.lock(node.table.into());
+    let free = !tree.has_guards(node.table.into());
     if free {
-        tree.mark_stray(node.table);
+        tree.mark_stray(node.table.into());
     }
-    tree.unlock(node.table);
+    tree.unlock(node.table.into());
     if !free || node.level == Level::PTE {
         return free;
     }
-    let (entry_count, mut children) = (tree.entry_count(node.table), 0);
+    let (entry_count, mut children) = (tree.entry_count(node.table.into()), 0);
     for index in EntryIndex::all::<T::Arch>() {
         if children == entry_count {
             break;
@@ -52,7 +56,7 @@ pub(crate) fn try_mark_stray<T: LockTree>(tree: &T, node: Node<T::Arch>, keep: K
                     unmark_subtree(tree, node.child(table));
                 }
             }
-            unmark(tree, node.table);
+            unmark(tree, node.table.into());
             return false;
         }
     }
@@ -65,8 +69,8 @@ fn unmark<T: LockTree>(tree: &T, table: Frame) {
     tree.unlock(table);
 }
 
-fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch>) {
-    unmark(tree, node.table);
+fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch, T::Table>) {
+    unmark(tree, node.table.into());
     if node.level > Level::PTE {
         for index in EntryIndex::all::<T::Arch>() {
             if let Some(table) = tree.child(node, index) {
@@ -80,19 +84,19 @@ fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch>) {
 /// shows each to `met`. Returns how many there are. Called inside a read section, without locks.
 pub(crate) fn mark_children<T: LockTree>(
     tree: &T,
-    node: Node<T::Arch>,
-    met: &mut impl FnMut(Frame),
+    node: Node<T::Arch, T::Table>,
+    met: &mut impl FnMut(T::Table),
 ) -> u32 {
-    let (entry_count, mut children) = (tree.entry_count(node.table), 0);
+    let (entry_count, mut children) = (tree.entry_count(node.table.into()), 0);
     for index in EntryIndex::all::<T::Arch>() {
         if children == entry_count {
             break;
         }
         let Some(table) = tree.child(node, index) else { continue };
         children += 1;
-        tree.lock(table);
-        tree.mark_stray(table);
-        tree.unlock(table);
+        tree.lock(table.into());
+        tree.mark_stray(table.into());
+        tree.unlock(table.into());
         met(table);
     }
     children
@@ -103,20 +107,20 @@ pub(crate) fn mark_children<T: LockTree>(
 /// by the caller already.
 pub(crate) fn mark_subtree_stray<T: LockTree>(
     tree: &T,
-    node: Node<T::Arch>,
+    node: Node<T::Arch, T::Table>,
     held: Level<T::Arch>,
-    met: &mut impl FnMut(Frame, u32),
+    met: &mut impl FnMut(T::Table, u32),
 ) {
     if node.level < held {
-        tree.lock(node.table);
+        tree.lock(node.table.into());
     }
-    tree.mark_stray(node.table);
+    tree.mark_stray(node.table.into());
     if node.level < held {
-        tree.unlock(node.table);
+        tree.unlock(node.table.into());
     }
     let mut children = 0;
     if node.level > Level::PTE {
-        let entry_count = tree.entry_count(node.table);
+        let entry_count = tree.entry_count(node.table.into());
         for index in EntryIndex::all::<T::Arch>() {
             if children == entry_count {
                 break;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Equal, Level, Permissions};
 use crate::folio::{Folio, FolioLocked, OwnerKind, SwapPlace};
 use crate::platform::Platform;
@@ -12,10 +12,10 @@ use crate::swap::CachedFolio;
 use crate::swap::page_set::PageSet;
 
 use super::cursor::Cursor;
-use super::locking::{Depth, LockTree};
+use super::locking::Depth;
 use super::rewrite::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Entries, Run, What};
-use super::{NoMemory, PageTable, TableEntry};
+use super::{NoMemory, PageTable, Table, TableEntry};
 
 /// A folio whose content is complete, and where its pages belong.
 pub(crate) struct SwapIn<'l> {
@@ -60,7 +60,8 @@ pub(crate) fn swap_in<P: Platform>(
     mut own: impl FnMut(bool),
 ) -> SwappedIn {
     let mut done = SwappedIn { pages: PageSet::EMPTY, exclusive: true, refused: false };
-    let mut cursor = page_table.cursor(what.range, Depth::Floor(Level::PTE));
+    let section = page_table.read_section();
+    let mut cursor = page_table.cursor(&section, what.range, Depth::Floor(Level::PTE));
     loop {
         let run = match cursor.next_run(Equal::empty()) {
             Ok(Some(run)) => run,
@@ -108,7 +109,8 @@ pub(crate) fn swap_in_copy<P: Platform>(
     what: &SwapIn<'_>,
     copy: Folio,
 ) -> bool {
-    let mut cursor = page_table.cursor(what.range, Depth::Floor(Level::PTE));
+    let section = page_table.read_section();
+    let mut cursor = page_table.cursor(&section, what.range, Depth::Floor(Level::PTE));
     let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return false };
     let What::Absent(first) = run.what else { return false };
     let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
@@ -151,11 +153,11 @@ pub(crate) fn swap_in_whole<P: Platform>(
     }
     let section = page_table.read_section();
     let found = page_table.leaf_table(&section, what.start)?;
-    if !page_table.try_lock_leaf_table(what.start, &found) {
+    if !page_table.try_lock_leaf_table(&section, what.start, &found) {
         return None;
     }
     let exclusive = map_whole(page_table, found.table, what, own);
-    page_table.unlock(found.table);
+    page_table.unlock(found.table.frame());
     exclusive
 }
 
@@ -163,7 +165,7 @@ pub(crate) fn swap_in_whole<P: Platform>(
 #[inline(always)]
 fn map_whole<P: Platform>(
     page_table: &PageTable<'_, P>,
-    table: Frame,
+    table: Table<'_>,
     what: &SwapIn<'_>,
     own: impl FnOnce(bool),
 ) -> Option<bool> {
@@ -209,11 +211,11 @@ fn map_whole<P: Platform>(
 
 /// The front of the run, as far as the cache has its pages.
 #[inline]
-fn cached_part<P: Platform>(
+fn cached_part<'s, P: Platform>(
     page_table: &PageTable<'_, P>,
-    run: &Run<P::Arch>,
+    run: &Run<'s, P::Arch>,
     what: &SwapIn<'_>,
-) -> Run<P::Arch> {
+) -> Run<'s, P::Arch> {
     let (number, pages) = (what.number_of(run.at), run.pages());
     let cached = what.cached(page_table.memory).pages_in_cache(number, pages);
     Run { count: cached >> run.node.level.order().0, ..*run }

@@ -17,7 +17,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr};
+use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
 use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, OwnerKind};
 use crate::platform::Platform;
@@ -28,7 +28,7 @@ use super::rewrite::clear_accessed;
 use super::run::{self, Run, What};
 use super::span::Span;
 use super::swap_out_scan::{Choice, SwapOutScan, SwapOutStop};
-use super::{EntryAt, NoMemory};
+use super::{EntryAt, NoMemory, Table};
 
 mod cached;
 mod lazy;
@@ -338,7 +338,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// unlock: they map `unmapped` pages less, and refer to `named` slots. The flush comes from a
     /// thread that does not know these counters.
     #[inline]
-    fn defer(&mut self, table: Frame, unmapped: u32, named: u32) {
+    fn defer(&mut self, table: Table<'_>, unmapped: u32, named: u32) {
         if self.flush == Flush::Deferred {
             self.span.mark_pending(table);
             let counts = &mut self.span.counts;

@@ -168,7 +168,8 @@ pub(super) fn look_at_shared<'m, P: Platform>(
 ) {
     let StretchPart { range, index } = part;
     let memory = edit.memory;
-    let mut span = edit.span(range, Depth::Floor(Level::PTE));
+    let section = edit.table().read_section();
+    let mut span = edit.span(&section, range, Depth::Floor(Level::PTE));
     let mut next = 0;
     while let Ok(Some(run)) = span.next_run(Equal::empty()) {
         let page = mapped_page::<P::Arch>(&run, attributes);
@@ -201,7 +202,8 @@ pub(super) fn swap_out_shared<'m, P: Platform>(
     folios: &mut SharedFolios<'m, P>,
 ) {
     folios.folios.iter_mut().for_each(|folio| folio.met = 0);
-    let mut span = edit.span(range, Depth::Floor(Level::PTE));
+    let section = edit.table().read_section();
+    let mut span = edit.span(&section, range, Depth::Floor(Level::PTE));
     let mut next = 0;
     while let Ok(Some(run)) = span.next_run(Equal::SOFT_DIRTY) {
         let page = mapped_page::<P::Arch>(&run, attributes);

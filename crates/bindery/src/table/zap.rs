@@ -63,7 +63,9 @@ pub(super) fn zap<P: Platform>(
     if !edit.reach.takes_tables() {
         // The baseline looks at every leaf first, and finds the tables empty afterwards.
         let mut chunks = Chunks::of(range);
-        while let Some(mut span) = edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) {
+        while let Some(part) = edit.next_part(&mut chunks) {
+            let section = edit.table().read_section();
+            let mut span = edit.chunk_span(&section, &mut chunks, part, Depth::Floor(Level::PTE));
             zap_locked(&mut span, range, WholeTables::Entered, flush)?;
         }
     }
@@ -71,8 +73,9 @@ pub(super) fn zap<P: Platform>(
     loop {
         // Mostly the whole span: one entry detaches a table with all tables below it. The edit's
         // own marks are flushed with the rest.
-        let mut span = edit.unlocked_span(left);
-        span.lock(Depth::Edges);
+        let section = edit.table().read_section();
+        let mut span = edit.unlocked_span(&section, left);
+        span.lock(&section, Depth::Edges);
         zap_locked(&mut span, range, WholeTables::Yielded, flush)?;
         left = VirtRange::raw(span.range().end().0, freeable.end().0);
         if left.is_empty() {

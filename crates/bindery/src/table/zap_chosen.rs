@@ -10,7 +10,6 @@ use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 
-use super::NoMemory;
 use super::cursor::Chunks;
 use super::edit::Edit;
 use super::locking::{Depth, Node};
@@ -21,6 +20,7 @@ use super::span::Span;
 use super::zap::{clear_absent, leave_markers, suspend};
 use super::zap_except::Protected;
 use super::zap_rmap::drop_suspended;
+use super::{NoMemory, Table};
 
 /// A run of entries that map pages of one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,8 +45,8 @@ pub(crate) enum Fate {
 }
 
 /// Entries of a table that are suspended.
-struct Suspended<A: Arch> {
-    node: Node<A>,
+struct Suspended<'s, A: Arch> {
+    node: Node<A, Table<'s>>,
     /// The address of the table's first entry.
     start: u64,
     entries: PageSet,
@@ -63,7 +63,9 @@ pub(super) fn zap_chosen<P: Platform>(
 ) -> Result<(), NoMemory> {
     let memory = edit.memory;
     let mut chunks = Chunks::of(range);
-    while let Some(mut span) = edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) {
+    while let Some(part) = edit.next_part(&mut chunks) {
+        let section = edit.table().read_section();
+        let mut span = edit.chunk_span(&section, &mut chunks, part, Depth::Floor(Level::PTE));
         let mut suspended = None;
         let done = loop {
             let run = match span.next_run(Equal::empty()) {
@@ -113,10 +115,10 @@ fn mapped_by<P: Platform>(
 }
 
 /// Suspends the run; those of another table are dropped first.
-fn suspend_one_of_many<P: Platform>(
+fn suspend_one_of_many<'s, P: Platform>(
     span: &mut Span<'_, '_, P>,
-    run: &Run<P::Arch>,
-    suspended: &mut Option<Suspended<P::Arch>>,
+    run: &Run<'s, P::Arch>,
+    suspended: &mut Option<Suspended<'s, P::Arch>>,
 ) {
     if suspended.as_ref().is_some_and(|before| before.node.table != run.node.table) {
         drop_all(span, suspended.take());

@@ -96,7 +96,9 @@ fn zap_sparing_in<P: Platform>(
     };
     let mut left = false;
     let mut chunks = Chunks::of(range);
-    while let Some(mut span) = edit.next_span(&mut chunks, depth) {
+    while let Some(part) = edit.next_part(&mut chunks) {
+        let section = edit.table().read_section();
+        let mut span = edit.chunk_span(&section, &mut chunks, part, depth);
         // From here to the span's position leaves are suspended.
         let mut from = None;
         loop {
@@ -113,7 +115,7 @@ fn zap_sparing_in<P: Platform>(
                 What::Empty => {}
                 What::Table(table) => {
                     let node = run.node.child(table);
-                    if try_mark_stray(page_table, node, Keep::Guards) {
+                    if try_mark_stray(&page_table.tables(&section), node, Keep::Guards) {
                         span.detach(&run, table, range);
                     } else {
                         // Nothing in it is suspended: a stretch must not reach over it.

@@ -16,6 +16,7 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::{SlotRun, after_unmapping};
 
+use super::Table;
 use super::cursor::Cursor;
 use super::free_table;
 use super::locking::{LockSet, Node};
@@ -289,9 +290,10 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
     let mut zap = RmapZap::suspended(memory, &mut batch, &mut cursor.counts);
     if node.level == Level::PTE {
         // SAFETY: 1. the cursor holds the lock of the table, which spans its range.
-        unsafe { zap.leaves_in(node.table, part) };
+        unsafe { zap.leaves_in(node.table.frame(), part) };
         return;
     }
+    let node = Node { table: node.table.frame(), level: node.level };
     // SAFETY: 1. the cursor holds the locks of the tables of its range, from this one down.
     unsafe { zap.range(node, base, part) };
 }
@@ -361,9 +363,10 @@ pub(super) fn release_absent<P: Platform>(
 pub(super) fn free_deposit<P: Platform>(
     memory: &Memory<P>,
     locks: &LockSet,
-    holder: Frame,
+    holder: Table<'_>,
     counts: &mut Counts,
 ) {
+    let holder = holder.frame();
     if !locks.tables().contains(&holder) {
         debug_assert!(false, "{holder:?} is not locked");
         return;

@@ -39,11 +39,11 @@ pub use crate::space::move_pages::testing::{PageMove, lock_folio, move_pages};
 use crate::stats::Counts;
 use crate::swap::SlotRun;
 pub use crate::swap::damage::{damage_slot, with_pin};
-use crate::table::locking::{Depth, Node};
+use crate::table::locking::{Depth, LockTree};
 use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::run::Entries;
-use crate::table::{EntryAt, TablePool, free_table, new_table, run};
+use crate::table::{EntryAt, ReadSection, Table, TablePool, free_table, new_table, run};
 use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
@@ -91,7 +91,8 @@ fn plant_one<P: Platform>(
 ) {
     let page_table = &space.page_table;
     let range = VirtRange::raw(at.0, at.0 + level.span());
-    let mut cursor = page_table.cursor(range, Depth::Floor(Level::PTE));
+    let section = page_table.read_section();
+    let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let pool = &mut TablePool::new(page_table.memory);
     let table = cursor.table_at(at, level, pool).expect("memory for the page_table");
     let index = level.index_of(at);
@@ -125,16 +126,20 @@ pub fn table_at<P: Platform>(
     at: VirtAddr,
     level: Level<P::Arch>,
 ) -> Option<Frame> {
-    let mut node = Node { table: space.page_table.root, level: P::Arch::ROOT };
-    while node.level > level {
-        let index = node.level.index_of(at);
-        let entry = run::load(space.page_table.entries(node.table), index);
-        if node.level.kind(entry) != Kind::Table {
-            return None;
-        }
-        node = node.child(P::Arch::frame(entry));
-    }
-    Some(node.table)
+    let section = space.page_table.read_section();
+    table_in(space, &section, at, level).map(Table::frame)
+}
+
+/// As [`table_at`], in a read section.
+fn table_in<'s, P: Platform>(
+    space: &'s AddressSpace<'_, P>,
+    section: &'s ReadSection<'_, P>,
+    at: VirtAddr,
+    level: Level<P::Arch>,
+) -> Option<Table<'s>> {
+    let tables = space.page_table.tables(section);
+    let node = tables.descend(at, |node| node.level > level);
+    (node.level == level).then_some(node.table)
 }
 
 fn table_or_panic<P: Platform>(
@@ -158,7 +163,8 @@ pub fn raw_entry<P: Platform>(
     at: VirtAddr,
     level: Level<P::Arch>,
 ) -> Option<Entry> {
-    let table = table_at(space, at, level)?;
+    let section = space.page_table.read_section();
+    let table = table_in(space, &section, at, level)?;
     Some(run::load(space.page_table.entries(table), level.index_of(at)))
 }
 
@@ -170,7 +176,9 @@ pub fn set_raw_entry<P: Platform>(
     level: Level<P::Arch>,
     entry: Entry,
 ) -> Entry {
-    let table = table_or_panic(space, at, level);
+    let section = space.page_table.read_section();
+    let table = table_in(space, &section, at, level);
+    let table = table.unwrap_or_else(|| panic!("no table of level {level} at {at}"));
     let word = &space.page_table.entries(table)[level.index_of(at).position()];
     Entry(word.swap(entry.0, Relaxed))
 }

@@ -143,9 +143,10 @@ pub(crate) fn wait_in_section<P: Platform>(
     #[cfg(lock_violations = "moves")]
     let _ = (wait_for_known(space, vma, first), drop(section)); //~ E0505
     let fault = Fault::new(space, other.vma(), VirtAddr(0), Access::Read);
-    let cursor = fault.cursor();
+    let section = fault.read_section();
+    let cursor = fault.cursor(&section);
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (drop(cursor), wait_for_known(space, other, second));
+    let _ = (drop(cursor), drop(section), wait_for_known(space, other, second));
     #[cfg(lock_violations = "moves")]
     let _ = (wait_for_known(space, other, second), drop(cursor)); //~ E0505
 }
@@ -165,9 +166,10 @@ pub(crate) fn sleep<P: Platform>(space: &AddressSpace<'_, P>, waits: [Wait<'_>; 
     let _ = (drop(section), call.wait(second));
     #[cfg(lock_violations = "moves")]
     let _ = (call.wait(second), drop(section)); //~ E0502
-    let cursor = call.page_table.cursor(range, Depth::Floor(Level::PTE));
+    let section = call.page_table.read_section();
+    let cursor = call.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (drop(cursor), call.wait(third));
+    let _ = (drop(cursor), drop(section), call.wait(third));
     #[cfg(lock_violations = "moves")]
     let _ = (call.wait(third), drop(cursor)); //~ E0502
 }
@@ -220,9 +222,40 @@ pub(crate) fn peek<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSec
 /// A section that was left proves nothing.
 pub(crate) fn leave<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (page_table.leaf_table(&section, VirtAddr(0)), drop(section));
+    let _ = (page_table.leaf_table(&section, VirtAddr(0)).is_some(), drop(section));
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(section), page_table.leaf_table(&section, VirtAddr(0))); //~ E0382
+    let _ = (drop(section), page_table.leaf_table(&section, VirtAddr(0)).is_some()); //~ E0382
+}
+
+/// The entries of a locked range are not used after the section, though the tree lives.
+pub(crate) fn use_entry_later<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    section: ReadSection<'_, P>,
+) {
+    let range = VirtRange::raw(0, 0);
+    let found = page_table.cursor(&section, range, Depth::Floor(Level::PTE)).entry_at(VirtAddr(0));
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (page_table.entries(found.node.table).len(), drop(section));
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(section), page_table.entries(found.node.table).len()); //~ E0505
+}
+
+/// The entries of a table are those of one that was found: a number is no proof.
+pub(crate) fn use_number<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
+    let Some(found) = page_table.leaf_table(section, VirtAddr(0)) else { return };
+    #[cfg(not(lock_violations = "types"))]
+    let _ = page_table.entries(found.table).len();
+    #[cfg(lock_violations = "types")]
+    let _ = page_table.entries(found.table.frame()).len(); //~ E0308
+}
+
+/// A table that was found is not used after the section.
+pub(crate) fn use_later<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
+    let Some(found) = page_table.leaf_table(&section, VirtAddr(0)) else { return };
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (page_table.entries(found.table).len(), drop(section));
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(section), page_table.entries(found.table).len()); //~ E0505
 }
 
 /// A page of an object is mapped while the object's pages stay.

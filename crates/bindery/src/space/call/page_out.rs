@@ -45,9 +45,10 @@ pub(in crate::space) fn page_out<P: Platform>(
         let stop = {
             // The mutex keeps writers out.
             let Some(_locked) = vma.try_read(op.platform()) else { return Ok(()) };
-            let Some(mut span) = op.edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) else {
-                break;
-            };
+            let Some(next) = op.edit.next_part(&mut chunks) else { break };
+            let section = op.edit.table().read_section();
+            let depth = Depth::Floor(Level::PTE);
+            let mut span = op.edit.chunk_span(&section, &mut chunks, next, depth);
             swap_out::swap_out(&mut span, attributes, &mut scan, &mut batch)
         };
         // With the VMA unlocked: a device may work, or be waited for.

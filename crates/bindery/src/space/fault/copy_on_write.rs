@@ -13,7 +13,7 @@ use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, TableEntry, run};
+use crate::table::{EntryAt, Table, TableEntry, run};
 use crate::vma::Vma;
 
 use super::Resolved;
@@ -30,7 +30,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         if !frames.folio(folio).other_mappings().may_be_none(range.pages() as u32) {
             return false;
         }
-        let mut cursor = self.cursor_of(range);
+        let section = self.read_section();
+        let mut cursor = self.cursor_of(&section, range);
         let ours = mappings_of(&mut cursor, range, folio);
         let alone = ours > 0 && frames.folio(folio).is_mapped_and_held(ours, 0);
         if ours > 0 && !alone {
@@ -69,7 +70,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
         let range = self.range();
         let copied = {
-            let mut cursor = self.cursor();
+            let section = self.read_section();
+            let mut cursor = self.cursor(&section);
             replace_page(&mut cursor, self.vma, range, copy)
         };
         match copied {
@@ -109,7 +111,7 @@ pub(in crate::space) fn folio_range(
 fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, folio: Folio) -> u32 {
     let page_table = cursor.page_table;
     let (mut ours, mut one_of_them) = (0, None);
-    let mut add = |node: Node<P::Arch>, index, raw| {
+    let mut add = |node: Node<P::Arch, Table<'_>>, index, raw| {
         let frame = P::Arch::frame(node.single(raw, index));
         let offset = frame.0.wrapping_sub(folio.head.0);
         if node.level.kind(raw) == Kind::Leaf && offset < folio.pages() {

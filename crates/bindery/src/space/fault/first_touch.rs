@@ -15,9 +15,8 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::swap::frequent_events;
 use crate::table::fill_span::FillSpan;
-use crate::table::locking::LockTree;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, ReadSection, TableEntry, run};
+use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::slow::{Fault, Next, Stepped, Tries};
@@ -44,8 +43,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let section = self.read_section();
         let found = page_table.leaf_table(&section, page)?;
+        let entries = page_table.entries(found.table);
         let table = found.table;
-        let entries = page_table.entries(table);
         let allowed = memory.folio_policy().orders(flags.huge_advice());
         let mut orders = self.space.settings.used_orders(allowed, flags) | Orders::PAGE;
         if orders.has_large() && !run::load(entries, P::Arch::PTE.index_of(page)).is_empty() {
@@ -69,7 +68,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             // If no frame is free, the slow path waits for one outside of the read section.
             let folio = own_folio(memory, self.vma, range.start(), order)?;
             memory.platform().zero(folio.head, folio.pages());
-            let locked = page_table.try_lock_leaf_table(page, &found);
+            let locked = page_table.try_lock_leaf_table(&section, page, &found);
             if !locked || !run::are_empty(stretch) {
                 if locked {
                     page_table.unlock(table);
@@ -117,7 +116,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         page_table.count_in(&section, &counts);
         let EntryAt { node, entry, .. } = seen;
         if !entry.is_empty() {
-            return self.occupied(&section, seen);
+            return self.occupied(seen);
         }
         let flags = self.vma.flags();
         let wanted = match self.access {
@@ -148,15 +147,11 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// The result of [`Fault::vacant_orders`] for an entry that is not empty.
     // Returns the whole result: the caller passes the place on.
     #[inline(never)]
-    fn occupied(
-        &self,
-        section: &ReadSection<'_, P>,
-        seen: EntryAt<P::Arch>,
-    ) -> Result<Orders, Occupant<P::Arch>> {
+    fn occupied(&self, seen: EntryAt<P::Arch, Table<'_>>) -> Result<Orders, Occupant<P::Arch>> {
         let EntryAt { node, entry, .. } = seen;
         if entry.0 & P::Arch::PRESENT == 0
             && P::Arch::is_swap(entry)
-            && let Some(slot) = slot_of(self.page_table(), section, seen, self.page)
+            && let Some(slot) = slot_of(self.page_table(), seen, self.page)
         {
             return Err(Occupant::Slot(slot));
         }

@@ -10,7 +10,7 @@ use crate::platform::Platform;
 use crate::table::fill_span::FillSpan;
 use crate::table::leaf::user_attributes;
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, TableEntry, run};
+use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 
 use super::Resolved;
 use super::slow::{Fault, Next, Stepped};
@@ -111,7 +111,7 @@ fn fill_table<P: Platform>(
     fault: &Fault<'_, '_, P>,
     span: &mut FillSpan<'_, '_, '_, P>,
     shown: &Shown<P::Arch>,
-    table: Frame,
+    table: Table<'_>,
 ) {
     let (page_table, count) = (fault.page_table(), shown.range.pages() as u32);
     let begin = P::Arch::PTE.index_of(shown.range.start());

@@ -18,7 +18,7 @@ use crate::table::fill_span::FillSpan;
 use crate::table::leaf::user_attributes;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, TableEntry, run};
+use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
@@ -261,7 +261,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         cursor: &mut Cursor<'_, 'm, P>,
         runs: &Runs<'_>,
         attributes: Attributes,
-        table: Frame,
+        table: Table<'_>,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
         let entries = page_table.entries(table);
@@ -311,7 +311,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         cursor: &mut Cursor<'_, 'm, P>,
         (begin, count): (EntryIndex, u32),
         (folio, first): (Folio, Entry),
-        table: Frame,
+        table: Table<'_>,
     ) -> Result<(), FaultError> {
         let (folio, page_table) = (self.memory().frames.folio(folio), self.page_table());
         let owner = folio.owner_kind();

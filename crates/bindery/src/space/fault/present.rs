@@ -16,7 +16,7 @@ use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
-use crate::table::{EntryAt, run};
+use crate::table::{EntryAt, Table, run};
 use crate::vma::MappingFlags;
 
 use super::copy_on_write::folio_range;
@@ -59,7 +59,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Decides with the table locked. Stores the folio and the number of the page in it to `mapped`,
     /// if the decision depends on them. An access that the entry allows is recorded at once.
     fn decide(&self, terms: Terms, mapped: &mut Option<(Folio, u32)>) -> Decision {
-        let mut cursor = self.cursor();
+        let section = self.read_section();
+        let mut cursor = self.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
         let entry = node.single(raw, index);
         let present = match node.level.kind(raw) {
@@ -111,7 +112,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn note_spurious(
         &self,
         cursor: &mut Cursor<'_, '_, P>,
-        node: Node<P::Arch>,
+        node: Node<P::Arch, Table<'_>>,
         index: EntryIndex,
     ) {
         let page_table = self.page_table();
@@ -136,13 +137,15 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn reuse(&self, range: VirtRange) -> Stepped {
         let page_table = self.page_table();
         page_table.edit(|edit| edit.protect(range, &self.vma.entry_policy()))?;
-        let mut cursor = self.cursor();
+        let section = self.read_section();
+        let mut cursor = self.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);
         let writable = P::Arch::attributes(raw).permissions.contains(Permissions::WRITE);
         if writable && node.level.kind(raw) == Kind::Leaf {
             record_access(&mut cursor, node, index, Access::Write);
         }
         drop(cursor);
+        drop(section);
         self.memory().platform().publish_entries();
         flush_local(page_table, range);
         Ok(Next::Done(Resolved::MadeWritable))
@@ -154,9 +157,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
             let section = self.read_section();
-            page_table.peek(&section, page, &mut Counts::default()).node
+            page_table.peek(&section, page, &mut Counts::default()).node.level
         };
-        let span = hint.level.span();
+        let span = hint.span();
         let start = page.align_down(span);
         if let Some(object) = self.vma.object().filter(|object| object.notices_writes()) {
             let first = self.vma.page_offset_of(start);
@@ -165,9 +168,10 @@ impl<P: Platform> Fault<'_, '_, P> {
                 return Ok(Next::Wait(wait));
             }
         }
-        let mut cursor = self.cursor();
+        let section = self.read_section();
+        let mut cursor = self.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-        if node.level != hint.level || node.level.kind(raw) != Kind::Leaf {
+        if node.level != hint || node.level.kind(raw) != Kind::Leaf {
             return Ok(Next::Again);
         }
         if node.in_contig(raw) {
@@ -180,6 +184,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         });
         cursor.counts.entries_written += 1;
         drop(cursor);
+        drop(section);
         memory.platform().publish_entries();
         flush_local(page_table, VirtRange::raw(start.0, start.0 + span));
         Ok(Next::Done(Resolved::MadeWritable))
@@ -190,7 +195,7 @@ impl<P: Platform> Fault<'_, '_, P> {
 /// contiguous run is answered from any of its entries, so all of them record it.
 pub(in crate::space) fn record_access<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
-    node: Node<P::Arch>,
+    node: Node<P::Arch, Table<'_>>,
     index: EntryIndex,
     access: Access,
 ) {

@@ -24,7 +24,6 @@ use crate::memory::Memory;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::stats::Counts;
-use crate::table::locking::LockTree;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
 use crate::table::{LeafTable, ReadSection, run};
@@ -46,7 +45,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(super) fn reuse_in_place(
         &self,
         section: &ReadSection<'_, P>,
-        found: &LeafTable,
+        found: &LeafTable<'_>,
     ) -> Option<Resolved> {
         let watched = MappingFlags::USERFAULT | MappingFlags::SOFT_DIRTY;
         if self.vma.flags() & watched != MappingFlags::SOFT_DIRTY {
@@ -57,11 +56,11 @@ impl<P: Platform> Fault<'_, '_, P> {
         let words = page_table.entries(found.table);
         // Without the lock: copy-on-write, the other case, pays for no lock here.
         reusable_folio(memory, run::load(words, index))?;
-        if !page_table.try_lock_leaf_table(self.page, found) {
+        if !page_table.try_lock_leaf_table(section, self.page, found) {
             return None;
         }
         let written = self.reuse_locked(words, index);
-        page_table.unlock(found.table);
+        page_table.unlock(found.table.frame());
         let written = written?;
         let counts = Counts {
             entries_descended: u64::from(P::Arch::LEVELS) - 1,

@@ -185,13 +185,20 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
 
     /// Locks the table of the page. No step waits while the cursor lives, for the same reason.
     #[inline(always)]
-    pub(in crate::space) fn cursor(&self) -> Cursor<'_, 'm, P> {
-        self.cursor_of(self.range())
+    pub(in crate::space) fn cursor<'a>(
+        &'a self,
+        section: &'a ReadSection<'_, P>,
+    ) -> Cursor<'a, 'm, P> {
+        self.cursor_of(section, self.range())
     }
 
     /// As [`Fault::cursor`], of a range around the page.
     #[inline(always)]
-    pub(super) fn cursor_of(&self, range: VirtRange) -> Cursor<'_, 'm, P> {
-        self.page_table().cursor(range, Depth::Floor(Level::PTE))
+    pub(super) fn cursor_of<'a>(
+        &'a self,
+        section: &'a ReadSection<'_, P>,
+        range: VirtRange,
+    ) -> Cursor<'a, 'm, P> {
+        self.page_table().cursor(section, range, Depth::Floor(Level::PTE))
     }
 }

@@ -15,7 +15,7 @@ use crate::swap::{CachedFolio, SlotRun, find_cached};
 use crate::table::publish::publish;
 use crate::table::swap_in;
 use crate::table::swap_in::SwapIn;
-use crate::table::{EntryAt, PageTable, ReadSection};
+use crate::table::{EntryAt, PageTable, Table};
 
 use super::copy_on_write::folio_range;
 use super::first_touch::own_folio;
@@ -76,7 +76,7 @@ pub(in crate::space) fn slot_at<P: Platform>(
 ) -> Option<Slot> {
     let section = page_table.read_section();
     let seen = page_table.peek(&section, page, &mut Counts::default());
-    slot_of(page_table, &section, seen, page)
+    slot_of(page_table, seen, page)
 }
 
 /// The slot to which an entry refers for `page`. It is looked up in the read section in which the
@@ -84,8 +84,7 @@ pub(in crate::space) fn slot_at<P: Platform>(
 #[inline]
 pub(super) fn slot_of<P: Platform>(
     page_table: &PageTable<'_, P>,
-    _section: &ReadSection<'_, P>,
-    seen: EntryAt<P::Arch>,
+    seen: EntryAt<P::Arch, Table<'_>>,
     page: VirtAddr,
 ) -> Option<Slot> {
     let EntryAt { node, entry, .. } = seen;

@@ -43,7 +43,8 @@ pub(in crate::space) fn unshare<P: Platform>(
 fn unshare_locked<P: Platform>(fault: &Fault<'_, '_, P>) -> Result<(), Failure<FaultError>> {
     let frames = &fault.memory().frames;
     let shown = {
-        let mut cursor = fault.cursor();
+        let section = fault.read_section();
+        let mut cursor = fault.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(fault.page);
         if node.level.kind(raw) != Kind::Leaf {
             return Ok(());
@@ -53,6 +54,7 @@ fn unshare_locked<P: Platform>(fault: &Fault<'_, '_, P>) -> Result<(), Failure<F
         let frame = P::Arch::frame(entry).plus(inside as u32);
         if node.level == Level::PMD && fault.memory().is_zero(frame) {
             drop(cursor);
+            drop(section);
             return fault.fill_huge().map(|_| ());
         }
         frames.folio_of(frame).map(|folio| (folio, frame.0 - folio.head.0))

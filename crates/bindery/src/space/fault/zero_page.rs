@@ -94,7 +94,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         memory.platform().zero(folio.head, folio.pages());
         before_execution(memory, self.vma.flags().attributes().permissions, folio);
         let filled = {
-            let mut cursor = self.cursor_of(range);
+            let section = self.read_section();
+            let mut cursor = self.cursor_of(&section, range);
             cursor.counts.bytes_zeroed += range.len();
             replace_huge_zero(&mut cursor, self.vma, range, folio)
         };

@@ -110,11 +110,13 @@ fn is_mapped<P: Platform>(space: &AddressSpace<'_, P>, request: &FaultRequest) -
 
 /// The reason why a fault in a registered VMA has to wait for a handler, if it has to.
 fn userfault_kind<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind> {
-    let EntryAt { node, entry, .. } = {
+    let (kind, entry) = {
         let section = fault.read_section();
-        fault.space.page_table.peek(&section, fault.page, &mut Counts::default())
+        let EntryAt { node, entry, .. } =
+            fault.space.page_table.peek(&section, fault.page, &mut Counts::default());
+        (node.level.kind(entry), entry)
     };
-    match node.level.kind(entry) {
+    match kind {
         Kind::Empty | Kind::Table => kind_of_vacant(fault),
         Kind::Leaf => {
             let protected = P::Arch::attributes(entry).userfault;

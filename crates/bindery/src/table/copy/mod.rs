@@ -15,6 +15,7 @@ use crate::interrupt;
 use crate::memory::share_frames;
 use crate::platform::Platform;
 use crate::swap::SlotRun;
+use crate::table::Table;
 
 use super::cursor::{Chunks, Cursor};
 use super::edit::Edit;
@@ -87,11 +88,13 @@ fn copy_parts<'m, P: Platform>(
     let mut parts = Chunks::of(what.range);
     loop {
         let stopped = {
-            let Some(mut source) = edit.next_span(&mut parts, Depth::Floor(Level::PTE)) else {
-                return Ok(());
-            };
+            let Some(part) = edit.next_part(&mut parts) else { return Ok(()) };
+            let section = parent.read_section();
+            let depth = Depth::Floor(Level::PTE);
+            let mut source = edit.chunk_span(&section, &mut parts, part, depth);
             let range = source.range();
-            let mut target = child.cursor(range, Depth::Floor(Level::PTE));
+            let of_child = child.read_section();
+            let mut target = child.cursor(&of_child, range, Depth::Floor(Level::PTE));
             debug_assert_eq!(target.range(), range, "the child has more than the parent");
             let (source, target) = (&mut source, &mut target);
             CopySpan { source, target, what, tables }.copy()
@@ -149,7 +152,7 @@ struct CopySpan<'c, 'a, 'b, 'm, P: Platform> {
     tables: &'c mut TablePool<'m, P>,
 }
 
-impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
+impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
     fn copy(&mut self) -> Result<(), CopyStop> {
         while let Some(run) = self.source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
             if self.target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
@@ -194,7 +197,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
     }
 
     /// The child's table for the run, with a deposit for a huge leaf or a similar entry.
-    fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Frame, CopyStop> {
+    fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop> {
         let Self { target, tables, .. } = self;
         let short = |_| CopyStop::Short(run.at);
         let table = target.table_at(run.at, run.node.level, tables).map_err(short)?;
@@ -209,7 +212,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
         &mut self,
         run: &Run<P::Arch>,
         first: Entry,
-        table: Frame,
+        table: Table<'_>,
     ) -> Result<(), CopyStop> {
         let Self { source, target, what, .. } = self;
         let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
@@ -267,7 +270,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
         &mut self,
         run: &Run<P::Arch>,
         first: Entry,
-        table: Frame,
+        table: Table<'_>,
     ) -> Result<(), CopyStop> {
         let Self { source, target, what, .. } = self;
         let memory = source.page_table.memory;
@@ -305,7 +308,7 @@ impl<P: Platform> CopySpan<'_, '_, '_, '_, P> {
 fn drop_target_deposit<P: Platform>(
     target: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
-    table: Frame,
+    table: Table<'_>,
 ) {
     if run.node.level > Level::PTE {
         free_deposit(target.page_table.memory, &target.locks, table, &mut target.counts);

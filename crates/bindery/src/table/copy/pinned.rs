@@ -123,8 +123,10 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
         let frames = &memory.frames;
         let start = run.range.start().0 + (first << PAGE_SHIFT);
         let range = VirtRange::raw(start, start + copies.len() as u64 * PAGE_SIZE);
-        let mut source = parent.cursor(range, Depth::Floor(Level::PTE));
-        let mut target = child.cursor(range, Depth::Floor(Level::PTE));
+        let section = parent.read_section();
+        let mut source = parent.cursor(&section, range, Depth::Floor(Level::PTE));
+        let of_child = child.read_section();
+        let mut target = child.cursor(&of_child, range, Depth::Floor(Level::PTE));
         let mut frame = run.first.plus(first as u32);
         for (done, copy) in copies.iter().enumerate() {
             let at = VirtAddr(start + done as u64 * PAGE_SIZE);

@@ -30,7 +30,7 @@ pub(crate) fn lock_both_ranges<T: LockTree>(
     ends: [End; 2],
     floor: Level<T::Arch>,
     set: &mut LockSet,
-) -> [Node<T::Arch>; 2] {
+) -> [Node<T::Arch, T::Table>; 2] {
     lock_two_covers(tree, ends, floor, set, Covers::Stay)
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     ranges: [VirtRange; 2],
     floor: Level<T::Arch>,
     set: &mut LockSet,
-) -> [Node<T::Arch>; 2] {
+) -> [Node<T::Arch, T::Table>; 2] {
     if floor == Level::PTE
         && let Some(tables) = lock_leaf_tables(tree, ranges, set)
     {
@@ -57,7 +57,7 @@ fn lock_leaf_tables<T: LockTree>(
     tree: &T,
     [one, other]: [VirtRange; 2],
     set: &mut LockSet,
-) -> Option<[Node<T::Arch>; 2]> {
+) -> Option<[Node<T::Arch, T::Table>; 2]> {
     let span = Level::<T::Arch>::PTE.table_span();
     let is_part_of_one = |range: VirtRange| {
         range.len() < span && (range.start().0 ^ (range.end().0 - 1)) & !(span - 1) == 0
@@ -72,9 +72,9 @@ fn lock_leaf_tables<T: LockTree>(
     let (first, second) = (leaf_table(one)?, leaf_table(other)?);
     let ends = [(first, one), (second, other)];
     let [low, high] = if one.start() < other.start() { ends } else { [ends[1], ends[0]] };
-    let mut lock = |(node, range): (Node<T::Arch>, VirtRange)| {
-        set.acquire(tree, node.table);
-        !tree.is_stray(node.table) && tree.is_at(node, range.start())
+    let mut lock = |(node, range): (Node<T::Arch, T::Table>, VirtRange)| {
+        set.acquire(tree, node.table.into());
+        !tree.is_stray(node.table.into()) && tree.is_at(node, range.start())
     };
     if !lock(low) || high.0 != low.0 && !lock(high) {
         set.release(tree);
@@ -99,7 +99,7 @@ fn lock_two_covers<T: LockTree>(
     floor: Level<T::Arch>,
     set: &mut LockSet,
     covers: Covers,
-) -> [Node<T::Arch>; 2] {
+) -> [Node<T::Arch, T::Table>; 2] {
     let [End { range: first, freeable: low }, End { range: second, freeable: high }] = ends;
     if low.start() > high.start() {
         let [low, high] = lock_two_covers(tree, [ends[1], ends[0]], floor, set, covers);
@@ -108,12 +108,12 @@ fn lock_two_covers<T: LockTree>(
     let depth = Depth::Floor(floor);
     // The mover has cut its piece to size.
     set.entries = u32::MAX;
-    let spans = |node: Node<T::Arch>, own: VirtRange, range: VirtRange| {
-        VirtRange::from_len(base_of::<T::Arch>(node, own), node.level.table_span())
+    let spans = |node: Node<T::Arch, T::Table>, own: VirtRange, range: VirtRange| {
+        VirtRange::from_len(base_of(node, own), node.level.table_span())
             .is_some_and(|span| span.covers(range))
     };
-    let is_moved = |cover: Node<T::Arch>, range: VirtRange| {
-        tree.is_stray(cover.table)
+    let is_moved = |cover: Node<T::Arch, T::Table>, range: VirtRange| {
+        tree.is_stray(cover.table.into())
             || covers == Covers::MayBeCarried && !tree.is_at(cover, range.start())
     };
     loop {
@@ -125,26 +125,26 @@ fn lock_two_covers<T: LockTree>(
         } else if spans(high_cover, high, low) {
             low_cover = high_cover;
         }
-        set.acquire(tree, low_cover.table);
+        set.acquire(tree, low_cover.table.into());
         if is_moved(low_cover, low) {
             set.release(tree);
             tree.start_again();
             continue;
         }
-        let base = base_of::<T::Arch>(low_cover, low);
+        let base = base_of(low_cover, low);
         if low_cover == high_cover {
             let ranges = &[first, second];
             LockPass { tree, ranges, depth, set }.lock_below(low_cover, base);
             return [low_cover, high_cover];
         }
         LockPass { tree, ranges: &[first], depth, set }.lock_below(low_cover, base);
-        set.acquire(tree, high_cover.table);
+        set.acquire(tree, high_cover.table.into());
         if is_moved(high_cover, high) {
             set.release(tree);
             tree.start_again();
             continue;
         }
-        let base = base_of::<T::Arch>(high_cover, high);
+        let base = base_of(high_cover, high);
         LockPass { tree, ranges: &[second], depth, set }.lock_below(high_cover, base);
         return [low_cover, high_cover];
     }

@@ -92,8 +92,14 @@ impl LockSet {
 
     /// Releases all locks, the last first.
     pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
+        self.release_all(|table| tree.unlock(table));
+    }
+
+    /// As [`LockSet::release`], by `unlock`.
+    #[inline(always)]
+    pub(crate) fn release_all(&mut self, unlock: impl Fn(Frame)) {
         while let Some(table) = self.tables.pop() {
-            tree.unlock(table);
+            unlock(table);
         }
     }
 

@@ -85,8 +85,10 @@ pub(crate) use lock_set::{LockSet, SPAN_ENTRIES};
 /// A tree of tables, as the protocol sees it.
 pub(crate) trait LockTree {
     type Arch: Arch;
+    /// A table that was found.
+    type Table: Copy + PartialEq + Into<Frame>;
     /// The table of the highest level.
-    fn root(&self) -> Frame;
+    fn root(&self) -> Self::Table;
     /// Waits for the table's lock.
     fn lock(&self, table: Frame);
     /// Releases the table's lock.
@@ -113,10 +115,10 @@ pub(crate) trait LockTree {
         u32::MAX
     }
     /// The table to which the entry refers, if any. Called inside a read section.
-    fn child(&self, node: Node<Self::Arch>, index: EntryIndex) -> Option<Frame>;
+    fn child(&self, node: Node<Self::Arch, Self::Table>, index: EntryIndex) -> Option<Self::Table>;
     /// Whether `node` is the table of its level that covers `addr`. Called inside a read
     /// section.
-    fn is_at(&self, node: Node<Self::Arch>, addr: VirtAddr) -> bool {
+    fn is_at(&self, node: Node<Self::Arch, Self::Table>, addr: VirtAddr) -> bool {
         self.descend(addr, |above| above.level > node.level) == node
     }
     /// Descends from the root by the tables for `addr`, while `goes_on` is true and a next table
@@ -125,8 +127,8 @@ pub(crate) trait LockTree {
     fn descend(
         &self,
         addr: VirtAddr,
-        goes_on: impl Fn(Node<Self::Arch>) -> bool,
-    ) -> Node<Self::Arch> {
+        goes_on: impl Fn(Node<Self::Arch, Self::Table>) -> bool,
+    ) -> Node<Self::Arch, Self::Table> {
         let mut node = Node { table: self.root(), level: Self::Arch::ROOT };
         while goes_on(node) {
             let index = node.level.index_of(addr);
@@ -181,28 +183,30 @@ impl<A: Arch> Depth<A> {
 
 /// A table and its level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Node<A: Arch> {
-    pub(crate) table: Frame,
+pub(crate) struct Node<A: Arch, T = Frame> {
+    pub(crate) table: T,
     pub(crate) level: Level<A>,
 }
 
-impl<A: Arch> Node<A> {
+impl<A: Arch, T> Node<A, T> {
     /// `raw`, which is at `index`, as a leaf of its own: without the mark of a contiguous run.
     #[inline(always)]
-    pub(crate) fn single(self, raw: Entry, index: EntryIndex) -> Entry {
+    pub(crate) fn single(&self, raw: Entry, index: EntryIndex) -> Entry {
         if self.level == Level::PTE { A::clear_contig(raw, index) } else { raw }
     }
 
     /// Whether `raw` belongs to a contiguous run.
     #[inline(always)]
-    pub(crate) fn in_contig(self, raw: Entry) -> bool {
+    pub(crate) fn in_contig(&self, raw: Entry) -> bool {
         self.level == Level::PTE && A::is_contig(raw)
     }
+}
 
+impl<A: Arch, T> Node<A, T> {
     /// A table to which an entry of this one refers.
     #[inline(always)]
-    pub(crate) const fn child(self, table: Frame) -> Self {
-        Self { table, level: self.level.below() }
+    pub(crate) fn child<U>(&self, table: U) -> Node<A, U> {
+        Node { table, level: self.level.below() }
     }
 }
 
@@ -228,7 +232,11 @@ fn entry_range<A: Arch>(base: VirtAddr, level: Level<A>, index: EntryIndex) -> V
 }
 
 /// Descends without locks to the cover of `range`, not below `floor`.
-fn find_cover<T: LockTree>(tree: &T, range: VirtRange, floor: Level<T::Arch>) -> Node<T::Arch> {
+fn find_cover<T: LockTree>(
+    tree: &T,
+    range: VirtRange,
+    floor: Level<T::Arch>,
+) -> Node<T::Arch, T::Table> {
     let spread = spread(range);
     tree.descend(range.start(), |node| node.level > floor && spread < node.level.span())
 }
@@ -244,7 +252,7 @@ fn spread(range: VirtRange) -> u64 {
 }
 
 /// The beginning of the span of the node that covers `range`.
-fn base_of<A: Arch>(node: Node<A>, range: VirtRange) -> VirtAddr {
+fn base_of<A: Arch, T>(node: Node<A, T>, range: VirtRange) -> VirtAddr {
     range.start().align_down(node.level.table_span())
 }
 
@@ -260,7 +268,7 @@ struct LockPass<'a, T: LockTree> {
 impl<T: LockTree> LockPass<'_, T> {
     /// Locks the tables below `node`, whose span begins at `base`. `false` if it stopped because
     /// enough entries are locked.
-    fn lock_below(&mut self, node: Node<T::Arch>, base: VirtAddr) -> bool {
+    fn lock_below(&mut self, node: Node<T::Arch, T::Table>, base: VirtAddr) -> bool {
         let Self { tree, ranges, depth, .. } = *self;
         let floor = depth.floor();
         if node.level <= floor {
@@ -300,7 +308,7 @@ impl<T: LockTree> LockPass<'_, T> {
                     return false;
                 }
                 if let Some(table) = child {
-                    self.set.acquire(tree, table);
+                    self.set.acquire(tree, table.into());
                     let child = node.child(table);
                     if !self.lock_below(child, own.start()) {
                         return false;
@@ -337,11 +345,11 @@ pub(crate) fn lock_range<T: LockTree>(
     range: VirtRange,
     depth: Depth<T::Arch>,
     set: &mut LockSet,
-) -> Node<T::Arch> {
+) -> Node<T::Arch, T::Table> {
     loop {
         let cover = find_cover(tree, range, depth.floor());
-        if lock_found(tree, cover.table, || tree.is_at(cover, range.start())) {
-            set.admit(tree, cover.table);
+        if lock_found(tree, cover.table.into(), || tree.is_at(cover, range.start())) {
+            set.admit(tree, cover.table.into());
             if cover.level > depth.floor() {
                 let base = base_of(cover, range);
                 LockPass { tree, ranges: &[range], depth, set }.lock_below(cover, base);

@@ -28,6 +28,7 @@ pub(super) struct Cpu {
 }
 
 impl LockTree for Cpu {
+    type Table = Frame;
     type Arch = Tiny;
 
     fn root(&self) -> Frame {

@@ -56,18 +56,18 @@ impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
     /// Unless the move marks tables, every TLB has forgotten the old place before the locks are
     /// released.
     #[inline(always)]
-    fn with_piece<S: MovePolicy, R>(
+    fn with_piece<'s, S: MovePolicy, R>(
         &mut self,
+        tree: (&'s PageTable<'m, P>, &'s ReadSection<'_, P>),
         piece: Piece<P::Arch>,
         freeable: VirtRange,
         policy: S,
-        work: impl FnOnce(&mut LockedPiece<'_, 'm, P, S>) -> R,
+        work: impl FnOnce(&mut LockedPiece<'_, 's, 'm, P, S>) -> R,
     ) -> R {
-        let page_table = self.page_table;
+        let (page_table, section) = tree;
         let mut locks = LockSet::new();
-        let root = page_table.root_node();
+        let root = page_table.root_in(section);
         let mut locked = LockedPiece {
-            _section: ReadSection::enter(page_table.memory.platform()),
             page_table,
             locks: &mut locks,
             pool: self.pool,
@@ -79,7 +79,7 @@ impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
             piece,
             policy,
         };
-        locked.lock(freeable);
+        locked.lock(section, freeable);
         let result = work(&mut locked);
         if !locked.marks {
             locked.page_table.flush(locked.gather, locked.counts);

@@ -2,12 +2,12 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::{self, End, LockSet, Node};
-use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool};
+use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, Table, TablePool};
 use crate::tlb::Gather;
 
 /// The entries that move under one set of locks.
@@ -46,51 +46,51 @@ pub(super) trait MovePolicy {
 }
 
 /// One piece: the tables of both places, locked until it is dropped.
-pub(super) struct LockedPiece<'a, 'm, P: Platform, S> {
-    pub(super) page_table: &'a PageTable<'m, P>,
+pub(super) struct LockedPiece<'a, 's, 'm, P: Platform, S> {
+    pub(super) page_table: &'s PageTable<'m, P>,
     pub(super) locks: &'a mut LockSet,
     pub(super) pool: &'a mut TablePool<'m, P>,
     pub(super) gather: &'a mut Gather,
     pub(super) counts: &'a mut Counts,
     /// The covers of the source and of the target.
-    pub(super) from: Node<P::Arch>,
-    pub(super) to: Node<P::Arch>,
+    pub(super) from: Node<P::Arch, Table<'s>>,
+    pub(super) to: Node<P::Arch, Table<'s>>,
     /// The flush comes after the locks are released: the tables of both places are marked.
     pub(super) marks: bool,
     pub(super) piece: Piece<P::Arch>,
     pub(super) policy: S,
-    pub(super) _section: ReadSection<'m, P>,
 }
 
-impl<P: Platform, S> Drop for LockedPiece<'_, '_, P, S> {
+impl<P: Platform, S> Drop for LockedPiece<'_, '_, '_, P, S> {
     #[inline]
     fn drop(&mut self) {
-        self.locks.release(self.page_table);
+        self.locks.release_all(|table| self.page_table.unlock(table));
     }
 }
 
 /// The content below an address.
-pub(super) enum Below<A: Arch> {
+pub(super) enum Below<'s, A: Arch> {
     /// A table of the level that was asked for.
-    Table(Frame),
+    Table(Table<'s>),
     /// An empty entry above that level.
-    Nothing(EntryAt<A>),
+    Nothing(EntryAt<A, Table<'s>>),
     /// A huge leaf, or a huge absent entry.
-    Huge(EntryAt<A>),
+    Huge(EntryAt<A, Table<'s>>),
 }
 
-impl<P: Platform, S: MovePolicy> LockedPiece<'_, '_, P, S> {
+impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
     /// Locks the tables of both places, and flushes what other operations have left pending there:
     /// the flush of this move would cover only the old place. Called once.
     #[inline(always)]
-    pub(super) fn lock(&mut self, freeable: VirtRange) {
+    pub(super) fn lock(&mut self, section: &'s ReadSection<'_, P>, freeable: VirtRange) {
         let (page_table, piece) = (self.page_table, self.piece);
         let ranges = [piece.source(), piece.target()];
+        let tables = page_table.tables(section);
         [self.from, self.to] = if S::BESIDE_MOVES {
-            locking::lock_both_ranges_beside_moves(page_table, ranges, Level::PTE, self.locks)
+            locking::lock_both_ranges_beside_moves(&tables, ranges, Level::PTE, self.locks)
         } else {
             let ends = [End { range: ranges[0], freeable }, ranges[1].into()];
-            locking::lock_both_ranges(page_table, ends, piece.level, self.locks)
+            locking::lock_both_ranges(&tables, ends, piece.level, self.locks)
         };
         self.counts.tables_locked += self.locks.len() as u64;
         if self.locks.is_pending() {
@@ -103,9 +103,9 @@ impl<P: Platform, S: MovePolicy> LockedPiece<'_, '_, P, S> {
     /// Records that entries are about to leave the table, or to arrive there, if their flush comes
     /// after the unlock.
     #[inline]
-    pub(super) fn mark(&mut self, table: Frame) {
+    pub(super) fn mark(&mut self, table: Table<'_>) {
         if self.marks {
-            self.page_table.mark_moving(table, self.gather);
+            self.page_table.mark_moving(table.frame(), self.gather);
         }
     }
 
@@ -113,10 +113,10 @@ impl<P: Platform, S: MovePolicy> LockedPiece<'_, '_, P, S> {
     #[inline]
     pub(super) fn below(
         &mut self,
-        cover: Node<P::Arch>,
+        cover: Node<P::Arch, Table<'s>>,
         at: u64,
         level: Level<P::Arch>,
-    ) -> Below<P::Arch> {
+    ) -> Below<'s, P::Arch> {
         let found = self.page_table.table_below(cover, VirtAddr(at), level, Ordering::Relaxed);
         let lowest = found.as_ref().map_or_else(|found| found.node.level, |node| node.level);
         self.counts.entries_descended += cover.level.steps_to(lowest);
@@ -134,20 +134,24 @@ impl<P: Platform, S: MovePolicy> LockedPiece<'_, '_, P, S> {
         &mut self,
         at: u64,
         level: Level<P::Arch>,
-    ) -> Result<Frame, NoMemory> {
+    ) -> Result<Table<'s>, NoMemory> {
         let (page_table, cover, at) = (self.page_table, self.to, VirtAddr(at));
         self.counts.entries_descended += cover.level.steps_to(level);
         page_table.table_under(cover, at, level, |missing| {
             let table = page_table.put_table(&missing, at, self.counts, self.pool)?;
-            self.locks.push(table);
+            self.locks.push(table.frame());
             Ok(table)
         })
     }
 
     /// Replaces a huge entry by a table of entries one level below, which it returns locked.
-    pub(super) fn split(&mut self, huge: &EntryAt<P::Arch>, at: u64) -> Result<Frame, NoMemory> {
+    pub(super) fn split(
+        &mut self,
+        huge: &EntryAt<P::Arch, Table<'s>>,
+        at: u64,
+    ) -> Result<Table<'s>, NoMemory> {
         let table = self.page_table.split(huge, VirtAddr(at), self.counts)?;
-        self.locks.push(table);
+        self.locks.push(table.frame());
         Ok(table)
     }
 
@@ -178,7 +182,7 @@ impl<P: Platform, S: MovePolicy> LockedPiece<'_, '_, P, S> {
 
     /// Counts entries that left one table of the source and arrived in one of the target.
     #[inline]
-    pub(super) fn count_moved(&mut self, source: Frame, target: Frame, moved: u32) {
+    pub(super) fn count_moved(&mut self, source: Table<'_>, target: Table<'_>, moved: u32) {
         self.counts.entries_written += 2 * u64::from(moved);
         self.page_table.change_entry_count(source, 0, moved);
         self.page_table.change_entry_count(target, moved, 0);

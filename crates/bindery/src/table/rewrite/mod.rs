@@ -76,7 +76,9 @@ fn rewrite<P: Platform>(
 ) -> Result<u64, NoMemory> {
     let mut cleared = 0;
     let mut chunks = Chunks::of(range);
-    while let Some(mut span) = edit.next_span(&mut chunks, Depth::Floor(Level::PTE)) {
+    while let Some(part) = edit.next_part(&mut chunks) {
+        let section = edit.table().read_section();
+        let mut span = edit.chunk_span(&section, &mut chunks, part, Depth::Floor(Level::PTE));
         while let Some(mut run) = span.next_run(equal)? {
             if matches!(run.what, What::Empty | What::Table(_)) {
                 continue;

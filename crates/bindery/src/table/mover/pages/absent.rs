@@ -12,7 +12,7 @@ use crate::table::run::{self, Entries};
 
 use super::{MoveStop, PagesPiece};
 
-impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// Whether the entry may move: a page in swap whose slot has no other entry.
     pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
         match P::Arch::decode_absent(entry) {

@@ -12,15 +12,15 @@ use crate::platform::Platform;
 use crate::table::contig::take_leaves;
 use crate::table::mover::piece::Below;
 use crate::table::run::{self, Entries};
-use crate::table::{EntryAt, TableEntry};
+use crate::table::{EntryAt, Table, TableEntry};
 
 use super::{MoveStop, PagesPiece};
 
 /// Consecutive entries of one table of the source, and of one table of the target.
 struct Stretch<'t> {
     /// The first entries.
-    from: TableEntry,
-    to: TableEntry,
+    from: TableEntry<'t>,
+    to: TableEntry<'t>,
     entries: &'t [AtomicU64],
     there: &'t [AtomicU64],
     /// Pages of the piece before them.
@@ -43,7 +43,7 @@ pub(super) struct FolioRun {
     gathered: Entry,
 }
 
-impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// The run of the leaf `entry`, which is at `at` of a table with these entries. It has at most
     /// `most` entries. `None` if the leaf maps no folio.
     #[inline(always)]
@@ -300,7 +300,11 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// Replaces a huge entry by entries of level 1, if the piece moves a part of it or the target
     /// cannot have it.
     #[cold]
-    fn break_huge(&mut self, found: EntryAt<P::Arch>, source: u64) -> Result<(), MoveStop> {
+    fn break_huge(
+        &mut self,
+        found: EntryAt<P::Arch, Table<'s>>,
+        source: u64,
+    ) -> Result<(), MoveStop> {
         let entry = found.entry;
         let memory = self.page_table.memory;
         if entry.0 & P::Arch::PRESENT == 0 {

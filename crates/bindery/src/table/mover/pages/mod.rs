@@ -241,9 +241,9 @@ impl<P: Platform> PageMover<'_, '_, P> {
     /// The number of entries of level 2 in the next piece, in one table on each side: at most two
     /// tables, or eight huge leaves. At least one. A guess.
     fn tables_ahead(&mut self) -> u64 {
-        let _section = self.page_table.read_section();
+        let section = self.page_table.read_section();
         let (from, to) = self.ends();
-        let root = self.page_table.root_node();
+        let root = self.page_table.root_in(&section);
         let found =
             self.page_table.table_below(root, VirtAddr(from), Level::PMD, Ordering::Acquire);
         let Ok(node) = found else { return 1 };
@@ -330,9 +330,11 @@ impl<P: Platform> PageMover<'_, '_, P> {
         let (first, numbered) = page_table.memory.frames.folio_batch();
         let unchanged = P::Arch::page_entry(first, Level::PTE, what.attributes);
         let policy = BesideFaults { what, unchanged, numbered };
-        let (moved, stop) = self.with_piece(piece, piece.source(), policy, |locked| {
-            if level > Level::PTE { locked.move_upper() } else { locked.move_leaves() }
-        });
+        let section = page_table.read_section();
+        let (moved, stop) =
+            self.with_piece((page_table, &section), piece, piece.source(), policy, |locked| {
+                if level > Level::PTE { locked.move_upper() } else { locked.move_leaves() }
+            });
         self.kind.done += moved;
         stop
     }
@@ -353,9 +355,9 @@ impl<P: Platform> PageMover<'_, '_, P> {
 }
 
 /// One piece of a move whose VMAs are held for reading.
-type PagesPiece<'a, 'w, 'm, P> = LockedPiece<'a, 'm, P, BesideFaults<'w, 'm>>;
+type PagesPiece<'a, 's, 'w, 'm, P> = LockedPiece<'a, 's, 'm, P, BesideFaults<'w, 'm>>;
 
-impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// The index at the target of the page at page `page` of the piece.
     #[inline]
     fn index_at(&self, page: u32) -> u64 {

@@ -18,13 +18,13 @@ use super::leaves::lock;
 use super::{MoveStop, PagesPiece};
 
 /// The content of a `PROT_NONE` entry of the source.
-struct ProtNoneEntry {
-    at: TableEntry,
+struct ProtNoneEntry<'s> {
+    at: TableEntry<'s>,
     frame: Frame,
     attributes: Attributes,
 }
 
-impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// Moves the folio whose page `number` is at page `at` of the piece, if all its mappings are the
     /// entries from there on. Returns their number.
     #[cold]
@@ -125,7 +125,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     }
 
     /// The level-1 entry of the source for a page of the piece.
-    fn source_entry(&mut self, page: u32) -> Option<TableEntry> {
+    fn source_entry(&mut self, page: u32) -> Option<TableEntry<'s>> {
         let at = self.source_at(page);
         match self.below(self.from, at, Level::PTE) {
             Below::Table(table) => {
@@ -166,7 +166,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     }
 
     /// A `PROT_NONE` entry of the source.
-    fn prot_none_entry(&mut self, page: u32) -> Option<ProtNoneEntry> {
+    fn prot_none_entry(&mut self, page: u32) -> Option<ProtNoneEntry<'s>> {
         let at = self.source_entry(page)?;
         let entry = run::load(self.page_table.entries(at.table), at.index);
         match P::Arch::decode_absent(entry)? {

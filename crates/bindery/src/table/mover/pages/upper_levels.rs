@@ -17,24 +17,24 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
+use crate::addr::{Order, PAGE_SIZE, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::folio::{Folio, FolioIndex, OwnerRun};
 use crate::platform::Platform;
-use crate::table::TableEntry;
 use crate::table::run::{self, Entries};
+use crate::table::{Table, TableEntry};
 
 use super::leaves::{FolioRun, lock};
 use super::{MoveStop, PagesPiece};
 
 /// The target of an entry of level 2.
-struct TargetEntry {
-    at: TableEntry,
+struct TargetEntry<'s> {
+    at: TableEntry<'s>,
     /// The empty table in its place.
-    vacant: Option<Frame>,
+    vacant: Option<Table<'s>>,
 }
 
-impl<P: Platform> PagesPiece<'_, '_, '_, P> {
+impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// Moves the entries of the piece, each as one. Returns the number of bytes that are done.
     pub(super) fn move_upper(&mut self) -> (u64, Option<MoveStop>) {
         let (all, span) = (self.piece.len, P::Arch::PMD.span());
@@ -65,30 +65,38 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
             Kind::Empty => Err(MoveStop::Piecemeal),
             Kind::Leaf => self.move_huge(from, entry),
             Kind::Absent => self.move_huge_absent(from, entry),
-            Kind::Table => self.carry(from, entry),
+            Kind::Table => {
+                // SAFETY: 1. read in the table of `from`, which is locked.
+                let table = unsafe { Table::new(P::Arch::frame(entry)) };
+                self.carry(from, entry, table)
+            }
         }
     }
 
     // Always: as a result in memory it costs each table of a move dozens of instructions.
     #[inline(always)]
-    fn target_entry(&mut self) -> Result<TargetEntry, MoveStop> {
+    fn target_entry(&mut self) -> Result<TargetEntry<'s>, MoveStop> {
         let page_table = self.page_table;
         let table = self.target_table(self.piece.target, Level::PMD)?;
         let index = P::Arch::PMD.index_of(VirtAddr(self.piece.target));
         let entry = run::load(page_table.entries(table), index);
         let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
-            Kind::Table if page_table.entry_count(P::Arch::frame(entry)) == 0 => {
-                Some(P::Arch::frame(entry))
+            Kind::Table => {
+                // SAFETY: 1. read in this table, which is locked.
+                let below = unsafe { Table::new(P::Arch::frame(entry)) };
+                if page_table.entry_count(below) != 0 {
+                    return Err(MoveStop::Piecemeal);
+                }
+                Some(below)
             }
-            Kind::Table => return Err(MoveStop::Piecemeal),
             Kind::Leaf | Kind::Absent => return Err(MoveStop::Exists),
         };
         Ok(TargetEntry { at: TableEntry { table, index }, vacant })
     }
 
     #[inline(always)]
-    fn mark_ends(&mut self, from: TableEntry, to: &TargetEntry) {
+    fn mark_ends(&mut self, from: TableEntry<'s>, to: &TargetEntry<'s>) {
         self.mark(from.table);
         self.mark(to.at.table);
         if let Some(vacant) = to.vacant {
@@ -98,7 +106,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
 
     /// Writes the entry that has left the source, and is in the gather, at the target.
     #[inline(always)]
-    fn arrive(&mut self, from: TableEntry, to: &TargetEntry, entry: u64) {
+    fn arrive(&mut self, from: TableEntry<'s>, to: &TargetEntry<'s>, entry: u64) {
         let page_table = self.page_table;
         let there = &page_table.entries(to.at.table)[to.at.index.position()];
         let Some(vacant) = to.vacant else {
@@ -112,11 +120,11 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         page_table.flush(self.gather, self.counts);
         there.store(entry, Ordering::Release);
         let word = &page_table.entries(from.table)[from.index.position()];
-        word.store(P::Arch::table(vacant).0, Ordering::Release);
+        word.store(P::Arch::table(vacant.frame()).0, Ordering::Release);
         self.counts.entries_written += 4;
     }
 
-    fn move_huge(&mut self, from: TableEntry, entry: Entry) -> Result<(), MoveStop> {
+    fn move_huge(&mut self, from: TableEntry<'s>, entry: Entry) -> Result<(), MoveStop> {
         let (page_table, memory) = (self.page_table, self.page_table.memory);
         let frames = &memory.frames;
         let head = P::Arch::frame(entry);
@@ -156,7 +164,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
         Ok(())
     }
 
-    fn move_huge_absent(&mut self, from: TableEntry, entry: Entry) -> Result<(), MoveStop> {
+    fn move_huge_absent(&mut self, from: TableEntry<'s>, entry: Entry) -> Result<(), MoveStop> {
         self.may_move_absent(entry)?;
         let to = self.target_entry()?;
         self.mark_ends(from, &to);
@@ -168,8 +176,13 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     }
 
     /// Carries a table of level 1.
-    fn carry(&mut self, from: TableEntry, named: Entry) -> Result<(), MoveStop> {
-        let (page_table, table) = (self.page_table, P::Arch::frame(named));
+    fn carry(
+        &mut self,
+        from: TableEntry<'s>,
+        named: Entry,
+        table: Table<'s>,
+    ) -> Result<(), MoveStop> {
+        let page_table = self.page_table;
         let (entry_count, entries) = (page_table.entry_count(table), P::Arch::ENTRIES);
         if entry_count == 0 || entry_count < entries && !self.policy.what.allows_holes {
             return Err(MoveStop::Piecemeal);
@@ -204,7 +217,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// move without a change.
     // In a function of its own, where all that a page needs is in registers.
     #[inline(never)]
-    fn claim(&self, table: Frame) -> (u32, Option<Order>) {
+    fn claim(&self, table: Table<'s>) -> (u32, Option<Order>) {
         let words = self.page_table.entries(table);
         let numbered = self.policy.numbered;
         let Some(owner) = self.policy.what.owner.run_from(self.index_at(0), words.len() as u64)
@@ -281,7 +294,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
 
     /// Unlocks the folios of a table that has moved, which `claim_large` has locked.
     #[inline(never)]
-    fn settle_large(&self, table: Frame, order: Order) {
+    fn settle_large(&self, table: Table<'s>, order: Order) {
         let words = self.page_table.entries(table);
         let mut at = EntryIndex::FIRST;
         for run in words.chunks_exact(order.pages() as usize) {
@@ -297,7 +310,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
     /// Unlocks the folios of a table that has moved, each of one page, by a leaf that has not
     /// changed.
     #[inline(never)]
-    fn settle_singles(&self, table: Frame) {
+    fn settle_singles(&self, table: Table<'s>) {
         for word in self.page_table.entries(table) {
             let leaf = Entry(word.load(Ordering::Relaxed));
             // SAFETY: 1. `claim` has locked it by this number, and no guard of it exists.
@@ -385,7 +398,7 @@ impl<P: Platform> PagesPiece<'_, '_, '_, P> {
 
     /// Unlocks the folios of the first `claimed` entries. If these are not all of the table, none
     /// moves, and the folios get their owner and index at the source back.
-    fn settle(&mut self, table: Frame, claimed: u32) {
+    fn settle(&mut self, table: Table<'s>, claimed: u32) {
         let moves = claimed == P::Arch::ENTRIES;
         let memory = self.page_table.memory;
         let frames = &memory.frames;

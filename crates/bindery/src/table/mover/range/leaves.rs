@@ -2,22 +2,22 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
 use crate::table::detach::gather_subtree;
-use crate::table::locking::{LockTree, Node};
+use crate::table::locking::Node;
 use crate::table::mover::piece::{Below, Piece};
 use crate::table::run::Entries;
 use crate::table::zap_rmap::free_deposit;
-use crate::table::{EntryAt, NoMemory, TableEntry, run};
+use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 
 use super::{RangePiece, for_each_target};
 
-impl<P: Platform> RangePiece<'_, '_, P> {
+impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
     /// The content of the source at `at`. A huge leaf that ends at `end` or before is returned; any
     /// other huge entry is split.
-    pub(super) fn source(&mut self, at: u64, end: u64) -> Below<P::Arch> {
+    pub(super) fn source(&mut self, at: u64, end: u64) -> Below<'s, P::Arch> {
         let level = self.piece.level;
         let base = at & !(level.table_span() - 1);
         if let Some((start, table)) = self.policy.source_table
@@ -64,7 +64,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// The target table for `at`, created where it is missing. Called before the entries that go
     /// there are taken; fails if no table is free at once.
     #[inline]
-    pub(super) fn target(&mut self, at: u64) -> Result<Frame, NoMemory> {
+    pub(super) fn target(&mut self, at: u64) -> Result<Table<'s>, NoMemory> {
         let base = at & !(self.piece.level.table_span() - 1);
         let [last, before] = self.policy.target_tables;
         match (last, before) {
@@ -74,7 +74,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     }
 
     #[inline(never)]
-    fn new_target(&mut self, at: u64, base: u64) -> Result<Frame, NoMemory> {
+    fn new_target(&mut self, at: u64, base: u64) -> Result<Table<'s>, NoMemory> {
         let table = self.target_table(at, self.piece.level)?;
         self.policy.target_tables = [Some((base, table)), self.policy.target_tables[0]];
         self.mark(table);
@@ -146,7 +146,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
 
     /// Moves a huge leaf to where no huge leaf is possible: as single pages, written at their new
     /// place at once. Nothing is broken and made, since the old place stays empty.
-    fn scatter_huge(&mut self, leaf: EntryAt<P::Arch>, page: u32) {
+    fn scatter_huge(&mut self, leaf: EntryAt<P::Arch, Table<'s>>, page: u32) {
         let holder = leaf.node.table;
         let word = &self.page_table.entries(holder)[leaf.index.position()];
         let old = P::Arch::replace_entry(word, leaf.entry, |_| Entry::EMPTY);
@@ -161,7 +161,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
 
     /// Unfolds the contiguous runs that a run of `count` entries from page `page` on would cut at
     /// its ends.
-    fn uncut_contigs(&mut self, from: TableEntry, page: u32, count: u32) {
+    fn uncut_contigs(&mut self, from: TableEntry<'s>, page: u32, count: u32) {
         let (TableEntry { table, index: first }, size) = (from, P::Arch::CONTIG_ENTRIES);
         let end = first + count;
         let edges = [
@@ -181,8 +181,8 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// runs, if any, stay contiguous runs.
     pub(super) fn move_congruent(
         &mut self,
-        source: TableEntry,
-        target: TableEntry,
+        source: TableEntry<'s>,
+        target: TableEntry<'s>,
         page: u32,
         count: u32,
     ) {
@@ -227,11 +227,11 @@ impl<P: Platform> RangePiece<'_, '_, P> {
 
     /// Moves the entries that form whole chunks, and returns the others.
     #[inline]
-    fn move_chunks<'s, const N: usize>(
+    fn move_chunks<'w, const N: usize>(
         &mut self,
-        from: &'s [AtomicU64],
-        to: &'s [AtomicU64],
-    ) -> (&'s [AtomicU64], &'s [AtomicU64]) {
+        from: &'w [AtomicU64],
+        to: &'w [AtomicU64],
+    ) -> (&'w [AtomicU64], &'w [AtomicU64]) {
         let (chunks, rest) = from.as_chunks::<N>();
         let (chunks_there, rest_there) = to.as_chunks::<N>();
         for (words, there) in chunks.iter().zip(chunks_there) {
@@ -275,7 +275,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// Detaches the tables that `cleared` covers whole: all their entries have moved.
     pub(super) fn detach_emptied(
         &mut self,
-        node: Node<P::Arch>,
+        node: Node<P::Arch, Table<'s>>,
         base: VirtAddr,
         cleared: VirtRange,
     ) {
@@ -299,7 +299,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
             if page_table.entry_count(node.table) == 0 {
                 break;
             }
-            let Some(table) = LockTree::child(page_table, node, index) else {
+            let Some(table) = page_table.child_of(node, index) else {
                 continue;
             };
             let start = base.offset(u64::from(index) * span);

@@ -32,14 +32,14 @@ mod upper_levels;
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{Frame, VirtAddr, VirtRange};
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::edit::Edit;
 use crate::table::locking::{self, End, Node};
 use crate::table::zap::Flush;
-use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, TablePool, run};
+use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, Table, TablePool, run};
 
 use super::Mover;
 use super::piece::{LockedPiece, MovePolicy, Piece};
@@ -64,16 +64,16 @@ pub(crate) type RangeMover<'a, 'm, P> = Mover<'a, 'm, P, RangeMove<<P as Platfor
 /// The policy of a piece whose VMAs are held for writing: the tables of the piece's level that are
 /// in use, by the addresses at which they begin.
 #[derive(Default)]
-struct ForWriting {
-    source_table: Option<(u64, Frame)>,
+struct ForWriting<'s> {
+    source_table: Option<(u64, Table<'s>)>,
     /// The last first. Two are in use where the ends are not congruent.
-    target_tables: [Option<(u64, Frame)>; 2],
+    target_tables: [Option<(u64, Table<'s>)>; 2],
     /// Entries of the current run that are empty, and those that are absent.
     empty: u32,
     absent: u32,
 }
 
-impl MovePolicy for ForWriting {
+impl MovePolicy for ForWriting<'_> {
     const BESIDE_MOVES: bool = false;
 }
 
@@ -155,7 +155,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
             let EntryAt { node, entry, .. } = found;
             page_table.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
             if entry.is_empty() && node.level > level {
-                if !locking::has_no_pending_flush(page_table, node.table) {
+                if !locking::has_no_pending_flush(&page_table.tables(section), node.table.frame()) {
                     let own = self.marks.then_some(&*self.gather);
                     page_table.wait_for_pending_flushes(node, VirtAddr(at), own);
                 }
@@ -236,7 +236,10 @@ impl<P: Platform> RangeMover<'_, '_, P> {
     fn move_piece(&mut self, piece: Piece<P::Arch>) -> Result<(), NoMemory> {
         // One piece takes the tables that it empties along.
         let cleared = if self.marks { piece.source() } else { self.kind.source.freeable };
-        self.with_piece(piece, cleared, ForWriting::default(), |locked| {
+        let page_table = self.page_table;
+        let section = page_table.read_section();
+        let tree = (page_table, &section);
+        self.with_piece(tree, piece, cleared, ForWriting::default(), |locked| {
             locked.page_table.memory.worked(piece.len >> piece.level.span_shift(), 0);
             // A cover of the level that moves is the one table of the target.
             if !locked.marks && locked.to.level > piece.level {
@@ -258,7 +261,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
 /// which the rest begins.
 fn for_each_target<P: Platform>(
     page_table: &PageTable<'_, P>,
-    from: Node<P::Arch>,
+    from: Node<P::Arch, Table<'_>>,
     piece: Piece<P::Arch>,
     mut f: impl FnMut(u64) -> Result<(), NoMemory>,
 ) -> Result<u64, NoMemory> {
@@ -297,4 +300,4 @@ fn for_each_target<P: Platform>(
 }
 
 /// One piece of a move whose VMAs are held for writing.
-type RangePiece<'a, 'm, P> = LockedPiece<'a, 'm, P, ForWriting>;
+type RangePiece<'a, 's, 'm, P> = LockedPiece<'a, 's, 'm, P, ForWriting<'s>>;

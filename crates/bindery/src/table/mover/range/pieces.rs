@@ -63,7 +63,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         let mut next = self.kind.first;
         while let Some(piece) = next {
             let section = page_table.read_section();
-            let looked = for_each_target(page_table, page_table.root_node(), piece, |to| {
+            let looked = for_each_target(page_table, page_table.root_in(&section), piece, |to| {
                 let below_root = |level: &Level<P::Arch>| *level < P::Arch::ROOT;
                 for level in piece.level.up_to(P::Arch::ROOT).filter(below_root) {
                     let base = Some(to & !(level.table_span() - 1));
@@ -81,11 +81,12 @@ impl<P: Platform> RangeMover<'_, '_, P> {
     /// Returns the number of bytes of the piece that have tables now.
     fn preallocate_piece(&mut self, mut piece: Piece<P::Arch>) -> Result<u64, NoMemory> {
         let (page_table, level) = (self.page_table, piece.level);
-        let mut cursor = page_table.unlocked_cursor(piece.target());
-        cursor.lock(Depth::Floor(level), None);
+        let section = page_table.read_section();
+        let mut cursor = page_table.unlocked_cursor(&section, piece.target());
+        cursor.lock(&section, Depth::Floor(level), None);
         piece.len = cursor.range().len();
         let mut last = None;
-        for_each_target(page_table, page_table.root_node(), piece, |to| {
+        for_each_target(page_table, page_table.root_in(&section), piece, |to| {
             let base = to & !(level.table_span() - 1);
             if last != Some(base) {
                 cursor.table_at(VirtAddr(to), level, self.pool)?;

@@ -15,14 +15,14 @@ use super::RangePiece;
 /// The most pages that a contiguous run of any architecture has.
 const MOST_PAGES: usize = 16;
 
-impl<P: Platform> RangePiece<'_, '_, P> {
+impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
     /// Moves contiguous runs, the pages that become one, or entries up to where the next may begin,
     /// where source and target are not congruent modulo the contiguous run; returns the number of
     /// entries. (Pages that would make a contiguous run but are in two source tables stay
     /// single: one contiguous run in 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
-        from: TableEntry,
+        from: TableEntry<'s>,
         count: u32,
         page: u32,
     ) -> Result<u32, NoMemory> {
@@ -68,7 +68,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// the number of entries.
     fn scatter_contigs(
         &mut self,
-        from: TableEntry,
+        from: TableEntry<'s>,
         count: u32,
         page: u32,
     ) -> Result<u32, NoMemory> {
@@ -114,7 +114,7 @@ impl<P: Platform> RangePiece<'_, '_, P> {
     /// Moves the pages of a contiguous run, or those that become one, as single pages or as a
     /// contiguous run, whichever fits. Returns their number.
     #[inline]
-    fn move_contig(&mut self, from: TableEntry, page: u32) -> Result<u32, NoMemory> {
+    fn move_contig(&mut self, from: TableEntry<'s>, page: u32) -> Result<u32, NoMemory> {
         let size = P::Arch::CONTIG_ENTRIES;
         self.targets(self.target_at(page), size)?;
         let first = self.page_table.take_contig(from, self.counts);

@@ -12,7 +12,7 @@ use crate::table::{NoMemory, TableEntry, run};
 
 use super::RangePiece;
 
-impl<P: Platform> RangePiece<'_, '_, P> {
+impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
     /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
     /// `move_leaves`.
     pub(super) fn move_upper(&mut self) -> Result<(), NoMemory> {
