@@ -97,7 +97,7 @@
 )]
 #![deny(missing_debug_implementations)]
 #![cfg_attr(
-    not(any(test, loom)),
+    not(any(test, loom, shuttle)),
     deny(unsafe_code, reason = "only rooms of docs/invariants.md have any")
 )]
 #![deny(

@@ -16,16 +16,16 @@
 //!
 //! Model under loom: `loom_model`.
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 #[cfg(test)]
 mod tests;
 
-#[cfg(not(all(test, loom)))]
+#[cfg(all(test, any(loom, shuttle)))]
+use crate::sync::model::sync::atomic::AtomicI64;
+#[cfg(not(all(test, any(loom, shuttle))))]
 use core::sync::atomic::AtomicI64;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-#[cfg(all(test, loom))]
-use loom::sync::atomic::AtomicI64;
 
 use crossbeam_utils::CachePadded;
 

@@ -58,7 +58,7 @@
 
 mod batch;
 mod locked;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 mod queue;
 

@@ -47,7 +47,7 @@ mod flags;
 mod fresh;
 mod handle;
 mod lock;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 mod mapping;
 mod owner;
@@ -62,7 +62,7 @@ mod view;
 pub(crate) use aging::{Age, Eviction, Turn};
 pub(crate) use batch::FolioBatch;
 pub(crate) use count::PinRoom;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use exclusive::ExclusiveRun;
 pub(crate) use flags::mark_single_lazy;
@@ -70,7 +70,7 @@ pub(crate) use fresh::FreshFolio;
 pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 pub use owner::OwnerKind;
 pub(crate) use owner::{

@@ -11,9 +11,8 @@ use core::ptr::{NonNull, without_provenance_mut};
 use std::rc::Rc;
 use std::vec::Vec;
 
-use loom::model::Builder;
-use loom::sync::Mutex;
-use loom::thread;
+use crate::sync::model::sync::Mutex;
+use crate::sync::model::{self, thread};
 
 use super::magazine::Kept;
 
@@ -88,13 +87,11 @@ impl World {
 
 struct Shared(Rc<World>);
 
-// SAFETY: the world is shared by loom's threads, which run one at a time; it is dropped by the last.
+// SAFETY: the model's threads share the world and run one at a time; the last one drops it.
 unsafe impl Send for Shared {}
 
 fn explore(omit: Omit, others: usize) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(if others > 1 { 3 } else { 6 });
-    builder.check(move || {
+    model::check(Some(if others > 1 { 3 } else { 6 }), move || {
         let mut full = Kept::EMPTY;
         for number in 1..=others + 1 {
             full.push(NonNull::new(without_provenance_mut(number)).unwrap());

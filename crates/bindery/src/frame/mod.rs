@@ -26,7 +26,7 @@ mod allocator;
 mod batch;
 mod buddy;
 pub(crate) mod drains;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod drains_loom_model;
 mod error;
 mod front;
@@ -34,7 +34,7 @@ mod fronts;
 #[cfg(any(test, feature = "testing"))]
 mod inject;
 mod magazine;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod magazine_loom_model;
 pub(crate) mod meta;
 pub(crate) mod pending;

@@ -47,8 +47,8 @@ macro_rules! word {
 }
 
 word!(core::sync::atomic::AtomicU32);
-#[cfg(all(test, loom))]
-word!(loom::sync::atomic::AtomicU32);
+#[cfg(all(test, any(loom, shuttle)))]
+word!(crate::sync::model::sync::atomic::AtomicU32);
 
 /// Whether the caller frees the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -84,7 +84,7 @@ mod blocks;
 mod error;
 mod leaves;
 mod look;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 mod protect;
 mod protocol;

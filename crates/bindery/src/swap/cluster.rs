@@ -5,7 +5,7 @@
 //! to the allocating thread, and the value of a `BUSY` cell to the thread that has its folio's
 //! lock. Any thread may read a cell, but must read it again under the lock before it relies on it.
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -11,10 +11,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};
 
-use loom::cell::UnsafeCell;
-use loom::model::Builder;
-use loom::sync::atomic::{AtomicU32, Ordering};
-use loom::thread;
+use crate::sync::model::cell::UnsafeCell;
+use crate::sync::model::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::model::{self, thread};
 
 use super::device::SwapOperation;
 use super::requests::{Completions, Group};
@@ -46,7 +45,7 @@ struct World {
     content: UnsafeCell<u32>,
 }
 
-// SAFETY: loom watches each access to the cell, and reports races.
+// SAFETY: the model watches each access to the cell, and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -131,9 +130,7 @@ impl World {
 fn check(omit: Omit, scenario: impl Fn(&Arc<World>) + Send + Sync + 'static) {
     let slept = Arc::new(Flag::new(false));
     let seen = Arc::clone(&slept);
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(move || {
+    model::check(Some(2), move || {
         let world = Arc::new(World::new(omit));
         scenario(&world);
         assert!(world.requests.is_idle(), "a request was not given back");

@@ -79,13 +79,13 @@ pub(crate) mod exhausted;
 mod face;
 mod finish_swap_in;
 mod freed;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model_of_faults;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model_of_slots;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model_of_take_back;
 #[cfg(not(feature = "compression"))]
 mod no_compression;

@@ -27,11 +27,11 @@
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-#[cfg(not(all(test, loom)))]
+#[cfg(not(all(test, any(loom, shuttle))))]
 use core::sync::atomic::fence;
 
-#[cfg(all(test, loom))]
-use loom::sync::atomic::fence;
+#[cfg(all(test, any(loom, shuttle)))]
+use crate::sync::model::sync::atomic::fence;
 
 use super::device::SwapOperation;
 use crate::addr::Frame;
@@ -174,7 +174,7 @@ impl Requests {
 
 impl<W: Word<u32>, const N: usize> Group<W, N> {
     /// A group of words of another type.
-    #[cfg(all(test, loom))]
+    #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
         let request = |_| Request { head: word(0), slot: word(0), pieces: word(0) };
         let [taken, done, writing, reading] = [0; 4].map(&word);
@@ -342,7 +342,7 @@ impl Completions {
 
 impl<W: Word<u32>> Completions<W> {
     /// The words, at zero.
-    #[cfg(all(test, loom))]
+    #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
         Self { word: word(0), waiting: word(0) }
     }

@@ -58,7 +58,7 @@ macro_rules! word {
 
 word!(AtomicU32, u32);
 word!(AtomicU64, u64);
-#[cfg(all(test, loom))]
-word!(loom::sync::atomic::AtomicU32, u32);
-#[cfg(all(test, loom))]
-word!(loom::sync::atomic::AtomicU64, u64);
+#[cfg(all(test, any(loom, shuttle)))]
+word!(crate::sync::model::sync::atomic::AtomicU32, u32);
+#[cfg(all(test, any(loom, shuttle)))]
+word!(crate::sync::model::sync::atomic::AtomicU64, u64);

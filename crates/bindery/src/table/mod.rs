@@ -57,7 +57,7 @@ mod flush;
 pub(crate) mod leaf;
 pub(crate) mod locking;
 pub(crate) mod look;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 pub(crate) mod mover;
 mod narrowing;

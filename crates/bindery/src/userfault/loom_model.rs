@@ -12,10 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
 use std::vec::Vec;
 
-use loom::model::Builder;
-use loom::sync::atomic::AtomicU32;
-use loom::sync::atomic::Ordering::Relaxed;
-use loom::thread;
+use crate::sync::model::sync::atomic::AtomicU32;
+use crate::sync::model::sync::atomic::Ordering::Relaxed;
+use crate::sync::model::{self, thread};
 
 use super::queue::{Content, Ending, Forks, Waiter};
 use super::{UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope, UserfaultState};
@@ -191,9 +190,7 @@ type Work = fn(&World);
 fn explore<const N: usize>(omit: Omit, work: [Work; N]) -> bool {
     let slept = Arc::new(Flag::new(false));
     let seen = Arc::clone(&slept);
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(5 - N);
-    builder.check(move || {
+    model::check(Some(5 - N), move || {
         let world = Arc::new(World::new(omit));
         let spawn = |work: &Work| {
             let (world, work) = (Arc::clone(&world), *work);

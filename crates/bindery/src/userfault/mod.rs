@@ -26,7 +26,7 @@
 mod built;
 mod features;
 mod handle;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 mod message;
 mod notice;

@@ -41,7 +41,7 @@ impl World {
         }
         count::map(count, 1).expect("there is room");
         note(&self.seen.mapped_again);
-        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
         self.heir.with_mut(|heir| unsafe { *heir = 2 });
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::vec::Vec;
 
-use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
+use crate::sync::model::cell::UnsafeCell;
+use crate::sync::model::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed};
 
 use crate::addr::{Frame, Order};
 use crate::arch::{Level, Tiny};
@@ -216,22 +216,22 @@ impl World {
     }
 
     fn set_life(&self, frame: Frame, life: Life) {
-        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
         self.meta(frame).life.with_mut(|old| unsafe { *old = life });
     }
 
     pub(super) fn life(&self, frame: Frame) -> Life {
-        // SAFETY: loom panics if another thread may be writing.
+        // SAFETY: the cell panics if another thread may be writing.
         self.meta(frame).life.with(|life| unsafe { *life })
     }
 
     pub(super) fn set_owner(&self, folio: Folio, owner: u32) {
-        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
         self.meta(folio.head).owner.with_mut(|old| unsafe { *old = owner });
     }
 
     pub(super) fn owner(&self, folio: Folio) -> u32 {
-        // SAFETY: loom panics if another thread may be writing.
+        // SAFETY: the cell panics if another thread may be writing.
         self.meta(folio.head).owner.with(|owner| unsafe { *owner })
     }
 

@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::rc::Rc;
 use std::vec::Vec;
 
-use loom::sync::atomic::Ordering;
+use crate::sync::model::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions, Tiny};
@@ -20,6 +20,9 @@ pub(super) struct Cpu {
     world: Rc<World>,
     number: usize,
 }
+
+// SAFETY: the model runs one thread at a time; the last one drops the world.
+unsafe impl Send for Cpu {}
 
 /// The batch of the model's purge.
 pub(super) struct Batch {

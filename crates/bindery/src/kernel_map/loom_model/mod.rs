@@ -35,8 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
 
-use loom::model::Builder;
-use loom::thread;
+use crate::sync::model::{self, thread};
 
 use crate::addr::Frame;
 
@@ -52,9 +51,7 @@ type Setup = fn(&[Cpu]);
 fn explore<const N: usize>(omit: Omit, setup: Setup, work: [fn(&Cpu); N]) -> Arc<Seen> {
     let seen = Arc::new(Seen::default());
     let shared = Arc::clone(&seen);
-    let mut builder = Builder::new();
-    builder.preemption_bound = (N > 2).then_some(PREEMPTIONS);
-    builder.check(move || {
+    model::check((N > 2).then_some(PREEMPTIONS), move || {
         count(&shared.executions);
         let world = Rc::new(World::new(omit, N, &shared));
         let mut cpus: Vec<Cpu> = (0..N).map(|number| Cpu::new(&world, number)).collect();
@@ -239,6 +236,7 @@ fn purge_map_and_dump_agree_on_three_cpus() {
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "random schedules do not reach the point")]
 fn two_maps_beside_a_purge_share_a_table() {
     let work: [fn(&Cpu); 3] =
         [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| use_page(cpu, 2, frame(2))];
@@ -261,6 +259,7 @@ fn lookups_never_miss_what_a_cut_pauses() {
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "random schedules do not reach the point")]
 fn accesses_wait_while_a_cut_pauses_them() {
     let seen = hold(huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
     assert!(seen.pauses.load(Relaxed) > 0);
@@ -298,12 +297,14 @@ fn cut_access_and_dump_agree_on_three_cpus() {
 // Each rule is necessary: without it, one of the models above fails.
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "Causality violation")]
 fn without_waiting_for_readers_a_dump_loses() {
     explore(Omit::Readers, one_area, [give_back, |cpu| dump(cpu, &[&[0]])]);
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "reached what another area had mapped")]
 fn addresses_freed_before_the_flush_are_misused() {
     let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 0, frame(1))];
@@ -311,12 +312,14 @@ fn addresses_freed_before_the_flush_are_misused() {
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "Causality violation")]
 fn frames_freed_before_the_flush_are_touched() {
     explore(Omit::FlushBeforeFree, one_area, [give_back, |cpu| cpu.guess(0)]);
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "a live page faulted")]
 fn a_table_made_before_the_flush_is_missed() {
     let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 1, frame(1))];
@@ -324,6 +327,7 @@ fn a_table_made_before_the_flush_is_missed() {
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "Causality violation")]
 fn a_table_installed_without_release_is_half_made() {
     let work: [fn(&Cpu); 2] = [|cpu| use_page(cpu, 0, frame(0)), |cpu| use_page(cpu, 1, frame(1))];
@@ -365,12 +369,14 @@ fn pausing_by_emptying_shows_dumps_a_hole() {
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "a hole in a live area")]
 fn pausing_by_emptying_lets_accesses_fail() {
     explore(Omit::KeepBits, huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);
 }
 
 #[test]
+#[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "a TLB remembers what was replaced")]
 fn a_cut_without_pause_leaves_a_stale_leaf() {
     explore(Omit::Pause, huge_area, [|cpu| cpu.cut(1), |cpu| cpu.access_paused(2, frame(2))]);

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::vec::Vec;
 
-use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use loom::thread::{self, Thread};
+use crate::sync::model::cell::UnsafeCell;
+use crate::sync::model::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::model::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Kind, Level, Tiny};
@@ -186,7 +186,7 @@ impl World {
         let own = 2 + OWN * cpu..2 + OWN * (cpu + 1);
         let frame = own.map(|number| Frame(number as u32)).find(|frame| {
             let life = &self.tables[frame.0 as usize].life;
-            // SAFETY: only this CPU makes the table, and loom panics if another frees it now.
+            // SAFETY: only this CPU makes the table, and the cell panics if another frees it now.
             life.with(|life| unsafe { *life == Life::Unborn })
         });
         frame.expect("a CPU makes more tables than it has")
@@ -195,7 +195,7 @@ impl World {
     /// The table, which must not have been freed. Every access to a table begins here.
     pub(super) fn table(&self, frame: Frame) -> &Table {
         let table = &self.tables[frame.0 as usize];
-        // SAFETY: loom panics if the table may be made or freed at the same time.
+        // SAFETY: the cell panics if the table may be made or freed at the same time.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed table"));
         table
     }
@@ -203,7 +203,7 @@ impl World {
     /// Reads or writes a frame, which must not have been freed.
     pub(super) fn touch(&self, frame: Frame) {
         let life = &self.frames[(frame.0 - FIRST) as usize];
-        // SAFETY: loom panics if the frame may be freed at the same time.
+        // SAFETY: the cell panics if the frame may be freed at the same time.
         life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed frame"));
     }
 
@@ -212,21 +212,23 @@ impl World {
             Some(number) => &self.frames[number as usize],
             None => &self.tables[frame.0 as usize].life,
         };
-        // SAFETY: loom panics if there is an access that this CPU does not know to be over.
+        // SAFETY: the cell panics if there is an access that this CPU does not know to be over.
         cell.with_mut(|old| unsafe { *old = life });
     }
 
     /// Waits until another CPU changes `word`. The caller has just read there, by an exchange, that
     /// it must wait. (See the world of `table::loom_model`: why not `yield_now`.)
     pub(super) fn sleep(&self, word: &AtomicU32) {
-        self.sleepers.borrow_mut().push((word, thread::current()));
+        let this = thread::current();
+        self.sleepers.borrow_mut().push((word, this));
         thread::park();
     }
 
     pub(super) fn wake(&self, word: &AtomicU32) {
-        for (_, sleeper) in self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word) {
-            sleeper.unpark();
-        }
+        // The cell is free before another thread runs.
+        let woken: Vec<_> =
+            self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word).collect();
+        woken.into_iter().for_each(|(_, sleeper)| sleeper.unpark());
     }
 
     /// Runs `work` with the lock held. (No guard: dropped by a panic, it would call loom again.)
@@ -273,7 +275,7 @@ impl World {
     /// mapped, and no TLB has a different entry for them.
     pub(super) fn audit(&self) {
         let reached = self.reached(ROOT, Tiny::ROOT);
-        // SAFETY: loom panics if the table may be made or freed at the same time.
+        // SAFETY: the cell panics if the table may be made or freed at the same time.
         let used = |table: &&Table| table.life.with(|life| unsafe { *life == Life::Used });
         assert_eq!(self.tables.iter().filter(used).count(), reached, "a table leaks");
         for number in 0..16 {

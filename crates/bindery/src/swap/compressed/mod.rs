@@ -44,7 +44,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 mod extent;
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 mod object;
 mod pool;

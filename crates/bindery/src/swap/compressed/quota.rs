@@ -50,7 +50,7 @@ impl Quota {
 
 impl<W: Word<u64>> Quota<W> {
     /// A quota in words of another type.
-    #[cfg(all(test, loom))]
+    #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn of_words(limit: u64, word: impl Fn(u64) -> W) -> Self {
         let written = Written { granted: word(0), most: word(0) };
         Self { limit: word(limit), searching: word(0), written: CachePadded::new(written) }

@@ -1,10 +1,10 @@
 //! The state that the threads of the models share, and their steps.
 
-use loom::cell::UnsafeCell;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use loom::sync::atomic::{AtomicU32, AtomicU64};
-use loom::sync::{Mutex, MutexGuard, RwLock};
-use loom::thread;
+use crate::sync::model::cell::UnsafeCell;
+use crate::sync::model::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::sync::model::sync::atomic::{AtomicU32, AtomicU64};
+use crate::sync::model::sync::{Mutex, MutexGuard, RwLock};
+use crate::sync::model::thread;
 
 use crate::addr::{Frame, Order};
 use crate::folio::{REFERENCE, lock_unless_writeback, publish, refer, unlock};
@@ -76,7 +76,7 @@ pub(super) struct World {
     spaces: [Space; 3],
 }
 
-// SAFETY: loom watches each access to the cells, and reports races.
+// SAFETY: the model watches each access to the cells, and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}

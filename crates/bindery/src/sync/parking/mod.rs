@@ -12,7 +12,7 @@
 //! An unlocking thread wakes by the word's address only: the next holder of the lock may have freed
 //! the word by then.
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 pub(crate) mod model;
 
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -4,9 +4,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::vec::Vec;
 
-use loom::sync::Mutex;
-use loom::sync::atomic::AtomicU32;
-use loom::thread::{self, Thread};
+use crate::sync::model::sync::Mutex;
+use crate::sync::model::sync::atomic::AtomicU32;
+use crate::sync::model::thread::{self, Thread};
 
 /// Whether a parking thread checks once more after it can be found.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Sleepers {
 
 impl super::Parking<AtomicU32> for Sleepers {
     fn park(&self, word: &AtomicU32, expected: u32) {
-        let look = || word.load(loom::sync::atomic::Ordering::Acquire) == expected;
+        let look = || word.load(crate::sync::model::sync::atomic::Ordering::Acquire) == expected;
         Self::park(self, ptr::from_ref(word), look);
     }
 

@@ -306,5 +306,5 @@ impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::vec::Vec;
 
-use loom::sync::atomic::Ordering;
+use crate::sync::model::sync::atomic::Ordering;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Tiny};
@@ -27,6 +27,9 @@ pub(super) struct Cpu {
     number: usize,
 }
 
+// SAFETY: the model runs one thread at a time; the last one drops the world.
+unsafe impl Send for Cpu {}
+
 impl LockTree for Cpu {
     type Table = Frame;
     type Arch = Tiny;
@@ -36,9 +39,13 @@ impl LockTree for Cpu {
     }
 
     fn lock(&self, table: Frame) {
-        while self.table(table).state.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
+        loop {
+            let state = &self.table(table).state;
+            if state.fetch_or(LOCK, Ordering::Acquire) & LOCK == 0 {
+                break;
+            }
             count(&self.world.seen.waits);
-            self.world.sleep(&self.table(table).state);
+            self.world.sleep(state);
         }
     }
 
@@ -109,7 +116,7 @@ impl Cpu {
     /// The table, which must not have been freed. Whatever a CPU does to a table begins here.
     pub(super) fn table(&self, table: Frame) -> &Table {
         let table = &self.world.tables[table.0 as usize];
-        // SAFETY: loom panics if the table may be created or freed at the same time.
+        // SAFETY: the cell panics if the table may be created or freed at the same time.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used, "touched a freed table"));
         table
     }
@@ -156,7 +163,7 @@ impl Cpu {
         let state = table.state.load(Ordering::Relaxed);
         assert_eq!(state & GONE, 0, "wrote into a stray table");
         let place = at.align_down(Tiny::PMD.span());
-        // SAFETY: loom panics if the table may be moved at the same time.
+        // SAFETY: the cell panics if the table may be moved at the same time.
         table.place.with(|known| assert_eq!(unsafe { *known }, place, "wrote to an old address"));
         table.inside(|inside| inside.visits[index_of(at, Level::PTE)] += 1);
     }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::vec::Vec;
 
-use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use loom::thread::{self, Thread};
+use crate::sync::model::cell::UnsafeCell;
+use crate::sync::model::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::model::thread::{self, Thread};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Level, Tiny};
@@ -170,17 +170,17 @@ impl Table {
     }
 
     pub(super) fn inside<R>(&self, work: impl FnOnce(&mut Inside) -> R) -> R {
-        // SAFETY: loom panics if anybody else may be inside at the same time.
+        // SAFETY: the cell panics if anybody else may be inside at the same time.
         self.inside.with_mut(|inside| work(unsafe { &mut *inside }))
     }
 
     pub(super) fn set_life(&self, life: Life) {
-        // SAFETY: loom panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
         self.life.with_mut(|old| unsafe { *old = life });
     }
 
     pub(super) fn set_place(&self, place: VirtAddr) {
-        // SAFETY: loom panics if the table may be visited at the same time.
+        // SAFETY: the cell panics if the table may be visited at the same time.
         self.place.with_mut(|old| unsafe { *old = place });
     }
 }
@@ -216,14 +216,16 @@ impl World {
     /// Not `yield_now`: two CPUs that wait for a third would be explored taking turns forever. And
     /// when all sleep, loom says "deadlock".
     pub(super) fn sleep(&self, word: &AtomicU32) {
-        self.sleepers.borrow_mut().push((word, thread::current()));
+        let this = thread::current();
+        self.sleepers.borrow_mut().push((word, this));
         thread::park();
     }
 
     pub(super) fn wake(&self, word: &AtomicU32) {
-        for (_, sleeper) in self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word) {
-            sleeper.unpark();
-        }
+        // The cell is free before another thread runs.
+        let woken: Vec<_> =
+            self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word).collect();
+        woken.into_iter().for_each(|(_, sleeper)| sleeper.unpark());
     }
 
     /// All visits, also those in tables that were freed with them.
@@ -251,7 +253,7 @@ impl World {
     /// How many tables were created.
     pub(super) fn tables_made(&self) -> usize {
         let unborn = &self.tables[INITIAL.len()..];
-        // SAFETY: loom panics if the table may be created or freed at the same time.
+        // SAFETY: the cell panics if the table may be created or freed at the same time.
         unborn
             .iter()
             .filter(|table| table.life.with(|life| unsafe { *life } != Life::Unborn))
@@ -273,7 +275,7 @@ impl World {
         assert_eq!(table.pending.load(Ordering::Relaxed), 0, "a mark was left over");
         // SAFETY: as in `tables_made`.
         table.life.with(|life| assert_eq!(unsafe { *life }, Life::Used));
-        // SAFETY: loom panics if the table may be moved at the same time.
+        // SAFETY: the cell panics if the table may be moved at the same time.
         table.place.with(|known| assert_eq!(unsafe { *known }, place));
         let (mut entry_count, mut reached) = (0, 1);
         for (index, slot) in (0..).zip(&table.entries) {

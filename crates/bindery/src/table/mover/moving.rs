@@ -1,10 +1,10 @@
 //! The places that moves under way have left: their flush comes after they release locks.
 
-#[cfg(not(all(test, loom)))]
+#[cfg(all(test, any(loom, shuttle)))]
+use crate::sync::model::sync::atomic::AtomicU64;
+#[cfg(not(all(test, any(loom, shuttle))))]
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering;
-#[cfg(all(test, loom))]
-use loom::sync::atomic::AtomicU64;
 
 use crate::addr::VirtRange;
 

@@ -1,0 +1,71 @@
+//! The threads of a model and the state that they share: loom's, which runs every interleaving of a
+//! small scenario, or shuttle's, which runs random ones. The models run under both.
+//!
+//! Shuttle knows no weak memory: each load reads the last store. So a model that leaves out an
+//! ordering fails only under loom, and is ignored under shuttle.
+
+#[cfg(loom)]
+pub(crate) use loom::{cell, sync, thread};
+#[cfg(shuttle)]
+pub(crate) use shuttle::{sync, thread};
+
+/// Runs every interleaving with at most so many preemptions, or with any number of them.
+#[cfg(loom)]
+pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.check(model);
+}
+
+/// Runs as many random interleavings as the environment variable `SCHEDULES` says, 1,000 without it.
+/// The number of preemptions has no bound.
+#[cfg(shuttle)]
+pub(crate) fn check(_: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let schedules = std::env::var("SCHEDULES").ok().and_then(|count| count.parse().ok());
+    shuttle::check_random(model, schedules.unwrap_or(1_000));
+}
+
+#[cfg(shuttle)]
+pub(crate) mod cell {
+    use core::cell;
+
+    use shuttle::thread;
+
+    /// The beginning of loom's message.
+    const RACE: &str = "Causality violation: Concurrent ";
+
+    /// Memory whose writes must not overlap with another access. It looks like loom's.
+    pub(crate) struct UnsafeCell<T> {
+        value: cell::UnsafeCell<T>,
+        readers: cell::Cell<u32>,
+        is_written: cell::Cell<bool>,
+    }
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) fn new(value: T) -> Self {
+            let (readers, is_written) = (cell::Cell::new(0), cell::Cell::new(false));
+            Self { value: cell::UnsafeCell::new(value), readers, is_written }
+        }
+
+        /// Reads. Other threads run before the read, and panic if they write.
+        pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+            assert!(!self.is_written.get(), "{RACE}read and write accesses");
+            self.readers.set(self.readers.get() + 1);
+            thread::yield_now();
+            let result = read(self.value.get());
+            self.readers.set(self.readers.get() - 1);
+            result
+        }
+
+        /// Writes. Other threads run before the write, and panic if they read or write.
+        pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+            assert!(!self.is_written.get(), "{RACE}write accesses");
+            assert!(self.readers.get() == 0, "{RACE}read and write accesses");
+            self.is_written.set(true);
+            thread::yield_now();
+            let result = write(self.value.get());
+            self.is_written.set(false);
+            result
+        }
+    }
+}
