@@ -13,6 +13,7 @@
 
 pub mod alone;
 pub mod areas;
+pub mod devices;
 pub mod fixture;
 pub mod kernel;
 pub mod measured;

@@ -1,93 +1,23 @@
 //! Frames that are not the core's, shown to programs (Linux: `VM_PFNMAP`).
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 
-use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
+use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Absent, Arch, Level, MemoryType};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, FileAccess, FramePiece, FrameRange,
-    FrameSource, Inspection, LockPages, MapFlags, MapObject, MapRequest, Memory, Object, PinError,
-    PinTime, Protection, Remap, Residence, Resolved, Seals, Sharing,
+    Access, AddressSpace, Advice, Error, FaultError, FileAccess, Inspection, LockPages, MapFlags,
+    MapObject, MapRequest, Memory, Object, PinError, PinTime, Protection, Remap, Residence,
+    Resolved, Seals,
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
 use bindery_linux::proc::{self, Unnamed};
 
+use crate::support::devices::{BOTH, DEVICE, Driver, leaf, map, shared};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, strict};
 
 const AT: u64 = GIB;
 const HUGE: u64 = 2 * MIB;
-const BOTH: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
-/// A device's frames, far above the memory of every machine here, aligned to 1 GiB.
-const DEVICE: Frame = Frame(0x20_0000);
-
-/// A driver's frames, which a test changes.
-#[derive(Default)]
-struct Driver {
-    pieces: Mutex<Vec<FramePiece>>,
-    mappings: AtomicI64,
-}
-
-// SAFETY: 1. only programs use the frames of the tests' devices, and blocks of the memory that the
-// test allocated; 2. the tests free such a block after they have revoked it, or see that it is not
-// freed.
-unsafe impl FrameSource for Driver {
-    fn piece(&self, page: u64) -> Option<FramePiece> {
-        let pieces = self.pieces.lock().unwrap();
-        pieces.iter().find(|piece| piece.frame_of(page).is_some()).copied()
-    }
-
-    fn mapped(&self) {
-        self.mappings.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn unmapped(&self) {
-        self.mappings.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Driver {
-    fn of(pieces: &[(u64, Frame, u32)]) -> Self {
-        let driver = Self::default();
-        driver.set(pieces);
-        driver
-    }
-
-    fn set(&self, pieces: &[(u64, Frame, u32)]) {
-        let piece = |&(page, first, count): &(u64, Frame, u32)| FramePiece {
-            page,
-            frames: FrameRange { first, count },
-        };
-        *self.pieces.lock().unwrap() = pieces.iter().map(piece).collect();
-    }
-
-    fn mappings(&self) -> i64 {
-        self.mappings.load(Ordering::Relaxed)
-    }
-}
-
-fn shared(at: u64, length: u64) -> MapRequest {
-    MapRequest { sharing: Sharing::Shared, ..fixed(at, length) }
-}
-
-fn map<'m, A: Walk>(
-    space: &AddressSpace<'m, Machine<A>>,
-    object: &Object<'m, Machine<A>>,
-    request: &MapRequest,
-) -> Result<VirtAddr, Error> {
-    space.mmap_object(request, &MapObject { object, offset: 0, access: BOTH })
-}
-
-/// The frame, the memory type and the level of the leaf at an address.
-fn leaf<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: u64) -> Option<(Frame, MemoryType, u8)> {
-    match space.inspect(VirtAddr(at)) {
-        Inspection::Page { frame, attributes, level, .. } => {
-            Some((frame, attributes.memory, level.number()))
-        }
-        Inspection::Absent(_) | Inspection::Empty => None,
-    }
-}
 
 /// The type that leaves have which were made with type `memory`.
 fn stored<A: Arch>(memory: MemoryType) -> MemoryType {
@@ -368,7 +298,9 @@ fn revoked_beside_faults<A: Walk>() {
 
 type X86 = bindery::arch::X86_64;
 
-fn with_device(scenario: impl FnOnce(&Memory<Machine<X86>>, &Object<'_, Machine<X86>>, &Driver)) {
+fn with_device(
+    scenario: impl for<'m> FnOnce(&'m Memory<Machine<X86>>, &Object<'m, Machine<X86>>, &'m Driver),
+) {
     let (machine, memory) = strict::<X86>(32 * MIB);
     let driver = Driver::of(&[(0, DEVICE, 16)]);
     scenario(&memory, &memory.frame_object(&driver, MIB, MemoryType::Device).unwrap(), &driver);
@@ -431,11 +363,13 @@ fn calls_have_the_answers_of_linux() {
 
 #[test]
 fn handles_have_no_content() {
-    with_device(|_, object, _| {
+    with_device(|memory, object, driver| {
         assert!(object.shows_frames());
         assert_eq!(object.read(0, &mut [0]), Err(Error::Invalid));
         assert_eq!(object.write(0, &[0]), Err(Error::Invalid));
         assert_eq!(object.set_size(2 * MIB), Err(Error::Invalid));
+        let empty = memory.frame_object(driver, 0, MemoryType::Device).unwrap();
+        assert_eq!(empty.set_size(MIB), Err(Error::Invalid), "also once");
         assert_eq!(object.punch_hole(0, PAGE_SIZE), Err(Error::NotSupported));
         assert_eq!(
             object.allocate(0, PAGE_SIZE, bindery::Growth::Allowed),
@@ -448,7 +382,7 @@ fn handles_have_no_content() {
 }
 
 #[test]
-fn a_private_mapping_is_never_writable() {
+fn a_private_mapping_of_a_device_is_never_writable() {
     with_device(|memory, object, _| {
         let space = AddressSpace::new(memory, options()).unwrap();
         assert_eq!(map(&space, object, &fixed(AT, PAGE_SIZE)), Err(Error::Invalid));

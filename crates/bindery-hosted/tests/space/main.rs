@@ -22,6 +22,7 @@ mod moves_of_several;
 mod pin_limits;
 mod pins;
 mod prctl;
+mod private_frames;
 mod protection_keys;
 mod reap;
 mod refusal;

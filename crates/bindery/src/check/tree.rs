@@ -230,7 +230,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     fn page(&mut self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<bool, Violation> {
         let order = found.level.order();
         let pages = order.pages();
-        if vma.has(MappingFlags::FRAMES) {
+        if vma.has(MappingFlags::FRAMES) && !self.is_copy(vma, found.frame) {
             return self.shown_page(found).map(|()| false);
         }
         self.report.pages += u64::from(pages);
@@ -261,6 +261,12 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
         }
         Ok(self.memory.frames.folio(folio).exclusive().contains_all(number, pages))
+    }
+
+    /// Whether the frame has a private mapping's copy of one that is not the core's.
+    fn is_copy(&self, vma: &Vma, frame: Frame) -> bool {
+        let folio = self.memory.frames.folio_of(frame).filter(|_| !vma.is_shared());
+        folio.is_some_and(|folio| self.memory.frames.folio(folio).is_anonymous())
     }
 
     /// Counts the pages of a leaf of frames that are not the core's.

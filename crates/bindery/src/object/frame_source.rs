@@ -73,7 +73,8 @@ impl FramePiece {
 ///
 /// # Safety
 /// 1. Programs may read and write the frames of a piece, as their mappings allow, from the answer on
-///    until [`Object::revoke`] of their pages returns; no safe code is surprised by that.
+///    until [`Object::revoke`] of their pages returns; no safe code is surprised by that. So may the
+///    core, where a private mapping copies a page.
 /// 2. Until then the frames stay what they are: they are not given to a [`Memory`], and those of
 ///    [`Memory::allocate_frames`] are not freed.
 pub unsafe trait FrameSource: Send + Sync {
@@ -184,8 +185,14 @@ impl<P: Platform> Memory<P> {
     ///
     /// Such a mapping behaves as one of Linux with `VM_PFNMAP`: it does not count as resident, is
     /// never swapped, is neither pinned nor copied by the kernel, and refuses the advice that
-    /// changes contents. It is shared, or private without ever being writable. Reads and writes of
-    /// the handle are refused ([`Error::Invalid`]). `source` outlives the object and all its holders.
+    /// changes contents. Reads and writes of the handle are refused ([`Error::Invalid`]). `source`
+    /// outlives the object and all its holders.
+    ///
+    /// A private mapping of [`MemoryType::Normal`] may be writable: the first write to a page copies
+    /// it, and the copy is anonymous memory, which is swapped and forked like any other. Only frames
+    /// of [`Memory::allocate_frames`] can be copied, because the direct map has them; a private write
+    /// to any other fails with [`crate::FaultError::Bus`]. Of other types a private mapping is never
+    /// writable: the direct map is normal memory.
     ///
     /// Frames of the memory are shown only if they came from [`Memory::allocate_frames`]; others
     /// fail the access with [`crate::FaultError::Bus`].
@@ -222,13 +229,14 @@ fn new_object<'m, P: Platform>(
 impl<P: Platform> Object<'_, P> {
     /// Unmaps `length` bytes from `offset` on in all programs, in whole pages, and flushes every TLB.
     /// A later access asks the [`FrameSource`] again, which therefore forgets or replaces the frames
-    /// first. When this returns, no program reaches a frame that the source had named before. A length
-    /// of zero revokes nothing. (Linux: `unmap_mapping_range`, where it means the rest.)
+    /// first. When this returns, no program reaches a frame that the source had named before. Copies
+    /// that private mappings have made stay: they are the program's. A length of zero revokes nothing.
+    /// (Linux: `unmap_mapping_range` without `even_cows`, where zero means the rest.)
     ///
     /// Needs no memory, and always succeeds for such an object.
     ///
     /// Context: may sleep. Complexity: linear in the mappings of the range, and in their runs; whole
-    /// tables by one entry.
+    /// tables by one entry, except in private mappings.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an object that shows no frames of a [`FrameSource`].
@@ -254,11 +262,12 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Unmaps the pages. A fault that has asked the source, and has not mapped the answer yet, holds the
+/// Unmaps the pages, but not the copies that private mappings have made of them: those reach no frame
+/// of the source. A fault that has asked the source, and has not mapped the answer yet, holds the
 /// lock for reading; so its leaves are unmapped too.
 fn revoke<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange) {
     object.invalidate_lock.with_write(memory.platform(), |proof| {
-        unmap(memory, object, pages, Copies::Dropped, proof);
+        unmap(memory, object, pages, Copies::Kept, proof);
     });
 }
 

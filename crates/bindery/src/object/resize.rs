@@ -62,7 +62,8 @@ impl<P: Platform> Object<'_, P> {
         let beyond = PageRange { first: bytes >> PAGE_SHIFT, end: PAGE_LIMIT };
         self.change_pages(beyond, Reads::Canceled, || {
             let old = object.size();
-            if old > 0 {
+            // The size of secret memory is set once, by the program that made it.
+            if old > 0 || object.frames().is_some() {
                 object.refuse_hidden(Error::Invalid)?;
             }
             if bytes > old {

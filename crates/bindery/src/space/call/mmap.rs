@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::Arch;
+use crate::arch::{Arch, MemoryType};
 use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
 use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
@@ -205,7 +205,7 @@ pub(in crate::space) fn map_and_populate<P: Platform>(
     let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
     if flags.contains(MappingFlags::FRAMES) {
         if request.flags.contains(MapFlags::POPULATE) {
-            let _ = populate_frames(space, range, flags.protection());
+            let _ = populate_frames(space, range, flags);
         }
     } else if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
         // The mapping stays even if its pages cannot be populated, as on Linux.
@@ -395,8 +395,9 @@ pub(in crate::space) fn admit<'a, P: Platform>(
         return Err(Error::Invalid);
     }
     let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);
-    if source.object.state().frames().is_some() && !shared {
-        // A copy of a page would need a folio: Linux allows it for whole mappings.
+    let frames = source.object.state().frames();
+    if !shared && frames.is_some_and(|frames| frames.memory != MemoryType::Normal) {
+        // A write would copy the page, but only normal memory is read through the direct map.
         if writes {
             return Err(Error::Invalid);
         }

@@ -91,9 +91,12 @@ pub(in crate::space) fn populate_as<P: Platform>(
 pub(in crate::space) fn populate_frames<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
-    protection: Protection,
+    flags: MappingFlags,
 ) -> Result<(), Error> {
-    let access = if protection.contains(Protection::WRITE) {
+    let protection = flags.protection();
+    let shared = flags.contains(MappingFlags::SHARED);
+    // A write to a private mapping would copy the page.
+    let access = if protection.contains(Protection::WRITE) && shared {
         Access::Write
     } else if protection.contains(Protection::READ) {
         Access::Read

@@ -14,7 +14,7 @@ use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, Table, TableEntry, run};
-use crate::vma::Vma;
+use crate::vma::{MappingFlags, Vma};
 
 use super::Resolved;
 use super::first_touch::own_folio;
@@ -171,6 +171,9 @@ fn replace_page<P: Platform>(
     if old == page_table.memory.zero_frame {
         page_table.memory.platform().zero(copy.head, 1);
         cursor.counts.bytes_zeroed += PAGE_SIZE;
+    } else if vma.has(MappingFlags::FRAMES) && !page_table.memory.frames.manages(old) {
+        // The direct map need not have it.
+        return Err(FaultError::Bus.into());
     } else {
         page_table.memory.platform().copy(old, copy.head, 1);
         cursor.counts.bytes_copied += PAGE_SIZE;

@@ -45,6 +45,8 @@ pub(super) enum Content<F> {
     Zero,
     /// A page of the huge zero page, mapped by a huge leaf.
     HugeZero,
+    /// A frame that is not the core's, and whether the core can read it ([`crate::FrameSource`]).
+    Shown { readable: bool },
     /// A page of a folio.
     Folio(F),
 }
@@ -121,6 +123,7 @@ impl Terms {
         let state = match page {
             Content::Zero => return Decision::Copy,
             Content::HugeZero => return Decision::FillHuge,
+            Content::Shown { readable } => return self.decide_shown(readable),
             Content::Folio(state) => state,
         };
         match self.writable {
@@ -132,6 +135,17 @@ impl Terms {
                 FolioState::Exclusive => self.decide_exclusive(),
                 FolioState::Shared => Decision::Claim,
             },
+        }
+    }
+
+    /// The decision for a write to a frame that is not the core's. A private mapping never writes to
+    /// it, and a shared one never copies it.
+    #[cold]
+    fn decide_shown(self, readable: bool) -> Decision {
+        match self.writable {
+            Writable::Exclusive if readable => Decision::Copy,
+            Writable::Exclusive => Decision::Fail(FaultError::Bus),
+            Writable::All | Writable::Noticed => Decision::NotifyWrite,
         }
     }
 
@@ -164,9 +178,11 @@ mod tests {
         Present::ProtectedVacant,
         Present::Swap,
     ];
-    const PAGES: [Content<FolioState>; 5] = [
+    const PAGES: [Content<FolioState>; 7] = [
         Content::Zero,
         Content::HugeZero,
+        Content::Shown { readable: true },
+        Content::Shown { readable: false },
         Content::Folio(FolioState::OfObject),
         Content::Folio(FolioState::Exclusive),
         Content::Folio(FolioState::Shared),
@@ -204,6 +220,7 @@ mod tests {
             match page {
                 Content::Zero => Content::Zero,
                 Content::HugeZero => Content::HugeZero,
+                Content::Shown { readable } => Content::Shown { readable },
                 Content::Folio(state) => Content::Folio(read(state)),
             }
         };
@@ -229,16 +246,26 @@ mod tests {
     };
 
     /// Decisions about a leaf that refuses a write: for each kind of VMA, those for the zero page, the
-    /// huge zero page, an object's folio, an exclusive folio and a shared one.
-    const WITH_PAGE: [(Writable, Watched, [Decision; 5]); 6] = {
-        use Decision::{Claim, Copy, FillHuge, NotifyWrite as Notify, Reuse};
+    /// huge zero page, a readable frame that is not the core's, an unreadable one, an object's folio,
+    /// an exclusive folio and a shared one.
+    const WITH_PAGE: [(Writable, Watched, [Decision; 7]); 6] = {
+        use Decision::{Claim, Copy, FillHuge as Huge, NotifyWrite as Notify, Reuse};
+        const BUS: Decision = Decision::Fail(FaultError::Bus);
         [
-            (Writable::Exclusive, Watched::No, [Copy, FillHuge, Copy, Reuse, Claim]),
-            (Writable::Exclusive, Watched::SoftDirty, [Copy, FillHuge, Copy, Notify, Claim]),
-            (Writable::All, Watched::No, [Copy, FillHuge, Reuse, Reuse, Reuse]),
-            (Writable::All, Watched::SoftDirty, [Copy, FillHuge, Notify, Notify, Notify]),
-            (Writable::Noticed, Watched::No, [Copy, FillHuge, Notify, Notify, Notify]),
-            (Writable::Noticed, Watched::SoftDirty, [Copy, FillHuge, Notify, Notify, Notify]),
+            (Writable::Exclusive, Watched::No, [Copy, Huge, Copy, BUS, Copy, Reuse, Claim]),
+            (Writable::Exclusive, Watched::SoftDirty, [Copy, Huge, Copy, BUS, Copy, Notify, Claim]),
+            (Writable::All, Watched::No, [Copy, Huge, Notify, Notify, Reuse, Reuse, Reuse]),
+            (
+                Writable::All,
+                Watched::SoftDirty,
+                [Copy, Huge, Notify, Notify, Notify, Notify, Notify],
+            ),
+            (Writable::Noticed, Watched::No, [Copy, Huge, Notify, Notify, Notify, Notify, Notify]),
+            (
+                Writable::Noticed,
+                Watched::SoftDirty,
+                [Copy, Huge, Notify, Notify, Notify, Notify, Notify],
+            ),
         ]
     };
 
@@ -283,7 +310,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(cases, 12 * 3 * 9 * 5);
+        assert_eq!(cases, 12 * 3 * 9 * 7);
     }
 
     #[test]

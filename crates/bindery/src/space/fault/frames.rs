@@ -12,8 +12,8 @@ use crate::table::leaf::user_attributes;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 
-use super::Resolved;
 use super::slow::{Fault, Next, Stepped};
+use super::{Access, Resolved};
 
 /// Frames that leaves are made for, the first at the beginning of `range`.
 #[derive(Clone, Copy)]
@@ -53,6 +53,10 @@ pub(super) fn map_shown<P: Platform>(
     let shown = shown(fault, &frames, range, first);
     let mapped = fault.page_table().with_tables(range, |span| fill_shown(fault, span, &shown))?;
     publish(fault.page_table(), range);
+    if fault.access == Access::Write && !vma.is_shared() {
+        // The leaf is read-only: the write copies its page next.
+        return Ok(Next::Again);
+    }
     Ok(mapped)
 }
 
@@ -63,12 +67,16 @@ fn shown<P: Platform>(
     first: Frame,
 ) -> Shown<P::Arch> {
     let policy = fault.vma.entry_policy();
+    let mut permissions = policy.permissions;
+    if !fault.vma.is_shared() {
+        permissions -= Permissions::WRITE;
+    }
     let attributes = Attributes {
         accessed: true,
-        dirty: policy.permissions.contains(Permissions::WRITE),
+        dirty: permissions.contains(Permissions::WRITE),
         soft_dirty: true,
         memory: frames.memory,
-        ..user_attributes(policy.permissions, policy.key)
+        ..user_attributes(permissions, policy.key)
     };
     let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
     let level = if huge { Level::PMD } else { Level::PTE };

@@ -2,7 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::addr::{PAGE_SHIFT, VirtRange};
+use crate::Memory;
+use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
 use crate::arch::{
     self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, Permissions,
 };
@@ -82,8 +83,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             let inside = (self.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
             let Some(folio) = frames.folio_of(frame) else {
-                let huge = node.level == Level::PMD && memory.is_zero(frame);
-                return if huge { Content::HugeZero } else { Content::Zero };
+                return content_without_folio(memory, node.level, frame);
             };
             let number = frame.0 - folio.head.0;
             *mapped = Some((folio, number));
@@ -217,6 +217,20 @@ pub(in crate::space) fn record_access<P: Platform>(
             P::Arch::replace_entry(word, old, record);
             cursor.counts.entries_written += 1;
         }
+    }
+}
+
+/// The content of a leaf whose frame belongs to no folio. The type of folio states is the caller's.
+fn content_without_folio<P: Platform, F>(
+    memory: &Memory<P>,
+    level: Level<P::Arch>,
+    frame: Frame,
+) -> Content<F> {
+    match memory.is_zero(frame) {
+        // Frames of the memory are in the direct map.
+        false => Content::Shown { readable: memory.frames.manages(frame) },
+        true if level == Level::PMD => Content::HugeZero,
+        true => Content::Zero,
     }
 }
 

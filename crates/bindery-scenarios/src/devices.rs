@@ -1,0 +1,84 @@
+//! Frames that are not the core's, as a driver shows them to programs.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use bindery::addr::{Frame, VirtAddr};
+use bindery::arch::MemoryType;
+use bindery::{
+    AddressSpace, Error, FileAccess, FramePiece, FrameRange, FrameSource, Inspection, MapObject,
+    MapRequest, Object, Platform, Sharing,
+};
+
+use crate::fixed;
+
+pub const BOTH: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
+/// A device's frames, far above the memory of every machine here, aligned to 1 GiB.
+pub const DEVICE: Frame = Frame(0x20_0000);
+
+/// A driver's frames, which a test changes.
+#[derive(Default)]
+pub struct Driver {
+    pieces: Mutex<Vec<FramePiece>>,
+    mappings: AtomicI64,
+}
+
+// SAFETY: 1. only programs use the frames of the tests' devices, and blocks of the memory that the
+// test allocated; 2. the tests free such a block after they have revoked it, or see that it is not
+// freed.
+unsafe impl FrameSource for Driver {
+    fn piece(&self, page: u64) -> Option<FramePiece> {
+        let pieces = self.pieces.lock().unwrap();
+        pieces.iter().find(|piece| piece.frame_of(page).is_some()).copied()
+    }
+
+    fn mapped(&self) {
+        self.mappings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn unmapped(&self) {
+        self.mappings.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Driver {
+    pub fn of(pieces: &[(u64, Frame, u32)]) -> Self {
+        let driver = Self::default();
+        driver.set(pieces);
+        driver
+    }
+
+    pub fn set(&self, pieces: &[(u64, Frame, u32)]) {
+        let piece = |&(page, first, count): &(u64, Frame, u32)| FramePiece {
+            page,
+            frames: FrameRange { first, count },
+        };
+        *self.pieces.lock().unwrap() = pieces.iter().map(piece).collect();
+    }
+
+    pub fn mappings(&self) -> i64 {
+        self.mappings.load(Ordering::Relaxed)
+    }
+}
+
+pub fn shared(at: u64, length: u64) -> MapRequest {
+    MapRequest { sharing: Sharing::Shared, ..fixed(at, length) }
+}
+
+pub fn map<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    object: &Object<'m, P>,
+    request: &MapRequest,
+) -> Result<VirtAddr, Error> {
+    space.mmap_object(request, &MapObject { object, offset: 0, access: BOTH })
+}
+
+/// The frame, the memory type and the level of the leaf at an address.
+pub fn leaf<P: Platform>(space: &AddressSpace<'_, P>, at: u64) -> Option<(Frame, MemoryType, u8)> {
+    match space.inspect(VirtAddr(at)) {
+        Inspection::Page { frame, attributes, level, .. } => {
+            Some((frame, attributes.memory, level.number()))
+        }
+        Inspection::Absent(_) | Inspection::Empty => None,
+    }
+}
