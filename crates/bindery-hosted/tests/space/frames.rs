@@ -8,13 +8,13 @@ use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Advice, Error, FaultError, FileAccess, Inspection, LockPages, MapFlags,
     MapObject, MapRequest, Memory, Object, PinError, PinTime, Protection, Remap, Residence,
-    Resolved, Seals,
+    Resolved, Seals, Sharing,
 };
 use bindery_hosted::{Config, Machine, Program, Walk};
 use bindery_linux::proc::{self, Unnamed};
 
 use crate::support::devices::{BOTH, DEVICE, Driver, leaf, map, shared};
-use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, memory_with, options, strict};
+use crate::support::{GIB, MIB, READ_WRITE, anywhere, audit, fixed, memory_with, options, strict};
 
 const AT: u64 = GIB;
 const HUGE: u64 = 2 * MIB;
@@ -27,6 +27,7 @@ fn stored<A: Arch>(memory: MemoryType) -> MemoryType {
 
 on_every_architecture! {
     pieces_are_mapped_as_large_as_entries_can => largest_pieces;
+    a_chosen_address_is_congruent_with_the_frames => congruent_address;
     all_calls_keep_the_memory_type => kept_type;
     frames_of_the_embedder_stay_while_a_program_maps_them => embedder_frames;
     a_run_of_shown_frames_ends_before_a_folio => beside_a_folio;
@@ -71,6 +72,49 @@ fn largest_pieces<A: Walk>() {
     drop(space);
     assert_eq!(driver.mappings(), 0);
     audit(&machine, &memory, &[]);
+}
+
+fn congruent_address<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let contig = u64::from(A::CONTIG_ENTRIES);
+    // The first frame, the pages of the piece, the page that the mapping begins with, its pages, and
+    // the pages modulo which its address is congruent.
+    let cases = [
+        (DEVICE, 2048, 0, 1024, 512),
+        (DEVICE.plus(5), 2048, 0, 1019, 512),
+        (DEVICE.plus(5), 2048, 3, 1024, 512),
+        (DEVICE.plus(300), 2048, 0, 213, contig),
+        // The piece ends before a whole leaf.
+        (DEVICE.plus(5), 518, 0, 1024, contig),
+        (DEVICE.plus(5), 2048, 0, 26, 1),
+        (DEVICE.plus(5), 2048, 0, 27, contig),
+    ];
+    for (first, count, page, pages, congruent) in cases {
+        let driver = Driver::of(&[(0, first, count)]);
+        let object = memory.frame_object(&driver, 8 * MIB, MemoryType::Device).unwrap();
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        // The highest free address is no better than any other.
+        space.mmap(&anywhere(7 * PAGE_SIZE)).unwrap();
+        let request = MapRequest { sharing: Sharing::Shared, ..anywhere(pages * PAGE_SIZE) };
+        let source = MapObject { object: &object, offset: page * PAGE_SIZE, access: BOTH };
+        let at = space.mmap_object(&request, &source).unwrap();
+        let frame = u64::from(first.0) + page;
+        let distance = (at.0 / PAGE_SIZE).wrapping_sub(frame);
+        assert_eq!(distance % congruent, 0, "{at} for {first:?}, {pages} pages from {page} on");
+        let aligned = VirtAddr(at.0.next_multiple_of(HUGE));
+        if congruent == 512 {
+            space.fault(aligned, Access::Read).unwrap();
+            assert_eq!(leaf(&space, aligned.0).map(|leaf| leaf.2), Some(2));
+        }
+        audit(&machine, &memory, &[&space]);
+    }
+    // The source has no such page, now.
+    let driver = Driver::default();
+    let object = memory.frame_object(&driver, 8 * MIB, MemoryType::Device).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let request = MapRequest { sharing: Sharing::Shared, ..anywhere(HUGE) };
+    let at = map(&space, &object, &request).unwrap();
+    assert!(at.0.is_multiple_of(HUGE));
 }
 
 fn kept_type<A: Walk>() {

@@ -66,8 +66,9 @@ impl FramePiece {
 ///
 /// # Context
 /// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`
-/// held for reading, on any CPU, for several pages at once. It answers from what it knows, and calls
-/// nothing of the core. The two notices may be called with the mutex of an address space and locks of
+/// held for reading, on any CPU, for several pages at once; and with the mutex of an address space
+/// held, where `mmap` chooses an address. It answers from what it knows, and calls nothing of the
+/// core. The two notices may be called with the mutex of an address space and locks of
 /// the object held. So they take innermost spin locks at most, and call nothing of the core either.
 /// [`Object::revoke`] is called without a lock that one of the three takes.
 ///
@@ -193,6 +194,9 @@ impl<P: Platform> Memory<P> {
     /// of [`Memory::allocate_frames`] can be copied, because the direct map has them; a private write
     /// to any other fails with [`crate::FaultError::Bus`]. Of other types a private mapping is never
     /// writable: the direct map is normal memory.
+    ///
+    /// Without an address, `mmap` chooses one that is congruent with the first frame, modulo the largest
+    /// leaf for which the mapping has room.
     ///
     /// Frames of the memory are shown only if they came from [`Memory::allocate_frames`]; others
     /// fail the access with [`crate::FaultError::Bus`].

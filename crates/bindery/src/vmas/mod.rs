@@ -51,6 +51,7 @@ use limits::Account;
 pub(crate) use freeable::freeable_between;
 pub(crate) use new_vma::{LinkedVma, NewVma, ReservedVma};
 pub(crate) use parts::Parts;
+pub(crate) use place::Alignment;
 pub(crate) use removed::Removed;
 pub(crate) use set::{Between, VmaSet};
 pub(crate) use view::VmaView;

@@ -36,13 +36,31 @@ pub enum Place {
     FixedNoReplace(VirtAddr),
 }
 
+/// The preferred addresses of a new mapping: `congruent` bytes after the multiples of `align`, a power
+/// of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Alignment {
+    pub(crate) align: u64,
+    pub(crate) congruent: u64,
+}
+
+impl Alignment {
+    /// Any page.
+    pub(crate) const PAGE: Self = Self::to(PAGE_SIZE);
+
+    /// The multiples of `align`.
+    pub(crate) const fn to(align: u64) -> Self {
+        Self { align, congruent: 0 }
+    }
+}
+
 impl<P: Platform> VmaView<'_, P> {
-    /// The range of a new mapping. If the address is free to choose, prefers multiples of `align`.
+    /// The range of a new mapping. If the address is free to choose, prefers those of `preferred`.
     pub(crate) fn find_place(
         self,
         length: u64,
         place: Place,
-        align: u64,
+        preferred: Alignment,
     ) -> Result<VirtRange, Error> {
         match place {
             Place::Fixed(start) => self.fixed_range(start, length),
@@ -55,7 +73,7 @@ impl<P: Platform> VmaView<'_, P> {
                     _ => Ok(range),
                 }
             }
-            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length, align),
+            Place::Near(hint) if hint.0 < PAGE_SIZE => self.free_range(length, preferred),
             Place::Near(hint) => {
                 // A hint below the minimum means the lowest possible address, as on Linux.
                 let start = hint.align_down(PAGE_SIZE).max(self.lowest());
@@ -67,9 +85,9 @@ impl<P: Platform> VmaView<'_, P> {
                 {
                     return Ok(range);
                 }
-                self.free_range(length, align)
+                self.free_range(length, preferred)
             }
-            Place::Anywhere => self.free_range(length, align),
+            Place::Anywhere => self.free_range(length, preferred),
         }
     }
 
@@ -95,10 +113,12 @@ impl<P: Platform> VmaView<'_, P> {
         VirtAddr(minimum.checked_next_multiple_of(PAGE_SIZE).unwrap_or(minimum))
     }
 
-    fn free_range(self, length: u64, align: u64) -> Result<VirtRange, Error> {
-        let table = P::Arch::PMD.span();
-        let align = if length >= table { table } else { align };
-        let search = || self.find_free(length, align, 0);
+    fn free_range(self, length: u64, preferred: Alignment) -> Result<VirtRange, Error> {
+        let Alignment { mut align, congruent } = preferred;
+        if length >= P::Arch::PMD.span() && congruent == 0 {
+            align = align.max(P::Arch::PMD.span());
+        }
+        let search = || self.find_free(length, align, congruent);
         let aligned = (align > PAGE_SIZE).then(search).flatten();
         aligned.or_else(|| self.find_free(length, PAGE_SIZE, 0)).ok_or(Error::NoRoom)
     }

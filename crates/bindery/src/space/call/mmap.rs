@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::Memory;
@@ -10,10 +11,12 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, MemoryType};
 use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
-use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
+use crate::object::{
+    Accounting, MAX_SIZE, Object, ObjectState, Sealing, ShownFrames, WritableMapping,
+};
 use crate::platform::Platform;
 use crate::vma::{Holds, MappingFlags, Protection, Purpose};
-use crate::vmas::VmaView;
+use crate::vmas::{Alignment, VmaView};
 
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
@@ -138,7 +141,7 @@ fn check_place<P: Platform>(
     let vmas = space.vmas.lock();
     // As on Linux, a new mapping may be the first beyond the limit.
     vmas.view().room_for(0)?;
-    vmas.view().find_place(length, request.place, PAGE_SIZE)?;
+    vmas.view().find_place(length, request.place, Alignment::PAGE)?;
     let (locked, account) = (request.flags.contains(MapFlags::LOCKED), space.vmas.account());
     if locked {
         account.may_lock_at_all()?;
@@ -282,18 +285,40 @@ fn object_alignment<P: Platform>(
     object: &ObjectState,
     backing: &Backing<'_>,
     (flags, length): (MappingFlags, u64),
-) -> u64 {
+) -> Alignment {
+    let first = backing.offset.unwrap_or(0);
+    if let Some(frames) = object.frames() {
+        let pages = first..first + (length >> PAGE_SHIFT);
+        return frames_alignment::<P::Arch>(&frames, pages, object.size_in_pages());
+    }
     let mut orders = object.orders(memory, flags);
     while let Some(order) = orders.take_largest() {
-        let first = backing.offset.unwrap_or(0);
         if !object.is_file()
             && order.bytes() <= length
             && first.is_multiple_of(u64::from(order.pages()))
         {
-            return order.bytes();
+            return Alignment::to(order.bytes());
         }
     }
-    PAGE_SIZE
+    Alignment::PAGE
+}
+
+/// The alignment at which frames that are not the core's have the largest leaves: an address is
+/// congruent with its frame modulo the largest leaf that the first piece of the mapping has room for.
+/// `pages` are those of the mapping, in an object of `size` pages. A hint: the source may have other
+/// frames when they are mapped.
+fn frames_alignment<A: Arch>(frames: &ShownFrames<'_>, pages: Range<u64>, size: u64) -> Alignment {
+    let found = frames.piece(pages.start, size);
+    let found = found.and_then(|piece| Some((piece.frame_of(pages.start)?, piece.pages().end)));
+    let Some((first, end)) = found else { return Alignment::PAGE };
+    let count = end.min(pages.end) - pages.start;
+    let contig = u64::from(A::CONTIG_ENTRIES);
+    let fits = |leaf: &u64| u64::from(first.0).wrapping_neg() % leaf + leaf <= count;
+    let leaf = [u64::from(A::PMD.order().pages()), contig].into_iter().find(fits);
+    leaf.map_or(Alignment::PAGE, |leaf| Alignment {
+        align: leaf << PAGE_SHIFT,
+        congruent: (u64::from(first.0) % leaf) << PAGE_SHIFT,
+    })
 }
 
 /// Maps `length` bytes as the request says. An error changes nothing.
@@ -306,11 +331,11 @@ pub(in crate::space) fn map<P: Platform>(
     // As on Linux, a new mapping may be the first beyond the limit.
     op.vmas.room_for(0)?;
     let flags = map_flags(op.space, request, backing);
-    let align = match backing.object() {
+    let preferred = match backing.object() {
         Some(object) => object_alignment(op.memory(), object, backing, (flags, length)),
-        None => PAGE_SIZE,
+        None => Alignment::PAGE,
     };
-    let range = op.vmas.find_place(length, request.place, align)?;
+    let range = op.vmas.find_place(length, request.place, preferred)?;
     let account = op.vmas.account();
     if request.flags.contains(MapFlags::LOCKED) {
         account.may_lock_at_all()?;

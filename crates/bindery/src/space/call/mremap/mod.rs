@@ -4,12 +4,13 @@ mod move_vma;
 mod plan;
 mod supplies;
 
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::Arch;
 use crate::error::{Error, Failure};
 use crate::folio::FolioIndex;
 use crate::platform::Platform;
 use crate::vma::{MappingFlags, Vma};
+use crate::vmas::Alignment;
 use crate::vmas::place::Place;
 
 use super::munmap::{may_unmap, unmap, unmap_range, unmap_supplied};
@@ -313,7 +314,7 @@ fn move_to_free<'op, 'm, P: Platform>(
     let target = match remap {
         Remap::To(target) | Remap::LeaveTo(target) => VirtRange::raw(target.0, target.0 + length),
         Remap::Leave(near) if near.0 != 0 => {
-            op.vmas.find_place(length, Place::Near(near), PAGE_SIZE)?
+            op.vmas.find_place(length, Place::Near(near), Alignment::PAGE)?
         }
         Remap::InPlace => return Err(Error::NoRoom.into()),
         Remap::MayMove | Remap::Leave(_) => {
