@@ -376,7 +376,7 @@ fn calls_have_the_answers_of_linux() {
         ];
         for advice in Advice::ALL {
             let expected = match advice {
-                Advice::Remove => Err(Error::NotSupported),
+                Advice::Remove => Err(Error::NoContent),
                 advice if refused.contains(advice) => Err(Error::Invalid),
                 _ => Ok(()),
             };
@@ -414,11 +414,9 @@ fn handles_have_no_content() {
         assert_eq!(object.set_size(2 * MIB), Err(Error::Invalid));
         let empty = memory.frame_object(driver, 0, MemoryType::Device).unwrap();
         assert_eq!(empty.set_size(MIB), Err(Error::Invalid), "also once");
-        assert_eq!(object.punch_hole(0, PAGE_SIZE), Err(Error::NotSupported));
-        assert_eq!(
-            object.allocate(0, PAGE_SIZE, bindery::Growth::Allowed),
-            Err(Error::NotSupported)
-        );
+        assert_eq!(object.punch_hole(0, PAGE_SIZE), Err(Error::NoContent));
+        let allocated = object.allocate(0, PAGE_SIZE, bindery::Growth::Allowed);
+        assert_eq!(allocated, Err(Error::NoContent));
         assert_eq!(object.add_seals(Seals::GROW), Err(Error::Invalid));
         assert_eq!((object.next_data(5), object.next_hole(5)), (Some(5), Some(MIB)));
         assert_eq!(object.sync(0, MIB), Ok(()));

@@ -153,6 +153,7 @@ impl Error {
             Self::InputOutput => Errno::EIO,
             Self::NoSpace => Errno::ENOSPC,
             Self::NotSupported => Errno::EOPNOTSUPP,
+            Self::NoContent => Errno::ENODEV,
             Self::TooLarge => match operation {
                 Operation::Mmap => Errno::EOVERFLOW,
                 Operation::Munmap

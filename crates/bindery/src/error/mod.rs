@@ -90,6 +90,8 @@ pub enum Error {
     NoSpace,
     /// The object's storage does not support the operation.
     NotSupported,
+    /// The object shows the frames of a device: it has no content that a call could change.
+    NoContent,
     /// An access to the page would raise a signal.
     Fault(VirtAddr),
     /// The requested pages are not available now.
@@ -137,6 +139,7 @@ impl fmt::Display for Error {
             Self::TooLarge => write!(f, "the offset or length is too large"),
             Self::NoSpace => write!(f, "what backs the object has no room for more"),
             Self::NotSupported => write!(f, "what backs the object cannot do that"),
+            Self::NoContent => write!(f, "the object shows a device, and has no content"),
             Self::Fault(at) => write!(f, "a touch of {at} would be a signal"),
             Self::TryAgain => write!(f, "the pages cannot be had now"),
             Self::Interrupted => write!(f, "a fatal signal ended the call"),

@@ -12,7 +12,7 @@ use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
 use super::seals::Seals;
-use super::state::pages_of;
+use super::state::{ObjectState, pages_of};
 use super::swap_in::{Swapped, swap_in};
 use super::wait::Stop;
 use super::{MAX_SIZE, Object, pages};
@@ -112,8 +112,8 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] for a length of zero, or if offset or length do not fit in 63 bits;
     /// [`Error::TooLarge`] if their sum does not; [`Error::SealForbids`]; for a file, the pager's
-    /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]. An error changes
-    /// nothing.
+    /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]; [`Error::NoContent`] for
+    /// frames that are not the core's. An error changes nothing.
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         self.memory.outermost(|| self.punch_hole_once(offset, end))
@@ -121,6 +121,7 @@ impl<P: Platform> Object<'_, P> {
 
     fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
+        refuse_frames(object)?;
         object.refuse_hidden(Error::NotSupported)?;
         let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
         self.change_pages(range, Reads::Canceled, || {
@@ -202,7 +203,7 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
-    /// [`Error::NotSupported`] for files; [`Error::SealForbids`] if the end lies after the
+    /// [`Error::NotSupported`] for files; [`Error::NoContent`] as there; [`Error::SealForbids`] if the end lies after the
     /// object's, regardless of `growth`; [`Error::Overcommitted`]; [`Error::NoSpace`] and
     /// [`Error::OutOfMemory`] as for [`Object::write`]; [`Error::Interrupted`], checked before each
     /// folio (Linux stops for any signal). An error leaves the content and size as before, and the
@@ -210,6 +211,7 @@ impl<P: Platform> Object<'_, P> {
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());
+        refuse_frames(object)?;
         if !object.is_shared_memory() || object.is_secret() {
             return Err(Error::NotSupported);
         }
@@ -272,6 +274,11 @@ impl<P: Platform> Object<'_, P> {
         }
         Ok(())
     }
+}
+
+/// Fails for an object of frames that are not the core's, as `fallocate` of a device does on Linux.
+fn refuse_frames(object: &ObjectState) -> Result<(), Error> {
+    if object.frames().is_some() { Err(Error::NoContent) } else { Ok(()) }
 }
 
 /// The end of a range of bytes that an object may have.
