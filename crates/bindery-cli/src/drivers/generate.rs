@@ -195,7 +195,8 @@ impl Generator {
             }
             63..66 => Step::Fork { process, child: self.process() },
             66 if self.rng.once_in(2) => Step::Exit { process },
-            66..70 => {
+            66 => self.show(),
+            67..70 => {
                 let pages = self.rng.one(&[1, 1, 2, 3, 16, 16, 512, u32::MAX]);
                 let (write, long) = (self.rng.once_in(2), self.rng.once_in(2));
                 Step::Pin { process, at: self.address(), pages, write, long }
@@ -298,7 +299,7 @@ impl Generator {
         };
         let offsets = [0, 0, 0, PAGE, HUGE, 3 * PAGE, i64::MAX as u64 & !(PAGE - 1), 1 << 43];
         let offset = self.rng.one(&offsets[..if self.mix == Mix::Crowded { 5 } else { 8 }]);
-        let descriptor = 2 + self.rng.below(8);
+        let descriptor = 2 + self.rng.below(10);
         let is_filled = flags & (POPULATE | LOCKED) != 0;
         let start = self.address();
         let length = match is_filled {
@@ -423,6 +424,15 @@ impl Generator {
             _ => self.rng.one(&[0, 1, PAGE, HUGE, HUGE - 1, 5 * PAGE + 3, 16 * PAGE, 4 * HUGE]),
         };
         Step::File { file: self.rng.index(8), call, offset, length: self.length() }
+    }
+
+    fn show(&mut self) -> Step {
+        Step::Show {
+            device: self.rng.index(2),
+            slot: self.rng.one(&[0, 0, 0, 1, 1, 2, 3, 7]),
+            order: self.rng.one(&[0, 2, 4, 5, 6, 6, 7, 9, 11, 11]),
+            page: self.rng.one(&[0, 0, 16, 64, 3]),
+        }
     }
 
     fn segment(&mut self, process: usize) -> Step {

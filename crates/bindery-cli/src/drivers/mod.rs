@@ -5,6 +5,7 @@
 //! | `step` | one call or access, with all its arguments |
 //! | `generate`, `rng` | random steps |
 //! | `world`, `perform` | a machine with processes, files and swap, and the execution of steps |
+//! | `devices` | objects of frames that are not the core's |
 //! | `bystander`, `look` | a process that shares nothing; checks of the MMU's rights |
 //! | `sequence` | steps on one CPU, with everything verified after each |
 //! | `shrink` | a short sequence in place of a long one |
@@ -17,6 +18,7 @@
 
 mod bystander;
 pub mod calls;
+mod devices;
 mod generate;
 mod look;
 mod panics;

@@ -43,7 +43,10 @@ impl<'m, A: Walk> linux::Process<'m, Machine<A>> for Caller<'_, 'm, A> {
     }
 
     fn file(&self, descriptor: i32) -> Option<OpenFile<'m, Machine<A>>> {
-        read(&self.world.files).get(usize::try_from(descriptor.checked_sub(3)?).ok()?).cloned()
+        let number = usize::try_from(descriptor.checked_sub(3)?).ok()?;
+        let files = read(&self.world.files);
+        let device = || self.world.shown.get(number.checked_sub(files.len())?);
+        files.get(number).or_else(device).cloned()
     }
 
     fn zeroes(&self, descriptor: i32) -> Option<FileAccess> {
@@ -110,6 +113,14 @@ impl<'m, A: Walk> World<'m, A> {
                 self.with_area(number, |area| self.memory.resume_swapping_to(&area))
             }
             Step::Folios { order } => self.folios(order),
+            Step::Show { device, slot, order, page } => {
+                let order = Some(Order(order)).filter(|order| order.0 <= 10);
+                let device = device % self.devices.len();
+                let object = &self.shown[device].object;
+                let on = (object, self.memory);
+                self.devices[device].show(on, self.machine, slot, (order, page));
+                NOTHING
+            }
             Step::Trim => {
                 self.memory.trim();
                 self.memory.discard_free_slots();
@@ -258,6 +269,7 @@ impl<'m, A: Walk> World<'m, A> {
             | Step::StopSwapping { .. }
             | Step::ResumeSwapping { .. }
             | Step::Folios { .. }
+            | Step::Show { .. }
             | Step::Trim => NOTHING,
         }
     }

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use bindery::{Counts, check};
-use bindery_hosted::{MemoryFiles, Walk};
+use bindery_hosted::Walk;
 use bindery_linux::Call;
 
 use super::panics;
 use super::step::Step;
-use super::world::{Setup, World, lock, machine};
+use super::world::{Outside, Setup, World, lock, machine};
 
 /// The errno of a call that had no memory.
 const ENOMEM: i64 = -12;
@@ -59,10 +59,10 @@ pub type Run = fn(&Setup, &mut Next<'_>) -> Result<Done, Failure>;
 /// The first failure. The state that it left is leaked.
 pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure> {
     let machine = machine::<A>(setup);
-    let pager = MemoryFiles::new();
+    let outside = Outside::default();
     let memory = machine.memory().expect("memory enough for its own metadata");
     let _on_cpu = machine.bind(bindery::platform::Cpu(0));
-    let world = World::new(setup, &machine, &memory, &pager, 1);
+    let world = World::new(setup, &machine, &memory, &outside, 1);
     let mut scratch = vec![0; check::scratch_words(&memory)];
     let mut done = Done::default();
     let mut result = 0;

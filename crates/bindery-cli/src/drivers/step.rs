@@ -71,6 +71,9 @@ pub enum Step {
     Limit { process: usize, locked: u64, privileged: bool },
     /// `madvise` that a fatal signal ends after `after` checks for it.
     Kill { process: usize, after: u64, start: u64, length: u64, advice: u64 },
+    /// A device shows a new block of 2^`order` frames in a slot, from page `page` of it on, and none
+    /// for an order above 10; the earlier one is revoked.
+    Show { device: usize, slot: usize, order: u8, page: u64 },
     /// Frees all memory kept for later.
     Trim,
 }
@@ -170,6 +173,7 @@ impl Step {
             | Self::StopSwapping { .. }
             | Self::ResumeSwapping { .. }
             | Self::Folios { .. }
+            | Self::Show { .. }
             | Self::Trim => (None, [0; 4]),
         }
     }

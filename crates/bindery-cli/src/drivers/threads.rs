@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bindery::check;
 use bindery::platform::Cpu;
 use bindery::{Events, Memory};
-use bindery_hosted::{Machine, MemoryFiles, Walk};
+use bindery_hosted::{Machine, Walk};
 
 use super::calls::Target;
 use super::generate::{Generator, Mix};
@@ -22,7 +22,7 @@ use super::panics;
 use super::rng::Rng;
 use super::step::{PROCESSES, Step};
 use super::trace::Trace;
-use super::world::{Setup, World, lock, machine};
+use super::world::{Outside, Setup, World, lock, machine};
 
 /// CPUs of a machine.
 const CPUS: u16 = 3;
@@ -171,9 +171,9 @@ pub fn run_seed(
 pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64 {
     let _dies = panics::Dies::new();
     let machine = machine::<A>(setup);
-    let pager = MemoryFiles::new();
+    let outside = Outside::default();
     let memory = machine.memory().expect("memory enough for its own metadata");
-    let world = World::new(setup, &machine, &memory, &pager, 2);
+    let world = World::new(setup, &machine, &memory, &outside, 2);
     let device = world.device;
     let over = AtomicBool::new(false);
     thread::scope(|scope| {

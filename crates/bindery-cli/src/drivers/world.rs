@@ -20,6 +20,7 @@ use bindery_hosted::{
 use bindery_linux::{self as linux, IpcClock, OpenFile, SegmentSlot, Segments};
 
 use super::bystander::Bystander;
+use super::devices::{self, DEVICES, Device};
 use super::rng::Rng;
 use super::step::PROCESSES;
 
@@ -79,6 +80,13 @@ impl<'m, A: Walk> Process<'m, A> {
     }
 }
 
+/// The contents of objects, which outlive the memory.
+#[derive(Debug, Default)]
+pub(super) struct Outside {
+    pager: MemoryFiles,
+    devices: [Device; DEVICES],
+}
+
 /// Everything that steps act on.
 pub(super) struct World<'m, A: Walk> {
     pub(super) machine: &'m Machine<A>,
@@ -88,6 +96,9 @@ pub(super) struct World<'m, A: Walk> {
     pub(super) processes: [RwLock<Option<Process<'m, A>>>; PROCESSES],
     pub(super) bystander: Mutex<Bystander<'m, A>>,
     pub(super) files: RwLock<Vec<OpenFile<'m, Machine<A>>>>,
+    /// The devices, and their open files.
+    pub(super) devices: &'m [Device; DEVICES],
+    pub(super) shown: Vec<OpenFile<'m, Machine<A>>>,
     pub(super) pins: Mutex<Vec<Pinned<'m, Machine<A>>>>,
     pub(super) areas: Mutex<Vec<SwapArea>>,
     setup: Setup,
@@ -118,7 +129,7 @@ impl<'m, A: Walk> World<'m, A> {
         setup: &Setup,
         machine: &'m Machine<A>,
         memory: &'m Memory<Machine<A>>,
-        pager: &'m MemoryFiles,
+        outside: &'m Outside,
         first: usize,
     ) -> Self {
         memory.folio_policy().set_global(SizeMode::Never);
@@ -148,7 +159,9 @@ impl<'m, A: Walk> World<'m, A> {
             device,
             processes,
             bystander: Mutex::new(Bystander::new(space(), setup.device_fails > 0)),
-            files: RwLock::new(files(memory, pager)),
+            files: RwLock::new(files(memory, &outside.pager)),
+            devices: &outside.devices,
+            shown: devices::open(memory, &outside.devices),
             pins: Mutex::default(),
             areas: Mutex::new(areas),
             setup: *setup,
@@ -194,6 +207,8 @@ impl<'m, A: Walk> World<'m, A> {
         drop(self.processes);
         drop(self.bystander);
         drop(self.files);
+        drop(self.shown);
+        self.devices.iter().for_each(|device| device.finish(memory));
         segments.clear();
         for area in lock(&self.areas).iter() {
             memory.stop_swapping_to(area);
