@@ -23,6 +23,7 @@
 //! | `compare`, `differences` | what differs, in words; what may |
 //! | `swapped` | how pages in swap are compared with pages in memory |
 //! | `run`, `regressions` | many sequences; those that were found once |
+//! | `special` | calls on `[vvar]` and `[vdso]` |
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -39,6 +40,7 @@ mod ours;
 mod place;
 mod regressions;
 mod run;
+mod special;
 mod swapped;
 mod words;
 
