@@ -27,6 +27,7 @@
 //! | `no_access` | memory without access that is swapped out, and entries of its form that are not |
 //! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
 //! | `page_moves` | moves of pages between two places, and concurrent calls |
+//! | `shown_frames` | revokes of frames that are not the core's, and concurrent calls |
 //! | `userfaults` | waiting faults, with closes, dying handlers, moves and unread messages |
 
 pub mod blocked;
@@ -40,6 +41,7 @@ pub mod plan;
 pub mod promises;
 mod reclaim;
 pub mod run;
+mod shown_frames;
 pub mod stepped;
 pub mod stops;
 mod triples;
