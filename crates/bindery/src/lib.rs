@@ -160,19 +160,20 @@ pub use kernel_map::{
 };
 pub use memory::{Commitment, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
-    Accounting, Attachments, FrameList, FramePiece, FrameSource, Growth, Object, Pager, PagerError,
-    Quota, ReadBuffer, Sealing, Seals, SegmentId, StoredBytes,
+    Accounting, Attachments, ErrorMark, FileSystem, FrameList, FramePiece, FrameSource, Growth,
+    Object, Pager, PagerError, Quota, ReadBuffer, Sealing, Seals, SegmentId, StoredBytes,
+    WeakObject,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;
 pub use space::{
-    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FileAccess, FillMode,
-    FillOrder, FillSource, FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll,
-    LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping, MappingFlags, MappingView,
-    MoveMode, ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent,
-    PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place, ProtectFrom, Protection, Remap,
-    Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, SyncFlags, Usage,
-    UserfaultHandler, WriteProtectMode,
+    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FaultReady,
+    FaultWait, FileAccess, FillMode, FillOrder, FillSource, FolioError, FolioView, Inspection,
+    LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping,
+    MappingFlags, MappingView, MoveMode, ObjectView, PageCategories, PageRegion, PageRegions,
+    PageRun, PageRunContent, PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place,
+    ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions,
+    SyncFlags, Usage, UserfaultHandler, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

@@ -4,6 +4,8 @@
 extern crate bindery_scenarios as support;
 
 mod calls;
+mod coherence;
+mod file_systems;
 mod files;
 mod held_pager;
 mod in_place;
@@ -21,4 +23,5 @@ mod read_around;
 mod reclaim;
 mod reclaim_races;
 mod rmap_walks;
+mod watermarks;
 mod working_sets;

@@ -38,6 +38,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             object_pages += Self::commit(object)?;
         }
         let allocated = memory.slab::<ObjectState>().objects(&memory.frames);
+        let used = used + Registry::of(memory).kept();
         if allocated != used {
             return Err(Violation::LeakedObjects { allocated, used });
         }

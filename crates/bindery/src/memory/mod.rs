@@ -9,8 +9,10 @@ mod embedder_frames;
 mod folio_policy;
 mod instructions;
 mod mapped;
+mod named;
 mod record;
 mod shown;
+mod watermarks;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +22,7 @@ use crate::arch::Arch;
 use crate::commit::CommitState;
 use crate::deferred::{self, Deferral};
 use crate::effort::EffortSetting;
+use crate::error::Error;
 use crate::events::{Events, RareEvents};
 use crate::frame::meta;
 use crate::frame::{AllocateFor, FrameRange, FrameTraffic, Frames, FramesError, FreeBatch};
@@ -37,9 +40,11 @@ pub(crate) use instructions::{
     before_execution, before_execution_of, written_by_call, written_for_another,
 };
 pub(crate) use mapped::{folio_limit, share_frames, unmap_frames, unmap_pages};
+pub(crate) use named::{Name, NameLinks, Records, find_named};
 use record::Slabs;
 pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
 pub(crate) use shown::{map_shown, may_show, shown_limit, unmap_shown};
+use watermarks::Watermarks;
 
 /// The machine's memory as Bindery manages it: frames, their metadata, the zero page, the folio
 /// policies. A system has one, and every [`crate::AddressSpace`] borrows it.
@@ -75,6 +80,7 @@ pub struct Memory<P: Platform> {
     /// Held while pages move between the committed ones and the credit of a CPU.
     credit_lock: Mutex<P::SpinLock, ()>,
     fault_reserve: AtomicU64,
+    watermarks: Watermarks,
     /// The number of lists of areas created so far.
     indexes: AtomicU64,
     /// The last number that an address space received for its userfaultfds.
@@ -209,12 +215,36 @@ impl<P: Platform> Memory<P> {
         self.frames.free_frame_count()
     }
 
-    /// The number of pages to free until allocations are far from the reserve; the embedder's
-    /// reclaimer frees that number. 0 if no swap area is on.
+    /// Sets the watermarks of the embedder's reclaimer, in free frames (Linux: those of a zone). It
+    /// wakes when fewer than `low` are free ([`Memory::is_short`]), and reclaims until `high` are
+    /// ([`Memory::shortage`]). Both are 0 at first. While a swap area is on, both are at least three
+    /// times the frames that reclaim keeps for itself ([`Memory::reserved_frames`]); a system without
+    /// one, which drops pages of files only, needs this call.
     ///
     /// Context: any.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `low` is above `high`, or `high` above half of all frames: reclaim would
+    /// never end. Nothing has changed.
+    pub fn set_watermarks(&self, low: u64, high: u64) -> Result<(), Error> {
+        self.watermarks.set(low, high, self.total_frames())
+    }
+
+    /// Whether fewer frames are free than the low watermark ([`Memory::set_watermarks`]): time to
+    /// wake the embedder's reclaimer. An embedder asks after a fault or a call, or by a timer.
+    ///
+    /// Context: any. Complexity: linear in the CPUs that were ever online.
+    pub fn is_short(&self) -> bool {
+        self.free_frame_count() < self.watermarks.low().max(self.enough_free_frames())
+    }
+
+    /// The number of pages to free until the high watermark is reached ([`Memory::set_watermarks`]);
+    /// the embedder's reclaimer frees that number.
+    ///
+    /// Context: any. Complexity: as [`Memory::is_short`].
     pub fn shortage(&self) -> u64 {
-        self.enough_free_frames().saturating_sub(self.free_frame_count())
+        let high = self.watermarks.high().max(self.enough_free_frames());
+        high.saturating_sub(self.free_frame_count())
     }
 
     /// Whether `frames` frames may be taken for content that nothing needs yet: afterwards
@@ -348,6 +378,7 @@ unsafe fn take_over<P: Platform>(
         commit: CommitState::new(total),
         credit_lock: Mutex::new(()),
         fault_reserve: AtomicU64::new(0),
+        watermarks: Watermarks::new(),
         indexes: AtomicU64::new(0),
         last_identity: AtomicU64::new(0),
         rare: RareEvents::default(),

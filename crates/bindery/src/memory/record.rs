@@ -7,13 +7,14 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::AtomicU64;
 
 use crate::frame::slab::Slab;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
 use super::Memory;
+use super::named::Records;
 
 /// The number of a type of records. Those of the first [`DEFERRED_KINDS`] may wait for readers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,19 +105,21 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// The head of a layer's list of all records of one type.
+/// The head of a layer's records of one type.
 pub(crate) struct Anchor<P: Platform> {
-    /// The first record.
-    pub(crate) first: Mutex<P::SpinLock, AtomicPtr<Opaque>>,
+    pub(crate) records: Mutex<P::SpinLock, Records>,
     /// The last identity that a record received.
     pub(crate) last_identity: AtomicU64,
+    /// The number of records that have left the list, and that weak handles keep.
+    pub(crate) kept: AtomicU64,
 }
 
 impl<P: Platform> Anchor<P> {
     pub(super) const fn new() -> Self {
         Self {
-            first: Mutex::new(AtomicPtr::new(ptr::null_mut())),
+            records: Mutex::new(Records::new()),
             last_identity: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
         }
     }
 }

@@ -25,14 +25,19 @@
 //! | `reclaim`, `reclaim_shared` | reclaim of a file's clean pages; of shared memory |
 //! | `resize` | its size, holes, preallocation |
 //! | `quota` | [`Quota`]: the page limit of a file system in memory |
+//! | `coherence` | pages and sizes that the other side of a file has changed |
 //! | `save` | writes dirty pages to the pager |
 //! | `swap_out`, `swap_in`, `swap_off` | swaps shared memory out and in |
 //! | `swap_ahead`, `will_need` | swaps pages in before an access needs them |
+//! | `write_errors` | failed writes, reported once to each opener |
 //! | `seals` | forbidden changes |
 //! | `pager` | [`Pager`]: the storage of files |
 //! | `read_buffer`, `stored_bytes` | the pages that a pager fills, and the bytes that it stores |
 //! | `mappings` | updates of mappings when pages are dropped or saved |
-//! | `registry` | all objects of a memory |
+//! | `registry` | all objects of a memory, and the files that are found by number |
+//! | `file_system` | [`FileSystem`]: one object for each file |
+//! | `weak` | [`WeakObject`]: a handle that keeps no pages |
+//! | `last_holder` | the end of an object |
 //!
 //! The page index is a [`crate::collections::page_tree`].
 //!
@@ -69,6 +74,7 @@
 
 mod arrival;
 mod attachments;
+mod coherence;
 #[cfg(feature = "collapse")]
 mod collapse;
 mod content;
@@ -76,10 +82,12 @@ mod content;
 pub(crate) mod damage;
 mod dropping;
 mod fetch;
+mod file_system;
 mod frame_source;
 mod holes;
 mod in_flight;
 mod invalidate;
+mod last_holder;
 mod lent;
 mod mappings;
 mod page_index;
@@ -102,7 +110,9 @@ mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;
 mod wait;
+mod weak;
 mod will_need;
+mod write_errors;
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -112,13 +122,16 @@ use crate::Memory;
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 
+use file_system::held;
 use lent::Lent;
+use registry::Found;
 use state::{Backing, Secrecy};
 
 pub(crate) use attachments::SegmentMark;
 pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::collapse;
+pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
@@ -130,6 +143,8 @@ pub use seals::{Sealing, Seals};
 pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
 pub(crate) use wait::{Stop, Wait};
+pub use weak::WeakObject;
+pub use write_errors::ErrorMark;
 pub(crate) use {
     registry::Registry,
     seals::WritableMapping,
@@ -280,7 +295,7 @@ impl<P: Platform> Memory<P> {
 
     /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages are
     /// fetched when they are accessed or read. A file must have at most one object at a time: two
-    /// would each have pages of their own.
+    /// would each have pages of their own. [`Memory::file_system`] sees to that.
     ///
     /// The pager outlives the object and all its holders: the lifetimes of handles and address
     /// spaces cannot be shortened.
@@ -317,17 +332,33 @@ impl<P: Platform> Memory<P> {
     ) -> Result<Object<'m, P>, Error> {
         // SAFETY: 1. as for a quota.
         let pager = unsafe { Lent::pager(pager) };
-        add(self, Backing::File { pager, file }, size, Seals::empty())
+        add(self, Backing::File { pager, file, file_system: 0 }, size, Seals::empty())
     }
 }
 
-/// A new object of `size` bytes. Commits the size, if `backing` accounts for it as a whole.
+/// A new object of `size` bytes, or the one that has its name. Commits the size, if `backing`
+/// accounts for it as a whole. May wait for an object of that name to leave.
 fn add<P: Platform>(
     memory: &Memory<P>,
     backing: Backing,
     size: u64,
     seals: Seals,
 ) -> Result<Object<'_, P>, Error> {
+    loop {
+        let added = add_or_find(memory, backing, size, seals)?;
+        match added.or_else(|found| held(memory, found)) {
+            Ok(object) => return Ok(object),
+            Err(leaving) => leaving.wait_until_left(),
+        }
+    }
+}
+
+fn add_or_find<P: Platform>(
+    memory: &Memory<P>,
+    backing: Backing,
+    size: u64,
+    seals: Seals,
+) -> Result<Result<Object<'_, P>, Found>, Error> {
     if size > MAX_SIZE {
         return Err(Error::TooLarge);
     }
@@ -338,17 +369,22 @@ fn add<P: Platform>(
         let objects = memory.slab::<ObjectState>();
         Ok(objects.allocate(&memory.frames, state).ok_or(NoMemory)?)
     })?;
-    // SAFETY: 1. `state::release` frees it after it took it out of the list.
-    unsafe { Registry::of(memory).add(state) };
+    // SAFETY: 1. it is freed here, if it is not added, or by `last_holder`, when it has left and its
+    // name is free.
+    if let Err(found) = unsafe { Registry::of(memory).add(state) } {
+        // SAFETY: it came from this slab, and no other thread has seen it.
+        unsafe { memory.slab::<ObjectState>().free(&memory.frames, state) };
+        return Ok(Err(found));
+    }
     let object = Object { memory, state, pager: PhantomData };
     // On failure the handle is dropped, and the object with it.
     object.state().promise_size(memory, size)?;
-    Ok(object)
+    Ok(Ok(object))
 }
 
 impl<'m, P: Platform> Object<'m, P> {
     pub(crate) fn state(&self) -> &ObjectState {
-        // SAFETY: the handle is a holder, and the state is freed with the last (`state::release`).
+        // SAFETY: the handle is a holder, and the state is freed with the last (`last_holder`).
         unsafe { self.state.as_ref() }
     }
 
@@ -443,7 +479,7 @@ impl<P: Platform> Clone for Object<'_, P> {
 impl<P: Platform> Drop for Object<'_, P> {
     fn drop(&mut self) {
         // SAFETY: 1. the handle's own holder.
-        unsafe { state::release(self.memory, self.state) };
+        unsafe { last_holder::release(self.memory, self.state) };
     }
 }
 

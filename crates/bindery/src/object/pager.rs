@@ -63,7 +63,7 @@ impl core::error::Error for PagerError {}
 /// stores pages that were written.
 ///
 /// The pager chooses the numbers of files. An [`crate::Object`] of a file caches its pages; each
-/// file has at most one at a time, shared by all openers of the file.
+/// file has at most one at a time, shared by all openers of the file ([`crate::FileSystem`]).
 ///
 /// # Context
 /// Context: may sleep. The functions are called from faults and operations, on any CPU, for
@@ -76,7 +76,8 @@ impl core::error::Error for PagerError {}
 /// as the call does not wait for themselves:
 /// - while pages are being read, a fault or a read of the same pages waits;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
-///   so does a `sync` of them.
+///   so does a `sync` of them;
+/// - during [`Pager::removed`], [`crate::FileSystem::file`] of the same file waits.
 ///
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
 /// of its size and content from outside of mappings: they must not write, resize or punch the same

@@ -1,11 +1,17 @@
-//! The list of all objects of a memory, used by the auditor, by `swapoff`, and for unique numbers.
+//! The objects of a memory: the list of all, used by the auditor, by `swapoff` and for unique
+//! numbers, and those that a [`super::FileSystem`] finds by number.
+//!
+//! An object leaves in two steps. With its last holder it leaves the list, and nothing becomes a
+//! holder any more. When its pages are dropped and the pager has heard of it
+//! ([`crate::Pager::removed`]), its number is free for another object. In between, a search for the
+//! number finds an object that is leaving, and waits ([`super::last_holder`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::memory::{Anchor, Memory};
+use crate::memory::{Anchor, Memory, Name, Records, find_named};
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -22,7 +28,25 @@ impl Links {
     }
 }
 
-/// The list of all objects of a memory, in no order. Its lock is held for a constant number of
+/// The object that has a name.
+pub(super) enum Found {
+    /// The caller is a holder of it.
+    Held(NonNull<ObjectState>),
+    /// It has no holder any more. The caller keeps its record, as a weak handle does.
+    Leaving(NonNull<ObjectState>),
+}
+
+/// The result for a holder that leaves.
+pub(super) enum Leave {
+    /// There were others.
+    Shared,
+    /// It is the last, and must save the file first. The number is for the next call.
+    Unsaved(u64),
+    /// It was the last.
+    Left,
+}
+
+/// The list of all objects of a memory, in no order, and the named ones. Its lock is held for a constant number of
 /// steps, and ranks below all others of an object.
 pub(crate) struct Registry<'m, P: Platform>(&'m Anchor<P>);
 
@@ -37,12 +61,27 @@ impl<'m, P: Platform> Registry<'m, P> {
         self.0.last_identity.fetch_add(1, Relaxed) + 1
     }
 
-    /// Adds an object that is in no list.
+    /// Adds an object that is in no list, unless another one has its name.
+    ///
+    /// # Errors
+    /// The object that has the name.
     ///
     /// # Safety
-    /// 1. The object lives until [`Registry::take`] has removed it.
-    pub(super) unsafe fn add(&self, node: NonNull<ObjectState>) {
-        let list = self.0.first.lock();
+    /// 1. The object lives until [`Registry::leave`] and [`Registry::forget_name`] have removed it.
+    pub(super) unsafe fn add(&self, node: NonNull<ObjectState>) -> Result<(), Found> {
+        let records = self.0.records.lock();
+        // SAFETY: the caller keeps the object (obligation 1).
+        let object = unsafe { node.as_ref() };
+        if let Some(name) = object.name.name() {
+            if let Some(found) = Self::find_in(&records, name) {
+                return Err(found);
+            }
+            object.name.set_record(node.cast());
+            // SAFETY: 1. the lock is held; 2. the object is new, and lives until `forget_name` (the
+            // caller's obligation 1); 3. a name never changes.
+            unsafe { records.named.insert(&object.name) };
+        }
+        let list = &records.first;
         // SAFETY: 1. the lock is held, and the caller keeps the object.
         let links = unsafe { Self::links(node) };
         let first = list.load(Relaxed).cast();
@@ -53,26 +92,92 @@ impl<'m, P: Platform> Registry<'m, P> {
             unsafe { Self::links(first) }.previous.store(node.as_ptr(), Relaxed);
         }
         list.store(node.as_ptr().cast(), Relaxed);
+        Ok(())
     }
 
-    /// Removes an object.
+    /// The object of that name.
+    pub(super) fn find(&self, name: Name) -> Option<Found> {
+        Self::find_in(&self.0.records.lock(), name)
+    }
+
+    fn find_in(records: &Records, name: Name) -> Option<Found> {
+        // SAFETY: 1. a borrow of the records has their lock.
+        let tree = unsafe { records.named.locked() };
+        let node: NonNull<ObjectState> = find_named(tree, name)?.record()?.cast();
+        // SAFETY: named objects are in the tree, whose lock is held, until they are freed.
+        let object = unsafe { node.as_ref() };
+        Some(if object.try_hold() {
+            Found::Held(node)
+        } else {
+            object.keep_record();
+            Found::Leaving(node)
+        })
+    }
+
+    /// Makes the caller a holder, unless the last one was released. Returns whether it did. A weak
+    /// handle keeps the object's record.
+    pub(super) fn hold(&self, object: &ObjectState) -> bool {
+        // The lock orders it before or after the last look of a holder that leaves.
+        let _records = self.0.records.lock();
+        object.try_hold()
+    }
+
+    /// Gives up a holder. The last one of a file stays until its pages are saved: `saved` is what
+    /// the call before has said.
     ///
     /// # Safety
-    /// 1. The object is in the list.
-    pub(super) unsafe fn take(&self, object: &ObjectState) {
-        let list = self.0.first.lock();
+    /// 1. The caller is one of the holders counted. For any result but [`Leave::Unsaved`] it gives
+    ///    that up.
+    pub(super) unsafe fn leave(&self, object: &ObjectState, saved: Option<u64>) -> Leave {
+        let records = self.0.records.lock();
+        if object.drop_shared_holder() {
+            return Leave::Shared;
+        }
+        // 1. CPU A is the last holder, and saves the pages.
+        // 2. CPU B finds the file, writes a page, and releases it: A was a holder too.
+        // 3. A must save again.
+        let found = object.times_found();
+        if object.is_file() && saved != Some(found) {
+            return Leave::Unsaved(found);
+        }
+        object.drop_last_holder();
         let links = &object.links;
         let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
         match NonNull::new(previous) {
             // SAFETY: 1. the lock is held, and objects leave the list before they are freed: the
-            // object's neighbors are in it (the caller's obligation 1).
+            // object's neighbors are in it.
             Some(previous) => unsafe { Self::links(previous) }.next.store(next, Relaxed),
-            None => list.store(next.cast(), Relaxed),
+            None => records.first.store(next.cast(), Relaxed),
         }
         if let Some(next) = NonNull::new(next) {
             // SAFETY: 1. as above.
             unsafe { Self::links(next) }.previous.store(previous, Relaxed);
         }
+        Leave::Left
+    }
+
+    /// Frees the name of an object that has left.
+    ///
+    /// # Safety
+    /// 1. [`Registry::leave`] has returned [`Leave::Left`] for the object, and this was not called
+    ///    since.
+    pub(super) unsafe fn forget_name(&self, object: &ObjectState) {
+        if object.name.name().is_some() {
+            let records = self.0.records.lock();
+            // SAFETY: 1. the lock is held; 2. `add` has put it there (the caller's obligation 1).
+            unsafe { records.named.remove(&object.name) };
+        }
+    }
+
+    /// Counts the record of an object that has left as kept by weak handles, or not any more.
+    pub(super) fn note_kept(&self, is_kept: bool) {
+        let by = if is_kept { 1 } else { u64::MAX };
+        self.0.kept.fetch_add(by, Relaxed);
+    }
+
+    /// The number of records of objects that have left, which weak handles keep.
+    pub(crate) fn kept(&self) -> u64 {
+        self.0.kept.load(Relaxed)
     }
 
     /// All objects.
@@ -80,7 +185,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// # Safety
     /// 1. No object is added or removed while the iterator and its items are used.
     pub(crate) unsafe fn iter(self) -> impl Iterator<Item = &'m ObjectState> + use<'m, P> {
-        let mut next: *mut ObjectState = self.0.first.lock().load(Relaxed).cast();
+        let mut next: *mut ObjectState = self.0.records.lock().first.load(Relaxed).cast();
         core::iter::from_fn(move || {
             let node = NonNull::new(next)?;
             // SAFETY: objects leave the list before they are freed, which does not happen now (the
@@ -94,10 +199,10 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// The object after `last` in the list, or the first; the caller becomes a holder of it. Skips
     /// objects that are being freed, and may skip new ones.
     pub(super) fn next_held(&self, last: Option<&ObjectState>) -> Option<NonNull<ObjectState>> {
-        let list = self.0.first.lock();
+        let records = self.0.records.lock();
         let mut next = match last {
             Some(last) => last.links.next.load(Relaxed),
-            None => list.load(Relaxed).cast(),
+            None => records.first.load(Relaxed).cast(),
         };
         while let Some(node) = NonNull::new(next) {
             // SAFETY: objects leave the list, whose lock is held, before they are freed.
@@ -105,7 +210,6 @@ impl<'m, P: Platform> Registry<'m, P> {
             if object.try_hold() {
                 return Some(node);
             }
-            // Its last holder is about to remove it.
             next = object.links.next.load(Relaxed);
         }
         None

@@ -84,12 +84,18 @@ impl<P: Platform> Object<'_, P> {
     /// Drops the content after `bytes`, which is at most the size. The changes are held, and the
     /// pager has none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
-        let (memory, object) = (self.memory, self.state());
-        if let Some((pager, file)) = object.file().filter(|_| bytes != old) {
+        if let Some((pager, file)) = self.state().file().filter(|_| bytes != old) {
             // Before the invalidate lock is taken: nothing beyond the new end is read or stored any
             // more.
             pager.resize(file, bytes)?;
         }
+        self.cut_pages(bytes);
+        Ok(())
+    }
+
+    /// As [`Object::cut`], when the pager has the size.
+    pub(super) fn cut_pages(&self, bytes: u64) {
+        let (memory, object) = (self.memory, self.state());
         object.invalidate_lock.with_write(memory.platform(), |proof| {
             // A smaller size can always be committed.
             let _ = object.promise_size(memory, bytes);
@@ -99,8 +105,7 @@ impl<P: Platform> Object<'_, P> {
             mappings::unmap(memory, object, beyond, Copies::Dropped, proof);
             drop_pages(memory, object, beyond, &mut Piece::first_of(memory), proof);
             pages::zero_part(memory, object, bytes, first << PAGE_SHIFT, proof.rest_stays());
-            Ok(())
-        })
+        });
     }
 
     /// Makes `length` bytes from `offset` read as zeroes, and frees the whole pages among them. The

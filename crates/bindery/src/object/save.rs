@@ -256,7 +256,9 @@ impl<P: Platform> Batch<'_, P> {
             })
             .collect();
         let first = runs.first().map_or(0, |run| run.page);
-        Ok(pager.write(file, first, &pieces)?)
+        Ok(pager.write(file, first, &pieces).inspect_err(|error| {
+            self.object.write_errors.record(*error);
+        })?)
     }
 
     /// Completes the next `count` runs; marks them dirty again if they were not stored.

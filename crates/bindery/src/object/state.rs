@@ -6,29 +6,29 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
-use crate::addr::{Orders, PAGE_SIZE, PageRange};
+use crate::addr::{Orders, PAGE_SIZE};
 use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::folio::{LiveOwner, OWNER_ALIGN, Owner};
-use crate::memory::{Record, RecordKind};
+use crate::memory::{Name, NameLinks, Record, RecordKind};
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
 use crate::sync::rw_lock::RwLock;
 use crate::vma::MappingFlags;
 
 use super::attachments::SegmentMark;
-use super::dropping::{Piece, drop_pages};
 use super::frame_source::{FrameSource, ShownFrames};
 use super::invalidate::InvalidateLock;
+use super::last_holder::release;
 use super::lent::Lent;
 use super::page_index::Pages;
 use super::pager::Pager;
 use super::quota::Quota;
-use super::registry::{Links, Registry};
-use super::save;
+use super::registry::Links;
 use super::seals::{SealState, Seals};
 use super::swap_ahead::SwapAhead;
-use crate::collections::page_tree::{Node, PAGE_LIMIT};
+use super::write_errors::WriteErrors;
+use crate::collections::page_tree::Node;
 
 /// How the memory of an object counts as committed ([`crate::Commitment`]).
 ///
@@ -78,6 +78,8 @@ pub(super) enum Backing {
         pager: Lent<dyn Pager>,
         /// The pager's number for it.
         file: u64,
+        /// The file system that finds it by that number; 0 for none.
+        file_system: u64,
     },
     /// Frames that are not the core's: the object has no pages of its own.
     Frames {
@@ -100,10 +102,16 @@ pub(crate) struct ObjectState {
     pub(super) changes: RwLock,
     /// Handles and VMAs. Never wraps, even if a program forgets handles throughout its lifetime.
     holders: AtomicU64,
+    /// One for all holders together, and one for each weak handle. The last frees the record.
+    records: AtomicU64,
+    /// How often a search or a weak handle has added a holder.
+    found: AtomicU64,
     pub(super) seals: SealState,
     pub(crate) mapping_lock: TreeLock,
     pub(crate) mappers: ObjectTree,
     pub(super) links: Links,
+    pub(super) name: NameLinks,
+    pub(super) write_errors: WriteErrors,
     pub(super) swap_ahead: SwapAhead,
     /// The last page read by a call.
     pub(super) last_read: AtomicU64,
@@ -138,16 +146,24 @@ impl ObjectState {
     }
 
     pub(super) fn new(identity: u64, backing: Backing, size: u64, seals: Seals) -> Self {
+        let name = match backing {
+            Backing::File { file, file_system, .. } => Name { space: file_system, number: file },
+            Backing::Memory { .. } | Backing::Frames { .. } => Name { space: 0, number: 0 },
+        };
         Self {
             invalidate_lock: InvalidateLock::new(),
             committed: AtomicU64::new(0),
             pages: Pages::new(),
             changes: RwLock::new(),
             holders: AtomicU64::new(1),
+            records: AtomicU64::new(1),
+            found: AtomicU64::new(0),
             seals: SealState::new(seals),
             mapping_lock: TreeLock::new(),
             mappers: ObjectTree::new(),
             links: Links::new(),
+            name: NameLinks::new(name),
+            write_errors: WriteErrors::new(),
             swap_ahead: SwapAhead::new(),
             last_read: AtomicU64::new(u64::MAX),
             size: AtomicU64::new(size),
@@ -182,7 +198,7 @@ impl ObjectState {
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
         match &self.backing {
             Backing::Memory { .. } | Backing::Frames { .. } => None,
-            Backing::File { pager, file } => Some((pager.get(), *file)),
+            Backing::File { pager, file, .. } => Some((pager.get(), *file)),
         }
     }
 
@@ -319,11 +335,45 @@ impl ObjectState {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds a handle unless the last one was released. Returns whether it did. The caller keeps the
-    /// object from being freed during the call.
+    /// Adds a handle unless the last one was released. Returns whether it did. The caller has the
+    /// lock of the registry, and keeps the record from being freed during the call.
     pub(super) fn try_hold(&self) -> bool {
+        self.found.fetch_add(1, Ordering::Relaxed);
         let more = |holders: u64| (holders > 0).then_some(holders + 1);
         self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// How often the object got a holder that it did not know before.
+    pub(super) fn times_found(&self) -> u64 {
+        self.found.load(Ordering::Relaxed)
+    }
+
+    /// Removes a holder unless it is the last. Returns whether it did.
+    #[inline]
+    pub(super) fn drop_shared_holder(&self) -> bool {
+        let fewer = |holders: u64| (holders > 1).then(|| holders - 1);
+        self.holders.fetch_update(Ordering::Release, Ordering::Acquire, fewer).is_ok()
+    }
+
+    /// Removes the last holder. The caller has the lock of the registry, so none is added.
+    pub(super) fn drop_last_holder(&self) {
+        self.holders.store(0, Ordering::Relaxed);
+    }
+
+    /// Keeps the record from being freed. The caller has a record that is kept.
+    pub(super) fn keep_record(&self) {
+        self.records.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether no other record is kept. Once the object has left, none is added then.
+    pub(super) fn is_last_record(&self) -> bool {
+        self.records.load(Ordering::Acquire) == 1
+    }
+
+    /// Undoes [`ObjectState::keep_record`]. Returns whether that was the last: the caller frees the
+    /// record.
+    pub(super) fn drop_record(&self) -> bool {
+        self.records.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// Whether anything is in flight between the pages and the pager.
@@ -385,36 +435,6 @@ pub(crate) unsafe fn map_removed<P: Platform>(
     if let Some(mark) = mark {
         mark.follower().detached(mark.id.segment);
     }
-}
-
-/// Removes a holder. The last one frees the object and all its pages. Dirty pages are saved first;
-/// a failure loses them, as no holder is left to receive the error.
-///
-/// # Safety
-/// 1. The caller is one of the holders counted, and gives that up.
-pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the object lives until this call gives up the caller's holder (obligation 1).
-    let object = unsafe { node.as_ref() };
-    if object.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
-        return;
-    }
-    let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
-    // SAFETY: 1. `object::add` has added it, and only the last holder takes it out.
-    unsafe { Registry::of(memory).take(object) };
-    // A reclaimer has no holder, only this lock.
-    object.invalidate_lock.with_write(memory.platform(), |proof| {
-        let all = PageRange { first: 0, end: PAGE_LIMIT };
-        drop_pages(memory, object, all, &mut Piece::first_of(memory), proof);
-    });
-    object.uncommit(memory, object.committed());
-    if let Some((pager, file)) = object.file() {
-        pager.removed(file);
-    }
-    debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
-    // SAFETY: the node came from this slab (`object::add`); it has no holder and is in no
-    // list, so no thread can reach it any more. A walker follows a folio to its object only with a
-    // holder of the object's.
-    unsafe { memory.slab::<ObjectState>().free(&memory.frames, node) };
 }
 
 // SAFETY: 1. No other type has this kind.

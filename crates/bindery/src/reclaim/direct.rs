@@ -115,7 +115,9 @@ impl Tried {
         let available = memory.free_frame_count().saturating_sub(memory.frames.reserve());
         let target = (FIRST_ROUND << (self.rounds - 1)).min((2 * available).max(FIRST_ROUND));
         let enough = memory.free_frame_count() + target;
-        if reclaim_until(memory, target, enough).freed > 0 || memory.free_frame_count() >= enough {
+        if reclaim_until(memory, target, enough, u64::MAX).freed > 0
+            || memory.free_frame_count() >= enough
+        {
             return true;
         }
         if first(&mut self.collect) {

@@ -91,7 +91,22 @@ impl<P: Platform> Memory<P> {
     /// frames if an earlier search found nothing and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
-        reclaim_until(self, target, u64::MAX)
+        reclaim_until(self, target, u64::MAX, u64::MAX)
+    }
+
+    /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64, and no
+    /// write is waited for. (It passes more if programs have left many pages behind them since.) For
+    /// a thread of the embedder's that has other work too, or that runs at a low priority: it calls
+    /// again while [`Memory::shortage`] says so. Pages whose writes are in flight are counted by a
+    /// later call.
+    ///
+    /// A search of several calls does not give up: an embedder that gets no page for a turn of all
+    /// frames waits before it goes on.
+    ///
+    /// Context: may sleep. Complexity: linear in `frames`, in the runs of their windows, and in the
+    /// frames that caches keep.
+    pub fn reclaim_step(&self, target: u64, frames: u64) -> Reclaimed {
+        reclaim_until(self, target, u64::MAX, frames)
     }
 
     /// Drops the clean pages of all files, recently used or not (`/proc/sys/vm/drop_caches`).
@@ -105,15 +120,20 @@ impl<P: Platform> Memory<P> {
 }
 
 /// Like [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that other
-/// CPUs freed.
-fn reclaim_until<P: Platform>(memory: &Memory<P>, target: u64, enough: u64) -> Reclaimed {
+/// CPUs freed, or when the clock has passed `most` frames.
+fn reclaim_until<P: Platform>(
+    memory: &Memory<P>,
+    target: u64,
+    enough: u64,
+    most: u64,
+) -> Reclaimed {
     let before = memory.free_frame_count();
     memory.trim();
     let freed = memory.free_frame_count().saturating_sub(before) + memory.finish_swap_writes();
     let mut done = Reclaimed { freed, scanned: 0 };
     memory.discard_free_slots();
     memory.clock.note_use(memory.total_frames() - memory.free_frame_count());
-    let mut search = Search::new(memory);
+    let mut search = Search::new(memory, most);
     let mut batch = Batch::new(memory);
     done.freed += batch.sweep(target.saturating_sub(done.freed), &mut search);
     while done.freed < target && memory.free_frame_count() < enough {
@@ -127,7 +147,7 @@ fn reclaim_until<P: Platform>(memory: &Memory<P>, target: u64, enough: u64) -> R
                 done.freed += wait_for_a_write(memory);
                 continue;
             }
-            if search.is_over() {
+            if search.is_over() || search.is_short() {
                 break;
             }
         }

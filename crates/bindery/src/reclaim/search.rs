@@ -53,6 +53,8 @@ pub(super) struct Search {
     begin: Begin,
     /// The previous search found nothing left: the one step examines all folios.
     looks_at_all: bool,
+    /// Its length is the caller's.
+    is_short: bool,
     /// A turn was added for folios that were found locked into memory.
     is_longer: bool,
     /// Writes that the search may still wait for, once it is over.
@@ -60,21 +62,31 @@ pub(super) struct Search {
 }
 
 impl Search {
-    pub(super) fn new<P: Platform>(memory: &Memory<P>) -> Self {
+    /// A search that passes `limit` frames at most, in whole steps.
+    pub(super) fn new<P: Platform>(memory: &Memory<P>, limit: u64) -> Self {
         let all = u64::from(memory.frames.span().count).next_multiple_of(u64::from(STEP));
         let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
+        // A short search tells nothing of all memory: it neither becomes longer, nor is it recorded.
+        let is_short = limit < all * TURNS;
+        let most = most.min(limit);
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
         Self {
             scanned: 0,
             most,
             all,
             begin,
-            looks_at_all: nothing_left,
+            looks_at_all: nothing_left && !is_short,
+            is_short,
             is_longer: false,
             waits: None,
         }
+    }
+
+    /// Whether the caller has chosen its length.
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -103,6 +115,9 @@ impl Search {
         freed: u64,
         batch: &mut Batch<'_, P>,
     ) {
+        if self.is_short {
+            return;
+        }
         let found = batch.later
             || !batch.is_empty()
             || freed > self.begin.freed
@@ -143,8 +158,8 @@ impl Search {
     /// is wanted.
     pub(super) fn may_wait<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
         let writes = memory.swap.pages_under_writeback();
-        if writes == 0 || !self.is_over() {
-            return writes > 0;
+        if self.is_short || writes == 0 || !self.is_over() {
+            return writes > 0 && !self.is_short;
         }
         let left = self.waits.get_or_insert(writes);
         let may = *left > 0;

@@ -165,7 +165,8 @@ impl<P: Platform> Swap<P> {
 /// whether more may be read: memory and a request are free.
 pub(crate) fn begin_read_around<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
     let run = SlotRun { area, first: slot, count: 1 };
-    memory.shortage() == 0 && run.begin_read(memory, Order::PAGE, Cause::Around) != Begun::NoRoom
+    memory.free_frame_count() >= memory.enough_free_frames()
+        && run.begin_read(memory, Order::PAGE, Cause::Around) != Begun::NoRoom
 }
 
 #[cfg(test)]

@@ -1,0 +1,57 @@
+//! A reclaimer of the embedder's: watermarks, and short steps.
+
+use bindery::{Error, Reclaimed};
+use bindery_hosted::MemoryFiles;
+
+use crate::support::MIB;
+use crate::support::objects::{content, in_memory};
+
+#[test]
+fn files_fill_memory_up_to_the_watermark() {
+    let files = MemoryFiles::new();
+    in_memory(|memory, audit| {
+        // Without swap and watermarks, nothing is ever short.
+        assert_eq!((memory.is_short(), memory.shortage()), (false, 0));
+        let (size, free) = (16 * MIB, memory.free_frame_count());
+        let (low, high) = (free - 3000, free - 2000);
+        assert_eq!(memory.set_watermarks(low, high), Err(Error::Invalid), "above a half");
+        let file = memory.file(&files, 1, size).unwrap();
+        let _ = content(&file);
+        let free = memory.free_frame_count();
+        let (low, high) = (free.min(memory.total_frames() / 2) - 100, memory.total_frames() / 2);
+        assert_eq!(memory.set_watermarks(high, low), Err(Error::Invalid));
+        memory.set_watermarks(low, low).unwrap();
+        assert_eq!((memory.is_short(), memory.shortage()), (false, 0));
+        memory.set_watermarks(high, high).unwrap();
+        assert_eq!(memory.is_short(), free < high);
+        assert_eq!(memory.shortage(), high.saturating_sub(free));
+        audit();
+    });
+}
+
+#[test]
+fn a_step_passes_no_more_frames_than_allowed() {
+    let files = MemoryFiles::new();
+    in_memory(|memory, audit| {
+        let file = memory.file(&files, 1, 24 * MIB).unwrap();
+        let _ = content(&file);
+        let high = memory.total_frames() / 2;
+        memory.set_watermarks(high / 2, high).unwrap();
+        assert!(memory.is_short());
+        assert_eq!(memory.reclaim_step(100, 0), Reclaimed::default());
+        let mut steps = 0;
+        while memory.shortage() > 0 {
+            let free = memory.free_frame_count();
+            let done = memory.reclaim_step(memory.shortage(), 200);
+            assert!(done.scanned <= 256, "{done:?}");
+            assert_eq!(memory.free_frame_count(), free + done.freed);
+            steps += 1;
+            // Each folio is found unused twice before it leaves.
+            assert!(steps <= 4 * memory.total_frames() / 192, "it does not end");
+        }
+        assert!(!memory.is_short());
+        assert!(memory.free_frame_count() < high + 256, "more than the watermark");
+        assert!(file.resident_pages() > 0, "no more leaves than is short");
+        audit();
+    });
+}

@@ -1,0 +1,84 @@
+//! The records of a layer: the list of all, and those that an embedder has named.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::collections::interval_tree::{Asked, Interval, IntervalTree, Links, LockedTree, Member};
+
+use super::Opaque;
+
+/// A name that an embedder gives: a number in one of its number spaces. 0 is no number space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Name {
+    pub(crate) space: u64,
+    pub(crate) number: u64,
+}
+
+/// A record's name, and its place among the named ones. Part of the record.
+pub(crate) struct NameLinks {
+    links: Links<Self>,
+    name: Name,
+    /// The record, once it is among the named ones.
+    record: AtomicPtr<Opaque>,
+}
+
+impl NameLinks {
+    /// Those of a record that is not among the named ones.
+    pub(crate) const fn new(name: Name) -> Self {
+        Self { links: Links::new(), name, record: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// The name; `None` if the record has none.
+    pub(crate) fn name(&self) -> Option<Name> {
+        (self.name.space != 0).then_some(self.name)
+    }
+
+    /// Sets the record that these are a part of.
+    pub(crate) fn set_record(&self, record: NonNull<Opaque>) {
+        self.record.store(record.as_ptr(), Relaxed);
+    }
+
+    /// The record that these are a part of.
+    pub(crate) fn record(&self) -> Option<NonNull<Opaque>> {
+        NonNull::new(self.record.load(Relaxed))
+    }
+}
+
+/// Orders named records by number. Number spaces may share numbers.
+pub(crate) struct ByNumber;
+
+impl Member<NameLinks> for ByNumber {
+    fn links(node: &NameLinks) -> &Links<NameLinks> {
+        &node.links
+    }
+
+    fn interval(node: &NameLinks) -> Interval {
+        Interval { first: node.name.number, last: node.name.number }
+    }
+}
+
+/// The named records.
+pub(crate) type NamedTree = IntervalTree<NameLinks, ByNumber>;
+
+/// The record of that name. O(log n) of n named records, for each number space with that number.
+pub(crate) fn find_named<'t>(
+    tree: LockedTree<'t, NameLinks, ByNumber>,
+    name: Name,
+) -> Option<&'t NameLinks> {
+    let asked = Asked { first: name.number, last: name.number, ..Asked::ALL };
+    tree.iter(asked).find(|found| found.name == name)
+}
+
+/// The records of a layer, guarded by the lock of their [`Anchor`](super::Anchor).
+pub(crate) struct Records {
+    /// The first of the list of all.
+    pub(crate) first: AtomicPtr<Opaque>,
+    /// Those with a name.
+    pub(crate) named: NamedTree,
+}
+
+impl Records {
+    pub(super) const fn new() -> Self {
+        Self { first: AtomicPtr::new(ptr::null_mut()), named: IntervalTree::new() }
+    }
+}

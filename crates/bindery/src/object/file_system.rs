@@ -1,0 +1,131 @@
+//! [`FileSystem`]: finds the object of a file by its number.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::fmt;
+
+use crate::Memory;
+use crate::error::Error;
+use crate::memory::Name;
+use crate::platform::Platform;
+
+use super::lent::Lent;
+use super::registry::{Found, Registry};
+use super::seals::Seals;
+use super::state::Backing;
+use super::weak::WeakObject;
+use super::{Object, Pager, add};
+
+/// The files of a pager, each with one object at most: a mounted file system, as the core sees it
+/// (Linux: a superblock and its inodes, whose `i_mapping` is the object). Copies are the same file
+/// system; each [`Memory::file_system`] makes another one, with objects of its own.
+///
+/// ```
+/// use bindery::{Error, FileSystem, Platform};
+///
+/// /// Two opens of a file share its pages.
+/// fn open_twice<P: Platform>(disk: FileSystem<'_, P>) -> Result<(), Error> {
+///     let one = disk.file(7, 0x1000)?;
+///     let other = disk.file(7, 0x1000)?;
+///     assert_eq!(one.identity(), other.identity());
+///     drop((one, other));
+///     assert!(disk.find(7).is_none()); // its pages are saved, and `Pager::removed` was called
+///     Ok(())
+/// }
+/// ```
+///
+/// It does not outlive its pager, so no later pager at the same place gets its objects:
+///
+/// ```compile_fail,E0597
+/// # use bindery::{FileSystem, Memory, Pager, Platform};
+/// fn mount<'m, P: Platform, D: Pager>(memory: &'m Memory<P>, disk: D) -> FileSystem<'m, P> {
+///     let borrowed: &'m dyn Pager = &disk;
+///     memory.file_system(borrowed)
+/// }
+/// ```
+pub struct FileSystem<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    pager: &'m dyn Pager,
+    /// The number of the number space; not 0.
+    number: u64,
+}
+
+impl<P: Platform> Memory<P> {
+    /// A file system whose files live with `pager`, which outlives it and all objects of its files.
+    ///
+    /// Context: any.
+    pub fn file_system<'m>(&'m self, pager: &'m dyn Pager) -> FileSystem<'m, P> {
+        FileSystem { memory: self, pager, number: self.new_identity() }
+    }
+}
+
+impl<'m, P: Platform> FileSystem<'m, P> {
+    /// The object of file `number`: the one that has a handle or a mapping, or a new one of `size`
+    /// bytes. The size of an object that exists stays. (Linux: `iget_locked`.)
+    ///
+    /// If the last handle or mapping is just being released, waits until the file's pages are saved
+    /// and [`Pager::removed`] has returned. So `removed` must not ask for its own file, nor wait for
+    /// a thread that does.
+    ///
+    /// Context: may sleep. Complexity: logarithmic in the objects that file systems have.
+    ///
+    /// # Errors
+    /// As [`Memory::file`].
+    pub fn file(&self, number: u64, size: u64) -> Result<Object<'m, P>, Error> {
+        open(self, number, size)
+    }
+
+    /// The object of file `number`, if it has a handle or a mapping.
+    ///
+    /// Context: spins. Complexity: as [`FileSystem::file`].
+    pub fn find(&self, number: u64) -> Option<Object<'m, P>> {
+        let found = Registry::of(self.memory).find(Name { space: self.number, number })?;
+        held(self.memory, found).ok()
+    }
+}
+
+fn open<'m, P: Platform>(
+    system: &FileSystem<'m, P>,
+    number: u64,
+    size: u64,
+) -> Result<Object<'m, P>, Error> {
+    let memory = system.memory;
+    if let Some(found) = Registry::of(memory).find(Name { space: system.number, number }) {
+        match held(memory, found) {
+            Ok(object) => return Ok(object),
+            Err(leaving) => leaving.wait_until_left(),
+        }
+    }
+    // SAFETY: 1. it is lent for 'm, the lifetime of this handle. Others find the object through a
+    // copy of the file system, which borrows the pager as long as it and their handles live.
+    let pager = unsafe { Lent::pager(system.pager) };
+    let backing = Backing::File { pager, file: number, file_system: system.number };
+    add(memory, backing, size, Seals::empty())
+}
+
+/// The handle to an object that was found; an error if it is leaving.
+pub(super) fn held<P: Platform>(
+    memory: &Memory<P>,
+    found: Found,
+) -> Result<Object<'_, P>, WeakObject<'_, P>> {
+    match found {
+        // SAFETY: 1. the search has made the caller a holder.
+        Found::Held(state) => Ok(unsafe { Object::of_holder(memory, state) }),
+        // SAFETY: 1. the search keeps the record for the caller.
+        Found::Leaving(state) => Err(unsafe { WeakObject::of_record(memory, state) }),
+    }
+}
+
+impl<P: Platform> Clone for FileSystem<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for FileSystem<'_, P> {}
+
+impl<P: Platform> fmt::Debug for FileSystem<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileSystem").field("number", &self.number).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! Failed writes of a file, each reported once to each opener ([`ErrorMark`]; Linux: `errseq_t`).
+//!
+//! A page may be stored long after it was written, by a call of another process. If that fails, the
+//! writers learn it from their next `fsync`. The object keeps the last error in a word:
+//!
+//! ```text
+//!  63                    8    7     6      0
+//! | times it has changed | seen | the error |
+//! ```
+//!
+//! A mark is a copy of the word. An error is new to an opener whose mark differs from the word. The
+//! count rises only when an error replaces one that was seen, so a storm of failures is one.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::Error;
+use crate::platform::Platform;
+
+use super::{Object, PagerError};
+
+const SEEN: u64 = 1 << 7;
+const ERROR: u64 = SEEN - 1;
+const ONE: u64 = 1 << 8;
+
+/// The errors of an object that one opener has seen: a part of the embedder's open file
+/// ([`Object::error_mark`]).
+///
+/// ```
+/// use bindery::{Error, ErrorMark, Object, Platform};
+///
+/// struct OpenFile<'m, P: Platform> {
+///     object: Object<'m, P>,
+///     errors: ErrorMark,
+/// }
+///
+/// /// `fsync(2)`.
+/// fn fsync<P: Platform>(file: &mut OpenFile<'_, P>) -> Result<(), Error> {
+///     let stored = file.object.sync(0, u64::MAX);
+///     // First: an error of this very call is seen by it, and not reported again.
+///     file.object.check_errors(&mut file.errors).and(stored)
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ErrorMark(u64);
+
+/// The word of an object.
+pub(super) struct WriteErrors(AtomicU64);
+
+impl WriteErrors {
+    pub(super) const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Records the failure of a write. Memory that runs out is no error of the storage: the caller
+    /// of the write tries again.
+    pub(super) fn record(&self, error: PagerError) {
+        let code = match error {
+            PagerError::InputOutput => 1,
+            PagerError::NoSpace => 2,
+            PagerError::NotSupported => 3,
+            PagerError::OutOfMemory => return,
+        };
+        let next = |word: u64| {
+            let changed = if word & SEEN == 0 { 0 } else { ONE };
+            Some((word & !(SEEN | ERROR)).wrapping_add(changed) | code)
+        };
+        // It always succeeds.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
+    /// The mark of a new opener: it learns of an error that no other has seen.
+    fn mark(&self) -> ErrorMark {
+        let word = self.0.load(Ordering::Relaxed);
+        ErrorMark(if word & SEEN == 0 { 0 } else { word })
+    }
+
+    /// The error that is new since the mark, which moves on.
+    fn check(&self, mark: &mut ErrorMark) -> Result<(), Error> {
+        let mut word = self.0.load(Ordering::Relaxed);
+        if word == mark.0 {
+            return Ok(());
+        }
+        while word & SEEN == 0 {
+            match self.0.compare_exchange_weak(
+                word,
+                word | SEEN,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => word |= SEEN,
+                Err(now) => word = now,
+            }
+        }
+        mark.0 = word;
+        match word & ERROR {
+            1 => Err(Error::InputOutput),
+            2 => Err(Error::NoSpace),
+            3 => Err(Error::NotSupported),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<P: Platform> Object<'_, P> {
+    /// The mark of a new opener of a file: taken when the file is opened, and kept with the open
+    /// file. An error that no opener has seen yet is new to it, so an error is not lost because the
+    /// file was closed in between.
+    ///
+    /// Context: any.
+    pub fn error_mark(&self) -> ErrorMark {
+        self.state().write_errors.mark()
+    }
+
+    /// Reports the last failure of a write of the file's pages, by whichever call, once for each
+    /// mark: at the end of `fsync(2)`, `fdatasync(2)`, `msync(2)` with `MS_SYNC` and `close(2)`.
+    /// Failures of the object's last save, after all its handles and mappings, are reported to none.
+    ///
+    /// Context: any.
+    ///
+    /// # Errors
+    /// The pager's: [`Error::InputOutput`], [`Error::NoSpace`], [`Error::NotSupported`].
+    pub fn check_errors(&self, mark: &mut ErrorMark) -> Result<(), Error> {
+        self.state().write_errors.check(mark)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mark_sees_an_error_once() {
+        let errors = WriteErrors::new();
+        let (mut early, mut other) = (errors.mark(), errors.mark());
+        assert_eq!(errors.check(&mut early), Ok(()));
+        errors.record(PagerError::InputOutput);
+        assert_eq!(errors.check(&mut early), Err(Error::InputOutput));
+        assert_eq!(errors.check(&mut early), Ok(()));
+        // One opened later does not see what another has seen; one opened before does.
+        let mut late = errors.mark();
+        assert_eq!(errors.check(&mut late), Ok(()));
+        assert_eq!(errors.check(&mut other), Err(Error::InputOutput));
+        // The same error again is new to all.
+        errors.record(PagerError::InputOutput);
+        for mark in [&mut early, &mut other, &mut late] {
+            assert_eq!(errors.check(mark), Err(Error::InputOutput));
+            assert_eq!(errors.check(mark), Ok(()));
+        }
+    }
+
+    #[test]
+    fn an_error_that_none_has_seen_is_new_to_a_later_opener() {
+        let errors = WriteErrors::new();
+        errors.record(PagerError::InputOutput);
+        errors.record(PagerError::NoSpace);
+        let mut late = errors.mark();
+        assert_eq!(errors.check(&mut late), Err(Error::NoSpace));
+        assert_eq!(errors.check(&mut late), Ok(()));
+        errors.record(PagerError::OutOfMemory);
+        assert_eq!(errors.check(&mut late), Ok(()));
+    }
+}
