@@ -173,7 +173,7 @@ pub use space::{
     MappingFlags, MappingView, MoveMode, ObjectView, PageCategories, PageRegion, PageRegions,
     PageRun, PageRunContent, PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place,
     ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions,
-    SyncFlags, Usage, UserfaultHandler, WriteProtectMode,
+    SyncFlags, TriedFault, Usage, UserfaultHandler, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

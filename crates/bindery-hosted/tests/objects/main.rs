@@ -23,5 +23,6 @@ mod read_around;
 mod reclaim;
 mod reclaim_races;
 mod rmap_walks;
+mod try_fault;
 mod watermarks;
 mod working_sets;

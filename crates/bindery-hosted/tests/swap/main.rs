@@ -38,5 +38,6 @@ mod shrink;
 mod sizes;
 mod slots;
 mod swap_off;
+mod try_fault;
 mod unstable_pages;
 mod willneed;

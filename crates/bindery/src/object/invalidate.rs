@@ -51,6 +51,16 @@ impl InvalidateLock {
         self.0.with_read(platform, || work(&PagesStay(())))
     }
 
+    /// As [`InvalidateLock::with_read`], unless a writer has the lock or waits for it.
+    pub(crate) fn try_with_read<P: Platform, R>(
+        &self,
+        platform: &P,
+        work: impl FnOnce(&PagesStay) -> R,
+    ) -> Option<R> {
+        let _guard = self.0.try_read(platform)?;
+        Some(work(&PagesStay(())))
+    }
+
     /// Runs `work` with the lock held for writing.
     #[inline]
     pub(crate) fn with_write<P: Platform, R>(

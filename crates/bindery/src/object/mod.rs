@@ -142,7 +142,7 @@ pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
-pub(crate) use wait::{Stop, Wait};
+pub(crate) use wait::{ForHandler, HandlerWait, Stop, Wait};
 pub use weak::WeakObject;
 pub use write_errors::ErrorMark;
 pub(crate) use {

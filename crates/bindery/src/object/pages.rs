@@ -230,7 +230,7 @@ pub(crate) fn mark_dirty<P: Platform>(
     object: &ObjectState,
     page: u64,
     count: u64,
-) -> Result<(), Wait<'static>> {
+) -> Result<(), Wait> {
     if object.notices_writes() {
         if let Some(ticket) = object.pages.being_stored(memory.platform(), page, count) {
             return Err(Wait::Pager(ticket));
@@ -263,7 +263,7 @@ pub(super) fn mark_run_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     run: PageRun,
-) -> Result<(), Wait<'static>> {
+) -> Result<(), Wait> {
     if object.notices_writes() {
         return mark_dirty(memory, object, run.page, u64::from(run.count));
     }

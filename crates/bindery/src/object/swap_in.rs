@@ -176,7 +176,7 @@ enum Unread {
     /// The content is lost.
     Content,
     /// The caller has to wait, without locks.
-    Wait(Wait<'static>),
+    Wait(Wait),
 }
 
 fn read_folio<P: Platform>(

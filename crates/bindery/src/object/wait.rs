@@ -1,5 +1,7 @@
 //! The things that a call or a fault waits for, with its locks released.
 
+use core::convert::Infallible;
+
 use crate::Memory;
 use crate::addr::PageRange;
 use crate::error::{Error, Failure, NoMemory};
@@ -14,11 +16,12 @@ use super::fetch::Fetch;
 use super::in_flight::{Reads, Ticket};
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
-/// for this, and tries again. A value, so that a caller that must not wait could pass it on
-/// instead. Only a wait for a handler has a lifetime: that of the message in its queue.
+/// for this, and tries again. A value, so that a caller that must not wait passes it on instead
+/// ([`crate::AddressSpace::try_fault`]). Only a wait for a handler borrows: the message in its queue.
+/// It is a variant of [`Wait<HandlerWait>`] only.
 #[derive(Debug)]
 #[must_use = "the call would try again at once"]
-pub(crate) enum Wait<'w> {
+pub(crate) enum Wait<H = Infallible> {
     /// Pages that must be fetched from the pager.
     Pages(Fetch),
     /// Work that the pager does already.
@@ -41,12 +44,41 @@ pub(crate) enum Wait<'w> {
     /// the caller has taken.
     Folio(Folio),
     /// The handler of a userfaultfd, for a fault whose message is in the queue.
-    Handler(QueuedFault<'w>, Interrupts),
+    Handler(H),
     /// Memory that is kept though unused, collected for a large folio.
     Memory,
 }
 
-impl Wait<'_> {
+/// The wait of a fault for a handler, or none.
+pub(crate) trait ForHandler {
+    /// Waits until the handler has answered.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    fn wait<P: Platform>(self, platform: &P) -> Result<(), Error>;
+}
+
+impl ForHandler for Infallible {
+    fn wait<P: Platform>(self, _: &P) -> Result<(), Error> {
+        match self {}
+    }
+}
+
+/// A fault whose message is in the queue of a userfaultfd, and the signals that end its wait.
+#[derive(Debug)]
+pub(crate) struct HandlerWait<'w>(pub(crate) QueuedFault<'w>, pub(crate) Interrupts);
+
+impl ForHandler for HandlerWait<'_> {
+    #[inline(always)]
+    fn wait<P: Platform>(self, platform: &P) -> Result<(), Error> {
+        match self.0.wait(platform, self.1) {
+            Ending::Woken | Ending::Closed => Ok(()),
+            Ending::Interrupted => Err(Error::Interrupted),
+        }
+    }
+}
+
+impl<H: ForHandler> Wait<H> {
     /// Waits, without any lock. Returns a reference to the folio that the caller needs, which keeps
     /// the folio in memory until the caller has tried again. `None` if there is no folio to keep:
     /// another thread fetches it, or it was dropped already. `object` is the one whose pages the
@@ -95,10 +127,10 @@ impl Wait<'_> {
                 memory.frames.folio(folio).release();
                 Ok(None)
             }
-            Self::Handler(queued, interrupts) => match queued.wait(memory.platform(), interrupts) {
-                Ending::Woken | Ending::Closed => Ok(None),
-                Ending::Interrupted => Err(Error::Interrupted.into()),
-            },
+            Self::Handler(handler) => {
+                handler.wait(memory.platform())?;
+                Ok(None)
+            }
             Self::Memory => {
                 memory.collect();
                 Ok(None)
@@ -120,13 +152,32 @@ impl Wait<'_> {
     }
 }
 
+impl Wait {
+    /// Ends a wait that its caller does not need any more. A read that a device has begun is waited
+    /// for.
+    pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
+        match self {
+            Self::SwapRead(read) => drop(read.finish(memory)),
+            Self::Folio(folio) => {
+                memory.frames.folio(folio).release();
+            }
+            Self::Pages(_)
+            | Self::Pager(_)
+            | Self::SwapCache { .. }
+            | Self::SwapRequest { .. }
+            | Self::Memory => {}
+            Self::Handler(never) => match never {},
+        }
+    }
+}
+
 /// The reason why a call cannot get a page under its locks.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The attempt has failed.
     Failed(Failure),
     /// It must wait and try again.
-    Wait(Wait<'static>),
+    Wait(Wait),
 }
 
 impl Stop {
@@ -155,8 +206,8 @@ impl From<NoMemory> for Stop {
     }
 }
 
-impl From<Wait<'static>> for Stop {
-    fn from(wait: Wait<'static>) -> Self {
+impl From<Wait> for Stop {
+    fn from(wait: Wait) -> Self {
         Self::Wait(wait)
     }
 }

@@ -180,7 +180,7 @@ impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
 #[cold]
 fn wait_to_move<P: Platform>(
     call: &mut MaySleep<'_, '_, P>,
-    wait: Wait<'_>,
+    wait: Wait,
 ) -> Result<(), Failure<MoveError>> {
     // Waiting for a folio's lock cannot fail otherwise.
     drop(call.wait(wait).map_err(|failure| failure.map(|_| MoveError::Busy))?);

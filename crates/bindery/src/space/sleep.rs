@@ -28,7 +28,7 @@ impl<'s, 'm, P: Platform> MaySleep<'s, 'm, P> {
     #[cold]
     pub(in crate::space) fn wait(
         &mut self,
-        wait: Wait<'_>,
+        wait: Wait,
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         wait.wait(self.0.page_table.memory, None)
     }

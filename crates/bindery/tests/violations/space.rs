@@ -120,7 +120,7 @@ pub(crate) fn fault_unlocked<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaR
 pub(crate) fn wait_locked<P: Platform>(
     space: &AddressSpace<'_, P>,
     vma: VmaReadGuard<'_, P>,
-    wait: Wait<'_>,
+    wait: Wait,
 ) {
     #[cfg(not(lock_violations = "moves"))]
     let _ = (vma.vma().start(), wait_for_known(space, vma, wait));
@@ -133,7 +133,7 @@ pub(crate) fn wait_in_section<P: Platform>(
     space: &AddressSpace<'_, P>,
     vma: VmaReadGuard<'_, P>,
     other: VmaReadGuard<'_, P>,
-    waits: [Wait<'_>; 2],
+    waits: [Wait; 2],
 ) {
     let [first, second] = waits;
     let fault = Fault::new(space, vma.vma(), VirtAddr(0), Access::Read);
@@ -152,7 +152,7 @@ pub(crate) fn wait_in_section<P: Platform>(
 }
 
 /// A call waits without VMA locks, cursors, edits and read sections.
-pub(crate) fn sleep<P: Platform>(space: &AddressSpace<'_, P>, waits: [Wait<'_>; 3]) {
+pub(crate) fn sleep<P: Platform>(space: &AddressSpace<'_, P>, waits: [Wait; 3]) {
     let [first, second, third] = waits;
     let range = VirtRange::raw(0, 0);
     let mut call = MaySleep::new(space);

@@ -3,11 +3,13 @@
 use std::mem;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::{Access, AddressSpace, Advice, LockPages, PinTime, Protection, Remap};
+use bindery::arch::KeyRights;
+use bindery::{Access, AddressSpace, Advice, LockPages, PinTime, Protection, Remap, TriedFault};
 use bindery_hosted::Walk;
 use bindery_linux::proc::{ClearRefs, Unnamed, clear_refs, smaps};
 
 use super::stepped::Stepped;
+use super::stops;
 use super::world::{
     ANON, ELSEWHERE, FILE, LENGTH, PRIVATE, SHARED, SHARED_LENGTH, SLOTS, Which, World,
 };
@@ -117,6 +119,38 @@ fn advise<A: Walk>(space: &Space<'_, A>, at: u64, length: u64, advice: Advice) -
 fn touch<A: Walk>(space: &Space<'_, A>, at: u64, pages: &[u64], access: Access) -> bool {
     let touch = |page: &u64| space.fault(VirtAddr(at + page * PAGE_SIZE), access).is_ok();
     pages.iter().map(touch).fold(true, |all, one| all & one)
+}
+
+/// Touches pages by attempts that must not sleep, with waits in between.
+fn try_touch<A: Walk>(space: &Space<'_, A>, at: u64, pages: &[u64], access: Access) -> bool {
+    let touch = |page: &u64| {
+        let at = VirtAddr(at + page * PAGE_SIZE);
+        let mut _ready = None;
+        loop {
+            match stops::awake(|| space.try_fault(at, access, KeyRights::ALL)) {
+                Ok(TriedFault::Resolved(_)) => return true,
+                Ok(TriedFault::Blocked(wait)) => match wait.wait() {
+                    Ok(ready) => _ready = Some(ready),
+                    Err(_) => return false,
+                },
+                Err(_) => return false,
+            }
+        }
+    };
+    pages.iter().map(touch).fold(true, |all, one| all & one)
+}
+
+/// Attempts without a wait: whatever an attempt would wait for is given up.
+fn give_up<A: Walk>(space: &Space<'_, A>) -> bool {
+    for at in [FILE, PRIVATE, ANON, SHARED] {
+        for page in [0, 5, 513] {
+            for access in [Access::Read, Access::Write] {
+                let at = VirtAddr(at + page * PAGE_SIZE);
+                drop(stops::awake(|| space.try_fault(at, access, KeyRights::ALL)));
+            }
+        }
+    }
+    true
 }
 
 /// The page of a guard in the file's mapping, which has none before.
@@ -278,6 +312,14 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
         }),
         Operation::new("fault anon, write", |w| touch(&w.space, ANON, &[0, 5, 700], Access::Write)),
         Operation::new("fault anon, read", |w| touch(&w.space, ANON, &[0, 2, 700], Access::Read)),
+        Operation::new("try fault file", |w| {
+            try_touch(&w.space, FILE, &[0, 2, 513], Access::Write)
+        }),
+        Operation::new("try fault private", |w| {
+            try_touch(&w.space, PRIVATE, &[0, 600], Access::Write)
+        }),
+        Operation::new("try fault anon", |w| try_touch(&w.space, ANON, &[0, 5], Access::Write)),
+        Operation::new("give up faults", |w| give_up(&w.space)),
         Operation::new("write_user to file", |w| {
             w.space.write_user(VirtAddr(FILE + PAGE_SIZE + 100), &[7; 5000]).is_ok()
         }),

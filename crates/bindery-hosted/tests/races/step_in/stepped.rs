@@ -98,6 +98,9 @@ unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
     type State = State;
 
     fn lock(&self) -> State {
+        if MUTEX {
+            stops::might_sleep();
+        }
         self.0.try_lock().unwrap_or_else(|| {
             stops::blocks();
             self.0.lock()
@@ -126,12 +129,17 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
 
     pass_on! { 0:
         direct_map zero copy invalidate_local invalidate_kernel publish_entries cpu unpark
-        grace_period seed fatal_signal allocation_may_wait might_sleep frames_released
+        grace_period seed fatal_signal allocation_may_wait frames_released
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
         stops::pass(Step::Invalidate);
         self.0.invalidate(root, cpus, what);
+    }
+
+    fn might_sleep(&self) {
+        stops::might_sleep();
+        self.0.might_sleep();
     }
 
     fn relax(&self) {
@@ -140,6 +148,7 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
     }
 
     fn park(&self, word: &AtomicU32, expected: u32) {
+        stops::might_sleep();
         stops::parks(|| word.load(Ordering::Acquire) == expected);
         self.0.park(word, expected);
     }

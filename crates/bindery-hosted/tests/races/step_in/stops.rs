@@ -8,7 +8,7 @@
 //! Whether a call waits for a held one is counted, not timed: while one call is held, the other one
 //! is the only call that runs, so a lock that it does not get is the held call's.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::abort;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -97,6 +97,7 @@ struct Here {
 
 thread_local! {
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+    static AWAKE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Stops {
@@ -208,6 +209,19 @@ impl Stops {
         let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
         actors.iter().any(|actor| actor.phase == Phase::Held && actor.inside)
     }
+}
+
+/// Runs a call that must not sleep, and panics if it might.
+pub fn awake<R>(call: impl FnOnce() -> R) -> R {
+    AWAKE.set(true);
+    let result = call();
+    AWAKE.set(false);
+    result
+}
+
+/// The calling thread might sleep.
+pub fn might_sleep() {
+    assert!(!AWAKE.get(), "a call that must not sleep might");
 }
 
 /// The calling thread passes a step, and is held there if it is the chosen one.

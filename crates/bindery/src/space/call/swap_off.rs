@@ -82,7 +82,7 @@ fn bring_back<P: Platform>(
 fn bring_back_page<P: Platform>(
     space: &AddressSpace<'_, P>,
     page: VirtAddr,
-) -> Result<Option<Wait<'static>>, Failure<FaultError>> {
+) -> Result<Option<Wait>, Failure<FaultError>> {
     let Some(locked) = space.lock_vma(page) else { return Ok(None) };
     let Some(slot) = slot_at(&space.page_table, page) else { return Ok(None) };
     let fault = Fault::new(space, locked.vma(), page, Access::Read);

@@ -61,7 +61,7 @@ enum Announced {
     /// Memory is short.
     Short,
     /// A device must read the run first, with the VMA unlocked.
-    Wait(Wait<'static>),
+    Wait(Wait),
 }
 
 /// The result of a search for a page in swap.

@@ -199,7 +199,7 @@ impl<P: Platform> Fault<'_, '_, P> {
 
     /// Decides whether to collect memory when no block for a large folio is free. `None`: fall back
     /// to a smaller folio.
-    pub(super) fn wait_for_block(&self) -> Option<Wait<'static>> {
+    pub(super) fn wait_for_block(&self) -> Option<Wait> {
         let memory = self.memory();
         match memory.effort.collecting(self.vma.flags().huge_advice()) {
             Collecting::Now => return Some(Wait::Memory),

@@ -22,6 +22,7 @@ mod read_in;
 mod reuse;
 mod slow;
 mod swap_in;
+mod try_fault;
 mod unshare;
 mod wait;
 mod zero_page;
@@ -35,6 +36,7 @@ use crate::object::Wait;
 
 use super::AddressSpace;
 use crate::vma::{MappingFlags, Protection, VmaReadGuard};
+pub use try_fault::{FaultReady, FaultWait, TriedFault};
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place, written_attributes};

@@ -44,7 +44,7 @@ pub(in crate::space) enum Next {
     /// The entry has changed since it was read: look at it again.
     Again,
     /// Unlock the VMA, wait, and begin again.
-    Wait(Wait<'static>),
+    Wait(Wait),
 }
 
 /// The result of one step of a fault, or the reason why the fault fails.
@@ -130,6 +130,15 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
         object
             .invalidate_lock
             .with_read(self.memory().platform(), |stay| self.resolve_in(Some((object, stay))))
+    }
+
+    /// As [`Fault::resolve`], unless a writer has the lock of the object: then `None`.
+    pub(super) fn try_resolve(&self) -> Result<Option<Next>, Failure<FaultError>> {
+        let Some(object) = self.vma.object() else { return self.resolve_in(None).map(Some) };
+        object
+            .invalidate_lock
+            .try_with_read(self.memory().platform(), |stay| self.resolve_in(Some((object, stay))))
+            .transpose()
     }
 
     /// As [`Fault::resolve`], in anonymous memory, or in an object whose pages stay.

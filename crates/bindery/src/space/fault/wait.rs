@@ -2,7 +2,7 @@
 
 use crate::error::{Failure, FaultError};
 use crate::folio::FolioRef;
-use crate::object::Wait;
+use crate::object::{ForHandler, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::vma::VmaReadGuard;
@@ -19,7 +19,7 @@ use super::refused;
 pub(super) fn wait_unlocked<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     locked: VmaReadGuard<'_, P>,
-    wait: Wait<'static>,
+    wait: Wait,
 ) -> Result<Option<FolioRef<'m, P>>, Failure<FaultError>> {
     wait_for_known(space, locked, wait)
 }
@@ -27,10 +27,10 @@ pub(super) fn wait_unlocked<'m, P: Platform>(
 /// As [`wait_unlocked`], for a caller that knows the kind of its wait.
 // Always: each fault that a handler serves leaves out the other kinds.
 #[inline(always)]
-pub(in crate::space) fn wait_for_known<'m, P: Platform>(
+pub(in crate::space) fn wait_for_known<'m, P: Platform, H: ForHandler>(
     space: &AddressSpace<'m, P>,
     locked: VmaReadGuard<'_, P>,
-    wait: Wait<'_>,
+    wait: Wait<H>,
 ) -> Result<Option<FolioRef<'m, P>>, Failure<FaultError>> {
     let for_handler = matches!(wait, Wait::Handler(..));
     let object = if for_handler { None } else { space.object_of(locked.vma()) };

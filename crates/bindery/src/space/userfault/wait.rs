@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use super::shared::object_has;
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::{Failure, FaultError};
-use crate::object::Wait;
+use crate::object::{HandlerWait, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, FaultRequest, Origin, wait_for_known};
@@ -72,7 +72,7 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
         if userfault_kind(&fault) != Some(kind) {
             return Ok(Served::Again);
         }
-        wait_for_known(space, locked, Wait::Handler(queued, interrupts))?;
+        wait_for_known(space, locked, Wait::Handler(HandlerWait(queued, interrupts)))?;
         let mapped = kind == UserfaultKind::Missing && is_mapped(space, request);
         Ok(if mapped { Served::Mapped } else { Served::Again })
     });

@@ -1,0 +1,230 @@
+//! Faults that do not wait: [`AddressSpace::try_fault`], for a kernel whose fault handler must not
+//! block.
+//!
+//! An attempt takes locks only if they are free, asks no pager, no device and no handler, and does
+//! not reclaim. If that is not enough, it returns a value with which another thread waits. Nothing of
+//! the attempt stays behind: no lock, no record, no message. So whatever other threads do until the
+//! next attempt, that one looks at everything again, as a fault does after it has waited.
+
+use core::fmt;
+
+use crate::addr::{PAGE_SIZE, VirtAddr};
+use crate::arch::KeyRights;
+use crate::error::{Failure, FaultError};
+use crate::folio::FolioRef;
+use crate::object::{Object, Wait};
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::vma::MappingFlags;
+
+use super::slow::{Fault, Next};
+use super::{Access, FaultRequest, Origin, Resolved, check_access, handle_fault, refused};
+
+/// The result of [`AddressSpace::try_fault`].
+#[derive(Debug)]
+pub enum TriedFault<'s, 'm, P: Platform> {
+    /// The access can be repeated.
+    Resolved(Resolved),
+    /// The fault has to wait before the next attempt.
+    Blocked(FaultWait<'s, 'm, P>),
+}
+
+/// The thing that a fault has to wait for. It may be moved to another thread.
+///
+/// Dropping it cancels the wait: nothing is read for the fault. If a swap device has begun to read,
+/// the drop waits for it, since the device writes into the fault's folio.
+#[must_use = "the next attempt would find the same"]
+pub struct FaultWait<'s, 'm, P: Platform> {
+    space: &'s AddressSpace<'m, P>,
+    request: FaultRequest,
+    /// The object whose pages the fault needs.
+    object: Option<Object<'m, P>>,
+    /// `None` for a lock, a handler or memory, for which a fault that blocks waits.
+    event: Option<Wait>,
+}
+
+/// The end of a wait. It keeps the page that the fault has waited for: it is dropped after the next
+/// attempt, so that reclaim cannot take the page before it is mapped.
+#[must_use = "reclaim could take the page before the fault maps it"]
+pub struct FaultReady<'m, P: Platform> {
+    _kept: Option<FolioRef<'m, P>>,
+}
+
+impl<'m, P: Platform> AddressSpace<'m, P> {
+    /// Resolves a fault as [`AddressSpace::fault_with_keys`], if nothing has to be waited for. A
+    /// kernel whose fault handler must not block gives the [`FaultWait`] to a thread that may, lets
+    /// the program sleep, and tries again afterwards:
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::arch::KeyRights;
+    /// use bindery::{Access, AddressSpace, FaultError, Platform, TriedFault};
+    ///
+    /// fn fault<P: Platform>(
+    ///     space: &AddressSpace<'_, P>, at: VirtAddr, access: Access,
+    /// ) -> Result<(), FaultError> {
+    ///     let mut _ready = None;
+    ///     loop {
+    ///         match space.try_fault(at, access, KeyRights::ALL)? {
+    ///             TriedFault::Resolved(_) => return Ok(()),
+    ///             // On another thread, in a kernel that needs this call.
+    ///             TriedFault::Blocked(wait) => _ready = Some(wait.wait()?),
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// A fault has to wait for a pager, a swap device, the handler of a userfaultfd, memory, a lock
+    /// that another thread has, and once for each mapping for the mutex of the address space. All
+    /// faults of a mapping with a userfaultfd wait. An access to an address that is not mapped waits
+    /// too: the mutex decides whether a mapping grows down to it.
+    ///
+    /// Context: spins. Complexity: as [`AddressSpace::fault`].
+    ///
+    /// # Errors
+    /// As [`FaultError`] says, without [`FaultError::OutOfMemory`]; an error changes nothing.
+    pub fn try_fault(
+        &self,
+        addr: VirtAddr,
+        access: Access,
+        rights: KeyRights,
+    ) -> Result<TriedFault<'_, 'm, P>, FaultError> {
+        let page = addr.align_down(PAGE_SIZE);
+        try_request(self, FaultRequest { addr, page, access, rights, origin: Origin::Program })
+    }
+}
+
+fn try_request<'s, 'm, P: Platform>(
+    space: &'s AddressSpace<'m, P>,
+    request: FaultRequest,
+) -> Result<TriedFault<'s, 'm, P>, FaultError> {
+    if request.addr >= space.limit() {
+        return Err(FaultError::NotMapped);
+    }
+    let (object, event) = match attempt(space, &request) {
+        Ok(Attempt::Done(resolved)) => return Ok(TriedFault::Resolved(resolved)),
+        Ok(Attempt::Event(object, wait)) => (object, Some(wait)),
+        Ok(Attempt::Blocks) | Err(Failure::NoMemory) => (None, None),
+        Err(Failure::Refused(error)) => return Err(error),
+    };
+    Ok(TriedFault::Blocked(FaultWait { space, request, object, event }))
+}
+
+/// The end of an attempt that has not failed.
+enum Attempt<'m, P: Platform> {
+    Done(Resolved),
+    /// It has to wait for this; the object is that of the mapping.
+    Event(Option<Object<'m, P>>, Wait),
+    /// It would sleep for another reason.
+    Blocks,
+}
+
+/// One attempt, which takes locks only if they are free.
+fn attempt<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    request: &FaultRequest,
+) -> Result<Attempt<'m, P>, Failure<FaultError>> {
+    let &FaultRequest { page, access, .. } = request;
+    loop {
+        let Some(locked) = space.vmas.try_read(space.platform(), page) else {
+            return Ok(Attempt::Blocks);
+        };
+        let flags = locked.vma().flags();
+        check_access::<P::Arch>(request, flags)?;
+        if flags.intersects(MappingFlags::USERFAULT) {
+            return Ok(Attempt::Blocks);
+        }
+        // It does not wait for memory to be collected for a large folio.
+        let fault = Fault::new(space, locked.vma(), page, access);
+        let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
+        if makes_private && fault.vma.group_pointer().is_none() {
+            return Ok(Attempt::Blocks);
+        }
+        match fault.try_resolve()? {
+            Some(Next::Done(resolved)) => return Ok(Attempt::Done(resolved)),
+            Some(Next::Again) => {}
+            Some(Next::Wait(wait)) => {
+                return Ok(Attempt::Event(space.object_of(locked.vma()), wait));
+            }
+            None => return Ok(Attempt::Blocks),
+        }
+    }
+}
+
+impl<'m, P: Platform> FaultWait<'_, 'm, P> {
+    /// Waits, and does the work that the fault cannot do without waiting: reads pages by the pager or
+    /// from a swap device, takes the locks, or reclaims memory. The caller tries the fault again, with
+    /// the result at hand. Another thread may have changed the mapping in between, and the next
+    /// attempt may have to wait again.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`FaultError`] says: the fault fails.
+    pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
+        let Some(event) = self.event.take() else { return self.fault() };
+        let memory = self.space.page_table.memory;
+        let is_major = event.is_major();
+        match event.wait(memory, self.object.as_ref()).map_err(refused) {
+            Ok(kept) => {
+                if is_major && kept.is_some() {
+                    memory.note_major_fault();
+                }
+                Ok(FaultReady { _kept: kept })
+            }
+            // A fault that blocks reclaims, and tries again.
+            Err(Failure::NoMemory) => self.fault(),
+            Err(Failure::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Whether content is read from a pager or a swap device, rather than a lock, memory or a handler
+    /// waited for.
+    ///
+    /// Context: any.
+    pub fn is_for_storage(&self) -> bool {
+        self.event.as_ref().is_some_and(Wait::is_major)
+    }
+
+    /// Resolves the fault, and waits for all that it needs.
+    fn fault(&self) -> Result<FaultReady<'m, P>, FaultError> {
+        let FaultRequest { addr, access, rights, origin, .. } = self.request;
+        handle_fault(self.space, addr, access, rights, origin)?;
+        Ok(FaultReady { _kept: None })
+    }
+}
+
+impl<P: Platform> Drop for FaultWait<'_, '_, P> {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            event.cancel(self.space.page_table.memory);
+        }
+    }
+}
+
+impl<P: Platform> fmt::Debug for FaultWait<'_, '_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultWait")
+            .field("page", &self.request.page)
+            .field("event", &self.event)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P: Platform> fmt::Debug for FaultReady<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultReady").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wait is performed by another thread than the one that made it.
+    fn _moves<P: Platform>(wait: FaultWait<'_, '_, P>, ready: FaultReady<'_, P>) {
+        fn is_send(_: impl Send) {}
+        is_send(wait);
+        is_send(ready);
+    }
+}
