@@ -179,13 +179,15 @@ fn changes_that_cannot_be_stored_are_discarded() {
         *pager.failures.lock().unwrap() = 2;
         assert_eq!(file.sync(0, u64::MAX), Err(Error::InputOutput));
         assert_eq!(file.sync(0, u64::MAX), Err(Error::InputOutput));
-        // Each of two failures before a look counts as one.
         for mark in [&mut writer, &mut reader] {
             assert_eq!(file.check_errors(mark), Err(Error::InputOutput));
             assert_eq!(file.check_errors(mark), Ok(()));
         }
         assert_eq!(file.check_errors(&mut file.error_mark()), Ok(()));
         assert_eq!(file.invalidate(0, u64::MAX), Err(Error::Busy));
+        // A length of zero touches no page.
+        assert_eq!((file.discard(100, 0), file.invalidate(100, 0)), (Ok(()), Ok(())));
+        assert_eq!((file.evict(100, 0), file.resident_pages()), (0, 3));
         assert_eq!(file.discard(PAGE, PAGE), Ok(()));
         assert_eq!(file.resident_pages(), 2);
         assert_eq!(file.discard(0, u64::MAX), Ok(()));

@@ -12,19 +12,17 @@ fn files_fill_memory_up_to_the_watermark() {
     in_memory(|memory, audit| {
         // Without swap and watermarks, nothing is ever short.
         assert_eq!((memory.is_short(), memory.shortage()), (false, 0));
-        let (size, free) = (16 * MIB, memory.free_frame_count());
-        let (low, high) = (free - 3000, free - 2000);
-        assert_eq!(memory.set_watermarks(low, high), Err(Error::Invalid), "above a half");
-        let file = memory.file(&files, 1, size).unwrap();
+        let file = memory.file(&files, 1, 24 * MIB).unwrap();
         let _ = content(&file);
-        let free = memory.free_frame_count();
-        let (low, high) = (free.min(memory.total_frames() / 2) - 100, memory.total_frames() / 2);
-        assert_eq!(memory.set_watermarks(high, low), Err(Error::Invalid));
-        memory.set_watermarks(low, low).unwrap();
+        let (free, half) = (memory.free_frame_count(), memory.total_frames() / 2);
+        assert!(free < half - 1000, "the file fills more than half of the memory");
+        assert_eq!(memory.set_watermarks(free, half + 1), Err(Error::Invalid));
+        assert_eq!(memory.set_watermarks(half, free), Err(Error::Invalid));
         assert_eq!((memory.is_short(), memory.shortage()), (false, 0));
-        memory.set_watermarks(high, high).unwrap();
-        assert_eq!(memory.is_short(), free < high);
-        assert_eq!(memory.shortage(), high.saturating_sub(free));
+        memory.set_watermarks(free, half).unwrap();
+        assert_eq!((memory.is_short(), memory.shortage()), (false, half - free));
+        memory.set_watermarks(free + 1, free + 500).unwrap();
+        assert_eq!((memory.is_short(), memory.shortage()), (true, 500));
         audit();
     });
 }

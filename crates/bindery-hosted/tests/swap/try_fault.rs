@@ -82,8 +82,6 @@ fn another_thread_waits_for_the_device() {
                 let wait = blocked(swapping.space, access);
                 assert!(wait.is_for_storage());
                 let ready = wait_elsewhere(swapping, device, wait).unwrap();
-                // Reclaim would take it.
-                swapping.memory.reclaim(64);
                 let _ = resolved(swapping.space, access);
                 drop(ready);
                 assert_eq!((device.counts().reads, device.counts().pages_read), (1, 16));
@@ -100,15 +98,48 @@ fn a_wait_that_is_given_up_leaves_nothing() {
     for sharing in [Sharing::Private, Sharing::Shared] {
         with_pages(sharing, |swapping, device| {
             for _ in 0..3 {
-                let wait = blocked(swapping.space, Access::Read);
-                swapping.served(device, || drop(wait));
+                // Nothing serves the device.
+                drop(blocked(swapping.space, Access::Read));
                 audit(swapping.machine, swapping.memory, &[swapping.space]);
             }
+            assert_eq!(device.counts().reads, 0);
             swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
             swapping.space.munmap(VirtAddr(AT), PAGES * 4096).unwrap();
             assert_eq!(swapping.taken(), 0);
         });
     }
+}
+
+/// More waits than the device has requests lie in a queue: they hold none, so others go on.
+#[test]
+fn waits_in_a_queue_hold_nothing() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<A>(64 * MIB, 0, device, |swapping| {
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.served(device, || swapping.page_out(AT, PAGES));
+        let tried = (0..PAGES).map(|page| {
+            let at = VirtAddr(AT + page * 4096);
+            swapping.space.try_fault(at, Access::Read, KeyRights::ALL).unwrap()
+        });
+        let waits: Vec<_> = tried.collect();
+        // Others find requests and locks free.
+        swapping.map(AT + MIB, PAGES);
+        swapping.fill(AT + MIB, PAGES);
+        swapping.served(device, || {
+            swapping.page_out(AT + MIB, PAGES);
+            swapping.memory.wait_for_swap_writes().unwrap();
+            swapping.assert_filled(AT, 1, AT);
+        });
+        swapping.served(device, || {
+            for tried in waits {
+                let TriedFault::Blocked(wait) = tried else { panic!("the page is on the device") };
+                assert!(wait.is_for_storage() && wait.wait().is_ok());
+            }
+        });
+        swapping.assert_filled(AT, PAGES, AT);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
 }
 
 /// The mapping goes while another thread waits.

@@ -179,11 +179,12 @@ struct Audit<'a, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// The entries of a table. A frame that is no table has none.
+    /// The entries of a table; those of an empty one for a frame that is no table.
     fn entries(&self, table: Frame) -> &'m [AtomicU64] {
+        static EMPTY: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
         let frames = &self.memory.frames;
         if !frames.manages(table) || !frames.table(table).is_table() {
-            return &[];
+            return &EMPTY;
         }
         // SAFETY: 1. its metadata was checked above; 2. no other thread runs.
         unsafe { self.memory.table_entries(table) }

@@ -178,6 +178,11 @@ impl<P: Platform> Locked<'_, P> {
         }
     }
 
+    /// Keeps no block of [`HUGE`] until the CPU asks for one again.
+    pub(super) fn want_no_huge(&mut self) {
+        self.runs.keeps_huge = false;
+    }
+
     /// Passes all runs and the block of [`HUGE`] to `give`. Their frames are all [`Kind::Tail`]
     /// then. The caller calls [`Locked::show`].
     pub(super) fn empty(&mut self, metas: Metas<'_>, mut give: impl FnMut(Frame, u32)) {

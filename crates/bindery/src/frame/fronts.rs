@@ -243,6 +243,8 @@ impl<P: Platform> Allocator<P> {
             locked.empty(self.metas(), |first, count| buddy.free_run(self.metas(), first, count));
             self.publish_to_fronts(&buddy);
             locked.show();
+        } else {
+            locked.want_no_huge();
         }
         u64::from(held)
     }
@@ -322,8 +324,9 @@ impl<P: Platform> Allocator<P> {
     pub(crate) fn set_front_limit(&self, limit: u32) {
         self.front_limit.store(limit.min(MOST_FRAMES), Relaxed);
         self.publish_to_fronts(&self.lists.buddy.lock());
-        if limit == 0 {
-            self.drain_fronts(Order::PAGE);
+        // A block of 2 MiB would stay in a front that may not have one.
+        if limit < HUGE.pages() {
+            self.drain_fronts(if limit == 0 { Order::PAGE } else { HUGE });
         }
     }
 

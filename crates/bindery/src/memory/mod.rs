@@ -248,7 +248,7 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Whether `frames` frames may be taken for content that nothing needs yet: afterwards
-    /// allocations are far from the reserve, or from a 64th of all frames if there is none.
+    /// as many are free as three times the reserve, and as a 64th of all frames.
     pub(crate) fn has_room_for(&self, frames: u64) -> bool {
         let enough = self.enough_free_frames().max(self.total_frames() / 64);
         self.free_frame_count() >= enough + frames

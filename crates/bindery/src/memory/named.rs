@@ -14,6 +14,16 @@ pub(crate) struct Name {
     pub(crate) number: u64,
 }
 
+impl Name {
+    /// Differs for two names unless their numbers differ by what their spaces do: names that are equal
+    /// here are compared.
+    fn mixed(self) -> u64 {
+        /// 2^64 divided by the golden ratio, odd (Knuth, volume 3, 6.4).
+        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.number ^ self.space.wrapping_mul(SPREAD)
+    }
+}
+
 /// A record's name, and its place among the named ones. Part of the record.
 pub(crate) struct NameLinks {
     links: Links<Self>,
@@ -44,7 +54,7 @@ impl NameLinks {
     }
 }
 
-/// Orders named records by number. Number spaces may share numbers.
+/// Orders named records by a mix of number space and number: the spaces share small numbers.
 pub(crate) struct ByNumber;
 
 impl Member<NameLinks> for ByNumber {
@@ -53,19 +63,19 @@ impl Member<NameLinks> for ByNumber {
     }
 
     fn interval(node: &NameLinks) -> Interval {
-        Interval { first: node.name.number, last: node.name.number }
+        Interval { first: node.name.mixed(), last: node.name.mixed() }
     }
 }
 
 /// The named records.
 pub(crate) type NamedTree = IntervalTree<NameLinks, ByNumber>;
 
-/// The record of that name. O(log n) of n named records, for each number space with that number.
+/// The record of that name. O(log n) of n named records.
 pub(crate) fn find_named<'t>(
     tree: LockedTree<'t, NameLinks, ByNumber>,
     name: Name,
 ) -> Option<&'t NameLinks> {
-    let asked = Asked { first: name.number, last: name.number, ..Asked::ALL };
+    let asked = Asked { first: name.mixed(), last: name.mixed(), ..Asked::ALL };
     tree.iter(asked).find(|found| found.name == name)
 }
 

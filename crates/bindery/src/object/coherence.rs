@@ -38,7 +38,8 @@ impl<P: Platform> Object<'_, P> {
     /// storage has another one now: unmaps the pages everywhere and drops them. Results of reads that
     /// the pager has begun before are dropped too. So an access that begins after the call sees what
     /// the pager reads after it. Copies that private mappings have made stay. Pinned pages leave as
-    /// well; their pins keep the old content.
+    /// well; their pins keep the old content. A range that is pinned for writing must not be
+    /// invalidated: the end of the pin marks the page dirty that has its place then.
     ///
     /// Context: may sleep. Complexity: as [`Object::set_size`], once for each stretch of pages between
     /// dirty ones.
@@ -88,9 +89,11 @@ enum Dirty {
     Leave,
 }
 
-/// The pages that the bytes touch.
+/// The pages that the bytes touch; none for a length of 0.
 fn range_of(offset: u64, length: u64) -> PageRange {
-    PageRange { first: offset >> PAGE_SHIFT, end: pages_of(offset.saturating_add(length)) }
+    let first = offset >> PAGE_SHIFT;
+    let end = if length == 0 { first } else { pages_of(offset.saturating_add(length)) };
+    PageRange { first, end }
 }
 
 fn evict<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange) -> u64 {

@@ -46,8 +46,9 @@ pub(super) enum Leave {
     Left,
 }
 
-/// The list of all objects of a memory, in no order, and the named ones. Its lock is held for a constant number of
-/// steps, and ranks below all others of an object.
+/// The list of all objects of a memory, in no order, and the named ones. Their lock is held for a
+/// search of the names, otherwise for a constant number of steps, and ranks below all others of an
+/// object.
 pub(crate) struct Registry<'m, P: Platform>(&'m Anchor<P>);
 
 impl<'m, P: Platform> Registry<'m, P> {
@@ -196,7 +197,7 @@ impl<'m, P: Platform> Registry<'m, P> {
         })
     }
 
-    /// The object after `last` in the list, or the first; the caller becomes a holder of it. Skips
+    /// The shared memory after `last` in the list, or the first; the caller becomes a holder of it. Skips
     /// objects that are being freed, and may skip new ones.
     pub(super) fn next_held(&self, last: Option<&ObjectState>) -> Option<NonNull<ObjectState>> {
         let records = self.0.records.lock();
@@ -207,7 +208,9 @@ impl<'m, P: Platform> Registry<'m, P> {
         while let Some(node) = NonNull::new(next) {
             // SAFETY: objects leave the list, whose lock is held, before they are freed.
             let object = unsafe { node.as_ref() };
-            if object.try_hold() {
+            // Only shared memory is asked for. A holder of a file could become the last one, when the
+            // pager is gone.
+            if object.is_shared_memory() && object.try_hold() {
                 return Some(node);
             }
             next = object.links.next.load(Relaxed);

@@ -338,9 +338,12 @@ impl ObjectState {
     /// Adds a handle unless the last one was released. Returns whether it did. The caller has the
     /// lock of the registry, and keeps the record from being freed during the call.
     pub(super) fn try_hold(&self) -> bool {
-        self.found.fetch_add(1, Ordering::Relaxed);
         let more = |holders: u64| (holders > 0).then_some(holders + 1);
-        self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        let held = self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        if held {
+            self.found.fetch_add(1, Ordering::Relaxed);
+        }
+        held
     }
 
     /// How often the object got a holder that it did not know before.
@@ -355,7 +358,8 @@ impl ObjectState {
         self.holders.fetch_update(Ordering::Release, Ordering::Acquire, fewer).is_ok()
     }
 
-    /// Removes the last holder. The caller has the lock of the registry, so none is added.
+    /// Removes the last holder. The caller has the lock of the registry, so none is added, and has
+    /// seen what the others did before they left: [`ObjectState::drop_shared_holder`] has failed.
     pub(super) fn drop_last_holder(&self) {
         self.holders.store(0, Ordering::Relaxed);
     }

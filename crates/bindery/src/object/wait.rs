@@ -153,11 +153,10 @@ impl<H: ForHandler> Wait<H> {
 }
 
 impl Wait {
-    /// Ends a wait that its caller does not need any more. A read that a device has begun is waited
-    /// for.
+    /// Ends a wait that its caller does not need any more, or cannot keep: it holds nothing then.
     pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
         match self {
-            Self::SwapRead(read) => drop(read.finish(memory)),
+            Self::SwapRead(read) => read.give_up(memory),
             Self::Folio(folio) => {
                 memory.frames.folio(folio).release();
             }

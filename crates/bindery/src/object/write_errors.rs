@@ -112,7 +112,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Reports the last failure of a write of the file's pages, by whichever call, once for each
-    /// mark: at the end of `fsync(2)`, `fdatasync(2)`, `msync(2)` with `MS_SYNC` and `close(2)`.
+    /// mark: at the end of `fsync(2)`, `fdatasync(2)` and `msync(2)` with `MS_SYNC`.
     /// Failures of the object's last save, after all its handles and mappings, are reported to none.
     ///
     /// Context: any.

@@ -115,7 +115,7 @@ impl Tried {
         let available = memory.free_frame_count().saturating_sub(memory.frames.reserve());
         let target = (FIRST_ROUND << (self.rounds - 1)).min((2 * available).max(FIRST_ROUND));
         let enough = memory.free_frame_count() + target;
-        if reclaim_until(memory, target, enough, u64::MAX).freed > 0
+        if reclaim_until(memory, target, enough, None).freed > 0
             || memory.free_frame_count() >= enough
         {
             return true;

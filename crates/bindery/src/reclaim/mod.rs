@@ -91,14 +91,14 @@ impl<P: Platform> Memory<P> {
     /// frames if an earlier search found nothing and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
-        reclaim_until(self, target, u64::MAX, u64::MAX)
+        reclaim_until(self, target, u64::MAX, None)
     }
 
-    /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64, and no
-    /// write is waited for. (It passes more if programs have left many pages behind them since.) For
-    /// a thread of the embedder's that has other work too, or that runs at a low priority: it calls
-    /// again while [`Memory::shortage`] says so. Pages whose writes are in flight are counted by a
-    /// later call.
+    /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64. (It
+    /// passes more if programs have left many pages behind them since.) No write is waited for, unless
+    /// all requests of a swap device are in use. For a thread of the embedder's that has other work
+    /// too, or that runs at a low priority: it calls again while [`Memory::shortage`] says so. Pages
+    /// whose writes are in flight are counted by a later call.
     ///
     /// A search of several calls does not give up: an embedder that gets no page for a turn of all
     /// frames waits before it goes on.
@@ -106,7 +106,7 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep. Complexity: linear in `frames`, in the runs of their windows, and in the
     /// frames that caches keep.
     pub fn reclaim_step(&self, target: u64, frames: u64) -> Reclaimed {
-        reclaim_until(self, target, u64::MAX, frames)
+        reclaim_until(self, target, u64::MAX, Some(frames))
     }
 
     /// Drops the clean pages of all files, recently used or not (`/proc/sys/vm/drop_caches`).
@@ -120,12 +120,12 @@ impl<P: Platform> Memory<P> {
 }
 
 /// Like [`Memory::reclaim`]; also ends when `enough` frames are free, including frames that other
-/// CPUs freed, or when the clock has passed `most` frames.
+/// CPUs freed, and when the clock has passed `most` frames, if given.
 fn reclaim_until<P: Platform>(
     memory: &Memory<P>,
     target: u64,
     enough: u64,
-    most: u64,
+    most: Option<u64>,
 ) -> Reclaimed {
     let before = memory.free_frame_count();
     memory.trim();

@@ -62,15 +62,15 @@ pub(super) struct Search {
 }
 
 impl Search {
-    /// A search that passes `limit` frames at most, in whole steps.
-    pub(super) fn new<P: Platform>(memory: &Memory<P>, limit: u64) -> Self {
+    /// A search; with a limit, one that passes so many frames, in whole steps.
+    pub(super) fn new<P: Platform>(memory: &Memory<P>, limit: Option<u64>) -> Self {
         let all = u64::from(memory.frames.span().count).next_multiple_of(u64::from(STEP));
         let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
         // A short search tells nothing of all memory: it neither becomes longer, nor is it recorded.
-        let is_short = limit < all * TURNS;
-        let most = most.min(limit);
+        let is_short = limit.is_some();
+        let most = limit.map_or(most, |limit| most.min(limit));
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
         Self {
             scanned: 0,

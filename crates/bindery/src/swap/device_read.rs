@@ -106,6 +106,13 @@ impl DeviceRead {
         read_page(memory, SlotRun { first: self.wanted, count: 1, ..self.slots })
     }
 
+    /// Ends it without a read: the folio is released, and the slots have the content as before.
+    pub(crate) fn give_up<P: Platform>(self, memory: &Memory<P>) {
+        // The request was not submitted, so it has no result, as if the device had failed.
+        let locked = self.end(memory);
+        debug_assert!(locked.is_none(), "a read that was not submitted is done");
+    }
+
     /// Submits the read, waits until the device is done, and leaves the folio in the cache. `None`
     /// if the device has failed.
     fn run<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Option<FolioRef<'m, P>> {

@@ -160,11 +160,11 @@ impl Requests {
             return done(Self::of_cpu(cpu));
         }
         let all = (0..GROUPS).fold(0, |all, group| all | done(group));
-        if has_overflowed {
-            // Before the look: a request that is taken after it marks the table again. Acquire: the
-            // look sees the requests of earlier marks.
+        if has_overflowed && all == 0 && self.is_idle() {
+            // Before the second look: a request that is taken after it marks the table again.
+            // Acquire: the look sees the requests of earlier marks.
             self.overflowed.swap(0, Acquire);
-            if all != 0 || !self.is_idle() {
+            if !self.is_idle() {
                 self.note_overflow();
             }
         }

@@ -21,8 +21,9 @@ pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync +
 /// The number of preemptions has no bound.
 #[cfg(shuttle)]
 pub(crate) fn check(_: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    let schedules = std::env::var("SCHEDULES").ok().and_then(|count| count.parse().ok());
-    shuttle::check_random(model, schedules.unwrap_or(1_000));
+    let schedules = std::env::var("SCHEDULES")
+        .map_or(1_000, |count| count.parse().expect("`SCHEDULES` is a number"));
+    shuttle::check_random(model, schedules);
 }
 
 #[cfg(shuttle)]

@@ -247,7 +247,6 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 
     /// The entries of a table of this tree.
-    ///
     #[inline]
     pub(crate) fn entries<'s>(&self, table: Table<'s>) -> &'s [AtomicU64]
     where

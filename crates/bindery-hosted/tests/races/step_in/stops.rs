@@ -213,10 +213,15 @@ impl Stops {
 
 /// Runs a call that must not sleep, and panics if it might.
 pub fn awake<R>(call: impl FnOnce() -> R) -> R {
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            AWAKE.set(false);
+        }
+    }
     AWAKE.set(true);
-    let result = call();
-    AWAKE.set(false);
-    result
+    let _ends = Ends;
+    call()
 }
 
 /// The calling thread might sleep.

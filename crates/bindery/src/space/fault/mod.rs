@@ -11,6 +11,7 @@
 //! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
 //! | `wait` | the wait, with the VMA unlocked |
+//! | `try_fault` | attempts that do not wait, and waits of another thread |
 
 mod copy_on_write;
 mod decision;

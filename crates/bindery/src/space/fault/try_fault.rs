@@ -3,8 +3,13 @@
 //!
 //! An attempt takes locks only if they are free, asks no pager, no device and no handler, and does
 //! not reclaim. If that is not enough, it returns a value with which another thread waits. Nothing of
-//! the attempt stays behind: no lock, no record, no message. So whatever other threads do until the
-//! next attempt, that one looks at everything again, as a fault does after it has waited.
+//! the attempt stays behind: no lock, no record, no request, no message. So whatever other threads do
+//! until the next attempt, that one looks at everything again, as a fault does after it has waited.
+//!
+//! A read from a swap device is given up by the attempt, and begun again by the wait. Otherwise the
+//! waits of a queue would have all requests of the device and folio locks:
+//! 1. 32 attempts find their pages on a device. Their waits stand in the queue of one thread.
+//! 2. That thread performs a wait before them, which reclaims, and needs a request.
 
 use core::fmt;
 
@@ -29,18 +34,22 @@ pub enum TriedFault<'s, 'm, P: Platform> {
     Blocked(FaultWait<'s, 'm, P>),
 }
 
-/// The thing that a fault has to wait for. It may be moved to another thread.
+/// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a queue:
+/// it holds no lock and no request. Waits may be performed in any order.
 ///
-/// Dropping it cancels the wait: nothing is read for the fault. If a swap device has begun to read,
-/// the drop waits for it, since the device writes into the fault's folio.
+/// Dropping it cancels the wait: nothing is read for the fault.
+///
+/// Context of the drop: may sleep, like the drop of an [`Object`].
 #[must_use = "the next attempt would find the same"]
 pub struct FaultWait<'s, 'm, P: Platform> {
     space: &'s AddressSpace<'m, P>,
     request: FaultRequest,
     /// The object whose pages the fault needs.
     object: Option<Object<'m, P>>,
-    /// `None` for a lock, a handler or memory, for which a fault that blocks waits.
+    /// `None` for all that a fault which blocks waits for: a swap device, a lock, a handler, memory,
+    /// the mutex for a first write or for an address that is not mapped.
     event: Option<Wait>,
+    is_for_storage: bool,
 }
 
 /// The end of a wait. It keeps the page that the fault has waited for: it is dropped after the next
@@ -107,7 +116,15 @@ fn try_request<'s, 'm, P: Platform>(
         Ok(Attempt::Blocks) | Err(Failure::NoMemory) => (None, None),
         Err(Failure::Refused(error)) => return Err(error),
     };
-    Ok(TriedFault::Blocked(FaultWait { space, request, object, event }))
+    let is_for_storage = event.as_ref().is_some_and(Wait::is_major);
+    let event = match event {
+        Some(read @ Wait::SwapRead(_)) => {
+            read.cancel(space.page_table.memory);
+            None
+        }
+        event => event,
+    };
+    Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
 }
 
 /// The end of an attempt that has not failed.
@@ -152,10 +169,10 @@ fn attempt<'m, P: Platform>(
 }
 
 impl<'m, P: Platform> FaultWait<'_, 'm, P> {
-    /// Waits, and does the work that the fault cannot do without waiting: reads pages by the pager or
-    /// from a swap device, takes the locks, or reclaims memory. The caller tries the fault again, with
-    /// the result at hand. Another thread may have changed the mapping in between, and the next
-    /// attempt may have to wait again.
+    /// Waits, and does the work that the fault cannot do without waiting: has the pager read the pages,
+    /// or resolves the whole fault, for what else it waits for. The caller tries the fault again, with
+    /// the result at hand; if the fault is resolved, that attempt is [`Resolved::Spurious`]. Another
+    /// thread may have changed the mapping in between, and the next attempt may have to wait again.
     ///
     /// Context: may sleep.
     ///
@@ -183,7 +200,7 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     ///
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
-        self.event.as_ref().is_some_and(Wait::is_major)
+        self.is_for_storage
     }
 
     /// Resolves the fault, and waits for all that it needs.
