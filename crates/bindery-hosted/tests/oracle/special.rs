@@ -44,7 +44,8 @@ impl Special {
     }
 
     /// Its address and length in this process. Linux splits none of the two, so calls concern all of
-    /// it. `None` if Linux has no such mapping, or makes `[vvar]` of pages with folios.
+    /// it. `None` if Linux has no such mapping, has sealed it (`CONFIG_MSEAL_SYSTEM_MAPPINGS`), or
+    /// makes `[vvar]` of pages with folios.
     fn on_linux(self) -> Option<(u64, u64)> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut lines = smaps.lines().skip_while(|line| !line.ends_with(self.name()));
@@ -52,8 +53,8 @@ impl Special {
         let (end, _) = rest.split_once(' ')?;
         let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
         let flags = lines.find(|line| line.starts_with("VmFlags:"))?;
-        let has_folios = !flags.split_whitespace().any(|flag| flag == "pf");
-        let is_known = has_folios == (self == Self::Vdso);
+        let has = |wanted| flags.split_whitespace().any(|flag| flag == wanted);
+        let is_known = !has("sl") && has("pf") == (self == Self::Vvar);
         let fits = (end - start) / PAGE_SIZE <= MOST as u64;
         (is_known && fits).then_some((start, end - start))
     }
