@@ -3,7 +3,7 @@
 //!
 //! An object leaves in two steps. With its last holder it leaves the list, and nothing becomes a
 //! holder any more. When its pages are dropped and the pager has heard of it
-//! ([`crate::Pager::removed`]), its number is free for another object. In between, a search for the
+//! ([`crate::Pager::removed`]), its number is free for another object. In between, an open of the
 //! number finds an object that is leaving, and waits ([`super::last_holder`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]

@@ -208,11 +208,12 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
-    /// [`Error::NotSupported`] for files; [`Error::NoContent`] as there; [`Error::SealForbids`] if the end lies after the
-    /// object's, regardless of `growth`; [`Error::Overcommitted`]; [`Error::NoSpace`] and
-    /// [`Error::OutOfMemory`] as for [`Object::write`]; [`Error::Interrupted`], checked before each
-    /// folio (Linux stops for any signal). An error leaves the content and size as before, and the
-    /// memory that the object takes too, unless the new pages were used already.
+    /// [`Error::NotSupported`] for files; [`Error::NoContent`] as there; [`Error::SealForbids`] if the
+    /// end lies after the object's, regardless of `growth`; [`Error::Overcommitted`];
+    /// [`Error::NoSpace`] and [`Error::OutOfMemory`] as for [`Object::write`];
+    /// [`Error::Interrupted`], checked before each folio (Linux stops for any signal). An error leaves
+    /// the content and size as before, and the memory that the object takes too, unless the new pages
+    /// were used already.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());

@@ -6,10 +6,10 @@
 //! the attempt stays behind: no lock, no record, no request, no message. So whatever other threads do
 //! until the next attempt, that one looks at everything again, as a fault does after it has waited.
 //!
-//! A read from a swap device is given up by the attempt, and begun again by the wait. Otherwise the
-//! waits of a queue would have all requests of the device and folio locks:
-//! 1. 32 attempts find their pages on a device. Their waits stand in the queue of one thread.
-//! 2. That thread performs a wait before them, which reclaims, and needs a request.
+//! The attempt gives a read from a swap device up, and the wait begins it again. Otherwise queued waits
+//! would hold requests of the device, and folio locks:
+//! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their waits.
+//! 2. The thread performs an earlier wait first, which reclaims: it needs a request, and sleeps.
 
 use core::fmt;
 
