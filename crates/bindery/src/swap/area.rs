@@ -30,6 +30,8 @@ use super::cluster::{Cluster, ClusterState, List};
 use super::cluster_lists::{Lists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
+use super::slots::{AreasStay, while_areas_stay};
+use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::folio::SwapPlace;
 use crate::frame::meta::{self, NONE};
@@ -137,8 +139,12 @@ impl<P: Platform> SlotArea<P> {
     }
 
     /// The device that has the content of a slot, which is busy for the caller.
-    pub(super) fn device_of(&self, slot: u64) -> Option<&'static dyn SwapDevice<P>> {
-        self.cluster(slot)?.device
+    pub(super) fn device_of(
+        &self,
+        memory: &Memory<P>,
+        slot: u64,
+    ) -> Option<&'static dyn SwapDevice<P>> {
+        while_areas_stay(memory.platform(), |stay| self.cluster(stay, slot)?.device)
     }
 
     /// Whether pages may change while the device writes them.
@@ -257,6 +263,14 @@ impl<P: Platform> SlotArea<P> {
         unsafe { slice::from_raw_parts(base.as_ptr(), self.count.load(Relaxed) as usize) }
     }
 
+    /// The clusters, in a read section.
+    #[inline]
+    fn clusters_in<'s>(&'s self, _stay: &'s AreasStay) -> &'s [Cluster<P>] {
+        // SAFETY: 1. `turn_off` waits for the read section before it frees them, and the result is
+        // used no longer.
+        unsafe { self.clusters() }
+    }
+
     /// Locks the lists.
     #[inline]
     fn lock_lists(&self) -> LockedLists<'_, P> {
@@ -266,13 +280,10 @@ impl<P: Platform> SlotArea<P> {
         LockedLists { lists, clusters: unsafe { self.clusters() } }
     }
 
-    /// The cluster of a slot. The caller keeps the area on: by an entry or a cached folio that has a
-    /// slot of the area, or by a read section.
+    /// The cluster of a slot.
     #[inline]
-    pub(super) fn cluster(&self, slot: u64) -> Option<&Cluster<P>> {
-        // SAFETY: 1. `turn_off` finds the entry and the folio, and waits for the read section.
-        let clusters = unsafe { self.clusters() };
-        clusters.get(usize::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
+    pub(super) fn cluster<'s>(&'s self, stay: &'s AreasStay, slot: u64) -> Option<&'s Cluster<P>> {
+        self.clusters_in(stay).get(usize::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
     }
 
     /// Allocates the clusters for `slots` slots. Fails if memory is short or the slots are too
@@ -351,7 +362,7 @@ impl<P: Platform> SlotArea<P> {
             // The thread that freed the last slots held this lock, and may be about to release it.
             drop(cluster.state.lock());
         }
-        // Lookups of a cached page, or of content, by an old entry run in a read section.
+        // All others that use clusters are in a read section (`AreasStay`).
         frames.platform().synchronize();
         self.free_clusters(frames, clusters, count, Frame(self.block.load(Relaxed)));
         true

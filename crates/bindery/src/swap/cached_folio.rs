@@ -12,7 +12,7 @@ use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
 use super::slots::state_of;
-use super::slots::{Stored, index};
+use super::slots::{AreasStay, Stored, index, while_areas_stay};
 use crate::Memory;
 use crate::folio::{Folio, FolioHandle, FolioLocked, SwapPlace};
 use crate::platform::Platform;
@@ -65,26 +65,29 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         debug_assert_eq!(slots.count, folio.pages());
         let place = SwapPlace { area: slots.area, first: slots.first, cached: slots.count };
         let this = Self { memory, folio, place };
-        let Some((_, cells, _)) = slots.cells(memory) else { return this };
-        for (page, cell) in (0..).zip(cells) {
-            let entries = u32::from(page >= first && page < first + named);
-            // The slots are ours: no entry refers to them, and the cache does not have them.
-            let cell_now = SlotState::going_out(folio.head.plus(page), folio.order, entries);
-            cell.store(cell_now.0, Relaxed);
-        }
-        this.handle().set_swap_place(place);
+        while_areas_stay(memory.platform(), |stay| {
+            let Some((_, cells, _)) = slots.cells(stay, memory) else { return };
+            for (page, cell) in (0..).zip(cells) {
+                let entries = u32::from(page >= first && page < first + named);
+                // The slots are ours: no entry refers to them, and the cache does not have them.
+                let cell_now = SlotState::going_out(folio.head.plus(page), folio.order, entries);
+                cell.store(cell_now.0, Relaxed);
+            }
+            this.handle().set_swap_place(place);
+        });
         this
     }
 
     /// Undoes [`CachedFolio::send_out`]: the slots are the caller's again, to be used or freed, and
     /// the folio has left the cache. No entry refers to them any more.
     pub(crate) fn call_back(&self) {
-        if let Some((_, cells, _)) = self.slots().cells(self.memory) {
+        while_areas_stay(self.memory.platform(), |stay| {
+            let Some((_, cells, _)) = self.slots().cells(stay, self.memory) else { return };
             for cell in cells {
                 // Busy, and without references: no other thread changes it.
                 cell.store(SlotState::FREE.0, Relaxed);
             }
-        }
+        });
         self.handle().set_cached_pages(self.place, 0);
     }
 
@@ -179,11 +182,13 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     /// the cache or came from another folio, or if a device still writes their old content. Returns
     /// whether all content is in swap already.
     pub(super) fn prepare_out(&self) -> Option<Stored> {
-        let (cluster, cells, _) = self.slots().cells(self.memory)?;
-        let live = LiveCluster::lock(self.memory.swap.area(self.place.area)?, cluster)?;
-        let stored = stored_of(live.state(), *self.folio, cells)?;
-        make_busy(cells);
-        Some(stored)
+        while_areas_stay(self.memory.platform(), |stay| {
+            let (cluster, cells, _) = self.slots().cells(stay, self.memory)?;
+            let live = LiveCluster::lock(self.memory.swap.area(self.place.area)?, cluster)?;
+            let stored = stored_of(live.state(), *self.folio, cells)?;
+            make_busy(cells);
+            Some(stored)
+        })
     }
 
     /// Like [`CachedFolio::prepare_out`], for an unmapped folio: it may leave memory even if the
@@ -212,10 +217,19 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         freeze: impl FnOnce() -> bool,
         change: impl Fn(u32, SlotState) -> SlotState,
     ) -> Changed {
+        while_areas_stay(self.memory.platform(), |stay| self.change_in(stay, freeze, change))
+    }
+
+    fn change_in(
+        &self,
+        stay: &AreasStay,
+        freeze: impl FnOnce() -> bool,
+        change: impl Fn(u32, SlotState) -> SlotState,
+    ) -> Changed {
         let (memory, folio, run) = (self.memory, self.folio, self.slots());
         let mut changed = Changed { cached: 0, evicted: false };
         let (Some(area), Some((cluster, cells, values))) =
-            (memory.swap.area(run.area), run.cells(memory))
+            (memory.swap.area(run.area), run.cells(stay, memory))
         else {
             return changed;
         };

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::{SlotArea, SlotRun};
@@ -13,11 +14,14 @@ use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
 use super::slot_state::{self, ClaimError, SlotState};
-use super::slots::{index, while_areas_stay};
+use super::slots::{AreasStay, index, while_areas_stay};
 use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Folio, FolioLocked, FreshFolio, LockedFolio, SwapPlace};
 use crate::platform::Platform;
+
+/// Pages that are compared in one read section.
+const AT_ONCE: u32 = 16;
 
 impl<P: Platform> CachedFolio<'_, P> {
     /// Writes the content of the folio, whose slots are busy, to the area's store. Returns whether
@@ -25,45 +29,107 @@ impl<P: Platform> CachedFolio<'_, P> {
     /// `written` is empty.
     // An out parameter: the set would be copied for each folio.
     pub(super) fn write_out(&self, written: &mut Written) -> bool {
-        let (memory, folio, run) = (self.memory, self.folio, self.slots());
-        let Memory { swap, frames, .. } = memory;
-        let Some((_, _, values)) = run.cells(memory) else { return false };
+        let (memory, run) = (self.memory, self.slots());
         if !self.is_unmapped() {
             return false;
         }
-        for (page, value) in (0..).zip(values) {
-            let frame = folio.head.plus(page);
-            // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked. A pin
-            // for writing makes its page exclusive, and the slot of an exclusive page is free, so
-            // that its folio is not written out: no thread writes to it.
-            match unsafe { same_filled::word_of(frames.platform().direct_map(frame)) } {
-                Some(word) => {
-                    value.store(word, Relaxed);
-                    written.filled.add(page, 1);
-                }
-                // SAFETY: 1. and 2. as above.
-                None => match unsafe { swap.store(frames, frame) } {
-                    Some(handle) => {
-                        value.store(handle, Relaxed);
-                        // Compressing a large folio takes longer than other threads may have to
-                        // wait.
-                        frames.platform().yield_if_due();
-                    }
-                    None => {
-                        let before = (0..page).filter(|page| !written.filled.has(*page));
-                        before.for_each(|page| {
-                            let handle = values[page as usize].load(Relaxed);
-                            // SAFETY: 1. stored above, and not marked in the cell. 2. Busy for this
-                            // thread, which does not load.
-                            unsafe { swap.forget(frames, handle) };
-                        });
-                        return false;
-                    }
-                },
-            }
+        // A base page is the commonest folio: the loops cost it more than the look-up.
+        let done =
+            if run.count == 1 { self.write_base_page(written) } else { self.write_pages(written) };
+        if done {
+            cpu::note_swapped_out(memory, run.count);
         }
-        cpu::note_swapped_out(memory, run.count);
+        done
+    }
+
+    /// As [`CachedFolio::write_pages`], of a base page.
+    #[inline(always)]
+    fn write_base_page(&self, written: &mut Written) -> bool {
+        let Memory { swap, frames, .. } = self.memory;
+        let head = self.folio.head;
+        // SAFETY: 1. as in `sort_part`.
+        let value = match unsafe { same_filled::word_of(frames.platform().direct_map(head)) } {
+            Some(word) => {
+                written.filled.add(0, 1);
+                word
+            }
+            // SAFETY: 1. and 2. as in `sort_part`.
+            None => match unsafe { swap.store(frames, head) } {
+                Some(handle) => {
+                    frames.platform().yield_if_due();
+                    handle
+                }
+                None => return false,
+            },
+        };
+        self.slots().set_value(self.memory, 0, value);
         true
+    }
+
+    /// Writes the content of the pages, as [`CachedFolio::write_out`].
+    fn write_pages(&self, written: &mut Written) -> bool {
+        let Memory { swap, frames, .. } = self.memory;
+        let run = self.slots();
+        let mut next = 0;
+        while next < run.count {
+            let end = run.count.min(next + AT_ONCE);
+            let Some(sorted) = self.sort_part(next..end, written) else { return false };
+            next = sorted;
+            if sorted == end {
+                continue;
+            }
+            // SAFETY: 1. and 2. as in `sort_part`.
+            let Some(handle) = (unsafe { swap.store(frames, self.folio.head.plus(sorted)) }) else {
+                // SAFETY: 1. the pages before are stored, and their values set. 2. The slots are
+                // busy for this thread, which does not load.
+                unsafe { self.forget_stored(written, sorted) };
+                return false;
+            };
+            run.set_value(self.memory, sorted, handle);
+            next += 1;
+            // Compressing a large folio takes longer than other threads may have to wait.
+            frames.platform().yield_if_due();
+        }
+        true
+    }
+
+    /// Sets the values of the first pages of a part that one repeated word fills. Returns the first
+    /// page that none fills, or the end of the part. No entry maps the folio.
+    // In the section of the look-up, which serves all pages of the part.
+    #[inline(always)]
+    fn sort_part(&self, part: Range<u32>, written: &mut Written) -> Option<u32> {
+        let platform = self.memory.platform();
+        while_areas_stay(platform, |stay| {
+            let (_, _, values) = self.slots().cells(stay, self.memory)?;
+            let values = values.get(part.start as usize..part.end as usize)?;
+            for (page, value) in (part.start..).zip(values) {
+                let frame = self.folio.head.plus(page);
+                // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked.
+                // A pin for writing makes its page exclusive, and the slot of an exclusive page is
+                // free, so that its folio is not written out: no thread writes to it.
+                let word = unsafe { same_filled::word_of(platform.direct_map(frame)) };
+                let Some(word) = word else { return Some(page) };
+                value.store(word, Relaxed);
+                written.filled.add(page, 1);
+            }
+            Some(part.end)
+        })
+    }
+
+    /// Frees the store's content of the first `pages` pages that no word fills.
+    ///
+    /// # Safety
+    /// 1. The values of their slots are handles of the store, which their cells do not name.
+    /// 2. No thread loads the content.
+    #[cold]
+    #[inline(never)]
+    unsafe fn forget_stored(&self, written: &Written, pages: u32) {
+        let Memory { swap, frames, .. } = self.memory;
+        for page in (0..pages).filter(|page| !written.is_filled(*page)) {
+            let Some((_, handle)) = self.slots().content_of(self.memory, page) else { return };
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+            unsafe { swap.forget(frames, handle) };
+        }
     }
 
     /// Finds the pages of the folio that one repeated word fills, and stores the words and marks in
@@ -71,24 +137,25 @@ impl<P: Platform> CachedFolio<'_, P> {
     pub(super) fn sort_pages(&self) -> Written {
         let mut written = Written::NOTHING;
         let (platform, head) = (self.memory.platform(), self.folio.head);
-        let Some((cluster, cells, values)) = self.slots().cells(self.memory) else {
-            return written;
-        };
+        let run = self.slots();
         if !self.is_unmapped() {
             return written;
         }
-        for (page, value) in (0..).zip(values) {
-            // SAFETY: 1. as in `write_out`.
+        for page in 0..run.count {
+            // SAFETY: 1. as in `sort_part`.
             let word = unsafe { same_filled::word_of(platform.direct_map(head.plus(page))) };
             // Content on the device needs no value: the slot is its address.
-            value.store(word.unwrap_or(0), Relaxed);
+            run.set_value(self.memory, page, word.unwrap_or(0));
             written.filled.add(page, u32::from(word.is_some()));
         }
-        // Other threads may change the count of entries under the lock.
-        let _state = cluster.state.lock();
-        for (_, cell) in (0..).zip(cells).filter(|(page, _)| written.is_filled(*page)) {
-            cell.fetch_or(SlotState::FILLED, Relaxed);
-        }
+        while_areas_stay(platform, |stay| {
+            let Some((cluster, cells, _)) = run.cells(stay, self.memory) else { return };
+            // Other threads may change the count of entries under the lock.
+            let _state = cluster.state.lock();
+            for (_, cell) in (0..).zip(cells).filter(|(page, _)| written.is_filled(*page)) {
+                cell.fetch_or(SlotState::FILLED, Relaxed);
+            }
+        });
         written
     }
 
@@ -103,11 +170,12 @@ impl<P: Platform> CachedFolio<'_, P> {
     /// The result of the last [`CachedFolio::sort_pages`].
     pub(super) fn sorted_pages(&self) -> Written {
         let mut filled = PageSet::EMPTY;
-        if let Some((_, cells, _)) = self.slots().cells(self.memory) {
+        while_areas_stay(self.memory.platform(), |stay| {
+            let Some((_, cells, _)) = self.slots().cells(stay, self.memory) else { return };
             for (page, cell) in (0..).zip(cells) {
                 filled.add(page, u32::from(SlotState(cell.load(Relaxed)).has(SlotState::FILLED)));
             }
-        }
+        });
         Written { filled }
     }
 }
@@ -128,15 +196,50 @@ impl FreedCell<'_> {
 impl SlotRun {
     /// The cluster, cells and values; `None` if the run is not in one cluster.
     #[inline]
-    pub(super) fn cells<P: Platform>(
+    pub(super) fn cells<'s, P: Platform>(
         self,
-        memory: &Memory<P>,
-    ) -> Option<(&Cluster<P>, &[AtomicU64], &[AtomicU64])> {
-        let cluster = memory.swap.area(self.area)?.cluster(self.first)?;
+        stay: &'s AreasStay,
+        memory: &'s Memory<P>,
+    ) -> Option<(&'s Cluster<P>, &'s [AtomicU64], &'s [AtomicU64])> {
+        let cluster = memory.swap.area(self.area)?.cluster(stay, self.first)?;
         // SAFETY: 1. the cluster is of the memory's swap.
         let (cells, values) = unsafe { cluster.words(memory.platform()) };
         let range = index(self.first) as usize..(index(self.first) + self.count) as usize;
         Some((cluster, cells.get(range.clone())?, values.get(range)?))
+    }
+
+    /// Sets the value of the slot of a page, which is busy: that keeps the area. In a read section of
+    /// its own: work on the pages' content, between two calls, may be long.
+    #[inline]
+    fn set_value<P: Platform>(self, memory: &Memory<P>, page: u32, value: u64) {
+        while_areas_stay(memory.platform(), |stay| {
+            let Some((_, _, words)) = self.cells(stay, memory) else { return };
+            if let Some(word) = words.get(page as usize) {
+                word.store(value, Relaxed);
+            }
+        });
+    }
+
+    /// The cell and the value of the slot of a page, which is busy, as [`SlotRun::set_value`].
+    #[inline]
+    fn content_of<P: Platform>(self, memory: &Memory<P>, page: u32) -> Option<(SlotState, u64)> {
+        while_areas_stay(memory.platform(), |stay| {
+            let (_, cells, values) = self.cells(stay, memory)?;
+            let (cell, value) = (cells.get(page as usize)?, values.get(page as usize)?);
+            Some((SlotState(cell.load(Relaxed)), value.load(Relaxed)))
+        })
+    }
+
+    /// The number of pages from `page` on whose slots, which are busy, have zeroes.
+    fn zeroes_from<P: Platform>(self, memory: &Memory<P>, page: u32) -> u32 {
+        while_areas_stay(memory.platform(), |stay| {
+            let Some((_, cells, values)) = self.cells(stay, memory) else { return 0 };
+            let pages = cells.iter().zip(values).skip(page as usize);
+            let is_zero = |(cell, value): &(&AtomicU64, &AtomicU64)| {
+                SlotState(cell.load(Relaxed)).has(SlotState::FILLED) && value.load(Relaxed) == 0
+            };
+            pages.take_while(is_zero).count() as u32
+        })
     }
 }
 
@@ -175,11 +278,6 @@ unsafe fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64] {
     // SAFETY: the direct map shows all 4,096 bytes of the frame for as long as the platform lives
     // (obligation 1 of `Platform`), aligned to 4,096; the caller's obligation 1.
     unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
-}
-
-#[inline]
-fn content(cells: &[AtomicU64], values: &[AtomicU64], page: u32) -> (SlotState, u64) {
-    (SlotState(cells[page as usize].load(Relaxed)), values[page as usize].load(Relaxed))
 }
 
 /// A folio in the swap cache, locked and fresh, whose content is to be read. Having one means:
@@ -240,12 +338,13 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
 
     /// Fills the pages whose slots hold one repeated word.
     pub(super) fn fill_filled_pages(&self, memory: &Memory<P>) {
-        let Some((_, cells, values)) = self.slots.cells(memory) else { return };
-        for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
-            if SlotState(cell.load(Relaxed)).has(SlotState::FILLED) {
+        for page in 0..self.slots.count {
+            if let Some((cell, value)) = self.slots.content_of(memory, page)
+                && cell.has(SlotState::FILLED)
+            {
                 let frame = self.locked.folio().head.plus(page);
                 // SAFETY: 1. the folio is claimed, for one slot a page.
-                unsafe { fill_page(memory.platform(), frame, value.load(Relaxed)) };
+                unsafe { fill_page(memory.platform(), frame, value) };
             }
         }
     }
@@ -277,15 +376,18 @@ unsafe fn load_folio<P: Platform>(
     run: SlotRun,
 ) -> bool {
     let head = folio.head;
-    let Some((_, cells, values)) = run.cells(memory) else { return false };
-    let filled = |cell: &AtomicU64| SlotState(cell.load(Relaxed)).has(SlotState::FILLED);
-    // A base page is the commonest folio: the loops cost it more than the checks.
-    let are_zeroes = if let ([cell], [value]) = (cells, values) {
-        value.load(Relaxed) == 0 && filled(cell)
-    } else {
-        values.iter().fold(0, |any, value| any | value.load(Relaxed)) == 0
-            && cells.iter().all(filled)
-    };
+    let are_zeroes = while_areas_stay(memory.platform(), |stay| {
+        let (_, cells, values) = run.cells(stay, memory)?;
+        let filled = |cell: &AtomicU64| SlotState(cell.load(Relaxed)).has(SlotState::FILLED);
+        // A base page is the commonest folio: the loops cost it more than the checks.
+        Some(if let ([cell], [value]) = (cells, values) {
+            value.load(Relaxed) == 0 && filled(cell)
+        } else {
+            values.iter().fold(0, |any, value| any | value.load(Relaxed)) == 0
+                && cells.iter().all(filled)
+        })
+    });
+    let Some(are_zeroes) = are_zeroes else { return false };
     if are_zeroes {
         memory.platform().zero(head, run.count);
         cpu::note_swapped_in(memory, run.count);
@@ -312,18 +414,13 @@ unsafe fn load_pages<P: Platform>(
 ) -> bool {
     let head = folio.head;
     let Memory { swap, frames, .. } = memory;
-    let Some((_, cells, values)) = run.cells(memory) else { return false };
     let mut page = 0;
     while page < run.count {
-        let (cell, value) = content(cells, values, page);
+        let Some((cell, value)) = run.content_of(memory, page) else { return false };
         let frame = head.plus(page);
         if cell.has(SlotState::FILLED) && value == 0 {
-            let zeroes = (page..run.count)
-                .take_while(|page| {
-                    let (cell, value) = content(cells, values, *page);
-                    cell.has(SlotState::FILLED) && value == 0
-                })
-                .count() as u32;
+            // At least this page.
+            let zeroes = run.zeroes_from(memory, page).max(1);
             memory.platform().zero(frame, zeroes);
             page += zeroes;
             continue;
@@ -352,15 +449,16 @@ fn claim_slots<P: Platform>(
     folio: FolioLocked<'_>,
     run: SlotRun,
 ) -> Result<(), ClaimError> {
-    while_areas_stay(memory.platform(), || claim_if_named(memory, folio, run))
+    while_areas_stay(memory.platform(), |stay| claim_if_named(stay, memory, folio, run))
 }
 
 fn claim_if_named<P: Platform>(
+    stay: &AreasStay,
     memory: &Memory<P>,
     folio: FolioLocked<'_>,
     run: SlotRun,
 ) -> Result<(), ClaimError> {
-    let Some((cluster, cells, _)) = run.cells(memory) else { return Err(ClaimError::Gone) };
+    let Some((cluster, cells, _)) = run.cells(stay, memory) else { return Err(ClaimError::Gone) };
     let _state = cluster.state.lock();
     // Until memory has been reclaimed, the age of a page is not needed.
     let shadow = match cells.first() {

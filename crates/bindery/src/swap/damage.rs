@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::area::SlotRun;
+use super::slots::while_areas_stay;
 use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::PinRoom;
@@ -12,10 +13,12 @@ use crate::platform::Platform;
 /// slot.
 pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16) {
     let run = SlotRun { area, first: slot, count: 1 };
-    let (cluster, cells, _) = run.cells(memory).expect("a slot");
-    let _state = cluster.state.lock();
-    let cell = cells[0].load(Relaxed);
-    cells[0].store(cell.wrapping_add_signed(i64::from(by)), Relaxed);
+    while_areas_stay(memory.platform(), |stay| {
+        let (cluster, cells, _) = run.cells(stay, memory).expect("a slot");
+        let _state = cluster.state.lock();
+        let cell = cells[0].load(Relaxed);
+        cells[0].store(cell.wrapping_add_signed(i64::from(by)), Relaxed);
+    });
 }
 
 /// Calls `f` while the folio around `frame` is pinned, as by a driver that has found the page just

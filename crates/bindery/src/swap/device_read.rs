@@ -70,7 +70,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         let device = memory
             .swap
             .area(slots.area)
-            .and_then(|area| Some((area, area.device_of(slots.first)?)));
+            .and_then(|area| Some((area, area.device_of(memory, slots.first)?)));
         let device = device.filter(|_| content.is_some());
         let request = device.map(|(area, _)| (area, area.requests.take(cpu::own(memory))));
         let Some((area, Some(number))) = request else {
@@ -121,7 +121,7 @@ impl DeviceRead {
         let area = memory.swap.area(slots.area)?;
         let (place, operation) = (slots.place(), SwapOperation::Read);
         let what = FolioTransfer { operation, number, folio, place };
-        what.submit(memory, area, area.device_of(slots.first)?, |page| {
+        what.submit(memory, area, area.device_of(memory, slots.first)?, |page| {
             slots.page_has(memory, page, SlotState::STORED)
         });
         let (group, number) = area.requests.group(number);

@@ -20,7 +20,6 @@ use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
 use super::slots::state_of;
-use super::slots::while_areas_stay;
 use super::writeback::FolioTransfer;
 use crate::Memory;
 use crate::addr::Order;
@@ -92,8 +91,7 @@ pub(crate) fn source_of_slot<P: Platform>(
     area: u8,
     slot: u64,
 ) -> Option<Source> {
-    let cell = while_areas_stay(memory.platform(), || state_of(memory, area, slot));
-    cell.map(|cell| memory.swap.source_of(area, cell))
+    state_of(memory, area, slot).map(|cell| memory.swap.source_of(area, cell))
 }
 
 impl SlotRun {
@@ -125,8 +123,9 @@ impl SlotRun {
             return Begun::Yes;
         }
         let area = memory.swap.area(self.area);
-        let device =
-            area.and_then(|area| Some((area, area.device_of(self.first)?))).filter(|_| worth);
+        let device = area
+            .and_then(|area| Some((area, area.device_of(memory, self.first)?)))
+            .filter(|_| worth);
         let request =
             device.map(|(area, device)| (area, device, area.requests.take(cpu::own(memory))));
         let Some((area, device, Some(number))) = request else {

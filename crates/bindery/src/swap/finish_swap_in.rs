@@ -6,14 +6,15 @@ use super::cached_folio::CachedFolio;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
-use super::slots::index;
+use super::slots::{AreasStay, index, while_areas_stay};
 use crate::platform::Platform;
 
 impl<P: Platform> CachedFolio<'_, P> {
     /// Like [`CachedFolio::unlock`], for a folio whose pages have each lost an entry. The slots are
     /// busy.
     pub(crate) fn finish_swap_in(&self) {
-        if !self.free_all_slots() {
+        let memory = self.memory;
+        if !while_areas_stay(memory.platform(), |stay| self.free_all_slots(stay)) {
             let mut all = PageSet::EMPTY;
             all.add(0, self.folio.pages());
             self.unlock(&all);
@@ -22,10 +23,10 @@ impl<P: Platform> CachedFolio<'_, P> {
 
     /// Removes the folio from the cache and frees its slots, if only one entry referred to each of
     /// them and is removed. Returns whether that was so; otherwise nothing has changed.
-    fn free_all_slots(&self) -> bool {
+    fn free_all_slots(&self, stay: &AreasStay) -> bool {
         let (memory, run) = (self.memory, self.slots());
         let (Some(area), Some((cluster, cells, values))) =
-            (memory.swap.area(run.area), run.cells(memory))
+            (memory.swap.area(run.area), run.cells(stay, memory))
         else {
             return false;
         };

@@ -32,13 +32,26 @@ pub(super) fn index(slot: u64) -> u32 {
     (slot % u64::from(CLUSTER_SLOTS)) as u32
 }
 
-/// Lets the caller read slots to which it has no reference: no area that is on is freed during the
-/// call.
+/// Shows that its holder is in a read section. Having one means: the clusters that are found with
+/// it are not freed while it is borrowed.
+///
+/// A busy slot, or an entry that refers to a slot, also keeps its area. But a folio in the swap
+/// cache does not, whose lock the caller holds:
+/// 1. CPU A finds the folio's slots.
+/// 2. CPU B removes the last entries that refer to them. They are free, and the folio has left the
+///    cache.
+/// 3. CPU C turns the area off, and frees the clusters; CPU A locks one.
+pub(super) struct AreasStay(());
+
+/// Runs `look` in a read section, so that it may use clusters.
 // Always: it is a part of each fault on a page in swap.
 #[inline(always)]
-pub(super) fn while_areas_stay<P: Platform, R>(platform: &P, look: impl FnOnce() -> R) -> R {
+pub(super) fn while_areas_stay<P: Platform, R>(
+    platform: &P,
+    look: impl FnOnce(&AreasStay) -> R,
+) -> R {
     platform.enter_read();
-    let result = look();
+    let result = look(&AreasStay(()));
     platform.leave_read();
     result
 }
@@ -81,7 +94,17 @@ pub(crate) fn allocate_slots<P: Platform>(
 /// A recent copy of a slot's cell.
 #[inline]
 pub(crate) fn state_of<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> Option<SlotState> {
-    let (_, cells, _) = SlotRun { area, first: slot, count: 1 }.cells(memory)?;
+    while_areas_stay(memory.platform(), |stay| state_in(stay, memory, area, slot))
+}
+
+#[inline]
+fn state_in<P: Platform>(
+    stay: &AreasStay,
+    memory: &Memory<P>,
+    area: u8,
+    slot: u64,
+) -> Option<SlotState> {
+    let (_, cells, _) = SlotRun { area, first: slot, count: 1 }.cells(stay, memory)?;
     // Acquire, by the fence: sees earlier work on the cached folio.
     let cell = cells.first()?.load(Ordering::Acquire);
     Some(SlotState(cell))
@@ -102,9 +125,9 @@ pub(crate) fn find_cached<P: Platform>(
     area: u8,
     slot: u64,
 ) -> Option<FolioRef<'_, P>> {
-    while_areas_stay(memory.platform(), || {
+    while_areas_stay(memory.platform(), |stay| {
         slot_state::hold_cached(
-            || state_of(memory, area, slot)?.frame(),
+            || state_in(stay, memory, area, slot)?.frame(),
             |frame| memory.frames.try_hold(frame),
         )
     })
@@ -146,17 +169,19 @@ impl SlotRun {
         if self.count == 0 {
             return;
         }
-        if let (Some(area), Some((cluster, _, _))) =
-            (memory.swap.area(self.area), self.cells(memory))
-        {
-            let mut freed = FreedSlots::new(area, cluster);
+        while_areas_stay(memory.platform(), |stay| {
+            if let (Some(area), Some((cluster, _, _))) =
+                (memory.swap.area(self.area), self.cells(stay, memory))
             {
-                let mut state = cluster.state.lock();
-                (freed.first, freed.count) = (index(self.first), self.count);
-                freed.give_back(&mut state);
+                let mut freed = FreedSlots::new(area, cluster);
+                {
+                    let mut state = cluster.state.lock();
+                    (freed.first, freed.count) = (index(self.first), self.count);
+                    freed.give_back(&mut state);
+                }
+                freed.relist(self.first);
             }
-            freed.relist(self.first);
-        }
+        });
     }
 
     /// Adds a reference of an entry to each slot, or to none. The caller holds the lock of a table
@@ -166,12 +191,14 @@ impl SlotRun {
         if part.count == 0 {
             return Ok(());
         }
-        let Some((cluster, cells, _)) = part.cells(memory) else { return Err(TooManyEntries) };
-        {
-            let _state = cluster.state.lock();
-            if !slot_state::name_all(cells) {
-                return Err(TooManyEntries);
-            }
+        let named = while_areas_stay(memory.platform(), |stay| {
+            part.cells(stay, memory).is_some_and(|(cluster, cells, _)| {
+                let _state = cluster.state.lock();
+                slot_state::name_all(cells)
+            })
+        });
+        if !named {
+            return Err(TooManyEntries);
         }
         rest.dup(memory).inspect_err(|_| part.release(memory))
     }
@@ -182,15 +209,15 @@ impl SlotRun {
         let mut left = self;
         while left.count > 0 {
             let (part, rest) = left.first_part();
-            part.release_part(memory);
+            while_areas_stay(memory.platform(), |stay| part.release_part(stay, memory));
             left = rest;
         }
     }
 
     #[inline(never)]
-    fn release_part<P: Platform>(self, memory: &Memory<P>) {
+    fn release_part<P: Platform>(self, stay: &AreasStay, memory: &Memory<P>) {
         let (Some(area), Some((cluster, cells, values))) =
-            (memory.swap.area(self.area), self.cells(memory))
+            (memory.swap.area(self.area), self.cells(stay, memory))
         else {
             return;
         };
@@ -221,14 +248,16 @@ impl SlotRun {
         left = self;
         while left.count > 0 {
             (part, left) = left.first_part();
-            let (cluster, cells, _) = part.cells(memory).expect("the area reaches so far");
-            let mut state = cluster.state.lock();
-            state.plant(index(part.first), part.count);
-            for cell in cells {
-                assert_eq!(cell.load(Ordering::Relaxed), SlotState::FREE.0, "the slot is taken");
-                cell.store(SlotState::LOST | 1, Ordering::Relaxed);
-            }
-            drop(state);
+            while_areas_stay(memory.platform(), |stay| {
+                let (cluster, cells, _) =
+                    part.cells(stay, memory).expect("the area reaches so far");
+                let mut state = cluster.state.lock();
+                state.plant(index(part.first), part.count);
+                for cell in cells {
+                    let taken = cell.swap(SlotState::LOST | 1, Ordering::Relaxed);
+                    assert_eq!(taken, SlotState::FREE.0, "the slot is taken");
+                }
+            });
             area.relist(part.first);
         }
     }

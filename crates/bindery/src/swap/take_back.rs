@@ -24,7 +24,7 @@ use super::cached_folio::CachedFolio;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
-use super::slots::{index, while_areas_stay};
+use super::slots::{AreasStay, index, while_areas_stay};
 use crate::Memory;
 use crate::folio::{Folio, FolioLock, SwapPlace};
 use crate::platform::Platform;
@@ -33,21 +33,23 @@ use crate::platform::Platform;
 /// needs stable pages, reads the folio, or is done with it.
 #[cold]
 pub(super) fn take_back<P: Platform>(memory: &Memory<P>, folio: Folio) -> Option<FolioLock<'_, P>> {
-    let (lock, place) = while_areas_stay(memory.platform(), || take_lock_over(memory, folio))?;
+    let (lock, place) =
+        while_areas_stay(memory.platform(), |stay| take_lock_over(stay, memory, folio))?;
     CachedFolio::new(memory, lock.locked(), place).unlock(&PageSet::EMPTY);
     Some(lock)
 }
 
 /// Takes over the folio's lock and marks its slots, in one step.
-fn take_lock_over<P: Platform>(
-    memory: &Memory<P>,
+fn take_lock_over<'m, P: Platform>(
+    stay: &AreasStay,
+    memory: &'m Memory<P>,
     folio: Folio,
-) -> Option<(FolioLock<'_, P>, SwapPlace)> {
+) -> Option<(FolioLock<'m, P>, SwapPlace)> {
     let place = memory.frames.folio(folio).swap_place()?;
     if !memory.swap.area(place.area)?.lets_pages_change() {
         return None;
     }
-    let (cluster, cells, _) = SlotRun::of_folio(folio, place).cells(memory)?;
+    let (cluster, cells, _) = SlotRun::of_folio(folio, place).cells(stay, memory)?;
     let _state = cluster.state.lock();
     let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
     // Not a read of read-around, whose slot has the content.
@@ -73,9 +75,18 @@ pub(super) fn lock_written<P: Platform>(
     folio: Folio,
     slots: SlotRun,
 ) -> Option<FolioLock<'_, P>> {
+    while_areas_stay(memory.platform(), |stay| lock_written_in(stay, memory, folio, slots))
+}
+
+fn lock_written_in<'m, P: Platform>(
+    stay: &AreasStay,
+    memory: &'m Memory<P>,
+    folio: Folio,
+    slots: SlotRun,
+) -> Option<FolioLock<'m, P>> {
     let lock = || memory.frames.folio(folio).lock_of_request();
     let (Some(area), Some((cluster, cells, values))) =
-        (memory.swap.area(slots.area), slots.cells(memory))
+        (memory.swap.area(slots.area), slots.cells(stay, memory))
     else {
         return lock();
     };

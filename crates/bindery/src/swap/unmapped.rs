@@ -7,7 +7,7 @@ use super::area::SlotRun;
 use super::cached_folio::{CachedFolio, make_busy};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
-use super::slots::Stored;
+use super::slots::{AreasStay, Stored, while_areas_stay};
 use super::writeback::write_out;
 use crate::Memory;
 use crate::folio::{Folio, FolioLocked, Freed, LockedFolio};
@@ -53,7 +53,11 @@ impl<P: Platform> CachedFolio<'_, P> {
     /// Like [`CachedFolio::prepare_out`], for an unmapped folio, if swap has the content of all
     /// pages that are still in the cache: the others are not needed. Returns whether that is so.
     pub(super) fn prepare_dropping(&self) -> bool {
-        let Some((cluster, cells, _)) = self.slots().cells(self.memory) else { return false };
+        while_areas_stay(self.memory.platform(), |stay| self.prepare_dropping_in(stay))
+    }
+
+    fn prepare_dropping_in(&self, stay: &AreasStay) -> bool {
+        let Some((cluster, cells, _)) = self.slots().cells(stay, self.memory) else { return false };
         let _state = cluster.state.lock();
         let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
         let is_ours = |(page, cell): &(u32, &AtomicU64)| {

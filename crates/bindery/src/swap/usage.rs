@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::SlotRun;
 use super::bitmap::CLUSTER_SLOTS;
 use super::slot_state::SlotState;
-use super::slots::while_areas_stay;
+use super::slots::{AreasStay, while_areas_stay};
 use crate::Memory;
 use crate::addr::PAGE_SIZE;
 use crate::platform::Platform;
@@ -80,11 +80,11 @@ pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
     let platform = memory.platform();
     let mut usage = SwapUsage::default();
     for (area, number) in memory.swap.areas.iter().zip(0..) {
-        let slots = while_areas_stay(platform, || if area.is_on() { area.slots() } else { 0 });
+        let slots = while_areas_stay(platform, |_| if area.is_on() { area.slots() } else { 0 });
         usage.slots += slots;
         for first in (0..slots).step_by(CLUSTER_SLOTS as usize) {
             let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
-            while_areas_stay(platform, || count_cluster(run, memory, &mut usage));
+            while_areas_stay(platform, |stay| count_cluster(stay, run, memory, &mut usage));
         }
         // Another area, with more slots, may have come on under this number.
         usage.taken = usage.taken.min(usage.slots);
@@ -93,8 +93,13 @@ pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
 }
 
 /// Counts the slots of a cluster.
-fn count_cluster<P: Platform>(run: SlotRun, memory: &Memory<P>, usage: &mut SwapUsage) {
-    let Some((cluster, cells, _)) = run.cells(memory) else { return };
+fn count_cluster<P: Platform>(
+    stay: &AreasStay,
+    run: SlotRun,
+    memory: &Memory<P>,
+    usage: &mut SwapUsage,
+) {
+    let Some((cluster, cells, _)) = run.cells(stay, memory) else { return };
     let taken = cluster.state.lock().taken();
     usage.taken += u64::from(taken);
     for cell in cells.iter().filter(|_| taken > 0) {

@@ -122,7 +122,8 @@ fn send_to_device<P: Platform>(
 ) -> bool {
     let folio = leaving.folio();
     let written = CachedFolio::new(memory, leaving.locked(), place).sort_pages();
-    let Some(device) = area.device_of(place.first).filter(|_| written.in_store(folio) > 0) else {
+    let device = area.device_of(memory, place.first);
+    let Some(device) = device.filter(|_| written.in_store(folio) > 0) else {
         cpu::note_swapped_out(memory, folio.pages());
         return finish_write_out(memory, leaving, place, Some(&written));
     };

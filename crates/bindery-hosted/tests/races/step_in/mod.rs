@@ -23,6 +23,7 @@
 //! | `plan`, `blocked` | the choice of runs; pairs that never succeed |
 //! | `named` | meetings that failed once |
 //! | `reclaim` | calls that step into reclaim and keep their page |
+//! | `areas_off` | a swap area that goes while a call has found one of its clusters |
 //! | `cached` | pages of the swap cache that are swapped out once more, or lose their last mapping |
 //! | `no_access` | memory without access that is swapped out, and entries of its form that are not |
 //! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
@@ -30,6 +31,7 @@
 //! | `shown_frames` | revokes of frames that are not the core's, and concurrent calls |
 //! | `userfaults` | waiting faults, with closes, dying handlers, moves and unread messages |
 
+mod areas_off;
 pub mod blocked;
 mod cached;
 mod late_device;

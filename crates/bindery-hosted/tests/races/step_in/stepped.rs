@@ -1,5 +1,6 @@
 //! The hosted machine with a step in front of what a call does to locks, sections and TLBs.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::addr::Frame;
@@ -84,8 +85,8 @@ impl Pager for SteppedFiles {
     }
 }
 
-/// A lock that reports when a thread has to wait for it. A call can be held with a mutex; not with
-/// a spin lock, which is released where calls are held.
+/// A lock that reports when a thread has to wait for it. A call can be held with a mutex, and before
+/// a spin lock; not with a spin lock, which is released where calls are held.
 pub struct SteppedLock<const MUTEX: bool>(LockApi05<parking_lot::RawMutex>);
 
 type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
@@ -100,6 +101,8 @@ unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
     fn lock(&self) -> State {
         if MUTEX {
             stops::might_sleep();
+        } else {
+            stops::takes_spin_lock(ptr::from_ref(self).addr());
         }
         self.0.try_lock().unwrap_or_else(|| {
             stops::blocks();

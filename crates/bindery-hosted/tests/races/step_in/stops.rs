@@ -34,6 +34,7 @@ pub enum Step {
     Relax,
     Park,
     Pager,
+    SpinLock,
 }
 
 /// The place where a call is held.
@@ -44,6 +45,8 @@ pub enum HoldAt {
     Number(u32),
     /// At the first step of this kind.
     First(Step),
+    /// Before it takes a watched spin lock ([`Stops::watch`]) once more, after this many times.
+    SpinLock(u32),
 }
 
 /// The role of a thread.
@@ -83,6 +86,8 @@ struct Actor {
 pub struct Stops {
     actors: Mutex<[Actor; 3]>,
     changed: Condvar,
+    /// Addresses of spin locks.
+    watched: Mutex<Vec<usize>>,
 }
 
 /// A thread's role.
@@ -98,6 +103,8 @@ struct Here {
 thread_local! {
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
     static AWAKE: Cell<bool> = const { Cell::new(false) };
+    /// The spin locks that this thread has taken, if they are noted.
+    static NOTED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
 }
 
 impl Stops {
@@ -146,6 +153,13 @@ impl Stops {
             self.release(Role::Held);
             phase
         })
+    }
+
+    /// Watches the spin locks that `call` takes on this thread.
+    pub fn watch(&self, call: impl FnOnce()) {
+        NOTED.set(Some(Vec::new()));
+        call();
+        *self.watched.lock().unwrap() = NOTED.take().unwrap_or_default();
     }
 
     fn change(&self, role: Role, change: impl FnOnce(&mut Actor)) {
@@ -236,7 +250,7 @@ pub fn pass(step: Step) {
         let number = here.passed;
         here.passed += 1;
         let chosen = match here.hold_at {
-            HoldAt::Nowhere => false,
+            HoldAt::Nowhere | HoldAt::SpinLock(_) => false,
             HoldAt::Number(chosen) => chosen == number,
             HoldAt::First(chosen) => chosen == step,
         };
@@ -248,6 +262,23 @@ pub fn pass(step: Step) {
     });
     if let Some((stops, role, number, inside)) = chosen {
         stops.hold(role, step, number, inside);
+    }
+}
+
+/// The calling thread is about to take the spin lock at this address. That is no numbered step.
+pub fn takes_spin_lock(address: usize) {
+    NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push(address)));
+    let chosen = HERE.with_borrow_mut(|here| {
+        let here = here.as_mut()?;
+        let HoldAt::SpinLock(left) = here.hold_at else { return None };
+        if !here.stops.watched.lock().unwrap().contains(&address) {
+            return None;
+        }
+        here.hold_at = left.checked_sub(1).map_or(HoldAt::Nowhere, HoldAt::SpinLock);
+        (left == 0).then(|| (Arc::clone(&here.stops), here.role, here.passed, here.depth > 0))
+    });
+    if let Some((stops, role, number, inside)) = chosen {
+        stops.hold(role, Step::SpinLock, number, inside);
     }
 }
 

@@ -4,8 +4,6 @@
 //! takes the next ones there under the cluster's lock only. Before an allocation fails, the owned
 //! clusters that could serve it return to the lists.
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{SlotArea, SlotRun};
@@ -17,7 +15,7 @@ use crate::platform::{Cpu, Platform};
 use crate::swap::bitmap::CLUSTER_SLOTS;
 use crate::swap::cluster::{Cluster, ClusterState, List, LiveCluster};
 use crate::swap::cluster_lists::Lists;
-use crate::swap::slots::while_areas_stay;
+use crate::swap::slots::{AreasStay, while_areas_stay};
 
 /// The slots that an allocation wants.
 struct Wanted {
@@ -57,17 +55,17 @@ impl<P: Platform> SlotArea<P> {
         });
         let wanted = Wanted { area: number, order, most };
         if let Some(own) = &own
-            && let Some(run) = while_areas_stay(memory.platform(), || self.take_own(own, &wanted))
+            && let Some(run) =
+                while_areas_stay(memory.platform(), |stay| self.take_own(stay, own, &wanted))
         {
             return Some(run);
         }
         self.take_listed(own.as_ref(), &wanted)
     }
 
-    /// Takes slots of the cluster that the CPU has taken last, if it owns it. In a read section.
-    fn take_own(&self, own: &OwnCluster<'_>, wanted: &Wanted) -> Option<SlotRun> {
-        // SAFETY: 1. the caller is in a read section.
-        let clusters = unsafe { self.clusters() };
+    /// Takes slots of the cluster that the CPU has taken last, if it owns it.
+    fn take_own(&self, stay: &AreasStay, own: &OwnCluster<'_>, wanted: &Wanted) -> Option<SlotRun> {
+        let clusters = self.clusters_in(stay);
         let number = link(own.number.load(Relaxed))?.0;
         let mut live = LiveCluster::lock(self, clusters.get(number as usize)?)?;
         if live.state().owner != Some(own.cpu) || live.state().order != wanted.order {
