@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{Frame, VirtAddr};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Level, MemoryType, Permissions};
 use crate::platform::Platform;
-use crate::table::run;
+use crate::table::{Table, run};
 
 use super::request::Pieces;
 use super::walk::{Walk, WalkError};
@@ -90,23 +90,23 @@ impl<A: Arch> Leaves<A> {
 }
 
 /// Entries of one table, and the first of the consecutive frames to map there.
-pub(super) struct LeafRun<A: Arch> {
-    pub(super) table: Frame,
+pub(super) struct LeafRun<'k, A: Arch> {
+    pub(super) table: Table<'k>,
     pub(super) level: Level<A>,
     pub(super) index: EntryIndex,
     pub(super) entries: u32,
     pub(super) first: Frame,
 }
 
-impl<P: Platform> Walk<'_, '_, P> {
+impl<'k, P: Platform> Walk<'k, '_, P> {
     /// Adds to the count of a level 1 table before its entries `words` are filled. Fails, and adds
     /// nothing, if one of them is in use.
     ///
     /// A table with a count of zero need not be read: a call empties entries before it takes them
     /// off the count.
     #[inline]
-    fn count_in(&mut self, table: Frame, words: &[AtomicU64]) -> bool {
-        let meta = self.map.memory.frames.table(table);
+    fn count_in(&mut self, table: Table<'_>, words: &[AtomicU64]) -> bool {
+        let meta = self.map.memory.frames.table(table.frame());
         let entries = words.len() as u64;
         let before = meta.count_in(entries);
         let is_empty = |word: &AtomicU64| word.load(Ordering::Relaxed) == 0;
@@ -127,7 +127,7 @@ impl<P: Platform> Walk<'_, '_, P> {
     /// Writes leaves into empty entries of one table, as contiguous runs where they fit.
     pub(super) fn write_run(
         &mut self,
-        run: &LeafRun<P::Arch>,
+        run: &LeafRun<'k, P::Arch>,
         leaves: &Leaves<P::Arch>,
     ) -> Result<(), ()> {
         let map = self.map;

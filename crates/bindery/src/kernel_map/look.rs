@@ -18,10 +18,10 @@ use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 /// Walks the tables to the entry of `at`.
 fn find<P: Platform>(
     map: &KernelMap<'_, P>,
-    _section: &ReadSection<'_, P>,
+    section: &ReadSection<'_, P>,
     at: VirtAddr,
 ) -> Found<P::Arch> {
-    protocol::find(map, at)
+    protocol::find(&map.tables_in(section), at)
 }
 
 impl<P: Platform> KernelMap<'_, P> {
@@ -189,8 +189,9 @@ fn next_piece<P: Platform>(
     at: VirtAddr,
     end: VirtAddr,
 ) -> (Option<VirtAddr>, Option<KernelPiece>) {
-    let _section = ReadSection::enter(map.memory.platform());
-    let lowest = protocol::descend(map, at, &mut Counts::default());
+    let section = ReadSection::enter(map.memory.platform());
+    let tree = map.tables_in(&section);
+    let lowest = protocol::descend(&tree, at, &mut Counts::default());
     let EntryAt { node: Node { table, level }, mut index, mut entry } = lowest;
     let span = level.span();
     let (mut at, mut joined) = (at, None::<KernelPiece>);
@@ -218,7 +219,7 @@ fn next_piece<P: Platform>(
             return (next, joined);
         };
         at = next;
-        entry = protocol::KernelTree::load(map, table, index, Ordering::Acquire);
+        entry = protocol::KernelTree::load(&tree, table, index, Ordering::Acquire);
     }
 }
 

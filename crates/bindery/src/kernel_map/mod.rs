@@ -110,7 +110,7 @@ use crate::stats::{Counts, Stats};
 use crate::sync::Mutex;
 #[cfg(feature = "baseline")]
 use crate::table::Reach;
-use crate::table::{RunLimit, free_table, new_table, run};
+use crate::table::{RunLimit, Table, free_table, new_table, run};
 
 pub(crate) use area::Area;
 use areas::Areas;
@@ -283,14 +283,14 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// The entries of the root, or of a table below it.
-    ///
-    /// Every frame that the map calls a table is its root or comes from an entry of a table, and is
-    /// known to its caller in a read section, by the right to purge, or because it was detached.
     #[inline]
-    fn entries(&self, table: Frame) -> &[AtomicU64] {
-        // SAFETY: 1. the map's own tables, or obligation 1 of `KernelMap::with_root`; 2. the rule
-        // above.
-        unsafe { self.memory.table_entries(table) }
+    fn entries<'s>(&self, table: Table<'s>) -> &'s [AtomicU64]
+    where
+        'm: 's,
+    {
+        let memory: &'s Memory<P> = self.memory;
+        // SAFETY: 1. and 2. having a `Table` means both.
+        unsafe { memory.table_entries(table.frame()) }
     }
 
     /// The entries of the root.

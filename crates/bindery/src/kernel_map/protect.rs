@@ -23,25 +23,27 @@ use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions};
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
 use crate::table::locking::Node;
-use crate::table::{EntryAt, TablePool};
+use crate::table::{EntryAt, Table, TablePool};
 
-use super::area::Area;
+use super::area::{Area, Claim};
 use super::leaves::{Leaves, check_executable};
-use super::protocol::{self, KernelTree, Rewrite};
+use super::protocol::{self, KernelTree, MapTables, Rewrite};
 use super::request::Pauses;
 use super::{KernelMap, KernelMapError};
 
 /// A change of a range: new permissions, or cuts only.
 struct ProtectionChange<'k, 'm, P: Platform> {
     map: &'k KernelMap<'m, P>,
+    /// The tables of a claimed area, which `range` is in.
+    tree: MapTables<'k, 'm, P>,
     range: VirtRange,
     /// `None`: only cut the pieces that lie across the range's bounds.
     permissions: Option<Permissions>,
 }
 
 /// Entries of one table that must be changed together.
-struct LeafStretch<A: Arch> {
-    table: Frame,
+struct LeafStretch<'k, A: Arch> {
+    table: Table<'k>,
     level: Level<A>,
     /// The first entry, and the one after the last.
     from: EntryIndex,
@@ -73,7 +75,7 @@ struct Cut {
 /// The cuts at both bounds.
 type Cuts = [Option<Cut>; 2];
 
-impl<A: Arch> LeafStretch<A> {
+impl<'k, A: Arch> LeafStretch<'k, A> {
     /// The addresses of an entry.
     fn range_of(&self, index: EntryIndex) -> VirtRange {
         let shift = self.level.span_shift();
@@ -82,7 +84,11 @@ impl<A: Arch> LeafStretch<A> {
     }
 
     /// The leaf at a position, without the effect of a pause.
-    fn entry<T: KernelTree<Arch = A>>(&self, tree: &T, index: EntryIndex) -> Entry {
+    fn entry<T: KernelTree<Arch = A, Table = Table<'k>>>(
+        &self,
+        tree: &T,
+        index: EntryIndex,
+    ) -> Entry {
         protocol::whole::<A>(tree.load(self.table, index, Ordering::Relaxed))
     }
 
@@ -153,7 +159,10 @@ impl<P: Platform> KernelMap<'_, P> {
                 let crosses = || KernelMapError::CrossesArea { area: area.describe() };
                 inside.then_some(()).ok_or_else(crosses)
             })?;
-            let change = ProtectionChange { map: self, range, permissions: Some(permissions) };
+            // SAFETY: 1. the claim is held until the change is done.
+            let tree = unsafe { self.tables_of_owner() };
+            let change =
+                ProtectionChange { map: self, tree, range, permissions: Some(permissions) };
             let result = change.apply(&claim);
             self.areas.release(claim);
             result
@@ -164,14 +173,16 @@ impl<P: Platform> KernelMap<'_, P> {
 /// Cuts the piece of a claimed area that lies across `at`, if one does.
 pub(super) fn cut<P: Platform>(
     map: &KernelMap<'_, P>,
-    area: &Area,
+    area: &Claim<'_>,
     at: VirtAddr,
 ) -> Result<(), Failure<KernelMapError>> {
     let range = VirtRange::raw(at.0, area.range().end().0);
-    ProtectionChange { map, range, permissions: None }.apply(area)
+    // SAFETY: 1. the claim.
+    let tree = unsafe { map.tables_of_owner() };
+    ProtectionChange { map, tree, range, permissions: None }.apply(area)
 }
 
-impl<P: Platform> ProtectionChange<'_, '_, P> {
+impl<'k, P: Platform> ProtectionChange<'k, '_, P> {
     fn position(&self, range: VirtRange) -> Position {
         if self.range.covers(range) {
             Position::Inside
@@ -184,7 +195,7 @@ impl<P: Platform> ProtectionChange<'_, '_, P> {
 
     /// Changes a claimed area.
     fn apply(&self, area: &Area) -> Result<(), Failure<KernelMapError>> {
-        let map = self.map;
+        let (map, tree) = (self.map, self.tree);
         let mut counts = Counts::default();
         if area.traits.pauses == Pauses::Never && self.would_pause(&mut counts) {
             map.stats.add(&counts);
@@ -202,7 +213,7 @@ impl<P: Platform> ProtectionChange<'_, '_, P> {
             let mut part = StretchChange { stretch, change: self, cuts: Cuts::default() };
             for (cut, index) in part.cuts.iter_mut().zip(stretch.across(self)) {
                 let Some(index) = index else { continue };
-                let single = P::Arch::clear_contig(stretch.entry(map, index), index);
+                let single = P::Arch::clear_contig(stretch.entry(&tree, index), index);
                 let base = stretch.range_of(index).start();
                 let mut tables = TableBuilder { change: self, pool: &mut pool, counts };
                 let table = tables.build(single, stretch.level, base);
@@ -210,7 +221,7 @@ impl<P: Platform> ProtectionChange<'_, '_, P> {
             }
             if part.needs_pause() {
                 part.apply_paused(counts);
-            } else if protocol::write(map, &part, counts) {
+            } else if protocol::write(&tree, &part, counts) {
                 plain =
                     Some(plain.map_or(stretch.level, |level: Level<_>| level.min(stretch.level)));
             }
@@ -229,13 +240,14 @@ impl<P: Platform> ProtectionChange<'_, '_, P> {
     fn for_each_stretch(
         &self,
         counts: &mut Counts,
-        mut f: impl FnMut(&LeafStretch<P::Arch>, &mut Counts),
+        mut f: impl FnMut(&LeafStretch<'k, P::Arch>, &mut Counts),
     ) {
-        let map = self.map;
-        let raw = |table, index| map.load(table, index, Ordering::Relaxed);
+        let tree = self.tree;
+        let raw = |table, index| tree.load(table, index, Ordering::Relaxed);
         let (mut at, end) = (self.range.start(), self.range.end());
         while at < end {
-            let EntryAt { node: Node { table, level }, index, .. } = map.lowest(at, counts);
+            let EntryAt { node: Node { table, level }, index, .. } =
+                protocol::descend(&tree, at, counts);
             let shift = level.span_shift();
             let base = at.align_down(1 << shift).0;
             let left = (end.0 - base).div_ceil(1 << shift);
@@ -262,7 +274,7 @@ impl<P: Platform> ProtectionChange<'_, '_, P> {
                 let after = after.map_or(first, |last| last + 1);
                 stretch.inside = first..after;
                 stretch.new = self.permissions.map(|permissions| {
-                    let memory = P::Arch::memory_type_of(stretch.entry(map, index));
+                    let memory = P::Arch::memory_type_of(stretch.entry(&tree, index));
                     Leaves::of(permissions, memory).leaf(Frame(0), level)
                 });
                 f(&stretch, counts);
@@ -296,7 +308,7 @@ impl<P: Platform> ProtectionChange<'_, '_, P> {
 
 /// The change of one stretch.
 struct StretchChange<'a, 'm, P: Platform> {
-    stretch: &'a LeafStretch<P::Arch>,
+    stretch: &'a LeafStretch<'a, P::Arch>,
     change: &'a ProtectionChange<'a, 'm, P>,
     cuts: Cuts,
 }
@@ -306,7 +318,7 @@ impl<P: Platform> StretchChange<'_, '_, P> {
     fn needs_pause(&self) -> bool {
         let stretch = self.stretch;
         stretch.from.up_to(stretch.until).any(|index| {
-            let old = stretch.entry(self.change.map, index);
+            let old = stretch.entry(&self.change.tree, index);
             self.breaks(old, self.new_entry(index))
         })
     }
@@ -329,13 +341,13 @@ impl<P: Platform> StretchChange<'_, '_, P> {
             }
             map.memory.platform().relax();
         };
-        protocol::replace(map, self, counts);
+        protocol::replace(&self.change.tree, self, counts);
         map.publish(self.range(), counts);
     }
 }
 
-impl<P: Platform> Rewrite for StretchChange<'_, '_, P> {
-    fn table(&self) -> Frame {
+impl<'a, 'm, P: Platform> Rewrite<MapTables<'a, 'm, P>> for StretchChange<'a, 'm, P> {
+    fn table(&self) -> Table<'a> {
         self.stretch.table
     }
 
@@ -345,7 +357,7 @@ impl<P: Platform> Rewrite for StretchChange<'_, '_, P> {
 
     #[inline]
     fn new_entry(&self, index: EntryIndex) -> Entry {
-        let (stretch, old) = (self.stretch, self.stretch.entry(self.change.map, index));
+        let (stretch, old) = (self.stretch, self.stretch.entry(&self.change.tree, index));
         let single = P::Arch::clear_contig(old, index);
         if stretch.inside.contains(&index) {
             let new = match stretch.new {
@@ -404,7 +416,8 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
         let (shift, order) = (below.span_shift(), below.order());
         let leaves =
             Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
-        let words = map.entries(table);
+        // SAFETY: 1. a table of the pool; no other thread knows it yet.
+        let words = map.entries(unsafe { Table::new(table) });
         let part = |index: EntryIndex, count: u32| {
             let start = base.0 + (u64::from(index) << shift);
             VirtRange::raw(start, start + (u64::from(count) << shift))

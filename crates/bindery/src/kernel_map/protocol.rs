@@ -10,7 +10,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use core::ops::Range;
+use core::ops::{Deref, Range};
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
@@ -18,7 +18,7 @@ use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::Node;
-use crate::table::{EntryAt, free_table};
+use crate::table::{EntryAt, ReadSection, Table, free_table};
 
 use super::KernelMap;
 use super::walk::WalkError;
@@ -26,19 +26,26 @@ use super::walk::WalkError;
 /// The tree of tables that the protocol works on.
 pub(super) trait KernelTree {
     type Arch: Arch;
+    /// A table that was found, and is not freed while it is used.
+    type Table: Copy + Into<Frame>;
     /// The table of the highest level.
-    fn top(&self) -> Frame;
+    fn top(&self) -> Self::Table;
+    /// The table in a frame.
+    ///
+    /// # Safety
+    /// 1. An entry of a table that was found here was read, and refers to the frame as a table's.
+    unsafe fn below(&self, frame: Frame) -> Self::Table;
     /// Reads an entry.
-    fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry;
+    fn load(&self, table: Self::Table, index: EntryIndex, order: Ordering) -> Entry;
     /// Writes an entry that the caller owns.
-    fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering);
+    fn store(&self, table: Self::Table, index: EntryIndex, entry: Entry, order: Ordering);
     /// Writes an entry if it is empty, with acquire and release. Otherwise returns the present
     /// entry, read with acquire.
-    fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry>;
+    fn offer(&self, table: Self::Table, index: EntryIndex, entry: Entry) -> Result<(), Entry>;
     /// An empty table that no other CPU knows.
-    fn make_table(&self, level: Level<Self::Arch>, counts: &mut Counts) -> Option<Frame>;
+    fn make_table(&self, level: Level<Self::Arch>, counts: &mut Counts) -> Option<Self::Table>;
     /// Frees a table that no other CPU has seen.
-    fn drop_table(&self, table: Frame, counts: &mut Counts);
+    fn drop_table(&self, table: Self::Table, counts: &mut Counts);
     /// Whether a TLB may hold a table that is detached.
     fn is_unflushed(&self, order: Ordering) -> bool;
     /// Records whether a TLB may hold one.
@@ -61,17 +68,18 @@ pub(super) struct Found<A: Arch> {
 #[inline]
 pub(super) fn child<T: KernelTree>(
     tree: &T,
-    node: Node<T::Arch>,
+    node: Node<T::Arch, T::Table>,
     at: VirtAddr,
     counts: &mut Counts,
-) -> Result<Frame, WalkError> {
+) -> Result<T::Table, WalkError> {
     let Node { table, level } = node;
     // Acquire: we see the table as empty, or as others have filled it since.
     let index = level.index_of(at);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
     match level.kind(entry) {
-        Kind::Table => Ok(T::Arch::frame(entry)),
+        // SAFETY: 1. just read in the table of `node`.
+        Kind::Table => Ok(unsafe { tree.below(T::Arch::frame(entry)) }),
         Kind::Empty => make_child(tree, node, at, counts),
         Kind::Leaf | Kind::Absent => Err(WalkError::Occupied(at.0)),
     }
@@ -80,10 +88,10 @@ pub(super) fn child<T: KernelTree>(
 #[inline(never)]
 fn make_child<T: KernelTree>(
     tree: &T,
-    Node { table, level }: Node<T::Arch>,
+    Node { table, level }: Node<T::Arch, T::Table>,
     at: VirtAddr,
     counts: &mut Counts,
-) -> Result<Frame, WalkError> {
+) -> Result<T::Table, WalkError> {
     let new = tree.make_table(level.below(), counts).ok_or(WalkError::NoMemory)?;
     // The entry may have pointed to a table that was detached just now, and our addresses were free
     // under it. A CPU whose TLB holds that table finds none of our mappings: see the module's text.
@@ -94,7 +102,7 @@ fn make_child<T: KernelTree>(
     let index = level.index_of(at);
     // Release: a reader that finds the table by this entry sees it empty. Acquire: we see another
     // caller's table so.
-    match tree.offer(table, index, T::Arch::table(new)) {
+    match tree.offer(table, index, T::Arch::table(new.into())) {
         Ok(()) => {
             counts.entries_written += 1;
             Ok(new)
@@ -102,7 +110,8 @@ fn make_child<T: KernelTree>(
         Err(other) => {
             tree.drop_table(new, counts);
             match level.kind(other) {
-                Kind::Table => Ok(T::Arch::frame(other)),
+                // SAFETY: 1. just read in the table of `node`.
+                Kind::Table => Ok(unsafe { tree.below(T::Arch::frame(other)) }),
                 Kind::Empty | Kind::Leaf | Kind::Absent => Err(WalkError::Occupied(at.0)),
             }
         }
@@ -123,7 +132,7 @@ pub(super) fn descend<T: KernelTree>(
     tree: &T,
     at: VirtAddr,
     counts: &mut Counts,
-) -> EntryAt<T::Arch> {
+) -> EntryAt<T::Arch, T::Table> {
     let mut node = Node { table: tree.top(), level: T::Arch::ROOT };
     loop {
         let index = node.level.index_of(at);
@@ -132,7 +141,8 @@ pub(super) fn descend<T: KernelTree>(
         if node.level.kind(entry) != Kind::Table {
             return EntryAt { node, index, entry };
         }
-        node = node.child(T::Arch::frame(entry));
+        // SAFETY: 1. just read in the table of `node`.
+        node = node.child(unsafe { tree.below(T::Arch::frame(entry)) });
     }
 }
 
@@ -164,7 +174,7 @@ pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
 /// 3. A stores an empty entry.
 pub(super) fn clear_leaves<T: KernelTree>(
     tree: &T,
-    Node { table, level }: Node<T::Arch>,
+    Node { table, level }: Node<T::Arch, T::Table>,
     indices: Range<EntryIndex>,
     counts: &mut Counts,
 ) -> u32 {
@@ -192,7 +202,7 @@ pub(super) fn detach<T: KernelTree>(
     own: VirtRange,
     free: VirtRange,
     counts: &mut Counts,
-    mut met: impl FnMut(Frame),
+    mut met: impl FnMut(T::Table),
 ) {
     let mut at = own.start();
     while at < own.end() {
@@ -205,7 +215,8 @@ pub(super) fn detach<T: KernelTree>(
             if level.kind(entry) != Kind::Table {
                 break span;
             }
-            let child = T::Arch::frame(entry);
+            // SAFETY: 1. just read in `table`.
+            let child = unsafe { tree.below(T::Arch::frame(entry)) };
             let start = at.align_down(span).0;
             // Saturating: no area lies above the table of the highest addresses.
             let end = start.saturating_add(span);
@@ -254,8 +265,8 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
 }
 
 /// New entries for a part of one table.
-pub(super) trait Rewrite {
-    fn table(&self) -> Frame;
+pub(super) trait Rewrite<T: KernelTree> {
+    fn table(&self) -> T::Table;
     /// The entries that change.
     fn indices(&self) -> Range<EntryIndex>;
     /// The new entry at a position. The valid bit of the old entry has no influence on it.
@@ -267,7 +278,11 @@ pub(super) trait Rewrite {
 }
 
 /// Stores the new entries; returns whether anything changed.
-pub(super) fn write<T: KernelTree>(tree: &T, rewrite: &impl Rewrite, counts: &mut Counts) -> bool {
+pub(super) fn write<T: KernelTree>(
+    tree: &T,
+    rewrite: &impl Rewrite<T>,
+    counts: &mut Counts,
+) -> bool {
     let (table, indices) = (rewrite.table(), rewrite.indices());
     let mut changed = false;
     for index in indices.start.up_to(indices.end) {
@@ -283,7 +298,7 @@ pub(super) fn write<T: KernelTree>(tree: &T, rewrite: &impl Rewrite, counts: &mu
 }
 
 /// Like [`fn@write`], for entries that may need break-before-make.
-pub(super) fn replace<T: KernelTree>(tree: &T, rewrite: &impl Rewrite, counts: &mut Counts) {
+pub(super) fn replace<T: KernelTree>(tree: &T, rewrite: &impl Rewrite<T>, counts: &mut Counts) {
     let (table, indices) = (rewrite.table(), rewrite.indices());
     for index in indices.start.up_to(indices.end) {
         let old = whole::<T::Arch>(tree.load(table, index, Ordering::Relaxed));
@@ -301,38 +316,91 @@ pub(super) fn replace<T: KernelTree>(tree: &T, rewrite: &impl Rewrite, counts: &
     write(tree, rewrite, counts);
 }
 
-impl<P: Platform> KernelTree for KernelMap<'_, P> {
+/// The tables of a map, for a caller that keeps those that it finds from being freed.
+pub(super) struct MapTables<'s, 'm, P: Platform>(&'s KernelMap<'m, P>);
+
+impl<P: Platform> Clone for MapTables<'_, '_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for MapTables<'_, '_, P> {}
+
+impl<'m, P: Platform> Deref for MapTables<'_, 'm, P> {
+    type Target = KernelMap<'m, P>;
+
+    #[inline(always)]
+    fn deref(&self) -> &KernelMap<'m, P> {
+        self.0
+    }
+}
+
+impl<'m, P: Platform> KernelMap<'m, P> {
+    /// The tables, for a walk in a read section.
+    #[inline(always)]
+    pub(super) fn tables_in<'s>(
+        &'s self,
+        _section: &'s ReadSection<'_, P>,
+    ) -> MapTables<'s, 'm, P> {
+        MapTables(self)
+    }
+
+    /// The tables, for a walk outside of a read section.
+    ///
+    /// # Safety
+    /// 1. As long as a table that is found is used, no table is detached above the addresses by
+    ///    which it is found: they are of an area that the caller owns, or the caller has the right
+    ///    to purge.
+    #[inline(always)]
+    pub(super) unsafe fn tables_of_owner(&self) -> MapTables<'_, 'm, P> {
+        MapTables(self)
+    }
+}
+
+impl<'s, P: Platform> KernelTree for MapTables<'s, '_, P> {
     type Arch = P::Arch;
+    type Table = Table<'s>;
 
     #[inline]
-    fn top(&self) -> Frame {
-        self.root
+    fn top(&self) -> Table<'s> {
+        // SAFETY: 1. the root; it is freed with the map, or later.
+        unsafe { Table::new(self.0.root) }
     }
 
     #[inline]
-    fn load(&self, table: Frame, index: EntryIndex, order: Ordering) -> Entry {
+    unsafe fn below(&self, frame: Frame) -> Table<'s> {
+        // SAFETY: 1. a table by the caller's obligation 1; the read section, or the owner of the
+        // address or of the purge, keeps it (`tables_in`, `tables_of_owner`).
+        unsafe { Table::new(frame) }
+    }
+
+    #[inline]
+    fn load(&self, table: Table<'s>, index: EntryIndex, order: Ordering) -> Entry {
         Entry(self.entries(table)[index.position()].load(order))
     }
 
     #[inline]
-    fn store(&self, table: Frame, index: EntryIndex, entry: Entry, order: Ordering) {
+    fn store(&self, table: Table<'s>, index: EntryIndex, entry: Entry, order: Ordering) {
         self.entries(table)[index.position()].store(entry.0, order);
     }
 
     #[inline]
-    fn offer(&self, table: Frame, index: EntryIndex, entry: Entry) -> Result<(), Entry> {
+    fn offer(&self, table: Table<'s>, index: EntryIndex, entry: Entry) -> Result<(), Entry> {
         let word = &self.entries(table)[index.position()];
         let stored = word.compare_exchange(0, entry.0, Ordering::AcqRel, Ordering::Acquire);
         stored.map(drop).map_err(Entry)
     }
 
-    fn make_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
-        self.new_table(level, counts)
+    fn make_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Table<'s>> {
+        let table = self.0.new_table(level, counts)?;
+        // SAFETY: 1. made above; it is the caller's until it is installed.
+        Some(unsafe { Table::new(table) })
     }
 
-    fn drop_table(&self, table: Frame, counts: &mut Counts) {
+    fn drop_table(&self, table: Table<'s>, counts: &mut Counts) {
         // SAFETY: 1. and 2. a table from `make_table` that was never installed.
-        unsafe { free_table(self.memory, table, counts) };
+        unsafe { free_table(self.memory, table.frame(), counts) };
     }
 
     #[inline]

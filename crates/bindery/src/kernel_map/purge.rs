@@ -11,11 +11,12 @@ use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;
+use crate::table::Table;
 use crate::table::locking::Node;
 
 use super::area::{Area, AreaList};
 use super::areas::{Purged, Round};
-use super::protocol::{self, Purge};
+use super::protocol::{self, MapTables, Purge};
 use super::walk::Holes;
 use super::{KernelMap, Purging};
 
@@ -35,11 +36,10 @@ impl Batch {
         let memory = map.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
         for table in self.detached.iter(&memory.frames) {
-            gather_below(
-                map,
-                Node { table, level: memory.frames.table(table).level() },
-                &mut tables,
-            );
+            let level = memory.frames.table(table).level();
+            // SAFETY: 1. a detached table, which is freed by this batch, later.
+            let node = Node { table: unsafe { Table::new(table) }, level };
+            gather_below(map, node, &mut tables);
         }
         counts.tables_freed += u64::from(tables.count());
         self.areas.for_each(|area| area.blocks.free(memory));
@@ -56,7 +56,7 @@ impl Batch {
 /// Readers may still walk through them.
 fn gather_below<P: Platform>(
     map: &KernelMap<'_, P>,
-    node: Node<P::Arch>,
+    node: Node<P::Arch, Table<'_>>,
     tables: &mut DetachedTables,
 ) {
     let Node { table, level } = node;
@@ -65,13 +65,15 @@ fn gather_below<P: Platform>(
             let entry = Entry(word.load(Ordering::Relaxed));
             if level.kind(entry) == Kind::Table {
                 // The recursion is as deep as the table levels.
-                gather_below(map, node.child(P::Arch::frame(entry)), tables);
+                // SAFETY: 1. an entry of a detached table; both are freed later.
+                let table = unsafe { Table::new(P::Arch::frame(entry)) };
+                gather_below(map, node.child(table), tables);
             }
         }
     }
     // SAFETY: 1. the purge detached it, or the table above it, and visits it once; 2. the purge
     // flushes before it passes the list on.
-    unsafe { tables.push(&map.memory.frames, table) };
+    unsafe { tables.push(&map.memory.frames, table.frame()) };
 }
 
 impl<P: Platform> KernelMap<'_, P> {
@@ -132,7 +134,8 @@ impl<P: Platform> KernelMap<'_, P> {
     fn purge_now(&self, purging: &Purging) {
         if self.areas.begin_purge(purging) {
             let mut counts = Counts::default();
-            protocol::purge(self, &mut counts);
+            // SAFETY: 1. the caller has the right to purge.
+            protocol::purge(&unsafe { self.tables_of_owner() }, &mut counts);
             self.stats.add(&counts);
         }
     }
@@ -140,7 +143,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Empties the map for its drop: frees all areas.
     pub(super) fn free_everything(&mut self) {
         let mut counts = Counts::default();
-        let mut clear = |area: &Area| self.clear(area.range(), Holes::Perhaps, &mut counts);
+        // SAFETY: 1. `&mut self`: all areas are the caller's.
+        let mut clear =
+            |area: &Area| unsafe { self.clear(area.range(), Holes::Perhaps, &mut counts) };
         // SAFETY: 1. `&mut self`.
         while unsafe { self.areas.put_off_all(&mut clear) } {
             self.purge_freed();
@@ -187,7 +192,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 }
 
-impl<P: Platform> Purge for KernelMap<'_, P> {
+impl<P: Platform> Purge for MapTables<'_, '_, P> {
     type Batch = Batch;
 
     /// Takes up to a round of freed areas, and detaches the tables that cover no other area.
@@ -195,7 +200,7 @@ impl<P: Platform> Purge for KernelMap<'_, P> {
         let mut detached = TableStack::new();
         let round = self.areas.take_round(|Purged { own, free }| {
             protocol::detach(self, own, free, counts, |table| {
-                detached.push(&self.memory.frames, table);
+                detached.push(&self.memory.frames, table.frame());
             });
         });
         let Round { areas, freeable } = round?;

@@ -116,11 +116,12 @@ fn shrink<P: Platform>(
 }
 
 /// Unmaps and frees, at once, all pages of a claimed area from page `pages` on.
-fn drop_tail<P: Platform>(map: &KernelMap<'_, P>, area: &Area, pages: u64, holes: Holes) {
+fn drop_tail<P: Platform>(map: &KernelMap<'_, P>, area: &Claim<'_>, pages: u64, holes: Holes) {
     let mut counts = Counts::default();
     let range = area.range();
     let tail = VirtRange::raw(range.start().0 + (pages << PAGE_SHIFT), range.end().0);
-    map.clear(tail, holes, &mut counts);
+    // SAFETY: 1. the claim.
+    unsafe { map.clear(tail, holes, &mut counts) };
     map.invalidate(tail, Level::PTE, Tables::Unchanged, &mut counts);
     area.set_pages(pages);
     area.blocks.cut(map.memory, pages).free(map.memory);
@@ -164,7 +165,8 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
 
     fn grow(&self, area: &Claim<'_>) -> Result<(), Failure<KernelMapError>> {
         let Self { map, pages, leaves, options } = *self;
-        let mut walk = Walk::new(map);
+        // SAFETY: 1. the claim; the walk gets addresses of the area.
+        let mut walk = unsafe { Walk::new(map) };
         let old = area.pages();
         area.set_pages(pages);
         let result = walk.populate(area, old..pages, leaves, options.content);
@@ -190,7 +192,8 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
         let new = best.reserve_or_aligned(options.align, map, old.traits)?;
         let range = new.range();
-        let mut walk = Walk::new(map);
+        // SAFETY: 1. the claim of the new area; the walk gets addresses of it.
+        let mut walk = unsafe { Walk::new(map) };
         let from = old.range().start().0;
         let kept_range = VirtRange::raw(from, from + (kept << PAGE_SHIFT));
         let mut result = Ok(());

@@ -60,7 +60,8 @@ impl<P: Platform> KernelMap<'_, P> {
         let traits = AreaTraits { kind, pieces, pauses, memory: MemoryType::Normal };
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
         let claim = best.reserve_or_aligned(options.align, self, traits)?;
-        let mut walk = Walk::new(self);
+        // SAFETY: 1. the claim; the walk gets addresses of the area.
+        let mut walk = unsafe { Walk::new(self) };
         if let Err(stop) = walk.populate(&claim, 0..pages, &leaves, options.content) {
             self.stats.add(&walk.counts);
             self.abandon(claim);
@@ -140,7 +141,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// pages wait for that.
     fn unmap(&self, claim: Claim<'_>, holes: Holes) -> u64 {
         let mut counts = crate::Counts::default();
-        self.clear(claim.range(), holes, &mut counts);
+        // SAFETY: 1. the claim.
+        unsafe { self.clear(claim.range(), holes, &mut counts) };
         self.stats.add(&counts);
         self.areas.put_off(claim)
     }

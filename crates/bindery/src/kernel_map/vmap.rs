@@ -199,7 +199,8 @@ impl Mapping {
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let claim = self.place.reserve_or_aligned(PAGE_SIZE, map, self.traits)?;
         let range = claim.range();
-        let mut walk = Walk::new(map);
+        // SAFETY: 1. the claim; the walk gets addresses of the area.
+        let mut walk = unsafe { Walk::new(map) };
         if let Err(stop) = fill(&mut walk, range.start().0) {
             map.stats.add(&walk.counts);
             map.abandon(claim);

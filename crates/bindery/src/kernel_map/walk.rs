@@ -10,6 +10,8 @@
 //! of them that covers its address, not at the root. A run is written a table at a time: all its
 //! entries of one level in one table, contiguous runs included.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::error::Failure;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,10 +20,10 @@ use crate::arch::{Arch, Level};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::table::locking::Node;
-use crate::table::{EntryAt, new_table};
+use crate::table::{EntryAt, Table, new_table};
 
 use super::leaves::{LeafRun, Leaves};
-use super::protocol;
+use super::protocol::{self, KernelTree, MapTables};
 use super::{KernelMap, KernelMapError};
 
 /// The most table levels that an architecture has.
@@ -30,7 +32,8 @@ const MAX_LEVELS: usize = 5;
 /// A walk of a map: the tables from the root down to `level` that lead to `at`.
 pub(super) struct Walk<'k, 'm, P: Platform> {
     pub(super) map: &'k KernelMap<'m, P>,
-    tables: [Frame; MAX_LEVELS + 1],
+    tree: MapTables<'k, 'm, P>,
+    tables: [Table<'k>; MAX_LEVELS + 1],
     at: u64,
     level: Level<P::Arch>,
     pub(super) counts: Counts,
@@ -65,15 +68,21 @@ impl From<WalkError> for Failure<KernelMapError> {
 }
 
 impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
-    pub(super) fn new(map: &'k KernelMap<'m, P>) -> Self {
-        let mut tables = [Frame(0); MAX_LEVELS + 1];
-        tables[usize::from(P::Arch::LEVELS)] = map.root;
-        Self { map, tables, at: 0, level: P::Arch::ROOT, counts: Counts::default() }
+    /// A walk that has found the root.
+    ///
+    /// # Safety
+    /// 1. Each address that the walk gets is of an area that the caller owns until the walk is
+    ///    dropped.
+    pub(super) unsafe fn new(map: &'k KernelMap<'m, P>) -> Self {
+        // SAFETY: 1. the caller's obligation 1.
+        let tree = unsafe { map.tables_of_owner() };
+        let tables = [tree.top(); MAX_LEVELS + 1];
+        Self { map, tree, tables, at: 0, level: P::Arch::ROOT, counts: Counts::default() }
     }
 
     /// The table of `level` that covers `at`; makes missing tables.
     #[inline]
-    pub(super) fn table(&mut self, at: u64, level: Level<P::Arch>) -> Result<Frame, WalkError> {
+    pub(super) fn table(&mut self, at: u64, level: Level<P::Arch>) -> Result<Table<'k>, WalkError> {
         let mut have = self.level.max(level);
         // The table of `have` covers both addresses if they agree in all bits above its span.
         let covers = |have: Level<_>| {
@@ -86,7 +95,7 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
         self.at = at;
         while have > level {
             let parent = Node { table: self.tables[usize::from(have.number())], level: have };
-            let child = protocol::child(self.map, parent, VirtAddr(at), &mut self.counts);
+            let child = protocol::child(&self.tree, parent, VirtAddr(at), &mut self.counts);
             have = have.below();
             match child {
                 Ok(child) => self.tables[usize::from(have.number())] = child,
@@ -138,7 +147,7 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
     fn map_among_tables(
         &mut self,
         at: u64,
-        run: &LeafRun<P::Arch>,
+        run: &LeafRun<'k, P::Arch>,
         leaves: &Leaves<P::Arch>,
     ) -> Result<(), WalkError> {
         let LeafRun { level, entries, first, .. } = *run;
@@ -220,10 +229,15 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Empties all leaves in a range of one area; empty entries are not written.
-    pub(super) fn clear(&self, range: VirtRange, holes: Holes, counts: &mut Counts) {
+    ///
+    /// # Safety
+    /// 1. The caller owns the area.
+    pub(super) unsafe fn clear(&self, range: VirtRange, holes: Holes, counts: &mut Counts) {
+        // SAFETY: 1. the caller's obligation 1.
+        let tree = unsafe { self.tables_of_owner() };
         let (mut at, end) = (range.start().0, range.end().0);
         while at < end {
-            let EntryAt { node, index, .. } = self.lowest(VirtAddr(at), counts);
+            let EntryAt { node, index, .. } = protocol::descend(&tree, VirtAddr(at), counts);
             let Node { table, level } = node;
             let shift = level.span_shift();
             let left = (end - at).div_ceil(1 << shift);
@@ -239,12 +253,12 @@ impl<P: Platform> KernelMap<'_, P> {
                     word.store(0, Ordering::Relaxed);
                 }
                 // Release: see `count_in`.
-                self.memory.frames.table(table).count_out(used as u64);
+                self.memory.frames.table(table.frame()).count_out(used as u64);
                 counts.entries_written += words.len() as u64;
                 words.len()
             } else {
                 // The next round descends into a table next to a huge leaf.
-                protocol::clear_leaves(self, node, index..index + room as u32, counts) as usize
+                protocol::clear_leaves(&tree, node, index..index + room as u32, counts) as usize
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {
@@ -253,11 +267,5 @@ impl<P: Platform> KernelMap<'_, P> {
             }
             at = next << shift;
         }
-    }
-
-    /// The lowest entry that exists for `at`.
-    #[inline]
-    pub(super) fn lowest(&self, at: VirtAddr, counts: &mut Counts) -> EntryAt<P::Arch> {
-        protocol::descend(self, at, counts)
     }
 }

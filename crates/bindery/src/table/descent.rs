@@ -28,7 +28,7 @@ impl Table<'_> {
     /// # Safety
     /// 1. The frame holds a table, which is not freed for the life of the result.
     #[inline(always)]
-    pub(super) const unsafe fn new(frame: Frame) -> Self {
+    pub(crate) const unsafe fn new(frame: Frame) -> Self {
         Self { frame, _found_in: PhantomData }
     }
 

@@ -34,6 +34,12 @@ pub(super) struct Batch {
 impl KernelTree for Cpu {
     type Arch = Tiny;
 
+    type Table = Frame;
+
+    unsafe fn below(&self, frame: Frame) -> Frame {
+        frame
+    }
+
     fn top(&self) -> Frame {
         ROOT
     }
@@ -361,7 +367,7 @@ impl Cpu {
         leaf(Tiny::frame(whole).plus(offset), Level::PTE, permissions)
     }
 
-    fn replace(&self, replacement: &impl Rewrite) {
+    fn replace(&self, replacement: &impl Rewrite<Self>) {
         self.world.with(&self.world.pausing, |()| {
             protocol::replace(self, replacement, &mut Counts::default());
         });
@@ -386,7 +392,7 @@ struct Replacement<'a, F> {
     new: F,
 }
 
-impl<F: Fn(EntryIndex) -> Entry> Rewrite for Replacement<'_, F> {
+impl<F: Fn(EntryIndex) -> Entry> Rewrite<Cpu> for Replacement<'_, F> {
     fn table(&self) -> Frame {
         self.node.table
     }
