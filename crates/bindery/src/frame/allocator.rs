@@ -36,7 +36,7 @@ pub(crate) struct Allocator<P: Platform> {
     /// Each allocation writes it, so no line that is only read has a part of it.
     pub(super) lists: CachePadded<Lists<P>>,
     #[cfg(any(test, feature = "testing"))]
-    pub(super) inject: Inject,
+    pub(crate) inject: Inject,
 }
 
 /// The free lists, and the counts that change with them: an allocation of a single frame writes one
@@ -364,9 +364,12 @@ impl<P: Platform> Allocator<P> {
         buddy.check(self.metas())
     }
 
-    #[cfg(not(any(test, feature = "testing")))]
+    /// Whether the allocation fails on purpose, for a test.
     #[inline]
     pub(super) fn fails_on_purpose(&self) -> bool {
+        #[cfg(any(test, feature = "testing"))]
+        return self.inject.fails();
+        #[cfg(not(any(test, feature = "testing")))]
         false
     }
 }

@@ -280,7 +280,7 @@ impl<P: Platform> Memory<P> {
     /// at none with `None`. For tests that run out of memory at each single point.
     #[cfg(any(test, feature = "testing"))]
     pub fn fail_allocations_after(&self, n: Option<u64>) {
-        self.frames.fail_after(n);
+        self.frames.inject.fail_after(n);
     }
 
     /// Sets the maximum of free frames that each CPU that is online keeps for itself; 0 for none.

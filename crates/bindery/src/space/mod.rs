@@ -266,7 +266,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// Context: any. Complexity: linear in the CPUs that have entered.
     pub fn counts(&self) -> Counts {
-        self.page_table.total_counts()
+        self.page_table.counts.read()
     }
 
     /// The memory that the address space takes its frames from.

@@ -72,7 +72,8 @@ impl<'m, P: Platform> Op<'_, 'm, P> {
     #[inline]
     pub(in crate::space) fn note_resident(&self) {
         let account = self.vmas.account();
-        account.note_resident(self.space.page_table.approximate_resident());
+        let counts = &self.space.page_table.counts;
+        account.note_resident(counts.approximate_resident(self.platform().cpu()));
     }
 }
 

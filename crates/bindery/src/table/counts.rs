@@ -11,9 +11,9 @@
 //! it never entered (a reclaimer, `fork` in the child), adds to the shared ones with atomic
 //! additions.
 //!
-//! A sum over all counters is exact when no call runs. [`PageTable::approximate_resident`] is for calls that
-//! must not read the lines of other CPUs: it lacks less than [`FOLD_PAGES`](crate::stats) pages of
-//! each of them.
+//! A sum over all counters is exact when no call runs. [`TreeCounts::approximate_resident`] is for
+//! calls that must not read the lines of other CPUs: it lacks less than
+//! [`FOLD_PAGES`](crate::stats) pages of each of them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,6 +23,7 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
+use crate::Memory;
 use crate::memory::{Record, RecordKind};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
 use crate::stats::{Counts, CpuStats, Stats};
@@ -91,8 +92,9 @@ impl TreeCounts {
         })
     }
 
-    /// The sum of all counters.
-    fn read(&self) -> Counts {
+    /// The sum of the counters of all CPUs: exact when no call runs. Reads lines that other CPUs
+    /// write.
+    pub(crate) fn read(&self) -> Counts {
         let mut sum = self.shared.read();
         sum += self.of_first.read();
         for chunk in self.all_chunks() {
@@ -102,6 +104,61 @@ impl TreeCounts {
             }
         }
         sum
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_to_shared(&self, counts: &Counts) {
+        self.shared.add(counts);
+    }
+
+    /// The number of mapped base pages, on CPU `cpu`. Another CPU that has entered may have mapped
+    /// or unmapped up to 31 pages that are missing here; with a single such CPU, the number is
+    /// exact. Reads no line that only another CPU writes.
+    #[inline]
+    pub(crate) fn approximate_resident(&self, cpu: Cpu) -> i64 {
+        // If the thread was preempted since it got the number, other pages are missing.
+        self.shared.mapped_pages() + self.of(cpu).map_or(0, CpuStats::unfolded_pages)
+    }
+
+    /// Gives `cpu`, which enters the address space, counters of its own. For lack of memory it may
+    /// get none. Does not sleep.
+    #[inline]
+    pub(super) fn enter<P: Platform>(&self, memory: &Memory<P>, cpu: Cpu) {
+        if self.of(cpu).is_none() {
+            self.make_for(memory, cpu);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_for<P: Platform>(&self, memory: &Memory<P>, cpu: Cpu) {
+        let is_first = self.first.compare_exchange(NO_CPU, cpu.0.into(), Relaxed, Relaxed).is_ok();
+        let place = self.chunks.get(usize::from(cpu.0) / CHUNK_CPUS);
+        let Some(place) = place.filter(|_| !is_first) else { return };
+        let slab = memory.slab::<Chunk>();
+        let made = slab.allocate_with(&memory.frames, Chunk::default);
+        let Some(made) = made else { return };
+        let entered = place.compare_exchange(ptr::null_mut(), made.as_ptr(), AcqRel, Relaxed);
+        if entered.is_ok() {
+            self.entered.fetch_or(1 << (usize::from(cpu.0) / CHUNK_CPUS), AcqRel);
+        } else {
+            // SAFETY: the chunk came from this slab, and no other thread has seen it.
+            unsafe { slab.free(&memory.frames, made) };
+        }
+    }
+
+    /// Frees the counters of all CPUs but the first.
+    ///
+    /// # Safety
+    /// 1. No other call uses the tree, and none will.
+    /// 2. All counters came from this memory.
+    pub(super) unsafe fn free<P: Platform>(&self, memory: &Memory<P>) {
+        for chunk in self.all_chunks() {
+            // SAFETY: the chunk came from this slab (2.); no thread reads it any more (1.), and the
+            // caller frees the pointer to it.
+            unsafe { memory.slab::<Chunk>().free(&memory.frames, chunk) };
+        }
     }
 }
 
@@ -122,73 +179,8 @@ impl<P: Platform> PageTable<'_, P> {
             None => {
                 // A copy, so that the caller's stay in registers.
                 let counts = *counts;
-                self.count_shared(&counts);
+                own.add_to_shared(&counts);
             }
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn count_shared(&self, counts: &Counts) {
-        self.counts.shared.add(counts);
-    }
-
-    /// The sum of the counters of all CPUs: exact when no call runs. Reads lines that other CPUs
-    /// write.
-    pub(crate) fn total_counts(&self) -> Counts {
-        self.counts.read()
-    }
-
-    /// The number of mapped base pages. Another CPU that has entered may have mapped or unmapped up
-    /// to 31 pages that are missing here; with a single such CPU, the number is exact. Reads no line
-    /// that only another CPU writes.
-    #[inline]
-    pub(crate) fn approximate_resident(&self) -> i64 {
-        let counts: &TreeCounts = &self.counts;
-        // If the thread was preempted since it got the number, other pages are missing.
-        let own = counts.of(self.memory.platform().cpu());
-        counts.shared.mapped_pages() + own.map_or(0, CpuStats::unfolded_pages)
-    }
-
-    /// Gives `cpu`, which enters the address space, counters of its own. For lack of memory it may
-    /// get none. Does not sleep.
-    #[inline]
-    pub(crate) fn add_counters(&self, cpu: Cpu) {
-        if self.counts.of(cpu).is_none() {
-            self.make_counters(cpu);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn make_counters(&self, cpu: Cpu) {
-        let (memory, counts) = (self.memory, &self.counts);
-        let is_first =
-            counts.first.compare_exchange(NO_CPU, cpu.0.into(), Relaxed, Relaxed).is_ok();
-        let place = counts.chunks.get(usize::from(cpu.0) / CHUNK_CPUS);
-        let Some(place) = place.filter(|_| !is_first) else { return };
-        let slab = memory.slab::<Chunk>();
-        let made = slab.allocate_with(&memory.frames, Chunk::default);
-        let Some(made) = made else { return };
-        let entered = place.compare_exchange(ptr::null_mut(), made.as_ptr(), AcqRel, Relaxed);
-        if entered.is_ok() {
-            counts.entered.fetch_or(1 << (usize::from(cpu.0) / CHUNK_CPUS), AcqRel);
-        } else {
-            // SAFETY: the chunk came from this slab, and no other thread has seen it.
-            unsafe { slab.free(&memory.frames, made) };
-        }
-    }
-
-    /// Frees the counters of all CPUs but the first.
-    ///
-    /// # Safety
-    /// 1. No other call uses the tree, and none will.
-    pub(super) unsafe fn free_counters(&self) {
-        let memory = self.memory;
-        for chunk in self.counts.all_chunks() {
-            // SAFETY: the chunk came from this slab; no thread reads it any more (the caller's
-            // obligation), and the caller frees what names it.
-            unsafe { memory.slab::<Chunk>().free(&memory.frames, chunk) };
         }
     }
 }

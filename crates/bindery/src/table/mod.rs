@@ -129,7 +129,7 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
 pub(crate) struct TreeState {
     pub(crate) root: Frame,
     pub(crate) active_cpus: ActiveCpus,
-    counts: TreeCounts,
+    pub(crate) counts: TreeCounts,
     pub(crate) reach: RunLimit,
     /// The source of a move in several lock spans.
     pub(crate) moving: Moving,
@@ -205,7 +205,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         // The mark must be out before this CPU's walker reads its first entry.
         platform.publish_entries();
         drop(section);
-        self.add_counters(cpu);
+        self.counts.enter(self.memory, cpu);
     }
 
     /// Records what translations the calling CPU, which has loaded another root, may still have.
@@ -283,8 +283,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let memory = self.memory;
         // SAFETY: 1. `PageTable::new` made it; 2. the caller's obligations 1 and 2.
         unsafe { free_table(memory, self.root, &mut Counts::default()) };
-        // SAFETY: 1. the caller's obligations 1 and 2.
-        unsafe { self.free_counters() };
+        // SAFETY: 1. the caller's obligations 1 and 2. 2. `enter` made them from it.
+        unsafe { self.counts.free(memory) };
         // SAFETY: the state came from this slab; no handle is left (the caller's obligation 2).
         unsafe { memory.slab::<TreeState>().free(&memory.frames, self.state) };
     }

@@ -456,10 +456,10 @@ pub fn with_folio_locked<P: Platform, R>(
 /// Lets the next `after` allocations (frames, folios, VMAs; each counts as one) succeed, the one
 /// after them fail, and all later ones succeed again; with `None`, none fails.
 pub fn fail_one_allocation<P: Platform>(memory: &Memory<P>, after: Option<u64>) {
-    memory.frames.fail_once_after(after);
+    memory.frames.inject.fail_once_after(after);
 }
 
 /// The number of allocations that have failed on purpose since the last request for failures.
 pub fn failed_allocations<P: Platform>(memory: &Memory<P>) -> u64 {
-    memory.frames.failed_on_purpose()
+    memory.frames.inject.failed()
 }

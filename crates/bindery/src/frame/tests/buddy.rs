@@ -151,16 +151,16 @@ fn a_table_of_any_level_is_one_frame() {
 fn allocations_fail_when_they_are_told_to() {
     let frames = new_frames(64);
     let tries = || [(); 4].map(|()| frames.allocate(Order::PAGE, AllocateFor::Use).is_some());
-    frames.fail_after(Some(2));
+    frames.inject.fail_after(Some(2));
     assert_eq!(tries(), [true, true, false, false]);
-    assert_eq!(frames.failed_on_purpose(), 2);
-    frames.fail_after(None);
+    assert_eq!(frames.inject.failed(), 2);
+    frames.inject.fail_after(None);
     assert_eq!(tries(), [true; 4]);
-    assert_eq!(frames.failed_on_purpose(), 2);
-    frames.fail_once_after(Some(1));
+    assert_eq!(frames.inject.failed(), 2);
+    frames.inject.fail_once_after(Some(1));
     assert_eq!(tries(), [true, false, true, true]);
-    assert_eq!(frames.failed_on_purpose(), 1);
-    frames.fail_after(Some(0));
+    assert_eq!(frames.inject.failed(), 1);
+    frames.inject.fail_after(Some(0));
     assert!(frames.new_folio(Order::PAGE).is_none());
 }
 

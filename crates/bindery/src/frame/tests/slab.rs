@@ -51,7 +51,7 @@ fn freed_and_refused_objects_are_dropped() {
     let counted = Arc::new(());
     let object = slab.allocate(&frames, counted.clone()).unwrap();
     assert_eq!(Arc::strong_count(&counted), 2);
-    frames.fail_after(Some(0));
+    frames.inject.fail_after(Some(0));
     assert!(slab.allocate(&frames, counted.clone()).is_none());
     assert_eq!(Arc::strong_count(&counted), 2);
     // SAFETY: 1. allocated above. 2. nobody uses it.
@@ -66,10 +66,10 @@ fn freed_and_refused_objects_are_dropped() {
 fn a_slab_object_is_one_failing_allocation() {
     let frames = new_frames(64);
     let slab: Slab<u64, Machine> = Slab::new();
-    frames.fail_after(Some(2));
+    frames.inject.fail_after(Some(2));
     assert!([(); 2].iter().all(|()| slab.allocate(&frames, 1).is_some()));
     assert!(slab.allocate(&frames, 1).is_none());
-    assert_eq!(frames.failed_on_purpose(), 1);
+    assert_eq!(frames.inject.failed(), 1);
 }
 
 #[test]
@@ -268,9 +268,9 @@ fn an_object_of_a_magazine_is_one_failing_allocation() {
     announce(&frames, 1);
     let slab: Slab<u64, Machine> = Slab::with_magazine(0);
     free(&slab, &frames, slab.allocate(&frames, 1).unwrap());
-    frames.fail_after(Some(1));
+    frames.inject.fail_after(Some(1));
     assert!(slab.reserve(&frames).is_some() && slab.reserve(&frames).is_none());
-    assert_eq!(frames.failed_on_purpose(), 1);
+    assert_eq!(frames.inject.failed(), 1);
 }
 
 #[test]

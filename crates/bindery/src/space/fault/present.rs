@@ -18,7 +18,7 @@ use crate::table::locking::Node;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
 use crate::table::{EntryAt, Table, run};
-use crate::vma::MappingFlags;
+use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
 use super::decision::{Content, Decision, FolioState, Present, Terms};
@@ -32,7 +32,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(super) fn handle_present_entry(&self) -> Stepped {
         let policy = self.vma.entry_policy();
         let (writable, watched) = (policy.writable, policy.watched);
-        let terms = Terms { writable, watched, protects: self.is_write_protecting() };
+        let terms = Terms { writable, watched, protects: is_write_protecting(self.vma) };
         let mut mapped = None;
         let mut decision = self.decide(terms, &mut mapped);
         let whole = || {
@@ -119,17 +119,11 @@ impl<P: Platform> Fault<'_, '_, P> {
         let written = cursor.counts.entries_written;
         record_access(cursor, node, index, self.access);
         if cursor.counts.entries_written == written {
-            let written = page_table.total_counts().entries_written;
+            let written = page_table.counts.read().entries_written;
             let fault = Unchanged { root: page_table.root, page: self.page, written };
             self.memory().rare.repeats.note::<P::Arch>(&fault);
         }
         flush_local(page_table, self.range());
-    }
-
-    /// Whether an open userfaultfd write-protects pages of the VMA.
-    fn is_write_protecting(&self) -> bool {
-        self.vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
-            && self.vma.userfault().is_some_and(|userfault| !userfault.is_closed())
     }
 
     /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to the
@@ -243,4 +237,10 @@ fn absent_entry(entry: Option<Absent>) -> Present {
         Some(Absent::Swap { .. }) => Present::Swap,
         Some(Absent::Marker(Marker::Poison)) | None => Present::Poison,
     }
+}
+
+/// Whether an open userfaultfd write-protects pages of the VMA.
+fn is_write_protecting(vma: &Vma) -> bool {
+    vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
+        && vma.userfault().is_some_and(|userfault| !userfault.is_closed())
 }

@@ -26,7 +26,6 @@ pub(crate) mod pages;
 mod piece;
 pub(crate) mod range;
 
-use crate::addr::VirtRange;
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -50,8 +49,7 @@ pub(crate) struct Mover<'a, 'm, P: Platform, K> {
 }
 
 impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
-    /// Lends the locked tables of both places of `piece` to `work`. `freeable` is the source, and
-    /// around it the addresses whose tables serve only the source.
+    /// Lends the locked tables of both places of `piece` to `work`.
     ///
     /// Unless the move marks tables, every TLB has forgotten the old place before the locks are
     /// released.
@@ -60,7 +58,6 @@ impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
         &mut self,
         tree: (&'s PageTable<'m, P>, &'s ReadSection<'_, P>),
         piece: Piece<P::Arch>,
-        freeable: VirtRange,
         policy: S,
         work: impl FnOnce(&mut LockedPiece<'_, 's, 'm, P, S>) -> R,
     ) -> R {
@@ -79,7 +76,7 @@ impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
             piece,
             policy,
         };
-        locked.lock(section, freeable);
+        locked.lock(section);
         let result = work(&mut locked);
         if !locked.marks {
             locked.page_table.flush(locked.gather, locked.counts);

@@ -43,6 +43,12 @@ pub(super) trait MovePolicy {
     /// For reading only, so other such moves may run at the same time. Then tables that are carried
     /// are locked too, and no table above level 1 is carried.
     const BESIDE_MOVES: bool;
+
+    /// The source, and the addresses around it whose tables serve only the source.
+    #[inline]
+    fn end_at(&self, source: VirtRange) -> End {
+        source.into()
+    }
 }
 
 /// One piece: the tables of both places, locked until it is dropped.
@@ -82,14 +88,14 @@ impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
     /// Locks the tables of both places, and flushes what other operations have left pending there:
     /// the flush of this move would cover only the old place. Called once.
     #[inline(always)]
-    pub(super) fn lock(&mut self, section: &'s ReadSection<'_, P>, freeable: VirtRange) {
+    pub(super) fn lock(&mut self, section: &'s ReadSection<'_, P>) {
         let (page_table, piece) = (self.page_table, self.piece);
         let ranges = [piece.source(), piece.target()];
         let tables = page_table.tables(section);
         [self.from, self.to] = if S::BESIDE_MOVES {
             locking::lock_both_ranges_beside_moves(&tables, ranges, Level::PTE, self.locks)
         } else {
-            let ends = [End { range: ranges[0], freeable }, ranges[1].into()];
+            let ends = [self.policy.end_at(ranges[0]), ranges[1].into()];
             locking::lock_both_ranges(&tables, ends, piece.level, self.locks)
         };
         self.counts.tables_locked += self.locks.len() as u64;

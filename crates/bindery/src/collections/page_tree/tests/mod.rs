@@ -234,13 +234,13 @@ fn running_out_of_memory_leaves_the_index_unchanged() {
         before.iter().for_each(|(first, count)| world.add(*first, 0x50, *count));
         let (runs, nodes) = (world.runs(), world.index.node_count());
         for left in 0.. {
-            world.frames.fail_after(Some(left));
+            world.frames.inject.fail_after(Some(left));
             let prepared = world.prepare(first, count);
-            world.frames.fail_after(None);
+            world.frames.inject.fail_after(None);
             if prepared.is_ok() {
                 break;
             }
-            assert_eq!(world.frames.failed_on_purpose(), 1, "it stops at the first failure");
+            assert_eq!(world.frames.inject.failed(), 1, "it stops at the first failure");
             assert!(world.index.check());
             assert_eq!((world.runs(), world.index.node_count()), (runs.clone(), nodes));
             assert_eq!(world.slab.objects(&world.frames), nodes);

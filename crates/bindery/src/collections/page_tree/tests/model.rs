@@ -110,10 +110,10 @@ impl Pair {
             }
             Step::SetWithout(first, frame, count, left) => {
                 let count = u64::from(count).min(PAGE_LIMIT - first) as u32;
-                self.world.frames.fail_after(Some(left));
+                self.world.frames.inject.fail_after(Some(left));
                 let prepared = self.world.prepare(first, count.into());
-                self.world.frames.fail_after(None);
-                assert_eq!(prepared.is_err(), self.world.frames.failed_on_purpose() > 0);
+                self.world.frames.inject.fail_after(None);
+                assert_eq!(prepared.is_err(), self.world.frames.inject.failed() > 0);
                 if prepared.is_ok() {
                     self.set(first, frame, count);
                 }

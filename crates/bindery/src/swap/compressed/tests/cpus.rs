@@ -128,9 +128,9 @@ fn memory_that_is_free_again_ends_a_refusal() {
     let fixture = with_cpus(900);
     let raw = |cpu, seed| on(cpu, || fixture.store(&page_of(PAGE, seed)));
     let kept = raw(1, 1).unwrap();
-    fixture.frames.fail_after(Some(0));
+    fixture.frames.inject.fail_after(Some(0));
     assert_eq!(raw(1, 2), Err(StoreError::NoMemory));
-    fixture.frames.fail_after(None);
+    fixture.frames.inject.fail_after(None);
     assert!(fixture.store.may_take(&fixture.frames), "memory is free");
     let again = raw(0, 2).unwrap();
     fixture.check();

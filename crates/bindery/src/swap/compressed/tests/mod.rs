@@ -288,9 +288,9 @@ fn a_store_without_memory_changes_nothing() {
     let keep: Vec<_> = (0..6).map(|n| fixture.store(&page_of(2_500, n)).unwrap()).collect();
     for random in [16, 2_900, PAGE] {
         let before = fixture.store.usage();
-        fixture.frames.fail_after(Some(0));
+        fixture.frames.inject.fail_after(Some(0));
         let result = fixture.store(&page_of(random, 9));
-        fixture.frames.fail_after(None);
+        fixture.frames.inject.fail_after(None);
         if let Ok(handle) = result {
             assert!(random < PAGE);
             fixture.free(handle);
@@ -321,12 +321,12 @@ fn without_memory_for_a_compressor_nothing_is_stored() {
     let frames = new_frames(64);
     let page = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     let store = CompressedStore::new(8);
-    frames.fail_after(Some(0));
+    frames.inject.fail_after(Some(0));
     assert_eq!(store.prepare(&frames), Err(NoMemory));
     // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
     let stored = || unsafe { store.store(&frames, page) };
     assert_eq!(stored(), Err(StoreError::NoMemory));
-    frames.fail_after(None);
+    frames.inject.fail_after(None);
     let handle = stored().unwrap();
     assert_eq!(store.frames_held(), store.usage().frames_used + WORKSPACE_FRAMES);
     // SAFETY: 1. stored above. 2. this thread is the only one.

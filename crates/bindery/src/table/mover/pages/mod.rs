@@ -331,10 +331,9 @@ impl<P: Platform> PageMover<'_, '_, P> {
         let unchanged = P::Arch::page_entry(first, Level::PTE, what.attributes);
         let policy = BesideFaults { what, unchanged, numbered };
         let section = page_table.read_section();
-        let (moved, stop) =
-            self.with_piece((page_table, &section), piece, piece.source(), policy, |locked| {
-                if level > Level::PTE { locked.move_upper() } else { locked.move_leaves() }
-            });
+        let (moved, stop) = self.with_piece((page_table, &section), piece, policy, |locked| {
+            if level > Level::PTE { locked.move_upper() } else { locked.move_leaves() }
+        });
         self.kind.done += moved;
         stop
     }

@@ -63,8 +63,9 @@ pub(crate) type RangeMover<'a, 'm, P> = Mover<'a, 'm, P, RangeMove<<P as Platfor
 
 /// The policy of a piece whose VMAs are held for writing: the tables of the piece's level that are
 /// in use, by the addresses at which they begin.
-#[derive(Default)]
 struct ForWriting<'s> {
+    /// The source, and the addresses around it whose tables serve only the source.
+    freeable: VirtRange,
     source_table: Option<(u64, Table<'s>)>,
     /// The last first. Two are in use where the ends are not congruent.
     target_tables: [Option<(u64, Table<'s>)>; 2],
@@ -73,8 +74,20 @@ struct ForWriting<'s> {
     absent: u32,
 }
 
+impl ForWriting<'_> {
+    fn new(freeable: VirtRange) -> Self {
+        let target_tables = [None; 2];
+        Self { freeable, source_table: None, target_tables, empty: 0, absent: 0 }
+    }
+}
+
 impl MovePolicy for ForWriting<'_> {
     const BESIDE_MOVES: bool = false;
+
+    #[inline]
+    fn end_at(&self, source: VirtRange) -> End {
+        End { range: source, freeable: self.freeable }
+    }
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
@@ -239,7 +252,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         let page_table = self.page_table;
         let section = page_table.read_section();
         let tree = (page_table, &section);
-        self.with_piece(tree, piece, cleared, ForWriting::default(), |locked| {
+        self.with_piece(tree, piece, ForWriting::new(cleared), |locked| {
             locked.page_table.memory.worked(piece.len >> piece.level.span_shift(), 0);
             // A cover of the level that moves is the one table of the target.
             if !locked.marks && locked.to.level > piece.level {
