@@ -150,6 +150,15 @@ pub(crate) trait Entries: Arch {
     /// without a branch for each entry.
     #[inline(always)]
     fn are_leaves(entries: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> bool {
+        let differ = Self::bits_that_differ(entries, index, step, restored);
+        differ & Self::compare_mask(Equal::empty()) == 0
+    }
+
+    /// The bits in which entries differ from the first of `entries` (at least one), which is at
+    /// `index` of its level-1 table, apart from `step` for each. One pass, without a branch for each
+    /// entry.
+    #[inline(always)]
+    fn bits_that_differ(entries: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> u64 {
         let entry = |raw: &AtomicU64, index| {
             Self::clear_contig(Entry(raw.load(Ordering::Relaxed) | restored), index).0
         };
@@ -169,7 +178,7 @@ pub(crate) trait Entries: Arch {
             compare(chunk, passed * 8);
         }
         compare(rest, chunks.len() * 8);
-        differ & Self::compare_mask(Equal::empty()) == 0
+        differ
     }
 
     /// As [`Entries::match_leaves`], for absent entries: those at the beginning of `entries`.

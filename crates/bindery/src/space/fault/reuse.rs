@@ -18,7 +18,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Order, PAGE_SHIFT};
-use crate::arch::{Arch, Entry, EntryIndex, Kind, Level, Permissions, Write};
+use crate::arch::{Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions, Write};
 use crate::folio::{Folio, OwnerMark};
 use crate::memory::Memory;
 use crate::platform::Platform;
@@ -86,20 +86,25 @@ impl<P: Platform> Fault<'_, '_, P> {
         let number = P::Arch::frame(entry).0 - folio.head.0;
         let first = index.position().checked_sub(number as usize)?;
         let entries = words.get(first..first + folio.pages() as usize)?;
-        if folio.order > Order::PAGE
-            && (folio_range(self.vma, self.page, number, folio).pages() != u64::from(folio.pages())
-                || !maps_whole::<P::Arch>(entries, index - number, folio))
-        {
+        let owner = OwnerMark::of(AnonGroup::as_owner(self.vma.group()));
+        let word = &words[index.position()];
+        if folio.order == Order::PAGE {
+            self.take_over(folio, owner);
+            let written = u32::from(make_writable::<P::Arch>(word, Write::Now));
+            return Some(written + self.reuse_ahead(words, index, owner));
+        }
+        if folio_range(self.vma, self.page, number, folio).pages() != u64::from(folio.pages()) {
             return None;
         }
-        let owner = OwnerMark::of(AnonGroup::as_owner(self.vma.group()));
+        let leaves = leaves_of::<P::Arch>(entries, index - number, folio)?;
         self.take_over(folio, owner);
-        let written = u32::from(make_writable::<P::Arch>(&words[index.position()], Write::Now));
-        let others = match folio.order {
-            Order::PAGE => self.reuse_ahead(words, index, owner),
-            _ => make_leaves_writable::<P::Arch>(entries),
+        let written = match leaves {
+            Leaves::Alike(head) => make_alike_writable::<P::Arch>(entries, head),
+            Leaves::Mixed => make_leaves_writable::<P::Arch>(entries),
         };
-        Some(written + others)
+        // Read-only until now, so it is counted already.
+        P::Arch::replace_entry(word, load(word), |entry| P::Arch::make_writable(entry, Write::Now));
+        Some(written)
     }
 
     /// Makes base pages after `index` writable. Returns how many.
@@ -137,15 +142,29 @@ fn reusable_folio<P: Platform>(memory: &Memory<P>, entry: Entry) -> Option<Folio
     (handle.is_mapped_and_held(folio.pages(), 0) && handle.is_anonymous()).then_some(folio)
 }
 
-/// Whether the entries, which are from `first` on in their table, map the folio's pages in order,
-/// none of them in a contiguous run.
-fn maps_whole<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) -> bool {
+/// The leaves of a folio.
+enum Leaves {
+    /// They differ from the first, which is this one, in their frames alone, and the MMU changes
+    /// none of them.
+    Alike(Entry),
+    /// Some were used otherwise than others, or the MMU may record uses.
+    Mixed,
+}
+
+/// The entries, which are from `first` on in their locked table, if they map the folio's pages in
+/// order, none of them in a contiguous run.
+#[inline(always)]
+fn leaves_of<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) -> Option<Leaves> {
     let head = load(&entries[0]);
-    Level::<A>::PTE.kind(head) == Kind::Leaf
+    let differ = A::bits_that_differ(entries, first, A::STEP, 0);
+    let is_whole = Level::<A>::PTE.kind(head) == Kind::Leaf
         && A::frame(A::clear_contig(head, first)) == folio.head
-        && A::are_leaves(entries, first, A::STEP, 0)
+        && differ & A::compare_mask(Equal::empty()) == 0
         // The compiler keeps the loads, even where no leaf is in a contiguous run.
-        && (A::CONTIG_ENTRIES == 1 || !entries.iter().any(|word| A::is_contig(load(word))))
+        && (A::CONTIG_ENTRIES == 1 || !entries.iter().any(|word| A::is_contig(load(word))));
+    let leaves =
+        if differ == 0 && A::is_saturated(head) { Leaves::Alike(head) } else { Leaves::Mixed };
+    is_whole.then_some(leaves)
 }
 
 /// Whether a leaf that is not in a contiguous run allows writes.
@@ -165,6 +184,18 @@ fn make_writable<A: Arch>(word: &AtomicU64, write: Write) -> bool {
         A::replace_entry(word, old, |entry| A::make_writable(entry, write));
     }
     is_refused
+}
+
+/// Makes the leaves of a folio, all of them like `head`, writable before their writes: they are as
+/// they were read. Returns their number.
+#[inline(always)]
+fn make_alike_writable<A: Arch>(entries: &[AtomicU64], head: Entry) -> u32 {
+    let mut entry = A::make_writable(head, Write::Later);
+    for word in entries {
+        word.store(entry.0, Ordering::Relaxed);
+        entry.0 = entry.0.wrapping_add(A::STEP);
+    }
+    entries.len() as u32
 }
 
 /// Makes all entries of a folio writable before their writes. All are leaves, none of them in a
