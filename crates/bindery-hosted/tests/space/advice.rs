@@ -324,7 +324,43 @@ fn ranges_without_a_whole_span_are_refused_as_on_linux<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
+/// Few pages of a table, among them parts of folios and of contiguous runs, holes and guards.
+fn few_pages_of_a_table_are_dropped<A: Walk>() {
+    for order in [0, 4] {
+        let (machine, memory) = strict::<A>(64 << 20);
+        support::use_order(&memory, order);
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        space.mmap(&fixed(AT.0, MIB)).unwrap();
+        let program = Program::new(&machine, &space);
+        program.fill(AT, MIB, 7).unwrap();
+        let mut kept = [true; 256];
+        for (first, count) in [(0, 1), (16, 16), (30, 5), (28, 9), (250, 6), (100, 16), (97, 16)] {
+            let before = space.counts();
+            space.madvise(page(first), count * PAGE_SIZE, Advice::DontNeed).unwrap();
+            let cost = space.counts() - before;
+            // The way for few pages leaves a contiguous run that is cut to the general one.
+            assert!((1..=2).contains(&cost.tables_locked), "{first}, {count}: {cost:?}");
+            kept[first as usize..(first + count) as usize].fill(false);
+            audit(&machine, &memory, &[&space]);
+        }
+        space.madvise(page(200), 4 * PAGE_SIZE, Advice::GuardInstall).unwrap();
+        // A table that may have guards is unmapped all the same.
+        space.munmap(page(198), 4 * PAGE_SIZE).unwrap();
+        audit(&machine, &memory, &[&space]);
+        for (number, kept) in (0..).zip(kept) {
+            let expected = match number {
+                198..204 => Err(FaultError::NotMapped),
+                _ if kept => Ok(0x0707_0707_0707_0707),
+                _ => Ok(0),
+            };
+            assert_eq!(program.load(page(number)), expected, "page {number}");
+        }
+        audit(&machine, &memory, &[&space]);
+    }
+}
+
 on_every_architecture! {
+    dropping_few => few_pages_of_a_table_are_dropped;
     guarding => guards_stand_until_they_are_lifted;
     freeing_lazily => a_folio_is_lazy_as_a_whole_or_not_at_all;
     freeing_base_pages_lazily => base_pages_are_lazy_one_by_one;

@@ -39,8 +39,9 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
     }
 
     /// Frees all frames at once.
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn free_all(&mut self) {
+        // No call for none.
         if self.count > 0 {
             self.frames.free_run(Frame(self.first), self.count);
             self.count = 0;
@@ -56,6 +57,7 @@ impl<P: Platform> Drop for FreeBatch<'_, P> {
 
 impl<P: Platform> Allocator<P> {
     /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
+    #[inline(never)]
     fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);
         if self.has_fronts() {

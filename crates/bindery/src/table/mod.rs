@@ -30,6 +30,7 @@
 //! | `leaf` | huge leaves: split and published |
 //! | `split_folio` | folios that are cut where they are mapped |
 //! | `zap`, `zap_except`, `zap_chosen` | unmapping: whole tables by one entry, the rest in runs; with exceptions; of chosen runs |
+//! | `zap_few` | unmapping of few pages of one table |
 //! | `zap_rmap` | the mappings and swap slots of zapped entries, dropped after the flush |
 //! | `descent` | from a table down to the entry for an address |
 //! | `detach` | tables taken out of the tree |
@@ -77,6 +78,7 @@ pub(crate) mod swap_out_shared;
 pub(crate) mod zap;
 pub(crate) mod zap_chosen;
 pub(crate) mod zap_except;
+mod zap_few;
 mod zap_rmap;
 
 use core::ops::Deref;

@@ -11,11 +11,12 @@
 //! | [`Span::narrow_some`] | later: the first store raises the table's pending count |
 //! | [`Span::narrow_until_flush`], [`Span::clear_table_entry`] | before the locks are released; a debug build checks it |
 //! | [`Span::suspend`] | as for one of the first two, if the entries are cleared; never, if they are restored |
+//! | [`Edit::narrow_few`] | before the lock is released; a debug build checks it |
 //! | [`Cursor::break_run`] | at once, between break and make |
 //! | [`Cursor::widen`] | never; a debug build checks that no store narrows |
 //!
 //! Each value borrows the span or its cursor, so none outlives the lock. A span exists only in an
-//! [`Edit`](super::edit::Edit), which has the gather.
+//! [`Edit`], which has the gather.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +24,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::VirtRange;
 use crate::arch::{AbsentFormat, Arch, Entry, EntryIndex, Equal, Level, Permissions};
 use crate::platform::Platform;
+use crate::stats::Counts;
 
 use super::cursor::Cursor;
+use super::edit::Edit;
 use super::run::{Entries, Run};
 use super::span::Span;
 
@@ -130,6 +133,30 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
     }
 }
 
+impl<P: Platform> Edit<'_, '_, P> {
+    /// Entries of a table of level 1 that is locked without a cursor, to be narrowed; all their
+    /// translations are in `range`. The caller must call [`Edit::flush_few`] before it releases the
+    /// lock.
+    #[inline(always)]
+    pub(super) fn narrow_few<'c>(
+        &mut self,
+        entries: &'c [AtomicU64],
+        range: VirtRange,
+        unflushed: &mut Unflushed,
+    ) -> Narrowing<'c, P::Arch> {
+        self.gather.stale(range, Level::<P::Arch>::PTE);
+        unflushed.raise();
+        Narrowing { entries, _arch: PhantomData }
+    }
+
+    /// Flushes what is stale, with the table locked.
+    #[inline(always)]
+    pub(super) fn flush_few(&mut self, counts: &mut Counts, unflushed: &mut Unflushed) {
+        self.page_table.flush(self.gather, counts);
+        unflushed.lower();
+    }
+}
+
 impl<P: Platform> Cursor<'_, '_, P> {
     /// The entries of `run`, to be widened: a TLB that holds the old entry raises a fault, which
     /// reads the table again.
@@ -222,6 +249,19 @@ impl<A: Arch> Narrowing<'_, A> {
             if A::is_saturated(Entry(raw)) {
                 word.store(raw & !A::PRESENT, Ordering::Relaxed);
             } else {
+                word.fetch_and(!A::PRESENT, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// As [`Narrowing::suspend_each`], of leaves among empty entries.
+    #[inline(always)]
+    pub(super) fn suspend_mapped(&self) {
+        for word in self.entries {
+            let raw = word.load(Ordering::Relaxed);
+            if A::is_saturated(Entry(raw)) {
+                word.store(raw & !A::PRESENT, Ordering::Relaxed);
+            } else if raw != 0 {
                 word.fetch_and(!A::PRESENT, Ordering::Relaxed);
             }
         }

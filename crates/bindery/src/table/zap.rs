@@ -36,6 +36,7 @@ use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::span::Span;
+use super::zap_few::zap_few;
 use super::zap_rmap::{drop_suspended, free_deposit, release_absent};
 
 /// The time of the flush after an unmapping.
@@ -54,7 +55,21 @@ pub(crate) enum Flush {
 ///
 /// Reads the runs of the edges and one entry for each whole table. Fails only where a huge leaf
 /// that must be split has no deposit; the runs before it are unmapped then.
+#[inline]
 pub(super) fn zap<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    freeable: VirtRange,
+    flush: Flush,
+) -> Result<(), NoMemory> {
+    if flush == Flush::BeforeUnlock && zap_few(edit, range, freeable) {
+        return Ok(());
+    }
+    zap_any(edit, range, freeable, flush)
+}
+
+#[inline(never)]
+fn zap_any<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
     freeable: VirtRange,

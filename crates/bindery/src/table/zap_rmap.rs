@@ -21,6 +21,7 @@ use super::cursor::Cursor;
 use super::free_table;
 use super::locking::{LockSet, Node};
 use super::run::{self, Entries};
+use super::zap_few::LockedTable;
 
 /// Drops the mappings of zapped entries.
 pub(super) struct RmapZap<'d, 'm, P: Platform> {
@@ -298,6 +299,20 @@ pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: 
     unsafe { zap.range(node, base, part) };
 }
 
+/// As [`drop_suspended`], of the entries `leaves` of a table that is locked without a cursor.
+#[inline(always)]
+pub(super) fn drop_suspended_few<P: Platform>(
+    locked: &mut LockedTable<'_, '_, P>,
+    leaves: Range<EntryIndex>,
+) {
+    let (memory, table) = (locked.page_table().memory, locked.table().frame());
+    let mut batch = memory.free_batch();
+    let mut zap = RmapZap::suspended(memory, &mut batch, &mut locked.counts);
+    // SAFETY: 1. a table of leaves, which is locked while `locked` exists.
+    let dropped = unsafe { zap.leaves(table, leaves) };
+    memory.frames.table(table).change_entry_count(0, dropped);
+}
+
 /// Drops the mappings of single anonymous pages without other mappings or references. Stops at the
 /// first entry of another kind. The stored entries lack the bits `missing`. Returns the number of
 /// mappings. A separate function, so that its state stays in registers.
@@ -329,7 +344,7 @@ fn drop_single_pages<P: Platform>(
 /// The number of absent entries from `index` on, at most `limit`, that one call can drop: a run of
 /// swap slots, or one entry of another kind.
 #[inline(never)]
-fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
+pub(super) fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
     if P::Arch::is_swap(run::load(entries, index)) {
         P::Arch::match_absent(&entries[index.positions(limit)]).0
     } else {

@@ -244,7 +244,7 @@ fn find_cover<T: LockTree>(
 /// A number below the span of exactly those entries inside of which `range` lies, without being all
 /// of one. The range is not empty.
 #[inline]
-fn spread(range: VirtRange) -> u64 {
+pub(crate) fn spread(range: VirtRange) -> u64 {
     let (start, last) = (range.start().0, range.end().0 - 1);
     // Two addresses are in one entry if they differ only in bits below its span. A range in it is not
     // all of it if it is shorter.
