@@ -53,9 +53,13 @@ pub struct Arguments {
     json: Option<PathBuf>,
 
     /// Show instead which functions of Bindery's kernel execute the instructions of an operation of
-    /// no workload, with folios of 4 KiB
+    /// no workload
     #[arg(long, value_name = "OPERATION", conflicts_with_all = ["only", "json"])]
     profile: Option<String>,
+
+    /// The folio size of the profile
+    #[arg(long, value_name = "SIZE", requires = "profile", default_value = "4k")]
+    folio: FolioSize,
 }
 
 /// An operation with fewer instructions is none: it left no work for the kernel.
@@ -83,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         chosen => chosen.to_vec(),
     };
     if let Some(name) = &arguments.profile {
-        return profile(name, &architectures);
+        return profile(name, arguments.folio, &architectures);
     }
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut all = Vec::new();
@@ -104,7 +108,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
 }
 
 /// Shows the instructions of our kernel in the last step of an operation, by function.
-fn profile(name: &str, architectures: &[Architecture]) -> Result<ExitCode, Problem> {
+fn profile(
+    name: &str,
+    folio: FolioSize,
+    architectures: &[Architecture],
+) -> Result<ExitCode, Problem> {
     let steps_of = |case: Case| {
         let last = case.names.iter().rposition(|step| *step == Some(name))?;
         Some((last, case.steps))
@@ -112,7 +120,7 @@ fn profile(name: &str, architectures: &[Architecture]) -> Result<ExitCode, Probl
     let Some((last, steps)) = cases::all().into_iter().find_map(steps_of) else {
         return Err(Problem::Wrong(format!("{name:?} is no operation of `compare wide --only`")));
     };
-    let program = Program { seed: 0, folio: FolioSize::BASE, steps };
+    let program = Program { seed: 0, folio, steps };
     for &architecture in architectures {
         let (bench, _) = interpreter::prepare(architecture)?;
         let kernel = super::ours(architecture)?;
