@@ -1,4 +1,4 @@
-//! `/dev`: null, zero, full, random, the console, the swap device, userfaultfds.
+//! `/dev`: null, zero, full, random, the console, the swap device, the frame buffer, userfaultfds.
 
 use alloc::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::inode::new_number;
 use super::memory::{self, Directory, Link};
 use super::node::{Node, Place};
 use super::tree::directory_at;
-use super::{console, swap, userfault};
+use super::{console, frame_buffer, swap, userfault};
 
 /// A device of memory's family.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,7 @@ pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
             .insert(name.as_bytes(), Arc::new(Device { number: new_number(), sort, minor }))?;
     }
     directory.insert(b"zram0", swap::Device::new())?;
+    directory.insert(b"fb0", frame_buffer::Device::new()?)?;
     directory.insert(b"userfaultfd", userfault::Device::new())?;
     for name in ["console", "tty"] {
         directory.insert(name.as_bytes(), console::node())?;

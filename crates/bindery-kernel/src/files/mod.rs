@@ -11,7 +11,7 @@
 //! | [`path`] | from a path to a node |
 //! | [`permission`] | owner, group and permission bits |
 //! | [`descriptor`] | descriptors and what they share |
-//! | [`console`], [`stream`], [`device`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
+//! | [`console`], [`stream`], [`device`], [`frame_buffer`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`sequence`] | the part of such a text that one read asks for |
 //! | [`huge_pages`] | the pools of huge pages, which are empty |
@@ -29,6 +29,7 @@ mod descriptor;
 mod device;
 mod epoll;
 mod event;
+pub mod frame_buffer;
 mod generated;
 mod huge_pages;
 mod inode;

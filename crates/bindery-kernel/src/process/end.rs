@@ -238,6 +238,7 @@ pub(super) fn end_machine_if_due() {
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
         thread::forget_spare_stacks();
         files::swap::end();
+        files::frame_buffer::end();
         audit();
         let leaked = memory::leaked_frames();
         assert!(leaked == 0, "{leaked} frames leaked");

@@ -48,15 +48,15 @@ impl Names {
 
 impl Naming for Names {
     fn write_path(&self, identity: u64, backing: NameSource, out: &mut dyn Write) -> fmt::Result {
-        if matches!(
-            backing,
-            NameSource::SharedAnonymous | NameSource::Segment { .. } | NameSource::Secret
-        ) {
+        if matches!(backing, NameSource::Segment { .. } | NameSource::Secret) {
             return Unnamed.write_path(identity, backing, out);
         }
+        // A device with frames has a path, although its source is that of shared anonymous memory.
         // The handle may be the last of a file: it is dropped without the lock.
         let known = PATHS.lock().get(&identity).cloned();
-        let Some((node, path)) = known else { return out.write_str("/memfd: (deleted)") };
+        let Some((node, path)) = known else {
+            return Unnamed.write_path(identity, backing, out);
+        };
         out.write_str(&String::from_utf8_lossy(&path))?;
         let named = node.upgrade().is_some_and(|node| node.attributes().links > 0);
         let tells = path.ends_with(b" (deleted)");
