@@ -16,10 +16,11 @@ use crate::sync::model::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::model::{self, thread};
 
 use super::device::SwapOperation;
-use super::requests::{Completions, Group};
+use super::requests::Group;
 use crate::addr::Frame;
 use crate::folio::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
+use crate::sync::completions::Completions;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 /// The rule that a model leaves out.

@@ -19,13 +19,14 @@ use crate::sync::model::sync::atomic::{AtomicU32, AtomicU64};
 use crate::sync::model::{self, thread};
 
 use super::device::SwapOperation;
-use super::requests::{Completions, Group};
+use super::requests::Group;
 use super::slot_state::SlotState;
 use crate::addr::{Frame, Order};
 use crate::folio::{
     REFERENCE, begin_writeback, lock_unless_writeback, take_all, take_from_request, unlock,
 };
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
+use crate::sync::completions::Completions;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 const FRAME: Frame = Frame(7);

@@ -108,6 +108,7 @@ use crate::error::{CallError, Failure};
 use crate::frame::Frames;
 use crate::platform::Platform;
 use crate::sync::Mutex;
+use crate::sync::completions::Completions;
 
 use area::SlotArea;
 #[cfg(feature = "compression")]
@@ -120,7 +121,6 @@ pub(crate) use no_compression::StorePart;
 #[cfg(not(feature = "compression"))]
 use no_compression::{CompressedStore, Handle};
 use read_around::{ContentPlace, ReadAround};
-use requests::Completions;
 use streak::Streak;
 pub use usage::{CompressedUsage, SwapUsage};
 

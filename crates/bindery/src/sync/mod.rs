@@ -7,6 +7,7 @@
 //! | `rw_lock` | the core's own reader-writer lock: one word, for VMAs, objects and anon groups |
 //! | `spin_lock` | [`SpinLock`]: spins, with interrupts off if the platform provides that |
 //! | `parking` | threads that sleep until a word changes |
+//! | `completions` | threads that wait for work of a device or a pager |
 //! | `model` | threads, locks and words of a model checker, for tests |
 //! | `word` | an atomic word of the core library or of a model checker |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
@@ -24,6 +25,7 @@
 //! | no interrupts, or all kernel code runs with interrupts off | [`SpinLock`] |
 //! | a lock of its own | an implementation of [`RawLock`] for it |
 
+pub(crate) mod completions;
 #[cfg(any(feature = "lock_api_04", feature = "lock_api_05"))]
 mod lock_api;
 #[cfg(all(test, any(loom, shuttle)))]

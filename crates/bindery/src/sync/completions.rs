@@ -1,0 +1,70 @@
+//! [`Completions`]: threads that wait for work of a device, which a completion in any context ends.
+
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+#[cfg(not(all(test, any(loom, shuttle))))]
+use core::sync::atomic::fence;
+
+#[cfg(all(test, any(loom, shuttle)))]
+use crate::sync::model::sync::atomic::fence;
+
+use crate::sync::parking::Parking;
+use crate::sync::word::Word;
+
+/// The word on which threads park that wait for a device or a pager. It changes with each completion, and
+/// whenever a thread has processed some, if a thread waits: otherwise completions only read, so that
+/// CPUs with requests of their own share no line.
+///
+/// The fences keep a thread from sleeping forever:
+/// 1. Thread A finds that its request is not done.
+/// 2. The device completes the request, and finds no waiting thread.
+/// 3. Thread A counts itself as waiting, and parks.
+///
+/// Thread A counts itself before its last look at the request, and the device looks for waiting
+/// threads after its change. With a fence between the two steps of each, one sees the other.
+pub(crate) struct Completions<W = AtomicU32> {
+    word: W,
+    /// The number of threads that wait, or are about to.
+    waiting: W,
+}
+
+impl Completions {
+    pub(crate) const fn new() -> Self {
+        Self { word: AtomicU32::new(0), waiting: AtomicU32::new(0) }
+    }
+}
+
+impl<W: Word<u32>> Completions<W> {
+    /// The words, at zero.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(crate) fn of_words(word: impl Fn(u32) -> W) -> Self {
+        Self { word: word(0), waiting: word(0) }
+    }
+
+    /// Wakes the waiting threads. The state that they wait for was changed before. In any context.
+    pub(crate) fn note(&self, parking: &impl Parking<W>) {
+        fence(SeqCst);
+        if self.waiting.load(Relaxed) > 0 {
+            // Release: a thread that sees the change of the word sees that of the state.
+            self.word.add(1, Release);
+            parking.unpark(&self.word);
+        }
+    }
+
+    /// Waits until `is_over`.
+    pub(crate) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
+        parking.might_sleep();
+        self.waiting.add(1, Relaxed);
+        fence(SeqCst);
+        loop {
+            // Acquire, and before the check: a change of the state after the check changes the
+            // word, too.
+            let seen = self.word.load(Acquire);
+            if is_over() {
+                break;
+            }
+            parking.park(&self.word, seen);
+        }
+        self.waiting.sub(1, Relaxed);
+    }
+}
