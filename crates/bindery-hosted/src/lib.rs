@@ -6,7 +6,7 @@
 //! | CPUs | threads ([`Machine::on_cpu`]) |
 //! | MMU | a walker of the real table formats, written from the manuals ([`Walk`]) |
 //! | TLB | as bad as the architecture allows ([`TlbKind::Strict`]), or fast ([`TlbKind::Plain`]) |
-//! | files | in the memory of this process ([`MemoryFiles`]) |
+//! | files | in the memory of this process ([`MemoryFiles`]), or answered late ([`DelayedFiles`]) |
 //! | swap device | a file of the host ([`SwapFile`]) |
 //! | load | working sets larger than memory ([`Pattern`]) |
 //!
@@ -48,6 +48,7 @@ mod collections;
 mod config;
 mod control;
 mod cpu;
+mod delayed_files;
 mod dispatch;
 mod files;
 #[cfg(all(feature = "instances", debug_assertions, not(test)))]
@@ -69,6 +70,7 @@ mod working_set;
 pub use config::{Config, Contents};
 pub use control::{BrokenControl, SelfTest};
 pub use cpu::OnCpu;
+pub use delayed_files::{Asked, DelayedFiles};
 pub use dispatch::{ArchitectureName, UnknownArchitecture, Visitor, dispatch};
 pub use files::{MemoryFiles, PagerCounts};
 pub use instructions::InstructionCache;

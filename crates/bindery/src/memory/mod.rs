@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod answers;
 mod commitment;
 mod cpus;
 mod embedder_frames;
@@ -31,6 +32,7 @@ use crate::platform::Platform;
 use crate::swap::{self, Clock, Swap};
 use crate::sync::Mutex;
 
+pub(crate) use answers::{Answers, Earlier};
 pub use commitment::Commitment;
 pub(crate) use cpus::{CpuRecord, Cpus};
 pub use embedder_frames::FrameKind;
@@ -71,6 +73,8 @@ pub struct Memory<P: Platform> {
     slabs: Slabs<P>,
     /// The list of all objects, which the module `object` interprets.
     pub(crate) objects: Anchor<P>,
+    /// What pagers have answered, which the module `object` interprets.
+    pub(crate) answers: Answers,
     pub(crate) deferred: Deferral<P>,
     pub(crate) effort: EffortSetting,
     policy: FolioPolicy,
@@ -370,6 +374,7 @@ unsafe fn take_over<P: Platform>(
         clock: Clock::new(),
         slabs: Slabs::new(),
         objects: Anchor::new(),
+        answers: Answers::new(),
         deferred: deferral,
         effort: EffortSetting::new(),
         policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),

@@ -29,11 +29,12 @@ pub(crate) enum RecordKind {
     PinCount,
     Userfault,
     UserfaultNotice,
+    PageRead,
 }
 
 /// The number of kinds of records that may wait for readers.
 pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
-const KINDS: usize = RecordKind::UserfaultNotice as usize + 1;
+const KINDS: usize = RecordKind::PageRead as usize + 1;
 
 impl RecordKind {
     const ALL: [Self; KINDS] = [
@@ -47,6 +48,7 @@ impl RecordKind {
         Self::PinCount,
         Self::Userfault,
         Self::UserfaultNotice,
+        Self::PageRead,
     ];
 
     /// The slab of the kind. Kinds that calls and faults of one program allocate again and again
@@ -62,7 +64,8 @@ impl RecordKind {
             | Self::Object
             | Self::PinCount
             | Self::Userfault
-            | Self::UserfaultNotice => Slab::new(),
+            | Self::UserfaultNotice
+            | Self::PageRead => Slab::new(),
         }
     }
 }

@@ -28,9 +28,10 @@ use crate::vma::MappingFlags;
 
 use super::fetch::{FillSource, Moved, Purpose, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
+use super::read_ahead::next_window;
 use super::seals::Seals;
 use super::state::pages_of;
-use super::wait::Stop;
+use super::wait::{Stop, Wait};
 use super::{MAX_SIZE, Object, ObjectState, pages};
 use crate::collections::page_tree::{PageRun, PageStretch};
 
@@ -195,7 +196,13 @@ impl<P: Platform> Object<'_, P> {
             let orders = object.orders(memory, MappingFlags::empty());
             let one = Wanted::one(orders, object.size_in_pages());
             let ahead = pages_of(inside + left.all.min(AHEAD) as u64);
-            obtain(memory, object, page, &Wanted { ahead, ..one })?;
+            let wanted = Wanted { ahead, pattern: self.pattern, ..one };
+            obtain(memory, object, page, &wanted)?;
+            // The run may reach over a mark.
+            let run = PageRange::from_count(page, pages_of(inside + left.now as u64));
+            if let Some(next) = next_window(object, run, &wanted) {
+                return Err(Wait::ReadAhead(next).into());
+            }
         }
         let (frame, count) =
             match object.pages.look(memory.platform(), |index| index.run(page, wanted)) {

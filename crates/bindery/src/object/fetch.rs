@@ -18,17 +18,16 @@
 use core::cell::Cell;
 use core::ptr::NonNull;
 
-use arrayvec::ArrayVec;
-
 use crate::Memory;
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PageRange};
 use crate::error::{Error, Failure, NoMemory};
 use crate::folio::{FOLIO_ORDERS, Folio, FolioRef};
 use crate::platform::Platform;
 
-use super::arrival::Arrival;
-use super::in_flight::{Record, Refused};
-use super::read_buffer::{FOLIOS, ReadBuffer};
+use super::in_flight::{InTheWay, Refused};
+use super::page_read::{Kept, NewRead, Taker, settle_answered, wait_for_reads_ahead};
+use super::pages::lacks;
+use super::read_ahead::{ReadPattern, mark, next_window, window};
 use super::state::{Accounting, pages_of};
 use super::supply::add;
 use super::swap_ahead::swap_in_ahead;
@@ -55,6 +54,8 @@ pub(super) struct Wanted<'a> {
     pub(super) reserve: u64,
     /// The call that needs it.
     pub(super) purpose: Purpose,
+    /// Whether pages after those are read ahead.
+    pub(super) pattern: ReadPattern,
 }
 
 /// The call that needs a page.
@@ -94,9 +95,10 @@ pub(super) struct Moved {
 }
 
 impl<'a> Wanted<'a> {
-    /// One folio of these orders that ends at or before page `end`.
+    /// One folio of these orders that ends at or before page `end`, and no page ahead.
     pub(super) const fn one(orders: Orders, end: u64) -> Self {
-        Self { orders, end, ahead: 1, writing: None, reserve: 0, purpose: Purpose::Read }
+        let (purpose, pattern) = (Purpose::Read, ReadPattern::Random);
+        Self { orders, end, ahead: 1, writing: None, reserve: 0, purpose, pattern }
     }
 
     /// The write, if all of `count` pages from `first` on will be written.
@@ -111,6 +113,8 @@ impl<'a> Wanted<'a> {
 pub(crate) struct Fetch {
     /// The page that is needed.
     page: u64,
+    /// The number of pages, starting with this one, that the call needs.
+    needed: u64,
     /// The number of pages, starting with this one, that are expected to be used.
     ahead: u64,
     /// The orders that their folios may have.
@@ -137,6 +141,9 @@ pub(super) fn obtain<P: Platform>(
     loop {
         let found = object.pages.look(memory.platform(), |index| index.get(page));
         if let Some(slot) = found {
+            if let Some(next) = next_window(object, PageRange::from_count(page, 1), wanted) {
+                return Err(Wait::ReadAhead(next).into());
+            }
             return Ok(slot.frame);
         }
         if object.pages.swapped() > 0 {
@@ -154,7 +161,7 @@ pub(super) fn obtain<P: Platform>(
         }
         let stored = stored_pages(object);
         if page < stored && wanted.overwrites(page, 1).is_none() {
-            return Err(await_page(page, wanted));
+            return Err(await_page(memory, object, page, wanted));
         }
         make(memory, object, page, stored, wanted)?;
         // The page is present now, from this call or another.
@@ -176,7 +183,7 @@ pub(super) fn demand<P: Platform>(
     if page >= stored_pages(object) || wanted.overwrites(page, 1).is_some() || present() {
         return Ok(());
     }
-    Err(await_page(page, wanted))
+    Err(await_page(memory, object, page, wanted))
 }
 
 /// The number of pages from the start that the pager has.
@@ -184,9 +191,16 @@ fn stored_pages(object: &ObjectState) -> u64 {
     if object.is_file() { object.size_in_pages() } else { 0 }
 }
 
-fn await_page(page: u64, wanted: &Wanted<'_>) -> Stop {
-    let Wanted { ahead, orders, end, reserve, .. } = *wanted;
-    Stop::Wait(Wait::Pages(Fetch { page, ahead, orders, end, reserve }))
+#[cold]
+fn await_page<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    wanted: &Wanted<'_>,
+) -> Stop {
+    let Wanted { ahead: needed, orders, end, reserve, .. } = *wanted;
+    let ahead = window(memory, object, page, wanted);
+    Stop::Wait(Wait::Pages(Fetch { page, needed, ahead, orders, end, reserve }))
 }
 
 /// Brings in a page that the lookup did not find, in the largest folio possible without the pager,
@@ -236,7 +250,7 @@ fn make<P: Platform>(
                 if filled.stopped && first < stored {
                     // The pager has the part of the page that was not written.
                     give_back(memory, object, folio);
-                    return Err(await_page(page, wanted));
+                    return Err(await_page(memory, object, page, wanted));
                 }
                 Some((writing, filled))
             }
@@ -274,6 +288,12 @@ impl Writing<'_> {
 }
 
 impl Fetch {
+    /// Pages that no thread needs yet.
+    pub(super) fn ahead(pages: PageRange, orders: Orders) -> Self {
+        let PageRange { first, end } = pages;
+        Self { page: first, needed: 0, ahead: end - first, orders, end, reserve: 0 }
+    }
+
     /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to look
     /// again: the page was present, another call fetched it, or a truncation canceled the read.
     /// Called without locks. May sleep.
@@ -285,17 +305,41 @@ impl Fetch {
         object: &Object<'m, P>,
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         let (platform, state) = (object.memory.platform(), object.state());
+        settle_answered(object.memory);
         // Before allocating a folio that may not be needed.
-        let busy = state.pages.keeps_from_reading(platform, PageRange::from_count(self.page, 1));
-        if let Some(ticket) = busy {
-            state.pages.wait(platform, ticket);
+        let page = PageRange::from_count(self.page, 1);
+        if let Some(in_the_way) = state.pages.keeps_from_reading(platform, page) {
+            wait_for_end(object.memory, state, page, in_the_way);
+            return Ok(None);
+        }
+        if !lacks(object.memory, state, self.page, 1) {
             return Ok(None);
         }
         match self.fetch(object.memory, state) {
             // The pages after it may have caused the error.
-            Err(_) if self.ahead > 1 => Self { ahead: 1, ..*self }.fetch(object.memory, state),
+            Err(_) if self.ahead > 1 => {
+                Self { ahead: 1, needed: 1, ..*self }.fetch(object.memory, state)
+            }
             result => result,
         }
+    }
+
+    /// Begins to read the pages, for no thread. Returns those that are being read, and whether the
+    /// pager has kept the request. `None` if the first one is not needed, or there is no memory.
+    pub(super) fn begin<P: Platform>(&self, object: &Object<'_, P>) -> Option<(PageRange, Kept)> {
+        let (memory, state) = (object.memory, object.state());
+        settle_answered(memory);
+        let mut read = NewRead::new(memory, state, Taker::Any).ok()?;
+        self.add_following(&mut read, self.page);
+        let pages = read.pages();
+        if pages.first == pages.end {
+            return None;
+        }
+        let needed = |index: &PageIndex, size| {
+            index.get(pages.first).is_none() && pages.first < pages_of(size)
+        };
+        let begun = read.begin(needed).ok()?;
+        Some((pages, begun.leave()))
     }
 
     /// Fetches the page in the largest folio possible.
@@ -329,67 +373,54 @@ impl Fetch {
         first: u64,
         order: Order,
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-        let folio = allocate(memory, object, order, self.reserve)?;
-        let mut fresh = ArrayVec::<Fresh, FOLIOS>::new();
-        fresh.push(Fresh { first, folio });
-        let after = self.page.saturating_add(self.ahead).min(self.end);
-        let after = after.min(object.size_in_pages());
-        while !fresh.is_full()
-            && let Some(next) = following(memory, object, &fresh, after, self.orders)
-        {
-            fresh.push(next);
-        }
-        let end = fresh.last().map_or(first, Fresh::end);
-        let pages = PageRange { first, end };
-        let size = Cell::new(0);
-        let needed = |index: &PageIndex| {
-            size.set(object.size());
-            index.get(self.page).is_none() && self.page < pages_of(size.get())
-        };
-        let fetched = object.pages.with_read(memory.platform(), pages, needed, |read| {
-            enter(memory, object, &fresh, size.get(), read)
-        });
-        match fetched {
-            Ok(result) => result,
-            Err(refused) => {
-                fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
-                if let Refused::Busy(ticket) = refused {
-                    object.pages.wait(memory.platform(), ticket);
+        let mut read = NewRead::new(memory, object, Taker::Beginner)?;
+        read.push(Fresh { first, folio: allocate(memory, object, order, self.reserve)? });
+        self.add_following(&mut read, first + u64::from(order.pages()));
+        let pages = read.pages();
+        let needed =
+            |index: &PageIndex, size| index.get(self.page).is_none() && self.page < pages_of(size);
+        match read.begin(needed) {
+            Ok(begun) => {
+                let (kept, result) = begun.finish(self.page);
+                if kept == Kept::Yes && result.is_ok() {
+                    let window = PageRange { first: self.page, end: pages.end };
+                    mark(object, window, self.needed);
                 }
+                result
+            }
+            Err(Refused::NotNeeded) => Ok(None),
+            Err(Refused::Busy(in_the_way)) => {
+                wait_for_end(memory, object, pages, in_the_way);
                 Ok(None)
             }
         }
     }
+
+    /// Adds folios for the pages from `next` on that are expected to be used.
+    fn add_following<P: Platform>(&self, read: &mut NewRead<'_, '_, P>, mut next: u64) {
+        let (memory, object) = (read.memory, read.object);
+        let after = self.page.saturating_add(self.ahead).min(self.end);
+        let after = after.min(object.size_in_pages());
+        while !read.is_full()
+            && let Some(fresh) = following(memory, object, next, after, self.orders)
+        {
+            next = fresh.end();
+            read.push(fresh);
+        }
+    }
 }
 
-/// Has the pager fill the folios, and inserts them into the index unless the read is canceled
-/// first. Keeps a reference to the first folio.
-fn enter<'m, P: Platform>(
-    memory: &'m Memory<P>,
+/// Waits for the record that keeps a fetch from the pages.
+fn wait_for_end<P: Platform>(
+    memory: &Memory<P>,
     object: &ObjectState,
-    fresh: &[Fresh],
-    size: u64,
-    read: &Record,
-) -> Result<Option<FolioRef<'m, P>>, Failure> {
-    if let Err(error) = fill(memory, object, fresh, size) {
-        fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
-        return Err(error);
+    pages: PageRange,
+    in_the_way: InTheWay,
+) {
+    match in_the_way {
+        InTheWay::Thread(ticket) => object.pages.wait(memory.platform(), ticket),
+        InTheWay::ReadAhead => wait_for_reads_ahead(memory, object, pages),
     }
-    let mut first = Ok(None);
-    for (number, fresh) in fresh.iter().enumerate() {
-        let arrival = memory
-            .clock
-            .has_reclaimed()
-            .then(|| Arrival::of(memory, object, fresh.first, fresh.folio));
-        let added = add(memory, object, fresh, Some(read));
-        if let (Ok(Some(kept)), Some(arrival)) = (&added, arrival) {
-            arrival.note(memory, **kept);
-        }
-        if number == 0 {
-            first = added;
-        }
-    }
-    first
 }
 
 /// A folio about to be inserted into the index.
@@ -399,7 +430,7 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.first + u64::from(self.folio.pages())
     }
 }
@@ -420,16 +451,15 @@ fn fits<P: Platform>(
     first.is_multiple_of(count) && first + count <= end && free()
 }
 
-/// The largest folio that may follow the last of `fresh`, if a page before `after` is left to be
+/// The largest folio that may begin at page `first`, if that lies before `after` and is left to be
 /// brought in.
 fn following<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    fresh: &[Fresh],
+    first: u64,
     after: u64,
     orders: Orders,
 ) -> Option<Fresh> {
-    let first = fresh.last()?.end();
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
     while let Some(order) = orders.take_largest() {
         if fits(memory, object, first, order, after)
@@ -470,30 +500,4 @@ fn allocate<P: Platform>(
 pub(super) fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
     memory.frames.fresh(folio).discard();
     object.uncommit(memory, committed(object, folio.order));
-}
-
-/// Has the pager fill consecutive folios that no other thread knows. The file has `size` bytes, and
-/// the first folio begins before their end.
-fn fill<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    fresh: &[Fresh],
-    size: u64,
-) -> Result<(), Failure> {
-    let Some(first) = fresh.first().map(|fresh| fresh.first) else { return Ok(()) };
-    let Some((pager, file)) = object.file() else { return Ok(()) };
-    let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();
-    for Fresh { folio, .. } in fresh {
-        let length = (folio.pages() as usize) << PAGE_SHIFT;
-        let bytes = memory.platform().direct_map(folio.head).as_ptr();
-        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
-        // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is in the index, no other thread
-        // has a way to them, and no two folios share any.
-        pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
-    }
-    let mut buffer = ReadBuffer::new(pieces);
-    pager.read(file, first, &mut buffer)?;
-    buffer.zero_rest(size.saturating_sub(first << PAGE_SHIFT));
-    Ok(())
 }

@@ -6,7 +6,7 @@
 //!
 //! | record | made by | waits for its end |
 //! |---|---|---|
-//! | read | a fetch, while the pager fills folios that are not in the page index yet | a fetch of one of the pages |
+//! | read, read ahead | a fetch, while the pager fills folios that are not in the page index yet | a fetch of one of the pages |
 //! | write | a `sync`, while the pager stores pages | a call that writes, drops or replaces them |
 //! | change | a thread that drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
 //! | turn | a `sync` that met a change | later changes |
@@ -52,11 +52,18 @@ use crate::collections::page_tree::PageIndex;
 /// The operation that a record represents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TransferKind {
+    /// A thread waits for the answer, and settles the read.
     Read,
+    /// No thread does.
+    ReadAhead,
     Write,
     Change,
     Turn,
 }
+
+/// The operations during which no fetch of the pages begins.
+const KEEP_FROM_READING: [TransferKind; 3] =
+    [TransferKind::Read, TransferKind::Change, TransferKind::ReadAhead];
 
 /// A record of pages in flight, in the memory of the call that moves them. Everything in it is read
 /// and written with the index lock held for writing.
@@ -197,7 +204,7 @@ impl InFlight {
     }
 
     /// Whether a record of one of the kinds overlaps the pages.
-    fn overlaps(&self, pages: PageRange, kinds: &[TransferKind]) -> bool {
+    pub(super) fn overlaps(&self, pages: PageRange, kinds: &[TransferKind]) -> bool {
         self.overlapping(pages, kinds).next().is_some()
     }
 
@@ -240,9 +247,16 @@ impl InFlight {
         self.await_older(ends, pages, kinds, u64::MAX)
     }
 
+    /// The record that keeps a fetch from the pages, if there is one.
+    fn in_the_way(&self, ends: &Ends, pages: PageRange) -> Option<InTheWay> {
+        let [read, change, ahead] = KEEP_FROM_READING;
+        let awaited = self.awaits(ends, pages, &[read, change]).map(InTheWay::Thread);
+        awaited.or_else(|| self.overlaps(pages, &[ahead]).then_some(InTheWay::ReadAhead))
+    }
+
     /// Cancels the reads that overlap the pages.
     pub(super) fn cancel_reads(&self, pages: PageRange) {
-        let reads = self.overlapping(pages, &[TransferKind::Read]);
+        let reads = self.overlapping(pages, &[TransferKind::Read, TransferKind::ReadAhead]);
         reads.for_each(|read| read.canceled.set(true));
     }
 
@@ -315,7 +329,16 @@ pub(super) enum Refused {
     /// The pages are not needed any more.
     NotNeeded,
     /// Another record is in the way.
-    Busy(Ticket),
+    Busy(InTheWay),
+}
+
+/// A record that keeps a fetch from its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum InTheWay {
+    /// A thread ends it.
+    Thread(Ticket),
+    /// A read ahead, which ends when some thread takes the answer.
+    ReadAhead,
 }
 
 /// A record in the list, until this is dropped. Having one means: the record was inserted into the
@@ -339,32 +362,29 @@ impl<P: Platform> Drop for Listed<'_, P> {
 }
 
 impl Pages {
-    /// Runs `work`, which asks the pager for the pages, with a read in the list. `work` checks
-    /// whether the read was canceled in one step with its changes of the index. Calls `needed`
-    /// first, in one step with beginning the read.
-    pub(super) fn with_read<P: Platform, R>(
+    /// Inserts a record of a read into the list, unless the pages are not needed, which `needed` says
+    /// in one step with that, or another record is in the way.
+    ///
+    /// # Safety
+    /// 1. As of [`InFlight::insert`].
+    pub(super) unsafe fn begin_read<P: Platform>(
         &self,
         platform: &P,
-        pages: PageRange,
+        record: &Record,
+        (kind, pages): (TransferKind, PageRange),
         needed: impl FnOnce(&PageIndex) -> bool,
-        work: impl FnOnce(&Record) -> R,
-    ) -> Result<R, Refused> {
-        let record = Record::new();
+    ) -> Result<(), Refused> {
         self.alone(platform, |index, in_flight, ends| {
             if !needed(index) {
                 return Err(Refused::NotNeeded);
             }
-            let obstacles = [TransferKind::Read, TransferKind::Change];
-            if let Some(ticket) = in_flight.awaits(ends, pages, &obstacles) {
-                return Err(Refused::Busy(ticket));
+            if let Some(in_the_way) = in_flight.in_the_way(ends, pages) {
+                return Err(Refused::Busy(in_the_way));
             }
-            // SAFETY: the record stays in this frame, and is only borrowed shared; `_listed`
-            // removes it before the frame ends.
-            unsafe { in_flight.insert(ends, &record, TransferKind::Read, pages) };
+            // SAFETY: 1. the caller's obligation.
+            unsafe { in_flight.insert(ends, record, kind, pages) };
             Ok(())
-        })?;
-        let _listed = Listed { pages: self, platform, record: &record };
-        Ok(work(&record))
+        })
     }
 
     /// Runs `work`, which takes the object's locks and changes the pages. During it no fetch or
@@ -451,14 +471,13 @@ impl Pages {
         })
     }
 
-    /// A ticket for the end of a record that blocks a fetch of the pages.
+    /// The record that keeps a fetch from the pages, if there is one.
     pub(super) fn keeps_from_reading<P: Platform>(
         &self,
         platform: &P,
         pages: PageRange,
-    ) -> Option<Ticket> {
-        let obstacles = [TransferKind::Read, TransferKind::Change];
-        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, pages, &obstacles))
+    ) -> Option<InTheWay> {
+        self.alone(platform, |_, in_flight, ends| in_flight.in_the_way(ends, pages))
     }
 
     /// Whether `vacant` is true of the index, and no record blocks a fetch of the pages.
@@ -469,7 +488,7 @@ impl Pages {
         vacant: impl FnOnce(&PageIndex) -> bool,
     ) -> bool {
         self.alone(platform, |index, in_flight, _| {
-            vacant(index) && !in_flight.overlaps(pages, &[TransferKind::Read, TransferKind::Change])
+            vacant(index) && !in_flight.overlaps(pages, &KEEP_FROM_READING)
         })
     }
 

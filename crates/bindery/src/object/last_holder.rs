@@ -16,6 +16,7 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::dropping::{Piece, drop_pages};
+use super::page_read::end_reads;
 use super::registry::{Leave, Registry};
 use super::save;
 
@@ -73,6 +74,9 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
 
 /// Drops the pages of an object that has left, and frees its name.
 fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
+    if object.is_file() {
+        end_reads(memory, object);
+    }
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(memory.platform(), |proof| {
         let all = PageRange { first: 0, end: PAGE_LIMIT };

@@ -17,6 +17,8 @@
 //! | `dropping` | pages dropped |
 //! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
+//! | `page_read`, `read_request` | a read from its first folio to the index; [`ReadRequest`]: what the pager gets |
+//! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
 //! | `wait` | waits with all locks released |
 //! | `content` | reads and writes from outside mappings |
@@ -91,11 +93,14 @@ mod last_holder;
 mod lent;
 mod mappings;
 mod page_index;
+mod page_read;
 mod pager;
 pub(crate) mod pages;
 mod placed_folio;
 mod quota;
+mod read_ahead;
 mod read_buffer;
+mod read_request;
 pub(crate) mod reclaim;
 pub(crate) mod reclaim_shared;
 mod registry;
@@ -135,9 +140,12 @@ pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
+pub(crate) use page_read::drop_answered;
 pub use pager::{Pager, PagerError};
 pub use quota::Quota;
+pub use read_ahead::ReadPattern;
 pub use read_buffer::ReadBuffer;
+pub use read_request::{KeptRead, ReadRequest};
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
@@ -200,6 +208,8 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 pub struct Object<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
     pub(crate) state: NonNull<ObjectState>,
+    /// The order in which calls of this handle read a file.
+    pattern: ReadPattern,
     /// A file's pager lives as long as `'m`.
     pager: PhantomData<&'m dyn Pager>,
 }
@@ -376,7 +386,7 @@ fn add_or_find<P: Platform>(
         unsafe { memory.slab::<ObjectState>().free(&memory.frames, state) };
         return Ok(Err(found));
     }
-    let object = Object { memory, state, pager: PhantomData };
+    let object = Object { memory, state, pattern: ReadPattern::Unknown, pager: PhantomData };
     // On failure the handle is dropped, and the object with it.
     object.state().promise_size(memory, size)?;
     Ok(Ok(object))
@@ -395,7 +405,7 @@ impl<'m, P: Platform> Object<'m, P> {
     pub(crate) unsafe fn of_mapping(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
         // SAFETY: the caller's obligation 1.
         unsafe { state.as_ref() }.hold();
-        Self { memory, state, pager: PhantomData }
+        Self { memory, state, pattern: ReadPattern::Unknown, pager: PhantomData }
     }
 
     /// A number that no other object of the memory has or had; a kernel can use it as an inode
@@ -472,7 +482,7 @@ impl<'m, P: Platform> Object<'m, P> {
 impl<P: Platform> Clone for Object<'_, P> {
     fn clone(&self) -> Self {
         self.state().hold();
-        Self { memory: self.memory, state: self.state, pager: PhantomData }
+        Self { memory: self.memory, state: self.state, pattern: self.pattern, pager: PhantomData }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{ReadBuffer, StoredBytes};
+use super::{ReadBuffer, ReadRequest, StoredBytes};
 use crate::error::{Error, Failure};
 
 /// The reason for a pager's failure.
@@ -70,11 +70,12 @@ impl core::error::Error for PagerError {}
 /// different files and different pages of one file at the same time.
 ///
 /// # Locks
-/// [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without any lock: no mutex
-/// of an address space, no VMA and no lock of the object is held, by the caller or by a thread that
-/// waits for it. They may call the core, with the same address space and the same object, as long
+/// [`Pager::begin_read`], [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without
+/// any lock: no mutex of an address space, no VMA and no lock of the object is held, by the caller or
+/// by a thread that waits for it. They may call the core, with the same address space and the same object, as long
 /// as the call does not wait for themselves:
-/// - while pages are being read, a fault or a read of the same pages waits;
+/// - while pages are being read, a fault or a read of the same pages waits, and so does the end of the
+///   object;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
 ///   so does a `sync` of them;
 /// - during [`Pager::removed`], [`crate::FileSystem::file`] of the same file waits.
@@ -108,18 +109,50 @@ impl core::error::Error for PagerError {}
 /// }
 /// ```
 pub trait Pager: Send + Sync {
+    /// Begins to read pages, and answers during the call, or later from any thread or interrupt
+    /// handler ([`ReadRequest`]). A pager of a device that works by itself implements this one: then
+    /// pages are read ahead while the reader goes on, and faults that do not wait
+    /// ([`crate::AddressSpace::try_fault`]) hand over less. The provided version calls [`Pager::read`],
+    /// and answers at once.
+    ///
+    /// One request asks for all pages that are known to be needed, and for those read ahead: one piece
+    /// for each folio that they fill, at most 32, of 1 to 512 pages each. No page is requested twice at
+    /// the same time.
+    fn begin_read(&self, mut request: ReadRequest<'_>) {
+        let (file, first) = (request.file(), request.first_page());
+        match request.fill(|into| self.read(file, first, into)) {
+            Ok(()) => request.supply(),
+            Err(error) => request.fail(error),
+        }
+    }
+
+    /// The most pages that are read before they are needed, for a reader that goes through a file in
+    /// order (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage that is
+    /// as fast as memory. A reader that has announced its order gets twice as many
+    /// ([`crate::ReadPattern::Sequential`]). More than 512 count as 512.
+    fn read_ahead(&self) -> u64 {
+        32
+    }
+
     /// Appends consecutive pages of a file from `first_page` on to `into`. Pages and parts of pages
     /// that it does not append become zeroes, and so do those after the end of the file.
     ///
-    /// One call asks for all pages that are known to be needed, one piece for each folio that they
-    /// fill: at most 32, of 1 to 512 pages each. No page is requested twice at the same time,
-    /// unless the result of the first call is stale: the file was truncated or punched there since.
+    /// The form of [`Pager::begin_read`] that returns when the pages are read: a pager implements one
+    /// of the two. The caller, a fault or a call, waits.
     ///
     /// # Errors
     /// See [`PagerError`]; the content of `into` is then not used. After a request for more than
-    /// one page, the core may ask for fewer.
-    fn read(&self, file: u64, first_page: u64, into: &mut ReadBuffer<'_>)
-    -> Result<(), PagerError>;
+    /// one page, the core may ask for fewer. The provided version fails
+    /// ([`PagerError::NotSupported`]).
+    fn read(
+        &self,
+        file: u64,
+        first_page: u64,
+        into: &mut ReadBuffer<'_>,
+    ) -> Result<(), PagerError> {
+        let _ = (file, first_page, into);
+        Err(PagerError::NotSupported)
+    }
 
     /// Stores consecutive pages of a file from `first_page` on: the bytes of all of `from`, one
     /// piece after the other. All pieces but the last are whole pages; the last ends with the file

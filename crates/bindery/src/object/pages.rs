@@ -19,6 +19,7 @@ use crate::swap;
 use super::dropping::{Piece, drop_pages};
 use super::fetch::{Purpose, Wanted, obtain};
 use super::invalidate::{PagesMayGo, PagesStay};
+use super::read_ahead::ReadPattern;
 use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
 use crate::bytes;
@@ -194,22 +195,22 @@ pub(crate) fn get<P: Platform>(
     page: u64,
     orders: Orders,
 ) -> Result<Frame, Stop> {
-    get_ahead(memory, object, page, orders, 1)
+    get_ahead(memory, object, page, orders, (1, ReadPattern::Random))
 }
 
 /// As [`get`], for a fault that could map `ahead` pages from `page` on: pages of shared memory
-/// among them may be swapped in with it.
+/// among them may be swapped in with it. Pages of a file are read ahead as the pattern says.
 #[inline]
 pub(crate) fn get_ahead<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     page: u64,
     orders: Orders,
-    ahead: u64,
+    (ahead, pattern): (u64, ReadPattern),
 ) -> Result<Frame, Stop> {
     let ahead = if object.is_file() { 1 } else { ahead };
     let one = Wanted::one(orders, object.size_in_pages());
-    let wanted = Wanted { purpose: Purpose::Fault, ahead, ..one };
+    let wanted = Wanted { purpose: Purpose::Fault, ahead, pattern, ..one };
     obtain(memory, object, page, &wanted)
 }
 

@@ -51,9 +51,15 @@ pub struct ReadBuffer<'a> {
 }
 
 impl<'a> ReadBuffer<'a> {
-    pub(super) fn new(pieces: ArrayVec<&'a mut [u8], FOLIOS>) -> Self {
+    /// The pieces, of which the first `filled` bytes have their content already.
+    pub(super) fn new(pieces: ArrayVec<&'a mut [u8], FOLIOS>, filled: usize) -> Self {
         let length = pieces.iter().map(|piece| piece.len()).sum();
-        Self { pieces, filled: 0, length }
+        Self { pieces, filled: filled.min(length), length }
+    }
+
+    /// The number of bytes that have their content.
+    pub(super) fn filled(&self) -> usize {
+        self.filled
     }
 
     /// Lets `read` fill `bytes`, as the core lets a pager fill pages, and zeroes the rest. For
@@ -86,7 +92,7 @@ impl<'a> ReadBuffer<'a> {
         let size = bytes.len() as u64;
         let mut pieces = ArrayVec::new();
         pieces.push(bytes);
-        let mut buffer = ReadBuffer::new(pieces);
+        let mut buffer = ReadBuffer::new(pieces, 0);
         let result = read(&mut buffer);
         buffer.zero_rest(size);
         result
@@ -191,7 +197,7 @@ mod tests {
         let (first, second) = bytes.split_at_mut(4);
         let mut pieces = ArrayVec::new();
         pieces.extend([first, second]);
-        let mut buffer = ReadBuffer::new(pieces);
+        let mut buffer = ReadBuffer::new(pieces, 0);
         fill(&mut buffer);
         let zeroed = buffer.zero_rest(size);
         (bytes, zeroed)

@@ -24,6 +24,7 @@ use super::lent::Lent;
 use super::page_index::Pages;
 use super::pager::Pager;
 use super::quota::Quota;
+use super::read_ahead::ReadAhead;
 use super::registry::Links;
 use super::seals::{SealState, Seals};
 use super::swap_ahead::SwapAhead;
@@ -117,6 +118,7 @@ pub(crate) struct ObjectState {
     pub(super) last_read: AtomicU64,
     /// In bytes. Shrinks only with the invalidate lock held for writing.
     size: AtomicU64,
+    pub(crate) ahead: ReadAhead,
     /// Its pages stay in memory (`SHM_LOCK`).
     stays_in_memory: AtomicBool,
     identity: u64,
@@ -167,6 +169,7 @@ impl ObjectState {
             swap_ahead: SwapAhead::new(),
             last_read: AtomicU64::new(u64::MAX),
             size: AtomicU64::new(size),
+            ahead: ReadAhead::new(),
             stays_in_memory: AtomicBool::new(false),
             identity,
             backing,

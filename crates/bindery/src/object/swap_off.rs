@@ -56,7 +56,12 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Safety
     /// 1. The caller is a holder, which the handle becomes in its place.
     pub(super) unsafe fn of_holder(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
-        Self { memory, state, pager: core::marker::PhantomData }
+        Self {
+            memory,
+            state,
+            pattern: super::ReadPattern::Unknown,
+            pager: core::marker::PhantomData,
+        }
     }
 
     fn swap_in_area(&self, area: u8) -> Result<(), Error> {

@@ -14,6 +14,7 @@ use crate::userfault::{Ending, Interrupts, QueuedFault};
 use super::Object;
 use super::fetch::Fetch;
 use super::in_flight::{Reads, Ticket};
+use super::read_ahead::NextWindow;
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
 /// for this, and tries again. A value, so that a caller that must not wait passes it on instead
@@ -24,6 +25,8 @@ use super::in_flight::{Reads, Ticket};
 pub(crate) enum Wait<H = Infallible> {
     /// Pages that must be fetched from the pager.
     Pages(Fetch),
+    /// Pages after those that the call needs, which the pager is to begin to read.
+    ReadAhead(NextWindow),
     /// Work that the pager does already.
     Pager(Ticket),
     /// A page that a swap device reads for the caller.
@@ -104,6 +107,12 @@ impl<H: ForHandler> Wait<H> {
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         match self {
             Self::Pages(fetch) => object.map_or(Ok(None), |object| fetch.serve(object)),
+            Self::ReadAhead(next) => {
+                if let Some(object) = object {
+                    next.begin(object);
+                }
+                Ok(None)
+            }
             Self::Pager(ticket) => {
                 if let Some(object) = object {
                     object.state().pages.wait(memory.platform(), ticket);
@@ -142,7 +151,8 @@ impl<H: ForHandler> Wait<H> {
     pub(crate) fn is_major(&self) -> bool {
         match self {
             Self::Pages(_) | Self::SwapRead(_) => true,
-            Self::Pager(_)
+            Self::ReadAhead(_)
+            | Self::Pager(_)
             | Self::SwapCache { .. }
             | Self::SwapRequest { .. }
             | Self::Folio(_)
@@ -161,6 +171,7 @@ impl Wait {
                 memory.frames.folio(folio).release();
             }
             Self::Pages(_)
+            | Self::ReadAhead(_)
             | Self::Pager(_)
             | Self::SwapCache { .. }
             | Self::SwapRequest { .. }

@@ -1,5 +1,5 @@
-//! Shared memory that a program has announced (`MADV_WILLNEED`): swaps it in before an access needs
-//! it, unless memory is short.
+//! Pages that a program has announced (`MADV_WILLNEED`): shared memory is swapped in before an access
+//! needs it, unless memory is short; the pager begins to read those of a file.
 
 use crate::Memory;
 use crate::addr::{Orders, PageRange};
@@ -10,15 +10,20 @@ use crate::platform::Platform;
 use crate::swap;
 use crate::swap::early_read::{Begun, Cause, Source};
 
+use super::read_ahead::read_missing;
 use super::swap_in::{next_run, read_in, slots_of, swap_in_here};
 use super::wait::Stop;
 use super::{Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
-    /// Swaps in the first `most` of `pages`, or begins to, under one hold of the invalidate lock.
-    /// Returns the page to continue at; `None` if memory is short.
+    /// Swaps in the first `most` of `pages`, or begins to, under one hold of the invalidate lock. For
+    /// a file, begins to read those that are missing. Returns the page to continue at; `None` if
+    /// memory is short.
     pub(crate) fn bring_in(&self, pages: PageRange, orders: Orders, most: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
+        if object.is_file() {
+            return read_missing(self, pages, orders);
+        }
         let PageRange { first, end } = pages;
         object.invalidate_lock.with_read(memory.platform(), |_| {
             let next = |index: &PageIndex| index.next_swapped_up_to(first, end, most);

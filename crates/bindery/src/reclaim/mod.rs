@@ -49,6 +49,7 @@ use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Folio, OwnerKind};
 use crate::frame::Frames;
+use crate::object::drop_answered;
 use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 use crate::swap::wait_for_a_write;
@@ -128,6 +129,8 @@ fn reclaim_until<P: Platform>(
     most: Option<u64>,
 ) -> Reclaimed {
     let before = memory.free_frame_count();
+    // Pages that were read ahead, and that nothing has asked for yet.
+    drop_answered(memory);
     memory.trim();
     let freed = memory.free_frame_count().saturating_sub(before) + memory.finish_swap_writes();
     let mut done = Reclaimed { freed, scanned: 0 };

@@ -47,8 +47,8 @@ kinds! {
         Random,
         /// Pages are used in order (`MADV_SEQUENTIAL`).
         Sequential,
-        /// Pages will be used soon (`MADV_WILLNEED`). Swaps pages in, unless memory is short. Has
-        /// no effect on pages of files.
+        /// Pages will be used soon (`MADV_WILLNEED`). Swaps pages in, and begins to read those of
+        /// files, unless memory is short.
         WillNeed,
         /// The contents are not needed any more (`MADV_DONTNEED`).
         DontNeed,

@@ -1,10 +1,11 @@
-//! `MADV_WILLNEED`: swaps pages of a range in before they are used.
+//! `MADV_WILLNEED`: brings pages of a range in before they are used.
 //!
 //! | the content is in | effect |
 //! |---|---|
 //! | compressed memory, or an equally fast device | private pages are mapped; pages of shared memory are swapped in |
 //! | another device | a read into the swap cache begins; the call does not wait for it |
 //! | the swap cache, or a request under way | none |
+//! | a file | reads of the missing pages begin ([`Object::read_ahead`]) |
 //!
 //! The call maps compressed pages, although Linux leaves them in the swap cache. Their content is
 //! available when the call returns, so a fault would only write the entry, at ten times the cost.
@@ -27,7 +28,6 @@ use crate::vma::Vma;
 
 use crate::vmas::Parts;
 
-use super::madvise::shared_memory;
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Fault, Next, Reading, Resolved, Slot, slot_at};
 use crate::space::sleep::MaySleep;
@@ -46,8 +46,8 @@ enum Ended {
     Short,
 }
 
-/// Pages of shared memory behind a part of the range.
-struct SharedPart<'m, P: Platform> {
+/// Pages of an object behind a part of the range.
+struct ObjectPart<'m, P: Platform> {
     object: Object<'m, P>,
     pages: PageRange,
     /// The orders that their folios may have.
@@ -71,7 +71,7 @@ enum Found {
     NoneBefore(VirtAddr),
 }
 
-/// Swaps in the pages of `range`. Linear in the entries, and in the runs that are swapped in.
+/// Brings the pages of `range` in. Linear in the entries, and in the runs that are brought in.
 ///
 /// # Errors
 /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
@@ -84,35 +84,35 @@ pub(in crate::space) fn will_need<P: Platform>(
     let mut parts = Parts::of(range);
     let mut ended = Ended::Whole;
     loop {
-        let (part, shared) = {
+        let (part, object) = {
             let vmas = space.vmas.lock();
             let Some((vma, part)) = parts.next(vmas.view()) else { break };
-            (part, SharedPart::of(space, vma, part))
+            (part, ObjectPart::of(space, vma, part))
         };
         // The call reports holes even if memory is short.
         if ended == Ended::Whole && space.counts().swap_pages as i64 > 0 {
             ended = bring_in_private(space, part)?;
         }
-        if let Some(shared) = shared
+        if let Some(object) = object
             && ended == Ended::Whole
         {
-            ended = shared.bring_in()?;
+            ended = object.bring_in()?;
         }
     }
     parts.end()
 }
 
-impl<'m, P: Platform> SharedPart<'m, P> {
-    /// The pages behind a part of a VMA; `None` if no page of the object is in swap.
+impl<'m, P: Platform> ObjectPart<'m, P> {
+    /// The pages behind a part of a VMA; `None` if all of them are in memory or zeroes.
     fn of(space: &AddressSpace<'m, P>, vma: &Vma, part: VirtRange) -> Option<Self> {
-        let state = shared_memory(vma).filter(|object| object.pages.swapped() > 0)?;
+        let state = vma.object().filter(|object| object.is_file() || object.pages.swapped() > 0)?;
         let orders = state.orders(space.page_table.memory, vma.flags());
         let orders = space.settings.used_orders(orders, vma.flags());
         let pages = PageRange::from_count(vma.page_offset_of(part.start()), part.pages());
         Some(Self { object: space.object_of(vma)?, pages, orders })
     }
 
-    /// Swaps in the pages.
+    /// Brings the pages in, or begins to.
     fn bring_in(&self) -> Result<Ended, Error> {
         let PageRange { mut first, end } = self.pages;
         while first < end {

@@ -10,7 +10,7 @@ use crate::collections::page_tree::PageRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
 use crate::memory::{before_execution, before_execution_of};
-use crate::object::{ObjectState, PagesStay, Stop, pages};
+use crate::object::{ObjectState, PagesStay, ReadPattern, Stop, pages};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
@@ -53,7 +53,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let orders = self.space.settings.used_orders(allowed, vma.flags()) | Orders::PAGE;
         let reads_swap = self.access != Access::Write && object.pages.swapped() > 0;
         let ahead = if reads_swap { mapped_ahead::<P::Arch>(vma, page) } else { 1 };
-        let frame = match pages::get_ahead(memory, object, index, orders, ahead) {
+        let frame = match pages::get_ahead(memory, object, index, orders, (ahead, pattern(vma))) {
             Ok(frame) => frame,
             Err(stop) => return stopped(stop),
         };
@@ -90,6 +90,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let attributes = object_attributes(vma, Access::Read);
         let origin = Origin { start: whole.start(), page: vma.page_offset_of(whole.start()) };
         let end = origin.page + whole.pages();
+        // A page with a mark stays unmapped: its fault begins to read more.
+        let after = PageRange { first: vma.page_offset_of(self.page) + 1, end };
+        let end = if after.first < end { object.ahead.next_mark(after) } else { end };
         let mut mapped = Next::Again;
         let mut from = origin.page;
         while from < end {
@@ -414,6 +417,19 @@ fn mapped_ahead<A: Arch>(vma: &Vma, page: VirtAddr) -> u64 {
     let served = vma.flags().intersects(MappingFlags::USERFAULT);
     let end = window_around::<A>(vma, page).end();
     if served { 1 } else { (end.0 - page.0) >> PAGE_SHIFT }
+}
+
+/// The order in which a program has announced to read a mapping.
+#[inline]
+fn pattern(vma: &Vma) -> ReadPattern {
+    let flags = vma.flags();
+    if flags.contains(MappingFlags::RANDOM) {
+        ReadPattern::Random
+    } else if flags.contains(MappingFlags::SEQUENTIAL) {
+        ReadPattern::Sequential
+    } else {
+        ReadPattern::Unknown
+    }
 }
 
 /// The frame that belongs at the beginning of `part`, given the one at `page`.

@@ -1,0 +1,182 @@
+//! Readahead: the number and the size of the requests of readers in order, at random and side by
+//! side.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::platform::Cpu;
+use bindery::{Access, AddressSpace, Advice, Memory, Object, ReadPattern, Sharing};
+use bindery_hosted::{Config, DelayedFiles, Machine, MemoryFiles};
+
+use crate::support::objects::PAGE;
+use crate::support::objects_fixture::{AT, map, with_fixture};
+use crate::support::{MIB, audit, memory_with, options};
+
+type A = X86_64<4>;
+type File<'m> = Object<'m, Machine<A>>;
+
+const PAGES: u64 = 1024;
+
+/// Reads the pages, one after the other.
+fn read(file: &File<'_>, pages: impl Iterator<Item = u64>) {
+    for page in pages {
+        assert_eq!(file.read(page * PAGE, &mut [0; 8]), Ok(8));
+    }
+}
+
+/// The number of requests that `read` causes, and of the pages that they asked for, in a file that
+/// is not in memory.
+fn requests(read: impl FnOnce(&AddressSpace<'_, Machine<A>>, &mut File<'_>)) -> (u64, u64) {
+    let files = MemoryFiles::new();
+    let mut counts = (0, 0);
+    with_fixture::<A>(0, |fixture| {
+        let mut file = fixture.memory.file(&files, 1, PAGES * PAGE).unwrap();
+        let space = fixture.space();
+        map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        read(&space, &mut file);
+        fixture.audit(&[&space]);
+        counts = (files.counts().reads, files.counts().pages_read);
+    });
+    counts
+}
+
+/// A permutation of the pages without neighbors in order.
+fn at_random() -> impl Iterator<Item = u64> {
+    (0..PAGES).map(|n| n * 389 % PAGES)
+}
+
+#[test]
+fn a_reader_in_order_gets_windows_that_grow() {
+    // Of 1, 4, 8, 16 and then 32 pages.
+    assert_eq!(requests(|_, file| read(file, 0..PAGES)), (36, PAGES));
+    let faults = requests(|space, _| {
+        for page in 0..PAGES {
+            space.fault(VirtAddr(AT + page * PAGE), Access::Read).unwrap();
+        }
+    });
+    assert_eq!(faults, (36, PAGES));
+}
+
+#[test]
+fn a_reader_that_jumps_gets_what_it_asks_for() {
+    // The beginning of the second half of the pages has all others around it.
+    let (requests, pages) = requests(|_, file| read(file, at_random().take(256)));
+    assert_eq!((requests, pages), (256, 256));
+}
+
+#[test]
+fn announced_patterns_decide() {
+    let with = |pattern| {
+        requests(|_, file| {
+            file.set_read_pattern(pattern);
+            read(file, 0..PAGES);
+        })
+    };
+    assert_eq!(with(ReadPattern::Random), (PAGES, PAGES));
+    // At most 32 folios are filled by one request.
+    assert_eq!(with(ReadPattern::Sequential), (32, PAGES));
+    let faults = |advice| {
+        requests(|space, _| {
+            space.madvise(VirtAddr(AT), PAGES * PAGE, advice).unwrap();
+            for page in 0..PAGES {
+                space.fault(VirtAddr(AT + page * PAGE), Access::Read).unwrap();
+            }
+        })
+    };
+    assert_eq!(faults(Advice::Random), (PAGES, PAGES));
+    assert_eq!(faults(Advice::Sequential), (32, PAGES));
+}
+
+#[test]
+fn readers_side_by_side_have_windows_of_their_own() {
+    let both = |_: &AddressSpace<'_, Machine<A>>, file: &mut File<'_>| {
+        read(file, (0..PAGES / 2).flat_map(|page| [page, page + PAGES / 2]));
+    };
+    let (requests, pages) = requests(both);
+    assert!(requests <= 40, "{requests} requests");
+    assert_eq!(pages, PAGES);
+}
+
+/// Runs `scenario` with a pager that answers when it is told to.
+fn with_delayed(scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>, &DelayedFiles, File<'_>)) {
+    let config = Config { memory: 64 * MIB, cpus: 3, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let pager = DelayedFiles::new();
+    let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
+    scenario(&machine, &memory, &pager, file);
+    audit(&machine, &memory, &[]);
+}
+
+/// Answers all requests until `work` is done on another CPU.
+fn serve(
+    machine: &Machine<A>,
+    memory: &Memory<Machine<A>>,
+    pager: &DelayedFiles,
+    work: impl FnOnce() + Send,
+) {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            machine.on_cpu(Cpu(1), work);
+            is_done.store(true, Relaxed);
+        });
+        while !is_done.load(Relaxed) {
+            pager.answer_all(memory);
+            thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn the_next_window_is_read_while_the_reader_goes_on() {
+    with_delayed(|machine, memory, pager, file| {
+        serve(machine, memory, pager, || read(&file, 0..2));
+        let before = pager.log();
+        assert_eq!(before.iter().map(|asked| asked.pages).collect::<Vec<_>>(), [1, 4]);
+        assert!(before.iter().all(|asked| !asked.ahead));
+        // The first page that was not asked for: a window of twice the length begins, and no thread
+        // waits for it, though the pager does not answer.
+        read(&file, 2..5);
+        let after = pager.log();
+        let [asked] = after[before.len()..] else { panic!("{after:?}") };
+        assert_eq!((asked.first, asked.pages, asked.ahead), (5, 6, true));
+        pager.answer_all(memory);
+        read(&file, 5..11);
+        let asked = *pager.log().last().unwrap();
+        assert_eq!((asked.first, asked.pages, asked.ahead), (11, 12, true));
+        assert_eq!(pager.answer_all(memory), 1);
+    });
+}
+
+#[test]
+fn a_program_reaches_marks_too() {
+    with_delayed(|machine, memory, pager, file| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        let touch = |page| space.fault(VirtAddr(AT + page * PAGE), Access::Read).unwrap();
+        serve(machine, memory, pager, || {
+            for page in 0..PAGES {
+                touch(page);
+            }
+        });
+        let asked = pager.log();
+        assert!(asked.len() <= 40, "{asked:?}");
+        assert!(asked.iter().filter(|asked| asked.ahead).count() >= 28, "{asked:?}");
+        assert_eq!(file.resident_pages(), PAGES);
+        audit(machine, memory, &[&space]);
+    });
+}
+
+#[test]
+fn short_memory_ends_readahead() {
+    let config = Config { memory: 8 * MIB, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let files = MemoryFiles::new();
+    let file = memory.file(&files, 1, 64 * MIB).unwrap();
+    // All of memory, and reclaim behind the reader.
+    read(&file, 0..64 * MIB / PAGE);
+    assert!(files.counts().pages_read <= 64 * MIB / PAGE + 64, "{:?}", files.counts());
+    audit(&machine, &memory, &[]);
+}

@@ -1,0 +1,79 @@
+//! Answers of pagers that come in any context, and the threads that wait for them.
+//!
+//! An answer to a read that a thread waits for stays in the record of the read, and only wakes the
+//! thread. The others are kept here, in a list without a lock: an interrupt handler adds to it, and a
+//! thread takes all of it. The records are those of a layer above, which interprets them.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU64};
+
+use crate::sync::completions::Completions;
+
+use super::record::Opaque;
+
+/// The number of memories so far: each has an identity, by which it knows requests of its own.
+static MEMORIES: AtomicU64 = AtomicU64::new(0);
+
+/// The link from one answer to the one that came before.
+pub(crate) struct Earlier(AtomicPtr<Opaque>);
+
+impl Earlier {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The answer before, until the record is freed.
+    pub(crate) fn get(&self) -> Option<NonNull<Opaque>> {
+        NonNull::new(self.0.load(Relaxed))
+    }
+}
+
+/// The answers that no thread has taken, the last one first.
+pub(crate) struct Answers {
+    last: AtomicPtr<Opaque>,
+    /// Threads that wait for an answer.
+    pub(crate) completions: Completions,
+    /// The number of the memory: no other has it.
+    pub(crate) identity: u64,
+}
+
+impl Answers {
+    pub(super) fn new() -> Self {
+        let identity = MEMORIES.fetch_add(1, Relaxed) + 1;
+        Self { last: AtomicPtr::new(ptr::null_mut()), completions: Completions::new(), identity }
+    }
+
+    /// Whether there is any; may be outdated.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.last.load(Relaxed).is_null()
+    }
+
+    /// Adds a record, in any context. From then on it is the thread's that takes it.
+    ///
+    /// # Safety
+    /// 1. The record is in no list of answers, and lives until [`Answers::take_all`] has returned it.
+    ///    `earlier` is part of it.
+    pub(crate) unsafe fn add(&self, record: NonNull<Opaque>, earlier: NonNull<Earlier>) {
+        let mut last = self.last.load(Relaxed);
+        loop {
+            // SAFETY: the record lives, since it is not in the list yet (obligation 1).
+            unsafe { earlier.as_ref() }.0.store(last, Relaxed);
+            // Release: the answer comes before. Acquire is for the records that follow in the list.
+            match self.last.compare_exchange_weak(last, record.as_ptr(), AcqRel, Relaxed) {
+                Ok(_) => return,
+                Err(now) => last = now,
+            }
+        }
+    }
+
+    /// Takes all answers. Each is the caller's alone from now on; [`Earlier`] leads to the next.
+    pub(crate) fn take_all(&self) -> Option<NonNull<Opaque>> {
+        if !self.has_any() {
+            return None;
+        }
+        NonNull::new(self.last.swap(ptr::null_mut(), Acquire))
+    }
+}

@@ -1,0 +1,472 @@
+//! A read of pages of a file, from the first folio to the page index.
+//!
+//! ```text
+//! drawn up   its folios are allocated; no other thread knows it                 [`NewRead`]
+//! begun      in the list of the object; the pager has the request               [`BegunRead`]
+//! answered   the pager has filled the folios, or failed                         any context
+//! settled    the folios are in the page index, or free; out of the list         a thread
+//! ```
+//!
+//! A thread that waits for a read settles it. A read *ahead* has no such thread. Its answer lies with
+//! the memory ([`crate::memory::Answers`]) until some thread looks: one that needs a page, one that
+//! reclaims, or the last holder of the object. Only a thread may settle, because the lock of the page
+//! index is not made for interrupt handlers.
+//!
+//! # The object lives as long as the read
+//! A thread that waits has a handle. For a read ahead, the end of an object waits until its list has
+//! no read ([`end_reads`]). So the settling thread's last access to the object is the one that takes
+//! the record out of the list, with the index lock held.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::cell::Cell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use arrayvec::ArrayVec;
+
+use crate::Memory;
+use crate::addr::{PAGE_SHIFT, PageRange};
+use crate::collections::page_tree::{PAGE_LIMIT, PageIndex};
+use crate::error::{Failure, NoMemory};
+use crate::folio::FolioRef;
+use crate::memory::Earlier;
+use crate::platform::Platform;
+
+use super::ObjectState;
+use super::arrival::Arrival;
+use super::fetch::{Fresh, give_back};
+use super::in_flight::{Record, Refused, TransferKind};
+use super::pager::PagerError;
+use super::read_buffer::{FOLIOS, ReadBuffer};
+use super::read_request::ReadRequest;
+use super::supply::add;
+
+/// The thread that takes the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Taker {
+    /// The one that has begun the read.
+    Beginner,
+    /// Any: no thread waits.
+    Any,
+}
+
+/// A read that is drawn up, begun or answered.
+pub(crate) struct PageRead {
+    /// In the object's list from the beginning to the end.
+    record: Record,
+    object: NonNull<ObjectState>,
+    taker: Taker,
+    /// The folios, for consecutive pages. They do not change while the pager has the request.
+    fresh: ArrayVec<Fresh, FOLIOS>,
+    /// The size of the file in bytes when the read began.
+    size: Cell<u64>,
+    /// The number of bytes that the pager has filled, from the first on. The request's until the
+    /// answer, and then the settling thread's.
+    filled: Cell<usize>,
+    /// 0 until the pager has answered, then [`ANSWERED`] and its error.
+    answer: AtomicU32,
+    earlier: Earlier,
+}
+
+const ANSWERED: u32 = 1 << 8;
+
+// SAFETY: 1. No other type has this kind.
+unsafe impl crate::memory::Record for PageRead {
+    const KIND: crate::memory::RecordKind = crate::memory::RecordKind::PageRead;
+}
+
+impl PageRead {
+    /// The pages of its folios.
+    pub(super) fn pages(&self) -> PageRange {
+        let first = self.fresh.first().map_or(0, |fresh| fresh.first);
+        PageRange { first, end: self.fresh.last().map_or(first, Fresh::end) }
+    }
+
+    pub(super) fn fresh(&self) -> &[Fresh] {
+        &self.fresh
+    }
+
+    pub(super) fn filled(&self) -> &Cell<usize> {
+        &self.filled
+    }
+
+    pub(super) fn taker(&self) -> Taker {
+        self.taker
+    }
+
+    /// The object, which lives until the read is settled.
+    pub(super) fn object(&self) -> NonNull<ObjectState> {
+        self.object
+    }
+
+    /// The answer of the pager, if it has come.
+    fn answer(&self) -> Option<Result<(), PagerError>> {
+        // Acquire: the bytes that the pager has filled come before its answer.
+        let answer = self.answer.load(Ordering::Acquire);
+        (answer & ANSWERED != 0).then(|| match answer & !ANSWERED {
+            0 => Ok(()),
+            1 => Err(PagerError::OutOfMemory),
+            2 => Err(PagerError::NoSpace),
+            3 => Err(PagerError::NotSupported),
+            _ => Err(PagerError::InputOutput),
+        })
+    }
+}
+
+/// The answer of the pager, in any context. The caller does not access the read any more.
+///
+/// # Safety
+/// 1. The read was begun, and was not answered before.
+pub(super) unsafe fn answer<P: Platform>(
+    memory: &Memory<P>,
+    read: NonNull<PageRead>,
+    answer: Result<(), PagerError>,
+) {
+    let word = match answer {
+        Ok(()) => 0,
+        Err(PagerError::OutOfMemory) => 1,
+        Err(PagerError::NoSpace) => 2,
+        Err(PagerError::NotSupported) => 3,
+        Err(PagerError::InputOutput) => 4,
+    };
+    let earlier = {
+        // SAFETY: a read that was begun lives until it is settled, which comes after the answer
+        // (obligation 1).
+        let state = unsafe { read.as_ref() };
+        let earlier = (state.taker == Taker::Any).then(|| NonNull::from(&state.earlier));
+        // Release: the bytes come before. From here on the beginner may free the read.
+        state.answer.store(ANSWERED | word, Ordering::Release);
+        earlier
+    };
+    if let Some(earlier) = earlier {
+        // SAFETY: 1. it is answered once, and a read that any thread may take lives until one has.
+        unsafe { memory.answers.add(read.cast(), earlier) };
+    }
+    memory.answers.completions.note(memory.platform());
+}
+
+/// A read that no other thread knows. Dropped, its folios are free.
+pub(super) struct NewRead<'o, 'm, P: Platform> {
+    pub(super) memory: &'m Memory<P>,
+    pub(super) object: &'o ObjectState,
+    read: NonNull<PageRead>,
+}
+
+impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
+    /// A read without folios.
+    pub(super) fn new(
+        memory: &'m Memory<P>,
+        object: &'o ObjectState,
+        taker: Taker,
+    ) -> Result<Self, NoMemory> {
+        let read = memory.slab::<PageRead>().allocate_with(&memory.frames, || PageRead {
+            record: Record::new(),
+            object: NonNull::from(object),
+            taker,
+            fresh: ArrayVec::new(),
+            size: Cell::new(0),
+            filled: Cell::new(0),
+            answer: AtomicU32::new(0),
+            earlier: Earlier::new(),
+        });
+        Ok(Self { memory, object, read: read.ok_or(NoMemory)? })
+    }
+
+    fn get(&self) -> &PageRead {
+        // SAFETY: this is the only way to it, and it is freed when this is dropped.
+        unsafe { self.read.as_ref() }
+    }
+
+    /// The pages of its folios.
+    pub(super) fn pages(&self) -> PageRange {
+        self.get().pages()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.get().fresh.is_full()
+    }
+
+    /// Adds the folio of the pages that follow. Does nothing if the read is full.
+    pub(super) fn push(&mut self, fresh: Fresh) {
+        // SAFETY: as in `get`; `self` is borrowed exclusively.
+        let read = unsafe { self.read.as_mut() };
+        if let Err(refused) = read.fresh.try_push(fresh) {
+            give_back(self.memory, self.object, refused.element().folio);
+        }
+    }
+
+    /// Puts the read into the list of the object, in one step with `needed`, which gets the size of
+    /// the file in bytes.
+    pub(super) fn begin(
+        self,
+        needed: impl FnOnce(&PageIndex, u64) -> bool,
+    ) -> Result<BegunRead<'o, 'm, P>, Refused> {
+        let (read, object) = (self.get(), self.object);
+        let needed = |index: &PageIndex| {
+            read.size.set(object.size());
+            needed(index, read.size.get())
+        };
+        let kind = match read.taker {
+            Taker::Beginner => TransferKind::Read,
+            Taker::Any => TransferKind::ReadAhead,
+        };
+        // SAFETY: 1. the record is new. It lies in a slab, where it stays until `settle` frees it,
+        // after it has taken it out of the list.
+        unsafe {
+            object.pages.begin_read(
+                self.memory.platform(),
+                &read.record,
+                (kind, read.pages()),
+                needed,
+            )
+        }?;
+        let (memory, taker, read) = (self.memory, read.taker, self.read);
+        core::mem::forget(self);
+        Ok(BegunRead { memory, object, read, taker })
+    }
+}
+
+impl<P: Platform> Drop for NewRead<'_, '_, P> {
+    fn drop(&mut self) {
+        for fresh in self.get().fresh() {
+            give_back(self.memory, self.object, fresh.folio);
+        }
+        // SAFETY: it came from this slab, and no other thread has seen it.
+        unsafe { self.memory.slab::<PageRead>().free(&self.memory.frames, self.read) };
+    }
+}
+
+/// A read in the list, whose request the pager gets now. If the pager panics, dropping this takes
+/// the answer of a read that the thread waits for; the request has failed it.
+pub(super) struct BegunRead<'o, 'm, P: Platform> {
+    memory: &'m Memory<P>,
+    object: &'o ObjectState,
+    read: NonNull<PageRead>,
+    taker: Taker,
+}
+
+/// Whether a pager has kept the request, to answer it later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kept {
+    Yes,
+    No,
+}
+
+impl<'m, P: Platform> BegunRead<'_, 'm, P> {
+    /// Gives the request to the pager. Called without locks, once.
+    fn ask(&self) -> Kept {
+        let kept = AtomicBool::new(false);
+        // SAFETY: 1. the read was begun, and this is the only request of it.
+        let request = unsafe { ReadRequest::new(self.memory, self.read, &kept) };
+        if let Some((pager, _)) = self.object.file() {
+            pager.begin_read(request);
+        }
+        if kept.load(Ordering::Relaxed) { Kept::Yes } else { Kept::No }
+    }
+
+    /// Has the pager read, waits for its answer, and settles the read. The reference keeps the folio
+    /// that has `page`. `None` if there is none to keep: another thread was faster, or the read was
+    /// canceled.
+    ///
+    /// # Errors
+    /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
+    pub(super) fn finish(self, page: u64) -> (Kept, Result<Option<FolioRef<'m, P>>, Failure>) {
+        let kept = self.ask();
+        (kept, self.take_answer(Fate::Enters(page)))
+    }
+
+    /// Has the pager read; another thread takes the answer.
+    pub(super) fn leave(self) -> Kept {
+        let kept = self.ask();
+        core::mem::forget(self);
+        kept
+    }
+
+    /// Waits for the answer of a read that is the caller's, and settles the read.
+    fn take_answer(self, fate: Fate) -> Result<Option<FolioRef<'m, P>>, Failure> {
+        // SAFETY: the read lives until the thread that has begun it, the caller, settles it.
+        let is_answered = || unsafe { self.read.as_ref() }.answer().is_some();
+        if !is_answered() {
+            self.memory.answers.completions.wait(self.memory.platform(), &mut || is_answered());
+        }
+        let (memory, read) = (self.memory, self.read);
+        core::mem::forget(self);
+        // SAFETY: 1. the answer has come, and is the caller's, whose handle of the object lives.
+        unsafe { settle(memory, read, fate) }
+    }
+}
+
+impl<P: Platform> Drop for BegunRead<'_, '_, P> {
+    /// Only while a panic of the pager unwinds, which has failed the request, or keeps it.
+    fn drop(&mut self) {
+        if self.taker == Taker::Beginner {
+            let Self { memory, object, read, taker } = *self;
+            drop(BegunRead { memory, object, read, taker }.take_answer(Fate::Goes));
+        }
+    }
+}
+
+/// The future of the folios of a read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// They enter the page index, unless they are stale. The folio with this page is kept.
+    Enters(u64),
+    /// They are free.
+    Goes,
+}
+
+/// Ends a read: its folios enter the page index, or are free; the record leaves the list.
+///
+/// # Errors
+/// That of the pager; [`Failure::NoMemory`].
+///
+/// # Safety
+/// 1. The pager has answered, the answer is the caller's, and the object lives until the record has
+///    left its list.
+unsafe fn settle<P: Platform>(
+    memory: &Memory<P>,
+    read: NonNull<PageRead>,
+    fate: Fate,
+) -> Result<Option<FolioRef<'_, P>>, Failure> {
+    // SAFETY: the read lives until it is freed below; the object until its list lacks the record
+    // (obligation 1).
+    let (state, object) = unsafe { (read.as_ref(), read.as_ref().object.as_ref()) };
+    let answer = state.answer().unwrap_or(Err(PagerError::InputOutput));
+    let result = match (answer, fate) {
+        (Ok(()), Fate::Enters(page)) => enter(memory, object, state, page),
+        (answer, _) => {
+            state.fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
+            answer.map(|()| None).map_err(Failure::from)
+        }
+    };
+    let is_ahead = state.taker == Taker::Any;
+    object.pages.alone(memory.platform(), |_, in_flight, ends| {
+        // SAFETY: 1. `NewRead::begin` has inserted it, and only the thread with the answer, the
+        // caller, takes it out.
+        if unsafe { in_flight.take(ends, &state.record) } {
+            // With the lock held: afterwards the object may be gone.
+            ends.wake(memory.platform());
+        }
+    });
+    // SAFETY: it came from this slab, and is in no list any more.
+    unsafe { memory.slab::<PageRead>().free(&memory.frames, read) };
+    if is_ahead {
+        memory.answers.completions.note(memory.platform());
+    }
+    result
+}
+
+/// Inserts the folios of a read that has succeeded into the index, unless the read was canceled.
+/// Returns a reference to the one with `page`.
+fn enter<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+    read: &PageRead,
+    page: u64,
+) -> Result<Option<FolioRef<'m, P>>, Failure> {
+    // SAFETY: 1. the pager has answered.
+    let buffer = unsafe { buffer_of(memory.platform(), read) };
+    buffer.zero_rest(read.size.get().saturating_sub(read.pages().first << PAGE_SHIFT));
+    let mut wanted = Ok(None);
+    for fresh in &read.fresh {
+        let arrival = memory
+            .clock
+            .has_reclaimed()
+            .then(|| Arrival::of(memory, object, fresh.first, fresh.folio));
+        let added = add(memory, object, fresh, Some(&read.record));
+        if let (Ok(Some(kept)), Some(arrival)) = (&added, arrival) {
+            arrival.note(memory, **kept);
+        }
+        if (fresh.first..fresh.end()).contains(&page) {
+            wanted = added;
+        }
+    }
+    wanted
+}
+
+/// The bytes of the folios of a read, with those that are filled already.
+///
+/// # Safety
+/// 1. The caller has the request, or the answer: no other thread accesses the bytes.
+pub(super) unsafe fn buffer_of<'a, P: Platform>(
+    platform: &P,
+    read: &'a PageRead,
+) -> ReadBuffer<'a> {
+    let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();
+    for Fresh { folio, .. } in &read.fresh {
+        let length = (folio.pages() as usize) << PAGE_SHIFT;
+        let bytes = platform.direct_map(folio.head).as_ptr();
+        // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
+        // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch); memory
+        // always holds some bytes. The folio is fresh: until it is in the index, only the request or
+        // the answer leads to them (obligation 1), and no two folios share any.
+        pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
+    }
+    ReadBuffer::new(pieces, read.filled.get())
+}
+
+/// Takes all answers to reads ahead, and puts their folios into the page indexes. Called without
+/// locks. May wait for memory.
+pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
+    settle_all(memory, Fate::Enters(u64::MAX));
+}
+
+/// Takes all answers to reads ahead, and frees their folios, which no thread has needed so far.
+/// Returns the number of pages. Takes only spin locks, and allocates nothing: for reclaim.
+pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) -> u64 {
+    settle_all(memory, Fate::Goes)
+}
+
+fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) -> u64 {
+    let mut pages = 0;
+    let mut next = memory.answers.take_all();
+    while let Some(record) = next {
+        let read: NonNull<PageRead> = record.cast();
+        // SAFETY: `answer` has added it, which lives until `settle`.
+        let state = unsafe { read.as_ref() };
+        next = state.earlier.get();
+        let PageRange { first, end } = state.pages();
+        pages += end - first;
+        // An error is for the thread that needs a page: it asks again.
+        // SAFETY: 1. the pager has answered, and the answers taken are the caller's. The end of the
+        // object waits for its list ([`end_reads`]).
+        drop(unsafe { settle(memory, read, fate) });
+    }
+    pages
+}
+
+/// Waits for the reads ahead that overlap the pages. Called without locks.
+pub(super) fn wait_for_reads_ahead<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    pages: PageRange,
+) {
+    let platform = memory.platform();
+    let is_read = || {
+        object.pages.alone(platform, |_, in_flight, _| {
+            in_flight.overlaps(pages, &[TransferKind::ReadAhead])
+        })
+    };
+    loop {
+        settle_answered(memory);
+        if !is_read() {
+            return;
+        }
+        let completions = &memory.answers.completions;
+        completions.wait(platform, &mut || memory.answers.has_any() || !is_read());
+    }
+}
+
+/// Waits until the pager has answered all reads of an object without holders, whose results are not
+/// used. Afterwards no thread has a way to the object through them.
+pub(super) fn end_reads<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
+    let all = PageRange { first: 0, end: PAGE_LIMIT };
+    let is_read = object.pages.alone(memory.platform(), |_, in_flight, _| {
+        in_flight.cancel_reads(all);
+        in_flight.overlaps(all, &[TransferKind::ReadAhead])
+    });
+    if is_read {
+        wait_for_reads_ahead(memory, object, all);
+    }
+}
