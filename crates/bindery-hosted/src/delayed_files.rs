@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use bindery::{KeptRead, Memory, Pager, PagerError, ReadRequest, StoredBytes};
+use bindery::{
+    KeptRead, KeptWrite, Memory, Pager, PagerError, ReadRequest, StoredBytes, WriteRequest,
+};
 use parking_lot::{Condvar, Mutex};
 
 use crate::{Machine, MemoryFiles, Walk};
@@ -21,19 +23,21 @@ pub struct Asked {
 /// The requests of the pager.
 #[derive(Default)]
 struct Requests {
-    kept: VecDeque<(Asked, KeptRead)>,
+    reads: VecDeque<(Asked, KeptRead)>,
+    writes: VecDeque<(Asked, KeptWrite)>,
+    /// Whether writes are kept, too.
+    keeps_writes: bool,
     log: Vec<Asked>,
 }
 
-impl Requests {
-    fn take(&mut self, is_it: &impl Fn(&Asked) -> bool) -> Option<KeptRead> {
-        let at = self.kept.iter().position(|(asked, _)| is_it(asked))?;
-        self.kept.remove(at).map(|(_, kept)| kept)
-    }
+/// Takes the first request that `is_it` chooses.
+fn take<T>(kept: &mut VecDeque<(Asked, T)>, is_it: &impl Fn(&Asked) -> bool) -> Option<T> {
+    let at = kept.iter().position(|(asked, _)| is_it(asked))?;
+    kept.remove(at).map(|(_, kept)| kept)
 }
 
 /// Files in memory whose reads are answered by [`DelayedFiles::answer`], in any order, or never.
-/// Writes are stored at once.
+/// Writes are stored at once, unless [`DelayedFiles::keep_writes`] says otherwise.
 #[derive(Default)]
 pub struct DelayedFiles {
     /// The content.
@@ -48,16 +52,21 @@ impl DelayedFiles {
         Self::default()
     }
 
-    /// All requests so far.
+    /// Keeps writes from now on, or stores them at once.
+    pub fn keep_writes(&self, keeps: bool) {
+        self.requests.lock().keeps_writes = keeps;
+    }
+
+    /// All reads that were asked for so far.
     pub fn log(&self) -> Vec<Asked> {
         self.requests.lock().log.clone()
     }
 
-    /// Waits until there is a request that `is_it` chooses, and takes the first of them.
+    /// Waits until there is a read that `is_it` chooses, and takes the first of them.
     pub fn take(&self, is_it: impl Fn(&Asked) -> bool) -> KeptRead {
         let mut requests = self.requests.lock();
         loop {
-            if let Some(kept) = requests.take(&is_it) {
+            if let Some(kept) = take(&mut requests.reads, &is_it) {
                 return kept;
             }
             self.changed.wait(&mut requests);
@@ -66,15 +75,39 @@ impl DelayedFiles {
 
     /// As [`DelayedFiles::take`], without waiting.
     pub fn try_take(&self, is_it: impl Fn(&Asked) -> bool) -> Option<KeptRead> {
-        self.requests.lock().take(&is_it)
+        take(&mut self.requests.lock().reads, &is_it)
     }
 
-    /// The number of requests that are not answered, and were not taken.
-    pub fn waiting(&self) -> usize {
-        self.requests.lock().kept.len()
+    /// Waits until `count` writes are kept.
+    pub fn wait_for_writes(&self, count: usize) {
+        let mut requests = self.requests.lock();
+        while requests.writes.len() < count {
+            self.changed.wait(&mut requests);
+        }
     }
 
-    /// Answers a request: with the content of the file, or a failure.
+    /// Takes the first of the kept writes that `is_it` chooses.
+    pub fn try_take_write(&self, is_it: impl Fn(&Asked) -> bool) -> Option<KeptWrite> {
+        take(&mut self.requests.lock().writes, &is_it)
+    }
+
+    /// Answers a write: stores the pages, or fails.
+    pub fn answer_write<A: Walk>(
+        &self,
+        memory: &Memory<Machine<A>>,
+        kept: KeptWrite,
+        answer: Result<(), PagerError>,
+    ) {
+        let Ok(request) = memory.resume_write(kept) else { return };
+        let (file, first) = (request.file(), request.first_page());
+        let store = |from: &[StoredBytes<'_>]| self.files.write(file, first, from);
+        match answer.and_then(|()| request.with_bytes(store)) {
+            Ok(()) => request.stored(),
+            Err(error) => request.fail(error),
+        }
+    }
+
+    /// Answers a read: with the content of the file, or a failure.
     pub fn answer<A: Walk>(
         &self,
         memory: &Memory<Machine<A>>,
@@ -89,12 +122,15 @@ impl DelayedFiles {
         }
     }
 
-    /// Answers the requests that are not answered with the content of the files. Returns their
-    /// number.
+    /// Answers the reads and writes that are kept as a device that works does. Returns their number.
     pub fn answer_all<A: Walk>(&self, memory: &Memory<Machine<A>>) -> usize {
-        let kept = std::mem::take(&mut self.requests.lock().kept);
-        let count = kept.len();
-        kept.into_iter().for_each(|(_, kept)| self.answer(memory, kept, Ok(())));
+        let (reads, writes) = {
+            let mut requests = self.requests.lock();
+            (std::mem::take(&mut requests.reads), std::mem::take(&mut requests.writes))
+        };
+        let count = reads.len() + writes.len();
+        reads.into_iter().for_each(|(_, kept)| self.answer(memory, kept, Ok(())));
+        writes.into_iter().for_each(|(_, kept)| self.answer_write(memory, kept, Ok(())));
         count
     }
 }
@@ -110,17 +146,28 @@ impl Pager for DelayedFiles {
         assert_eq!(frames, asked.pages, "the frames of the request");
         let mut requests = self.requests.lock();
         requests.log.push(asked);
-        requests.kept.push_back((asked, request.keep()));
+        requests.reads.push_back((asked, request.keep()));
         self.changed.notify_all();
     }
 
-    fn write(
-        &self,
-        file: u64,
-        first_page: u64,
-        from: &[StoredBytes<'_>],
-    ) -> Result<(), PagerError> {
-        self.files.write(file, first_page, from)
+    fn begin_write(&self, request: WriteRequest<'_>) {
+        let asked = Asked { first: request.first_page(), pages: request.pages(), ahead: false };
+        let frames: u64 = request.frames().map(|range| u64::from(range.count)).sum();
+        assert_eq!(frames, asked.pages, "the frames of the request");
+        let bytes: usize = request.with_bytes(|from| from.iter().map(StoredBytes::len).sum());
+        assert_eq!(bytes as u64, request.length(), "the bytes of the request");
+        let mut requests = self.requests.lock();
+        if requests.keeps_writes {
+            requests.writes.push_back((asked, request.keep()));
+            self.changed.notify_all();
+            return;
+        }
+        drop(requests);
+        let (file, first) = (request.file(), request.first_page());
+        match request.with_bytes(|from| self.files.write(file, first, from)) {
+            Ok(()) => request.stored(),
+            Err(error) => request.fail(error),
+        }
     }
 
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {

@@ -161,8 +161,8 @@ pub use kernel_map::{
 pub use memory::{Commitment, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
     Accounting, Attachments, ErrorMark, FileSystem, FrameList, FramePiece, FrameSource, Growth,
-    KeptRead, Object, Pager, PagerError, Quota, ReadBuffer, ReadPattern, ReadRequest, Sealing,
-    Seals, SegmentId, StoredBytes, WeakObject,
+    KeptRead, KeptWrite, Object, Pager, PagerError, Quota, ReadBuffer, ReadPattern, ReadRequest,
+    Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteRequest,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;

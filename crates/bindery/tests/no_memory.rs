@@ -18,7 +18,7 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("kernel_map/error.rs", 3, "the error itself"),
     ("kernel_map/vmalloc.rs", 1, "more frames than the machine has"),
     ("memory/cpus.rs", 1, "a CPU that comes: the caller may try again"),
-    ("object/pager.rs", 2, "what a pager says, which is no call's error yet"),
+    ("object/pager.rs", 3, "what a pager says, which is no call's error yet"),
     ("object/write_errors.rs", 2, "what a pager says, which the caller of the write tries again"),
     ("reclaim/direct.rs", 1, "the place"),
     ("space/call/collapse/call.rs", 1, "the error itself"),

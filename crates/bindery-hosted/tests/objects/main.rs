@@ -11,6 +11,7 @@ mod held_pager;
 mod in_place;
 mod invariants;
 mod kept_reads;
+mod kept_writes;
 mod linux;
 mod mapped;
 mod mapped_files;

@@ -17,7 +17,8 @@
 //! | `dropping` | pages dropped |
 //! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
-//! | `page_read`, `read_request` | a read from its first folio to the index; [`ReadRequest`]: what the pager gets |
+//! | `page_read` | a read, from its first folio to the index |
+//! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers |
 //! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
 //! | `wait` | waits with all locks released |
@@ -74,6 +75,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod answer;
 mod arrival;
 mod attachments;
 mod coherence;
@@ -118,6 +120,7 @@ mod wait;
 mod weak;
 mod will_need;
 mod write_errors;
+mod write_request;
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -153,6 +156,7 @@ pub use stored_bytes::StoredBytes;
 pub(crate) use wait::{ForHandler, HandlerWait, Stop, Wait};
 pub use weak::WeakObject;
 pub use write_errors::ErrorMark;
+pub use write_request::{KeptWrite, WriteRequest};
 pub(crate) use {
     registry::Registry,
     seals::WritableMapping,

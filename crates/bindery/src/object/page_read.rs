@@ -21,7 +21,7 @@
 
 use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
 
@@ -34,6 +34,7 @@ use crate::memory::Earlier;
 use crate::platform::Platform;
 
 use super::ObjectState;
+use super::answer::Answer;
 use super::arrival::Arrival;
 use super::fetch::{Fresh, give_back};
 use super::in_flight::{Record, Refused, TransferKind};
@@ -64,12 +65,9 @@ pub(crate) struct PageRead {
     /// The number of bytes that the pager has filled, from the first on. The request's until the
     /// answer, and then the settling thread's.
     filled: Cell<usize>,
-    /// 0 until the pager has answered, then [`ANSWERED`] and its error.
-    answer: AtomicU32,
+    answer: Answer,
     earlier: Earlier,
 }
-
-const ANSWERED: u32 = 1 << 8;
 
 // SAFETY: 1. No other type has this kind.
 unsafe impl crate::memory::Record for PageRead {
@@ -99,19 +97,6 @@ impl PageRead {
     pub(super) fn object(&self) -> NonNull<ObjectState> {
         self.object
     }
-
-    /// The answer of the pager, if it has come.
-    fn answer(&self) -> Option<Result<(), PagerError>> {
-        // Acquire: the bytes that the pager has filled come before its answer.
-        let answer = self.answer.load(Ordering::Acquire);
-        (answer & ANSWERED != 0).then(|| match answer & !ANSWERED {
-            0 => Ok(()),
-            1 => Err(PagerError::OutOfMemory),
-            2 => Err(PagerError::NoSpace),
-            3 => Err(PagerError::NotSupported),
-            _ => Err(PagerError::InputOutput),
-        })
-    }
 }
 
 /// The answer of the pager, in any context. The caller does not access the read any more.
@@ -123,20 +108,13 @@ pub(super) unsafe fn answer<P: Platform>(
     read: NonNull<PageRead>,
     answer: Result<(), PagerError>,
 ) {
-    let word = match answer {
-        Ok(()) => 0,
-        Err(PagerError::OutOfMemory) => 1,
-        Err(PagerError::NoSpace) => 2,
-        Err(PagerError::NotSupported) => 3,
-        Err(PagerError::InputOutput) => 4,
-    };
     let earlier = {
         // SAFETY: a read that was begun lives until it is settled, which comes after the answer
         // (obligation 1).
         let state = unsafe { read.as_ref() };
         let earlier = (state.taker == Taker::Any).then(|| NonNull::from(&state.earlier));
-        // Release: the bytes come before. From here on the beginner may free the read.
-        state.answer.store(ANSWERED | word, Ordering::Release);
+        // From here on the beginner may free the read.
+        state.answer.give(answer);
         earlier
     };
     if let Some(earlier) = earlier {
@@ -167,7 +145,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
             fresh: ArrayVec::new(),
             size: Cell::new(0),
             filled: Cell::new(0),
-            answer: AtomicU32::new(0),
+            answer: Answer::new(),
             earlier: Earlier::new(),
         });
         Ok(Self { memory, object, read: read.ok_or(NoMemory)? })
@@ -286,7 +264,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     /// Waits for the answer of a read that is the caller's, and settles the read.
     fn take_answer(self, fate: Fate) -> Result<Option<FolioRef<'m, P>>, Failure> {
         // SAFETY: the read lives until the thread that has begun it, the caller, settles it.
-        let is_answered = || unsafe { self.read.as_ref() }.answer().is_some();
+        let is_answered = || unsafe { self.read.as_ref() }.answer.get().is_some();
         if !is_answered() {
             self.memory.answers.completions.wait(self.memory.platform(), &mut || is_answered());
         }
@@ -332,7 +310,7 @@ unsafe fn settle<P: Platform>(
     // SAFETY: the read lives until it is freed below; the object until its list lacks the record
     // (obligation 1).
     let (state, object) = unsafe { (read.as_ref(), read.as_ref().object.as_ref()) };
-    let answer = state.answer().unwrap_or(Err(PagerError::InputOutput));
+    let answer = state.answer.get().unwrap_or(Err(PagerError::InputOutput));
     let result = match (answer, fate) {
         (Ok(()), Fate::Enters(page)) => enter(memory, object, state, page),
         (answer, _) => {

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{ReadBuffer, ReadRequest, StoredBytes};
+use super::{ReadBuffer, ReadRequest, StoredBytes, WriteRequest};
 use crate::error::{Error, Failure};
 
 /// The reason for a pager's failure.
@@ -32,6 +32,21 @@ pub enum PagerError {
     OutOfMemory,
     /// The storage does not support the operation (`EOPNOTSUPP`).
     NotSupported,
+}
+
+impl PagerError {
+    pub(super) const ALL: [Self; 4] =
+        [Self::InputOutput, Self::NoSpace, Self::OutOfMemory, Self::NotSupported];
+
+    /// Its number in a word: from 1 on.
+    pub(super) const fn number(self) -> u32 {
+        self as u32 + 1
+    }
+
+    /// The error that has the number.
+    pub(super) fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|error| error.number() == number)
+    }
 }
 
 /// A pager that lacks memory is like the core lacking it: reclaim may help.
@@ -70,8 +85,8 @@ impl core::error::Error for PagerError {}
 /// different files and different pages of one file at the same time.
 ///
 /// # Locks
-/// [`Pager::begin_read`], [`Pager::read`], [`Pager::write`] and [`Pager::removed`] are called without
-/// any lock: no mutex of an address space, no VMA and no lock of the object is held, by the caller or
+/// [`Pager::begin_read`], [`Pager::begin_write`], [`Pager::read`], [`Pager::write`] and
+/// [`Pager::removed`] are called without any lock: no mutex of an address space, no VMA and no lock of the object is held, by the caller or
 /// by a thread that waits for it. They may call the core, with the same address space and the same object, as long
 /// as the call does not wait for themselves:
 /// - while pages are being read, a fault or a read of the same pages waits, and so does the end of the
@@ -154,18 +169,37 @@ pub trait Pager: Send + Sync {
         Err(PagerError::NotSupported)
     }
 
-    /// Stores consecutive pages of a file from `first_page` on: the bytes of all of `from`, one
-    /// piece after the other. All pieces but the last are whole pages; the last ends with the file
-    /// if its size is not a multiple of the page size. Only a device that has pinned the pages can
-    /// change these bytes during the call.
+    /// Begins to store pages, and answers during the call, or later from any thread or interrupt
+    /// handler ([`WriteRequest`]). A call that saves a file asks for up to 32 stretches of pages before
+    /// it waits for the answers, so a device may work on all of them. The provided version calls
+    /// [`Pager::write`], and answers at once.
     ///
-    /// One call stores adjacent dirty pages, in the fewest pieces that their frames allow, at most
-    /// 32. No page is stored twice at the same time.
+    /// No page is stored twice at the same time.
+    fn begin_write(&self, request: WriteRequest<'_>) {
+        let (file, first) = (request.file(), request.first_page());
+        match request.with_bytes(|from| self.write(file, first, from)) {
+            Ok(()) => request.stored(),
+            Err(error) => request.fail(error),
+        }
+    }
+
+    /// The form of [`Pager::begin_write`] that returns when the pages are stored: a pager implements
+    /// one of the two. It stores consecutive pages of a file from `first_page` on: the bytes of all of
+    /// `from`, one piece after the other. Only a device that has pinned the pages can change these
+    /// bytes during the call.
     ///
     /// # Errors
-    /// See [`PagerError`]; the pages stay dirty, and may be stored in part.
-    fn write(&self, file: u64, first_page: u64, from: &[StoredBytes<'_>])
-    -> Result<(), PagerError>;
+    /// See [`PagerError`]; the pages stay dirty, and may be stored in part. The provided version fails
+    /// ([`PagerError::NotSupported`]).
+    fn write(
+        &self,
+        file: u64,
+        first_page: u64,
+        from: &[StoredBytes<'_>],
+    ) -> Result<(), PagerError> {
+        let _ = (file, first_page, from);
+        Err(PagerError::NotSupported)
+    }
 
     /// Sets the file's size to `size` bytes. The content beyond it is lost: if the file grows
     /// again, it reads as zeroes.

@@ -11,7 +11,8 @@ use crate::addr::PageRange;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
-use super::page_read::{PageRead, Taker, answer, buffer_of};
+use super::answer::Requests;
+use super::page_read::{PageRead, Taker};
 use super::{PagerError, ReadBuffer};
 
 /// Consecutive pages of a file that a pager is to read ([`crate::Pager::begin_read`]). The pager
@@ -85,39 +86,6 @@ pub struct KeptRead {
 
 // SAFETY: as above; only `Memory::resume_read` reads through the pointer.
 unsafe impl Send for KeptRead {}
-
-/// A memory, whatever its platform.
-trait Requests: Sync {
-    /// As [`answer`].
-    ///
-    /// # Safety
-    /// 1. As there.
-    unsafe fn answer(&self, read: NonNull<PageRead>, result: Result<(), PagerError>);
-
-    /// As [`buffer_of`].
-    ///
-    /// # Safety
-    /// 1. As there.
-    unsafe fn buffer<'r>(&self, read: &'r PageRead) -> ReadBuffer<'r>;
-
-    fn identity(&self) -> u64;
-}
-
-impl<P: Platform> Requests for Memory<P> {
-    unsafe fn answer(&self, read: NonNull<PageRead>, result: Result<(), PagerError>) {
-        // SAFETY: 1. the caller's obligation.
-        unsafe { answer(self, read, result) }
-    }
-
-    unsafe fn buffer<'r>(&self, read: &'r PageRead) -> ReadBuffer<'r> {
-        // SAFETY: 1. the caller's obligation.
-        unsafe { buffer_of(self.platform(), read) }
-    }
-
-    fn identity(&self) -> u64 {
-        self.answers.identity
-    }
-}
 
 impl<P: Platform> Memory<P> {
     /// Takes up a request that a pager has kept, to answer it.
@@ -226,14 +194,14 @@ impl<'a> ReadRequest<'a> {
         let (memory, read) = (self.memory, self.read);
         core::mem::forget(self);
         // SAFETY: 1. the only request of a read that was begun is consumed.
-        unsafe { memory.answer(read, result) };
+        unsafe { memory.answer_read(read, result) };
     }
 }
 
 impl Drop for ReadRequest<'_> {
     fn drop(&mut self) {
         // SAFETY: 1. as in `answer`.
-        unsafe { self.memory.answer(self.read, Err(PagerError::InputOutput)) };
+        unsafe { self.memory.answer_read(self.read, Err(PagerError::InputOutput)) };
     }
 }
 

@@ -17,22 +17,22 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::cell::Cell;
+
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
+use crate::addr::{PAGE_SHIFT, PageRange};
 use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 
-use super::StoredBytes;
 use super::in_flight::{Record, TransferKind};
 use super::state::pages_of;
+use super::write_request::{PageWrite, RUNS, WriteRequest};
 use super::{Object, ObjectState, mappings};
 use crate::collections::page_tree::{PageFlags, PageRun};
 
-/// The number of runs that are saved at a time.
-const RUNS: usize = 32;
 /// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
 const PAGES: u32 = 4096;
 
@@ -152,7 +152,7 @@ fn save_batch<P: Platform>(
         object,
         records: &records,
         runs: ArrayVec::new(),
-        done: 0,
+        done: Cell::new(0),
         size: 0,
         after: from,
     };
@@ -167,11 +167,7 @@ fn save_batch<P: Platform>(
             mappings::write_protect(memory, object, &ranges, proof);
         }
     });
-    let mut result = Ok(());
-    while let Some((count, stored)) = batch.store_next() {
-        batch.end(count, stored.is_ok());
-        result = result.and(stored);
-    }
+    let result = batch.store();
     Saved { result, after: batch.after }
 }
 
@@ -187,7 +183,7 @@ struct Batch<'a, P: Platform> {
     records: &'a [Record; RUNS],
     runs: ArrayVec<PageRun, RUNS>,
     /// The number of completed runs.
-    done: usize,
+    done: Cell<usize>,
     /// The size of the file, in bytes.
     size: u64,
     /// The page to continue at.
@@ -226,45 +222,42 @@ impl<P: Platform> Batch<'_, P> {
         }
     }
 
-    /// The runs that are still to be stored, grouped into adjacent ones.
+    /// The runs, grouped into adjacent ones.
     fn groups(&self) -> impl Iterator<Item = &[PageRun]> {
         let follows = |run: &PageRun, next: &PageRun| run.page + u64::from(run.count) == next.page;
-        self.runs[self.done..].chunk_by(follows)
+        self.runs.chunk_by(follows)
     }
 
-    /// Stores the next group of adjacent runs, and returns their number.
-    fn store_next(&self) -> Option<(usize, Result<(), Failure>)> {
-        self.groups().next().map(|runs| (runs.len(), self.store(runs)))
-    }
-
-    /// Passes adjacent runs to the pager.
-    fn store(&self, runs: &[PageRun]) -> Result<(), Failure> {
+    /// Has the pager store all groups, which a device may do side by side, and waits for all answers.
+    fn store(&self) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
-        let pieces: ArrayVec<StoredBytes<'_>, RUNS> = runs
-            .iter()
-            .map(|run| {
-                let left = self.size - (run.page << PAGE_SHIFT);
-                let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
-                let platform = self.memory.platform();
-                let start = platform.direct_map(run.frame);
-                // SAFETY: 1. the direct map shows the bytes of the run's frames, which are
-                // consecutive (obligation 1 of `Platform`, and `Frames::new` checked where two
-                // ranges touch). The pages stay in place while their record is in the list: a call
-                // that writes, drops or replaces them waits for the record's end. 2. While an
-                // object has pages, no reference to their bytes exists.
-                unsafe { StoredBytes::new(platform, start, length) }
-            })
-            .collect();
-        let first = runs.first().map_or(0, |run| run.page);
-        Ok(pager.write(file, first, &pieces).inspect_err(|error| {
-            self.object.write_errors.record(*error);
-        })?)
+        let writes: ArrayVec<PageWrite<'_>, RUNS> =
+            self.groups().map(|runs| PageWrite::new(file, runs, self.size)).collect();
+        // Dropped before the writes: if the pager panics, for the answers to the requests before.
+        let mut begun = BegunWrites { batch: self, asked: &[], answered: 0 };
+        let mut result = Ok(());
+        for number in 0..writes.len() {
+            begun.asked = &writes[..=number];
+            // SAFETY: 1. `begun` waits for the answer, at the latest when it is dropped; it is the only
+            // request. 2. The pages stay in place while their record is in the list: a call that
+            // writes, drops or replaces them waits for the record's end, which comes after the answer.
+            // While an object has pages, no reference to their bytes exists.
+            let request = unsafe { WriteRequest::new(self.memory, &writes[number]) };
+            pager.begin_write(request);
+            // A pager that answers at once leaves no group waiting for the others.
+            result = result.and(begun.take_answers());
+        }
+        while begun.answered < writes.len() {
+            begun.wait();
+            result = result.and(begun.take_answers());
+        }
+        result
     }
 
     /// Completes the next `count` runs; marks them dirty again if they were not stored.
-    fn end(&mut self, count: usize, stored: bool) {
-        let over = self.done..self.done + count;
-        self.done = over.end;
+    fn end(&self, count: usize, stored: bool) {
+        let over = self.done.get()..self.done.get() + count;
+        self.done.set(over.end);
         let wanted = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
             let mut wanted = false;
             for number in over {
@@ -288,9 +281,53 @@ impl<P: Platform> Batch<'_, P> {
 impl<P: Platform> Drop for Batch<'_, P> {
     fn drop(&mut self) {
         // Runs are left if the pager has panicked.
-        let left = self.runs.len() - self.done;
+        let left = self.runs.len() - self.done.get();
         if left > 0 {
             self.end(left, false);
+        }
+    }
+}
+
+/// The writes of a batch whose requests the pager has got. All of them are answered when this is
+/// dropped.
+struct BegunWrites<'b, 'a, P: Platform> {
+    batch: &'b Batch<'a, P>,
+    asked: &'b [PageWrite<'b>],
+    /// The number of those whose answer was taken.
+    answered: usize,
+}
+
+impl<P: Platform> BegunWrites<'_, '_, P> {
+    /// Completes the runs of the next writes, up to one without an answer.
+    fn take_answers(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        while let Some(write) = self.asked.get(self.answered)
+            && let Some(answer) = write.answer()
+        {
+            self.batch.end(write.runs().len(), answer.is_ok());
+            self.answered += 1;
+            if let Err(error) = answer {
+                self.batch.object.write_errors.record(error);
+                result = result.and(Err(error.into()));
+            }
+        }
+        result
+    }
+
+    /// Waits until the next write is answered.
+    fn wait(&self) {
+        let memory = self.batch.memory;
+        if let Some(write) = self.asked.get(self.answered) {
+            memory.answers.completions.wait(memory.platform(), &mut || write.answer().is_some());
+        }
+    }
+}
+
+impl<P: Platform> Drop for BegunWrites<'_, '_, P> {
+    fn drop(&mut self) {
+        while self.answered < self.asked.len() {
+            self.wait();
+            let _ = self.take_answers();
         }
     }
 }

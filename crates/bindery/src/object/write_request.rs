@@ -1,0 +1,202 @@
+//! [`WriteRequest`]: pages that a pager is to store, answered during the call or later.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::fmt;
+use core::ptr::NonNull;
+
+use arrayvec::ArrayVec;
+
+use crate::Memory;
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
+use crate::collections::page_tree::PageRun;
+use crate::frame::FrameRange;
+use crate::platform::Platform;
+
+use super::answer::{Answer, Requests};
+use super::{PagerError, StoredBytes};
+
+/// The most pieces of a request.
+pub(super) const RUNS: usize = 32;
+
+/// A write of adjacent runs of pages. It lies with the call that saves them, which waits for the
+/// answer.
+pub(super) struct PageWrite<'r> {
+    /// The pager's number of the file.
+    file: u64,
+    /// At least one.
+    runs: &'r [PageRun],
+    /// The size of the file in bytes.
+    size: u64,
+    answer: Answer,
+}
+
+impl<'r> PageWrite<'r> {
+    pub(super) fn new(file: u64, runs: &'r [PageRun], size: u64) -> Self {
+        Self { file, runs, size, answer: Answer::new() }
+    }
+
+    /// The answer, if it has come.
+    pub(super) fn answer(&self) -> Option<Result<(), PagerError>> {
+        self.answer.get()
+    }
+
+    pub(super) fn runs(&self) -> &'r [PageRun] {
+        self.runs
+    }
+}
+
+/// Consecutive pages of a file that a pager is to store ([`crate::Pager::begin_write`]), in pieces of
+/// consecutive frames: adjacent dirty pages, in the fewest pieces that their frames allow, at most 32.
+/// All pieces but the last are whole pages; the last ends with the file if its size is not a multiple
+/// of the page size. The pager answers by [`WriteRequest::stored`] or [`WriteRequest::fail`], exactly
+/// once: both consume the request. One that is dropped has failed ([`PagerError::InputOutput`]).
+///
+/// A pager that waits for a device keeps the request as a value ([`WriteRequest::keep`]), and takes it
+/// up again when the device is done ([`Memory::resume_write`]), as [`crate::ReadRequest`] shows. Until
+/// the answer the pages stay where they are, and no program and no call changes them. Only a device
+/// that has pinned them can.
+///
+/// # Context
+/// Context: any, also an interrupt handler. An answer stores a word and wakes threads
+/// ([`Platform::unpark`]); it takes no lock of the core.
+#[must_use = "a request that is dropped has failed"]
+pub struct WriteRequest<'a> {
+    memory: &'a (dyn Requests + 'a),
+    write: NonNull<PageWrite<'static>>,
+}
+
+// SAFETY: what the request reads does not change, or is atomic, and `Requests` is `Sync`.
+unsafe impl Send for WriteRequest<'_> {}
+
+/// A request that a pager has kept. Its pages are being stored until it is answered: one that is
+/// dropped or forgotten is never answered, and the threads that save or change the pages wait for ever.
+#[must_use = "it is answered through Memory::resume_write"]
+pub struct KeptWrite {
+    write: NonNull<PageWrite<'static>>,
+    /// The identity of its memory.
+    memory: u64,
+}
+
+// SAFETY: as above; only `Memory::resume_write` reads through the pointer.
+unsafe impl Send for KeptWrite {}
+
+impl<P: Platform> Memory<P> {
+    /// Takes up a request that a pager has kept, to answer it.
+    ///
+    /// Context: any.
+    ///
+    /// # Errors
+    /// The request itself, if it is of another memory.
+    pub fn resume_write(&self, kept: KeptWrite) -> Result<WriteRequest<'_>, KeptWrite> {
+        if kept.memory != self.answers.identity {
+            return Err(kept);
+        }
+        Ok(WriteRequest { memory: self, write: kept.write })
+    }
+}
+
+impl<'a> WriteRequest<'a> {
+    /// # Safety
+    /// 1. The write and its runs stay as they are until it is answered: the caller waits. It has no
+    ///    other request.
+    /// 2. Until then, the frames of the runs are in place, and no reference forbids reading them.
+    pub(super) unsafe fn new<P: Platform>(memory: &'a Memory<P>, write: &PageWrite<'_>) -> Self {
+        // The type does not tell how long it lives; obligation 1 does.
+        Self { memory, write: NonNull::from(write).cast() }
+    }
+
+    fn write(&self) -> &PageWrite<'_> {
+        // SAFETY: it lives until it is answered (obligation 1 of `new`), and this is its only request.
+        unsafe { self.write.as_ref() }
+    }
+
+    /// The pager's number of the file.
+    pub fn file(&self) -> u64 {
+        self.write().file
+    }
+
+    /// The number of the first page.
+    pub fn first_page(&self) -> u64 {
+        self.write().runs.first().map_or(0, |run| run.page)
+    }
+
+    /// The number of pages.
+    pub fn pages(&self) -> u64 {
+        self.write().runs.iter().map(|run| u64::from(run.count)).sum()
+    }
+
+    /// The number of bytes to be stored: the last page may be stored in part.
+    pub fn length(&self) -> u64 {
+        let left = self.write().size - (self.first_page() << PAGE_SHIFT);
+        left.min(self.pages() * PAGE_SIZE)
+    }
+
+    /// The frames of the pieces, in order: for a device that reads them by itself. It must be done
+    /// with them before the answer.
+    pub fn frames(&self) -> impl Iterator<Item = FrameRange> + '_ {
+        self.write().runs.iter().map(|run| FrameRange { first: run.frame, count: run.count })
+    }
+
+    /// Shows the bytes of the pieces to `store`.
+    pub fn with_bytes<R>(&self, store: impl FnOnce(&[StoredBytes<'_>]) -> R) -> R {
+        let write = self.write();
+        let bytes = |run: &PageRun| {
+            let left = write.size - (run.page << PAGE_SHIFT);
+            let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
+            // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive
+            // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch). They stay
+            // in place until the answer. 2. No reference to their bytes exists. (Obligation 2 of `new`.)
+            unsafe { self.memory.stored(run, length) }
+        };
+        let pieces: ArrayVec<StoredBytes<'_>, RUNS> = write.runs.iter().map(bytes).collect();
+        store(&pieces)
+    }
+
+    /// Answers: the pages are stored.
+    pub fn stored(self) {
+        self.answer(Ok(()));
+    }
+
+    /// Answers: the pages could not be stored, or only in part. They are dirty again.
+    pub fn fail(self, error: PagerError) {
+        self.answer(Err(error));
+    }
+
+    /// Keeps the request, to answer it later.
+    pub fn keep(self) -> KeptWrite {
+        let kept = KeptWrite { write: self.write, memory: self.memory.identity() };
+        core::mem::forget(self);
+        kept
+    }
+
+    fn answer(self, result: Result<(), PagerError>) {
+        let memory = self.memory;
+        self.write().answer.give(result);
+        core::mem::forget(self);
+        memory.wake();
+    }
+}
+
+impl Drop for WriteRequest<'_> {
+    fn drop(&mut self) {
+        self.write().answer.give(Err(PagerError::InputOutput));
+        self.memory.wake();
+    }
+}
+
+impl fmt::Debug for WriteRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteRequest")
+            .field("file", &self.file())
+            .field("first_page", &self.first_page())
+            .field("pages", &self.pages())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for KeptWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeptWrite").finish_non_exhaustive()
+    }
+}
