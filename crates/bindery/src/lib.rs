@@ -161,19 +161,19 @@ pub use kernel_map::{
 pub use memory::{Commitment, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
     Accounting, Attachments, ErrorMark, FileSystem, FrameList, FramePiece, FrameSource, Growth,
-    KeptRead, KeptWrite, Object, Pager, PagerError, Quota, ReadBuffer, ReadPattern, ReadRequest,
-    Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteRequest,
+    KeptRead, KeptWrite, Object, Pager, PagerError, ParkedOn, Quota, ReadBuffer, ReadPattern,
+    ReadRequest, Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteRequest,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;
 pub use space::{
-    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FaultReady,
-    FaultWait, FileAccess, FillMode, FillOrder, FillSource, FolioError, FolioView, Inspection,
-    LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest, Mapping,
-    MappingFlags, MappingView, MoveMode, ObjectView, PageCategories, PageRegion, PageRegions,
-    PageRun, PageRunContent, PageScan, PartialCopy, PartialFill, PinTime, Pinned, Place,
-    ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions,
-    SyncFlags, TriedFault, Usage, UserfaultHandler, WriteProtectMode,
+    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FaultPoll,
+    FaultReady, FaultWait, FileAccess, FillMode, FillOrder, FillSource, FolioError, FolioView,
+    Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest,
+    Mapping, MappingFlags, MappingView, MoveMode, ObjectView, PageCategories, PageRegion,
+    PageRegions, PageRun, PageRunContent, PageScan, PartialCopy, PartialFill, PinTime, Pinned,
+    Place, ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing,
+    SpaceOptions, SyncFlags, TriedFault, Usage, UserfaultHandler, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

@@ -5,8 +5,10 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
 use bindery::platform::Cpu;
-use bindery::{Access, AddressSpace, Error, FaultError, Resolved, Sharing, TriedFault};
-use bindery_hosted::{Config, Program};
+use bindery::{
+    Access, AddressSpace, Error, FaultError, FaultPoll, PagerError, Resolved, Sharing, TriedFault,
+};
+use bindery_hosted::{Config, DelayedFiles, Program};
 
 use super::held_pager::{HeldFiles, Io};
 use crate::support::objects::{Failing, PAGE};
@@ -72,5 +74,116 @@ fn a_pager_that_fails_fails_the_wait() {
         let tried = space.try_fault(VirtAddr(AT), Access::Read, KeyRights::ALL);
         assert!(matches!(tried, Ok(TriedFault::Resolved(_))), "{tried:?}");
         drop(ready);
+    });
+}
+
+/// A machine with a file of [`PAGES`] pages behind a pager that keeps requests, mapped shared.
+fn with_delayed(
+    scenario: impl for<'m> FnOnce(
+        &AddressSpace<'m, bindery_hosted::Machine<X86_64<4>>>,
+        &bindery::Memory<bindery_hosted::Machine<X86_64<4>>>,
+        &DelayedFiles,
+    ),
+) {
+    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
+    let (machine, memory) = memory_with::<X86_64<4>>(config);
+    let pager = DelayedFiles::new();
+    pager.files.put(1, &[7; (PAGES * PAGE) as usize]);
+    {
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
+        map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
+        drop(file);
+        scenario(&space, &memory, &pager);
+        audit(&machine, &memory, &[&space]);
+    }
+    assert_eq!(audit(&machine, &memory, &[]).objects, 0);
+}
+
+fn page(number: u64) -> VirtAddr {
+    VirtAddr(AT + number * PAGE)
+}
+
+#[test]
+fn a_polled_wait_needs_no_thread() {
+    with_delayed(|space, memory, pager| {
+        let attempt = |number| space.try_fault(page(number), Access::Read, KeyRights::ALL);
+        let Ok(TriedFault::Blocked(mut wait)) = attempt(0) else { panic!("no page is in memory") };
+        let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("the pager has it") };
+        assert!(!parked.has_changed());
+        // The answer changes the word that the task was told.
+        pager.answer(memory, pager.take(|asked| asked.first == 0), Ok(()));
+        assert!(parked.has_changed());
+        let Ok(FaultPoll::Ready(ready)) = wait.poll() else { panic!("the answer is there") };
+        assert!(matches!(attempt(0), Ok(TriedFault::Resolved(Resolved::Mapped(_)))));
+        drop(ready);
+        assert_eq!(pager.log().len(), 1);
+        drop(wait);
+    });
+}
+
+#[test]
+fn waits_for_one_page_share_the_request() {
+    with_delayed(|space, memory, pager| {
+        let attempt = || space.try_fault(page(3), Access::Read, KeyRights::ALL);
+        let waits = [(); 3].map(|()| match attempt() {
+            Ok(TriedFault::Blocked(mut wait)) => {
+                assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+                wait
+            }
+            tried => panic!("{tried:?}"),
+        });
+        assert_eq!(pager.log().len(), 1);
+        let [first, mut second, third] = waits;
+        // The one that has begun the read is dropped; the read goes on.
+        drop(first);
+        assert!(matches!(second.poll(), Ok(FaultPoll::Pending(_))));
+        pager.answer_all(memory);
+        assert!(matches!(second.poll(), Ok(FaultPoll::Ready(_))));
+        // One may also be given to a thread.
+        drop(third.wait().unwrap());
+        assert!(matches!(attempt(), Ok(TriedFault::Resolved(_))));
+        assert_eq!(pager.log().len(), 1);
+    });
+}
+
+#[test]
+fn a_polled_wait_reports_the_error() {
+    with_delayed(|space, memory, pager| {
+        let attempt = |number| space.try_fault(page(number), Access::Read, KeyRights::ALL);
+        let fail = |number: u64| {
+            let kept = pager.take(|asked| asked.first == number);
+            pager.answer(memory, kept, Err(PagerError::InputOutput));
+        };
+        let Ok(TriedFault::Blocked(mut wait)) = attempt(0) else { panic!("no page is in memory") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        fail(0);
+        assert_eq!(wait.poll().err(), Some(FaultError::Bus));
+        drop(wait);
+        // A request for more than the page is followed by one for the page alone.
+        space.madvise(page(0), PAGES * PAGE, bindery::Advice::Sequential).unwrap();
+        let Ok(TriedFault::Blocked(mut wait)) = attempt(0) else { panic!("no page is in memory") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        fail(0);
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        let asked: Vec<_> = pager.log().iter().map(|asked| asked.pages).collect();
+        assert_eq!(asked, [1, PAGES, 1]);
+        pager.answer_all(memory);
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Ready(_))));
+    });
+}
+
+#[test]
+fn other_waits_are_for_a_thread() {
+    with_fixture::<X86_64<4>>(0, |fixture| {
+        let space = fixture.space();
+        space.mmap(&fixed(AT, PAGE)).unwrap();
+        // The first write to a mapping needs the mutex.
+        let tried = space.try_fault(VirtAddr(AT), Access::Write, KeyRights::ALL).unwrap();
+        let TriedFault::Blocked(mut wait) = tried else { panic!("the mutex is needed") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::NeedsThread)));
+        drop(wait.wait().unwrap());
+        let tried = space.try_fault(VirtAddr(AT), Access::Write, KeyRights::ALL);
+        assert!(matches!(tried, Ok(TriedFault::Resolved(Resolved::Spurious))), "{tried:?}");
     });
 }

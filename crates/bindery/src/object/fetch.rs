@@ -25,7 +25,7 @@ use crate::folio::{FOLIO_ORDERS, Folio, FolioRef};
 use crate::platform::Platform;
 
 use super::in_flight::{InTheWay, Refused};
-use super::page_read::{Kept, NewRead, Taker, settle_answered, wait_for_reads_ahead};
+use super::page_read::{FollowedRead, Kept, NewRead, Taker, settle_answered, wait_for_reads_ahead};
 use super::pages::lacks;
 use super::read_ahead::{ReadPattern, mark, next_window, window};
 use super::state::{Accounting, pages_of};
@@ -315,12 +315,10 @@ impl Fetch {
         if !lacks(object.memory, state, self.page, 1) {
             return Ok(None);
         }
-        match self.fetch(object.memory, state) {
+        match (self.fetch(object.memory, state), self.alone()) {
             // The pages after it may have caused the error.
-            Err(_) if self.ahead > 1 => {
-                Self { ahead: 1, needed: 1, ..*self }.fetch(object.memory, state)
-            }
-            result => result,
+            (Err(_), Some(alone)) => alone.fetch(object.memory, state),
+            (result, _) => result,
         }
     }
 
@@ -340,6 +338,74 @@ impl Fetch {
         };
         let begun = read.begin(needed).ok()?;
         Some((pages, begun.leave()))
+    }
+
+    /// Begins to read the page, and those expected to be used, for a wait that follows the read. `None`
+    /// tells the caller to look again.
+    ///
+    /// # Errors
+    /// [`Failure::NoMemory`]; [`Error::NoSpace`].
+    pub(super) fn begin_followed<'m, P: Platform>(
+        &self,
+        object: &Object<'m, P>,
+    ) -> Result<Option<FollowedRead<'m, P>>, Failure> {
+        let (memory, state) = (object.memory, object.state());
+        let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
+        let mut failure = Failure::NoMemory;
+        while let Some(order) = orders.take_largest() {
+            let first = order.align_down(self.page);
+            if order > Order::PAGE && !fits(memory, state, first, order, self.end) {
+                continue;
+            }
+            let read = match self.draw_up(memory, state, (first, order), Taker::Any) {
+                Ok(read) => read,
+                Err(error) => {
+                    failure = error;
+                    continue;
+                }
+            };
+            let pages = read.pages();
+            let begun = read.begin(|index, size| self.is_needed(index, size));
+            let Ok(begun) = begun else { return Ok(None) };
+            let (kept, followed) = begun.follow();
+            self.mark_window(state, pages, kept);
+            return Ok(Some(followed));
+        }
+        Err(failure)
+    }
+
+    /// The same for its page alone, if it is for more.
+    pub(super) fn alone(self) -> Option<Self> {
+        (self.ahead > 1).then_some(Self { ahead: 1, needed: 1, ..self })
+    }
+
+    pub(super) fn page(&self) -> u64 {
+        self.page
+    }
+
+    fn is_needed(&self, index: &PageIndex, size: u64) -> bool {
+        index.get(self.page).is_none() && self.page < pages_of(size)
+    }
+
+    /// Marks the pages that nothing has asked for, if the pager has kept the request.
+    fn mark_window(&self, object: &ObjectState, pages: PageRange, kept: Kept) {
+        if kept == Kept::Yes {
+            mark(object, PageRange { first: self.page, end: pages.end }, self.needed);
+        }
+    }
+
+    /// A read of the folio of that order that begins at `first`, and of others after it.
+    fn draw_up<'o, 'm, P: Platform>(
+        &self,
+        memory: &'m Memory<P>,
+        object: &'o ObjectState,
+        (first, order): (u64, Order),
+        taker: Taker,
+    ) -> Result<NewRead<'o, 'm, P>, Failure> {
+        let mut read = NewRead::new(memory, object, taker)?;
+        read.push(Fresh { first, folio: allocate(memory, object, order, self.reserve)? });
+        self.add_following(&mut read, first + u64::from(order.pages()));
+        Ok(read)
     }
 
     /// Fetches the page in the largest folio possible.
@@ -373,18 +439,13 @@ impl Fetch {
         first: u64,
         order: Order,
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-        let mut read = NewRead::new(memory, object, Taker::Beginner)?;
-        read.push(Fresh { first, folio: allocate(memory, object, order, self.reserve)? });
-        self.add_following(&mut read, first + u64::from(order.pages()));
+        let read = self.draw_up(memory, object, (first, order), Taker::Beginner)?;
         let pages = read.pages();
-        let needed =
-            |index: &PageIndex, size| index.get(self.page).is_none() && self.page < pages_of(size);
-        match read.begin(needed) {
+        match read.begin(|index, size| self.is_needed(index, size)) {
             Ok(begun) => {
                 let (kept, result) = begun.finish(self.page);
-                if kept == Kept::Yes && result.is_ok() {
-                    let window = PageRange { first: self.page, end: pages.end };
-                    mark(object, window, self.needed);
+                if result.is_ok() {
+                    self.mark_window(object, pages, kept);
                 }
                 result
             }

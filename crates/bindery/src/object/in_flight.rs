@@ -147,6 +147,12 @@ impl Ends {
         self.writes.store(writes, Ordering::Release);
     }
 
+    /// The word that changes when a record ends, and its value in the ticket. `None` if one has ended
+    /// since.
+    pub(super) fn word(&self, ticket: Ticket) -> Option<(&AtomicU32, u32)> {
+        (self.ended.load(Ordering::Acquire) == ticket.0).then_some((&self.ended, ticket.0))
+    }
+
     /// Sleeps until a record ends; returns at once if one has ended since the ticket was made.
     pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
         platform.park(&self.ended, ticket.0);

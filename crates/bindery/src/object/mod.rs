@@ -21,7 +21,7 @@
 //! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers |
 //! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
-//! | `wait` | waits with all locks released |
+//! | `wait`, `polled_wait` | waits with all locks released, by a thread or polled |
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | the ranges with and without pages |
@@ -99,6 +99,7 @@ mod page_read;
 mod pager;
 pub(crate) mod pages;
 mod placed_folio;
+mod polled_wait;
 mod quota;
 mod read_ahead;
 mod read_buffer;
@@ -145,6 +146,8 @@ pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
 pub(crate) use page_read::drop_answered;
 pub use pager::{Pager, PagerError};
+pub use polled_wait::ParkedOn;
+pub(crate) use polled_wait::{Polled, PolledWait};
 pub use quota::Quota;
 pub use read_ahead::ReadPattern;
 pub use read_buffer::ReadBuffer;

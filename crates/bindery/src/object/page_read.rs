@@ -21,7 +21,7 @@
 
 use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
 
@@ -66,6 +66,10 @@ pub(crate) struct PageRead {
     /// answer, and then the settling thread's.
     filled: Cell<usize>,
     answer: Answer,
+    /// Whether its folios are in the index, or free.
+    is_settled: AtomicBool,
+    /// The thread that settles it, and a wait that is polled. The last one frees the record.
+    holders: AtomicU32,
     earlier: Earlier,
 }
 
@@ -146,6 +150,8 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
             size: Cell::new(0),
             filled: Cell::new(0),
             answer: Answer::new(),
+            is_settled: AtomicBool::new(false),
+            holders: AtomicU32::new(1),
             earlier: Earlier::new(),
         });
         Ok(Self { memory, object, read: read.ok_or(NoMemory)? })
@@ -254,6 +260,15 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
         (kept, self.take_answer(Fate::Enters(page)))
     }
 
+    /// As [`BegunRead::leave`], and follows the read.
+    pub(super) fn follow(self) -> (Kept, FollowedRead<'m, P>) {
+        let (memory, read) = (self.memory, self.read);
+        // SAFETY: it is not answered before the pager has it.
+        unsafe { read.as_ref() }.holders.store(2, Ordering::Relaxed);
+        let followed = FollowedRead { memory, read };
+        (self.leave(), followed)
+    }
+
     /// Has the pager read; another thread takes the answer.
     pub(super) fn leave(self) -> Kept {
         let kept = self.ask();
@@ -327,12 +342,55 @@ unsafe fn settle<P: Platform>(
             ends.wake(memory.platform());
         }
     });
-    // SAFETY: it came from this slab, and is in no list any more.
-    unsafe { memory.slab::<PageRead>().free(&memory.frames, read) };
+    state.is_settled.store(true, Ordering::Release);
+    // SAFETY: 1. the settling thread's, once.
+    unsafe { release(memory, read) };
     if is_ahead {
         memory.answers.completions.note(memory.platform());
     }
     result
+}
+
+/// Gives up a holder of the record; the last one frees it.
+///
+/// # Safety
+/// 1. The caller is one of the holders counted, and gives that up. The record is in no list, unless
+///    the settling thread is a holder still.
+unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<PageRead>) {
+    // SAFETY: the caller is a holder (obligation 1).
+    let before = unsafe { read.as_ref() }.holders.fetch_sub(1, Ordering::AcqRel);
+    if before == 1 {
+        // SAFETY: it came from this slab; the settling thread has taken it out of all lists.
+        unsafe { memory.slab::<PageRead>().free(&memory.frames, read) };
+    }
+}
+
+/// A read that any thread settles, and whose end a wait looks for.
+pub(super) struct FollowedRead<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    read: NonNull<PageRead>,
+}
+
+// SAFETY: it is a counted holder of the record, of which it reads words and what does not change.
+unsafe impl<P: Platform> Send for FollowedRead<'_, P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for FollowedRead<'_, P> {}
+
+impl<P: Platform> FollowedRead<'_, P> {
+    /// The answer of the pager, once the read is settled.
+    pub(super) fn result(&self) -> Option<Result<(), PagerError>> {
+        // SAFETY: it is a holder.
+        let read = unsafe { self.read.as_ref() };
+        // Acquire: the folios are in the index.
+        if read.is_settled.load(Ordering::Acquire) { read.answer.get() } else { None }
+    }
+}
+
+impl<P: Platform> Drop for FollowedRead<'_, P> {
+    fn drop(&mut self) {
+        // SAFETY: 1. its own.
+        unsafe { release(self.memory, self.read) };
+    }
 }
 
 /// Inserts the folios of a read that has succeeded into the index, unless the read was canceled.

@@ -78,7 +78,7 @@ pub use call::mprotect::ProtectFrom;
 pub use call::mremap::Remap;
 pub use call::msync::SyncFlags;
 pub use call::scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
-pub use fault::{Access, FaultReady, FaultWait, Resolved, TriedFault};
+pub use fault::{Access, FaultPoll, FaultReady, FaultWait, Resolved, TriedFault};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
 pub use limits::{Limits, Locking, Usage};

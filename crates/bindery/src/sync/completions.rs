@@ -51,20 +51,35 @@ impl<W: Word<u32>> Completions<W> {
         }
     }
 
+    /// Counts the caller as waiting, before its look at the state: from then on the word changes with
+    /// each completion.
+    pub(crate) fn enter(&self) {
+        self.waiting.add(1, Relaxed);
+        fence(SeqCst);
+    }
+
+    /// Ends [`Completions::enter`].
+    pub(crate) fn leave(&self) {
+        self.waiting.sub(1, Relaxed);
+    }
+
+    /// The word, for a caller that has entered, and its value before a look at the state. Acquire: a
+    /// change of the state after the look changes the word, too.
+    pub(crate) fn word(&self) -> (&W, u32) {
+        (&self.word, self.word.load(Acquire))
+    }
+
     /// Waits until `is_over`.
     pub(crate) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
         parking.might_sleep();
-        self.waiting.add(1, Relaxed);
-        fence(SeqCst);
+        self.enter();
         loop {
-            // Acquire, and before the check: a change of the state after the check changes the
-            // word, too.
-            let seen = self.word.load(Acquire);
+            let (word, seen) = self.word();
             if is_over() {
                 break;
             }
-            parking.park(&self.word, seen);
+            parking.park(word, seen);
         }
-        self.waiting.sub(1, Relaxed);
+        self.leave();
     }
 }

@@ -37,7 +37,7 @@ use crate::object::Wait;
 
 use super::AddressSpace;
 use crate::vma::{MappingFlags, Protection, VmaReadGuard};
-pub use try_fault::{FaultReady, FaultWait, TriedFault};
+pub use try_fault::{FaultPoll, FaultReady, FaultWait, TriedFault};
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place, written_attributes};

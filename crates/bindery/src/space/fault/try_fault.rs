@@ -17,7 +17,7 @@ use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::KeyRights;
 use crate::error::{Failure, FaultError};
 use crate::folio::FolioRef;
-use crate::object::{Object, Wait};
+use crate::object::{Object, ParkedOn, Polled, PolledWait, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::vma::MappingFlags;
@@ -37,7 +37,7 @@ pub enum TriedFault<'s, 'm, P: Platform> {
 /// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a queue:
 /// it holds no lock and no request. Waits may be performed in any order.
 ///
-/// Dropping it cancels the wait: nothing is read for the fault.
+/// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it.
 ///
 /// Context of the drop: may sleep, like the drop of an [`Object`].
 #[must_use = "the next attempt would find the same"]
@@ -48,8 +48,20 @@ pub struct FaultWait<'s, 'm, P: Platform> {
     object: Option<Object<'m, P>>,
     /// `None` for all that a fault which blocks waits for: a swap device, a lock, a handler, memory,
     /// the mutex for a first write or for an address that is not mapped.
-    event: Option<Wait>,
+    event: Option<PolledWait<'m, P>>,
     is_for_storage: bool,
+}
+
+/// How far a wait has come ([`FaultWait::poll`]).
+#[derive(Debug)]
+pub enum FaultPoll<'w, 'm, P: Platform> {
+    /// It is over: the fault can be tried again.
+    Ready(FaultReady<'m, P>),
+    /// There is nothing to do until this changes.
+    Pending(ParkedOn<'w>),
+    /// Only a thread that may sleep can go on, by [`FaultWait::wait`]: the fault waits for something
+    /// else than a pager, or memory is short.
+    NeedsThread,
 }
 
 /// The end of a wait. It keeps the page that the fault has waited for: it is dropped after the next
@@ -124,6 +136,7 @@ fn try_request<'s, 'm, P: Platform>(
         }
         event => event,
     };
+    let event = event.map(|event| PolledWait::new(space.page_table.memory, event));
     Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
 }
 
@@ -179,7 +192,7 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
     pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
-        let Some(event) = self.event.take() else { return self.fault() };
+        let Some(event) = self.event.take().map(PolledWait::into_wait) else { return self.fault() };
         let memory = self.space.page_table.memory;
         let is_major = event.is_major();
         match event.wait(memory, self.object.as_ref()).map_err(refused) {
@@ -191,6 +204,56 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
             }
             // A fault that blocks reclaims, and tries again.
             Err(Failure::NoMemory) => self.fault(),
+            Err(Failure::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Goes on with the wait as far as possible without sleeping, for a task that is a future: begins to
+    /// read the pages, and takes the answer in when it has come. So no thread waits for a pager that
+    /// keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call. A task
+    /// that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was called for the
+    /// word. The word may be one that many waits share, so a poll may find nothing new.
+    ///
+    /// ```
+    /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};
+    ///
+    /// /// Waits like a task whose executor has nothing else to do.
+    /// fn run<'m, P: Platform>(
+    ///     mut wait: FaultWait<'_, 'm, P>, platform: &P,
+    /// ) -> Result<FaultReady<'m, P>, FaultError> {
+    ///     loop {
+    ///         match wait.poll()? {
+    ///             FaultPoll::Ready(ready) => return Ok(ready),
+    ///             // A future returns `Poll::Pending` here, and leaves its waker before.
+    ///             FaultPoll::Pending(on) => platform.park(on.word(), on.expected()),
+    ///             FaultPoll::NeedsThread => break,
+    ///         }
+    ///     }
+    ///     // On another thread, in a kernel that needs this call.
+    ///     wait.wait()
+    /// }
+    /// ```
+    ///
+    /// Context: as [`crate::Pager::begin_read`]; otherwise spins. Complexity: linear in the pages that
+    /// come in.
+    ///
+    /// # Errors
+    /// As [`FaultError`] says: the fault fails.
+    pub fn poll(&mut self) -> Result<FaultPoll<'_, 'm, P>, FaultError> {
+        let (Some(event), Some(object)) = (&mut self.event, &self.object) else {
+            return Ok(FaultPoll::NeedsThread);
+        };
+        let memory = self.space.page_table.memory;
+        let is_major = event.get().is_major();
+        match event.poll(object).map_err(refused) {
+            Ok(Polled::Ready(kept)) => {
+                if is_major && kept.is_some() {
+                    memory.note_major_fault();
+                }
+                Ok(FaultPoll::Ready(FaultReady { _kept: kept }))
+            }
+            Ok(Polled::Pending(parked)) => Ok(FaultPoll::Pending(parked)),
+            Ok(Polled::NeedsThread) | Err(Failure::NoMemory) => Ok(FaultPoll::NeedsThread),
             Err(Failure::Refused(error)) => Err(error),
         }
     }
@@ -208,14 +271,6 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
         let FaultRequest { addr, access, rights, origin, .. } = self.request;
         handle_fault(self.space, addr, access, rights, origin)?;
         Ok(FaultReady { _kept: None })
-    }
-}
-
-impl<P: Platform> Drop for FaultWait<'_, '_, P> {
-    fn drop(&mut self) {
-        if let Some(event) = self.event.take() {
-            event.cancel(self.space.page_table.memory);
-        }
     }
 }
 

@@ -1,0 +1,202 @@
+//! [`PolledWait`]: a wait in which no thread sleeps, for kernels whose tasks are futures.
+//!
+//! A poll does all that can be done at once: it begins the read, and takes answers in. Then it names
+//! the word that changes when there is more to do, with whose address [`Platform::unpark`] is called
+//! then. The read is one that any thread settles ([`super::page_read`]). So a wait that is dropped
+//! leaves nothing that needs it: the pages come in all the same.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Memory;
+use crate::addr::PageRange;
+use crate::error::Failure;
+use crate::folio::FolioRef;
+use crate::platform::Platform;
+
+use super::Object;
+use super::fetch::Fetch;
+use super::in_flight::InTheWay;
+use super::page_read::{FollowedRead, settle_answered};
+use super::wait::Wait;
+
+/// The word that a wait depends on. When it has changed, the core calls [`Platform::unpark`] with its
+/// address, from any context.
+///
+/// ```
+/// use bindery::{ParkedOn, Platform};
+///
+/// /// A thread that may sleep waits like this. A task that is a future leaves its waker in the table
+/// /// of the platform's parked threads, under the address of the word, and then asks `has_changed`.
+/// fn sleep<P: Platform>(platform: &P, parked: &ParkedOn<'_>) {
+///     while !parked.has_changed() {
+///         platform.park(parked.word(), parked.expected());
+///     }
+/// }
+/// ```
+#[derive(Clone, Copy)]
+pub struct ParkedOn<'w> {
+    word: &'w AtomicU32,
+    expected: u32,
+}
+
+impl<'w> ParkedOn<'w> {
+    /// The word, for its address.
+    pub fn word(&self) -> &'w AtomicU32 {
+        self.word
+    }
+
+    /// The value with which there is nothing to do.
+    pub fn expected(&self) -> u32 {
+        self.expected
+    }
+
+    /// Whether there may be more to do. A task asks once its waker can be found: the change may have
+    /// come before.
+    pub fn has_changed(&self) -> bool {
+        self.word.load(Ordering::Acquire) != self.expected
+    }
+}
+
+impl fmt::Debug for ParkedOn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParkedOn").field("expected", &self.expected).finish_non_exhaustive()
+    }
+}
+
+/// The result of a poll.
+pub(crate) enum Polled<'w, 'm, P: Platform> {
+    /// The wait is over. The reference keeps the folio that was waited for, if it is in memory.
+    Ready(Option<FolioRef<'m, P>>),
+    /// There is nothing to do until this changes.
+    Pending(ParkedOn<'w>),
+    /// Only a thread that may sleep can go on.
+    NeedsThread,
+}
+
+/// A wait that is polled.
+pub(crate) struct PolledWait<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    wait: Wait,
+    read: Option<FollowedRead<'m, P>>,
+    /// Whether it counts among those that wait for answers.
+    has_entered: bool,
+}
+
+impl<'m, P: Platform> PolledWait<'m, P> {
+    pub(crate) fn new(memory: &'m Memory<P>, wait: Wait) -> Self {
+        Self { memory, wait, read: None, has_entered: false }
+    }
+
+    pub(crate) fn get(&self) -> &Wait {
+        &self.wait
+    }
+
+    /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets it.
+    pub(crate) fn into_wait(mut self) -> Wait {
+        core::mem::replace(&mut self.wait, Wait::Memory)
+    }
+
+    /// Goes on with the wait. `object` is the one whose pages are needed.
+    ///
+    /// # Errors
+    /// The pager's.
+    pub(crate) fn poll<'w>(
+        &'w mut self,
+        object: &'w Object<'m, P>,
+    ) -> Result<Polled<'w, 'm, P>, Failure> {
+        match self.wait {
+            Wait::Pages(fetch) => self.poll_pages(fetch, object),
+            Wait::ReadAhead(next) => {
+                next.begin(object);
+                Ok(Polled::Ready(None))
+            }
+            Wait::Pager(ticket) => Ok(match object.state().pages.ends.word(ticket) {
+                Some((word, expected)) => Polled::Pending(ParkedOn { word, expected }),
+                None => Polled::Ready(None),
+            }),
+            Wait::SwapRead(_)
+            | Wait::SwapCache { .. }
+            | Wait::SwapRequest { .. }
+            | Wait::Folio(_)
+            | Wait::Memory => Ok(Polled::NeedsThread),
+            Wait::Handler(never) => match never {},
+        }
+    }
+
+    fn poll_pages<'w>(
+        &'w mut self,
+        mut fetch: Fetch,
+        object: &'w Object<'m, P>,
+    ) -> Result<Polled<'w, 'm, P>, Failure> {
+        let (memory, pages) = (self.memory, &object.state().pages);
+        let answers = &memory.answers.completions;
+        if !core::mem::replace(&mut self.has_entered, true) {
+            answers.enter();
+        }
+        let page = PageRange::from_count(fetch.page(), 1);
+        loop {
+            // Before the look at the answers.
+            let (word, expected) = answers.word();
+            let for_answers = Polled::Pending(ParkedOn { word, expected });
+            settle_answered(memory);
+            match self.read.as_ref().map(FollowedRead::result) {
+                Some(None) => return Ok(for_answers),
+                Some(Some(Ok(()))) => return Ok(Polled::Ready(kept(object, fetch.page()))),
+                Some(Some(Err(error))) => {
+                    self.read = None;
+                    // The pages after it may have caused the error.
+                    let Some(alone) = fetch.alone() else { return Err(error.into()) };
+                    fetch = alone;
+                    self.wait = Wait::Pages(alone);
+                }
+                None => {}
+            }
+            if let Some(folio) = kept(object, fetch.page()) {
+                return Ok(Polled::Ready(Some(folio)));
+            }
+            match pages.keeps_from_reading(memory.platform(), page) {
+                Some(InTheWay::ReadAhead) => return Ok(for_answers),
+                Some(InTheWay::Thread(ticket)) => {
+                    if let Some((word, expected)) = pages.ends.word(ticket) {
+                        return Ok(Polled::Pending(ParkedOn { word, expected }));
+                    }
+                    continue;
+                }
+                None => {}
+            }
+            match fetch.begin_followed(object) {
+                Ok(None) => return Ok(Polled::Ready(None)),
+                Ok(read) => self.read = read,
+                // A thread reclaims.
+                Err(Failure::NoMemory) => return Ok(Polled::NeedsThread),
+                Err(refused) => return Err(refused),
+            }
+        }
+    }
+}
+
+impl<P: Platform> Drop for PolledWait<'_, P> {
+    fn drop(&mut self) {
+        if self.has_entered {
+            self.memory.answers.completions.leave();
+        }
+        core::mem::replace(&mut self.wait, Wait::Memory).cancel(self.memory);
+    }
+}
+
+impl<P: Platform> fmt::Debug for PolledWait<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.wait.fmt(f)
+    }
+}
+
+/// A reference to the folio that has the page, if it is in memory.
+fn kept<'m, P: Platform>(object: &Object<'m, P>, page: u64) -> Option<FolioRef<'m, P>> {
+    let memory = object.memory;
+    // A page in the index has a reference to its folio.
+    object
+        .state()
+        .pages
+        .look(memory.platform(), |index| memory.frames.try_hold(index.get(page)?.frame))
+}
