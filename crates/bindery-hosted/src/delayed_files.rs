@@ -1,6 +1,8 @@
 //! [`DelayedFiles`]: a pager that answers when a test says so.
 
 use std::collections::VecDeque;
+use std::thread;
+use std::time::Duration;
 
 use bindery::{
     KeptRead, KeptWrite, Memory, Pager, PagerError, ReadRequest, StoredBytes, WriteRequest,
@@ -21,13 +23,42 @@ pub struct Asked {
 }
 
 /// The requests of the pager.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Requests {
     reads: VecDeque<(Asked, KeptRead)>,
     writes: VecDeque<(Asked, KeptWrite)>,
-    /// Whether writes are kept, too.
+    keeps_reads: bool,
     keeps_writes: bool,
+    /// The number of requests that a thread is answering ([`DelayedFiles::serve`]).
+    in_service: usize,
+    /// Whether the threads are to end.
+    is_over: bool,
     log: Vec<Asked>,
+}
+
+/// A request in service.
+enum Served {
+    Read(KeptRead),
+    Write(KeptWrite),
+}
+
+impl Requests {
+    /// Takes some request.
+    fn take_any(&mut self) -> Option<Served> {
+        // In no order, but the same in each run.
+        let chosen = self.log.len() * 7;
+        let (reads, writes) = (self.reads.len(), self.writes.len());
+        let at = chosen.checked_rem(reads + writes)?;
+        if at < reads {
+            self.reads.remove(at).map(|(_, kept)| Served::Read(kept))
+        } else {
+            self.writes.remove(at - reads).map(|(_, kept)| Served::Write(kept))
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.reads.is_empty() && self.writes.is_empty() && self.in_service == 0
+    }
 }
 
 /// Takes the first request that `is_it` chooses.
@@ -37,8 +68,9 @@ fn take<T>(kept: &mut VecDeque<(Asked, T)>, is_it: &impl Fn(&Asked) -> bool) -> 
 }
 
 /// Files in memory whose reads are answered by [`DelayedFiles::answer`], in any order, or never.
-/// Writes are stored at once, unless [`DelayedFiles::keep_writes`] says otherwise.
-#[derive(Default)]
+/// Writes are stored at once, unless [`DelayedFiles::keep_writes`] says otherwise. By default, reads
+/// are answered at once too.
+#[derive(Debug, Default)]
 pub struct DelayedFiles {
     /// The content.
     pub files: MemoryFiles,
@@ -47,9 +79,57 @@ pub struct DelayedFiles {
 }
 
 impl DelayedFiles {
-    /// All files are empty, and no read was asked for.
+    /// Keeps reads. All files are empty, and no read was asked for.
     pub fn new() -> Self {
-        Self::default()
+        let files = Self::default();
+        files.keep_reads(true);
+        files
+    }
+
+    /// Keeps reads from now on, or answers them at once.
+    pub fn keep_reads(&self, keeps: bool) {
+        self.requests.lock().keeps_reads = keeps;
+    }
+
+    /// Answers kept requests, each after a pause and in no order, until [`DelayedFiles::stop`]. Any
+    /// number of threads may do this.
+    pub fn serve<A: Walk>(&self, memory: &Memory<Machine<A>>, pause: Duration) {
+        loop {
+            let served = {
+                let mut requests = self.requests.lock();
+                loop {
+                    if let Some(served) = requests.take_any() {
+                        requests.in_service += 1;
+                        break served;
+                    }
+                    if requests.is_over {
+                        return;
+                    }
+                    self.changed.wait(&mut requests);
+                }
+            };
+            thread::sleep(pause);
+            match served {
+                Served::Read(kept) => self.answer(memory, kept, Ok(())),
+                Served::Write(kept) => self.answer_write(memory, kept, Ok(())),
+            }
+            self.requests.lock().in_service -= 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends the threads that serve, once no request is left.
+    pub fn stop(&self) {
+        self.requests.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the threads that serve have answered all requests.
+    pub fn wait_until_idle(&self) {
+        let mut requests = self.requests.lock();
+        while !requests.is_idle() {
+            self.changed.wait(&mut requests);
+        }
     }
 
     /// Keeps writes from now on, or stores them at once.
@@ -114,9 +194,16 @@ impl DelayedFiles {
         kept: KeptRead,
         answer: Result<(), PagerError>,
     ) {
-        let Ok(mut request) = memory.resume_read(kept) else { return };
+        let Ok(request) = memory.resume_read(kept) else { return };
+        match answer {
+            Ok(()) => self.read_into(request),
+            Err(error) => request.fail(error),
+        }
+    }
+
+    fn read_into(&self, mut request: ReadRequest<'_>) {
         let (file, first) = (request.file(), request.first_page());
-        match answer.and_then(|()| request.fill(|into| self.files.read(file, first, into))) {
+        match request.fill(|into| self.files.read(file, first, into)) {
             Ok(()) => request.supply(),
             Err(error) => request.fail(error),
         }
@@ -146,8 +233,13 @@ impl Pager for DelayedFiles {
         assert_eq!(frames, asked.pages, "the frames of the request");
         let mut requests = self.requests.lock();
         requests.log.push(asked);
-        requests.reads.push_back((asked, request.keep()));
-        self.changed.notify_all();
+        if requests.keeps_reads {
+            requests.reads.push_back((asked, request.keep()));
+            self.changed.notify_all();
+            return;
+        }
+        drop(requests);
+        self.read_into(request);
     }
 
     fn begin_write(&self, request: WriteRequest<'_>) {

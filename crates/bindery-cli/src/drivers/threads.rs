@@ -174,7 +174,9 @@ pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64
     let outside = Outside::default();
     let memory = machine.memory().expect("memory enough for its own metadata");
     let world = World::new(setup, &machine, &memory, &outside, 2);
-    let device = world.device;
+    let (device, pager) = (world.device, &outside.pager);
+    pager.keep_reads(setup.pager_keeps);
+    pager.keep_writes(setup.pager_keeps);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| scene.watch(&memory, &over));
@@ -184,6 +186,10 @@ pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64
                 device.serve(&memory);
             });
         }
+        scope.spawn(|| {
+            let _dies = panics::Dies::new();
+            pager.serve(&memory, Duration::from_micros(20));
+        });
         for round in 0..ROUNDS {
             if Instant::now() > deadline {
                 break;
@@ -200,6 +206,7 @@ pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64
         world.finish_quiet(scene);
         over.store(true, Relaxed);
         device.stop();
+        pager.stop();
     });
     scene.trace.count()
 }
@@ -248,6 +255,7 @@ impl<A: Walk> World<'_, A> {
             lock(&self.bystander).run(self.machine);
         }
         let _ = self.memory.wait_for_swap_writes();
+        self.pager.wait_until_idle();
         self.machine.assert_clean();
         let mut scratch = vec![0; check::scratch_words(self.memory)];
         self.with_spaces(|spaces| {

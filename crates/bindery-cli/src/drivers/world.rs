@@ -15,7 +15,7 @@ use bindery::{
     SwapOperation, Userfault,
 };
 use bindery_hosted::{
-    BrokenControl, Config, Contents, Machine, MemoryFiles, SwapFile, SwapService, Walk,
+    BrokenControl, Config, Contents, DelayedFiles, Machine, SwapFile, SwapService, Walk,
 };
 use bindery_linux::{self as linux, IpcClock, OpenFile, SegmentSlot, Segments};
 
@@ -38,6 +38,8 @@ pub struct Setup {
     pub huge_zero_page: bool,
     /// Whether the swap device needs stable pages.
     pub stable_pages: bool,
+    /// Whether the pager of the files keeps requests, and answers them from a thread.
+    pub pager_keeps: bool,
     /// One in this number of requests to the device fails; none with 0.
     pub device_fails: u64,
     /// Slots of compressed memory that are on from the start: few, so that swap is soon full.
@@ -61,6 +63,7 @@ impl Setup {
             huge_zero_page: rng.once_in(3),
             stable_pages: rng.once_in(2),
             device_fails: rng.one(&[0, 0, 7, 31, 2]),
+            pager_keeps: cpus > 1 && rng.once_in(2),
             slots: rng.one(&[0, 8192, 8192, 1000, 71]),
             compressed_limit: rng.one(&[None, None, None, Some(40)]),
             broken: None,
@@ -83,7 +86,7 @@ impl<'m, A: Walk> Process<'m, A> {
 /// The contents of objects, which outlive the memory.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
-    pager: MemoryFiles,
+    pub(super) pager: DelayedFiles,
     devices: [Device; DEVICES],
 }
 
@@ -96,6 +99,7 @@ pub(super) struct World<'m, A: Walk> {
     pub(super) processes: [RwLock<Option<Process<'m, A>>>; PROCESSES],
     pub(super) bystander: Mutex<Bystander<'m, A>>,
     pub(super) files: RwLock<Vec<OpenFile<'m, Machine<A>>>>,
+    pub(super) pager: &'m DelayedFiles,
     /// The devices, and their open files.
     pub(super) devices: &'m [Device; DEVICES],
     pub(super) shown: Vec<OpenFile<'m, Machine<A>>>,
@@ -160,6 +164,7 @@ impl<'m, A: Walk> World<'m, A> {
             processes,
             bystander: Mutex::new(Bystander::new(space(), setup.device_fails > 0)),
             files: RwLock::new(files(memory, &outside.pager)),
+            pager: &outside.pager,
             devices: &outside.devices,
             shown: devices::open(memory, &outside.devices),
             pins: Mutex::default(),
@@ -246,7 +251,7 @@ fn segments<'m, A: Walk>(memory: &'m Memory<Machine<A>>) -> &'m Segments<'m, Mac
 /// Two memfds that can be sealed, one that cannot, files with a pager, secret memory.
 fn files<'m, A: Walk>(
     memory: &'m Memory<Machine<A>>,
-    pager: &'m MemoryFiles,
+    pager: &'m DelayedFiles,
 ) -> Vec<OpenFile<'m, Machine<A>>> {
     let both = FileAccess::READ | FileAccess::WRITE;
     let file = |number| memory.file(pager, number, 0x60_0005).expect("memory enough");

@@ -12,6 +12,7 @@ const SETUP: Setup = Setup {
     huge_zero_page: false,
     stable_pages: true,
     device_fails: 0,
+    pager_keeps: false,
     slots: 8192,
     compressed_limit: None,
     broken: None,
