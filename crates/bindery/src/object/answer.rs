@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::Memory;
 use crate::collections::page_tree::PageRun;
 use crate::platform::Platform;
+use crate::sync::word::Word;
 
 use super::page_read::{PageRead, answer, buffer_of};
 use super::{PagerError, ReadBuffer, StoredBytes};
@@ -16,11 +17,18 @@ use super::{PagerError, ReadBuffer, StoredBytes};
 const ANSWERED: u32 = 1 << 8;
 
 /// 0 until the pager has answered.
-pub(super) struct Answer(AtomicU32);
+pub(super) struct Answer<W = AtomicU32>(W);
 
 impl Answer {
     pub(super) const fn new() -> Self {
         Self(AtomicU32::new(0))
+    }
+}
+
+impl<W: Word<u32>> Answer<W> {
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
+        Self(word(0))
     }
 
     /// Stores the answer. The thread that waits for it may free the word at once.
@@ -35,6 +43,49 @@ impl Answer {
         let answer = self.0.load(Ordering::Acquire);
         let error = PagerError::of_number(answer & !ANSWERED);
         (answer & ANSWERED != 0).then_some(error.map_or(Ok(()), Err))
+    }
+}
+
+/// The end of a read that a thread settles, for a wait that follows it.
+pub(super) struct ReadEnd<W = AtomicU32> {
+    /// The thread that settles it, and the wait. The last one frees the record.
+    holders: W,
+    /// Whether the folios are in the index, or free.
+    settled: W,
+}
+
+impl ReadEnd {
+    pub(super) const fn new() -> Self {
+        Self { holders: AtomicU32::new(1), settled: AtomicU32::new(0) }
+    }
+}
+
+impl<W: Word<u32>> ReadEnd<W> {
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
+        Self { holders: word(1), settled: word(0) }
+    }
+
+    /// Adds the wait as a holder, before the pager has the request.
+    pub(super) fn follow(&self) {
+        self.holders.store(2, Ordering::Relaxed);
+    }
+
+    /// The read is settled.
+    pub(super) fn settle(&self) {
+        // Release: the folios are in the index.
+        self.settled.store(1, Ordering::Release);
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        // Acquire: pairs with `settle`.
+        self.settled.load(Ordering::Acquire) != 0
+    }
+
+    /// Gives up a holder. Returns whether it was the last.
+    pub(super) fn leave(&self) -> bool {
+        // Release: the holder's accesses to the record come before. Acquire: so do the other's.
+        self.holders.sub(1, Ordering::AcqRel) == 1
     }
 }
 

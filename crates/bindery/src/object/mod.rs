@@ -18,7 +18,7 @@
 //! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
 //! | `page_read` | a read, from its first folio to the index |
-//! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers |
+//! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers; model under loom: `answer_loom_model` |
 //! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
 //! | `wait`, `polled_wait` | waits with all locks released, by a thread or polled |
@@ -76,6 +76,8 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 mod answer;
+#[cfg(all(test, any(loom, shuttle)))]
+mod answer_loom_model;
 mod arrival;
 mod attachments;
 mod coherence;

@@ -21,7 +21,7 @@
 
 use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
 
@@ -34,7 +34,7 @@ use crate::memory::Earlier;
 use crate::platform::Platform;
 
 use super::ObjectState;
-use super::answer::Answer;
+use super::answer::{Answer, ReadEnd};
 use super::arrival::Arrival;
 use super::fetch::{Fresh, give_back};
 use super::in_flight::{Record, Refused, TransferKind};
@@ -66,10 +66,7 @@ pub(crate) struct PageRead {
     /// answer, and then the settling thread's.
     filled: Cell<usize>,
     answer: Answer,
-    /// Whether its folios are in the index, or free.
-    is_settled: AtomicBool,
-    /// The thread that settles it, and a wait that is polled. The last one frees the record.
-    holders: AtomicU32,
+    end: ReadEnd,
     earlier: Earlier,
 }
 
@@ -150,8 +147,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
             size: Cell::new(0),
             filled: Cell::new(0),
             answer: Answer::new(),
-            is_settled: AtomicBool::new(false),
-            holders: AtomicU32::new(1),
+            end: ReadEnd::new(),
             earlier: Earlier::new(),
         });
         Ok(Self { memory, object, read: read.ok_or(NoMemory)? })
@@ -264,7 +260,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     pub(super) fn follow(self) -> (Kept, FollowedRead<'m, P>) {
         let (memory, read) = (self.memory, self.read);
         // SAFETY: it is not answered before the pager has it.
-        unsafe { read.as_ref() }.holders.store(2, Ordering::Relaxed);
+        unsafe { read.as_ref() }.end.follow();
         let followed = FollowedRead { memory, read };
         (self.leave(), followed)
     }
@@ -342,7 +338,7 @@ unsafe fn settle<P: Platform>(
             ends.wake(memory.platform());
         }
     });
-    state.is_settled.store(true, Ordering::Release);
+    state.end.settle();
     // SAFETY: 1. the settling thread's, once.
     unsafe { release(memory, read) };
     if is_ahead {
@@ -358,8 +354,7 @@ unsafe fn settle<P: Platform>(
 ///    the settling thread is a holder still.
 unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<PageRead>) {
     // SAFETY: the caller is a holder (obligation 1).
-    let before = unsafe { read.as_ref() }.holders.fetch_sub(1, Ordering::AcqRel);
-    if before == 1 {
+    if unsafe { read.as_ref() }.end.leave() {
         // SAFETY: it came from this slab; the settling thread has taken it out of all lists.
         unsafe { memory.slab::<PageRead>().free(&memory.frames, read) };
     }
@@ -381,8 +376,7 @@ impl<P: Platform> FollowedRead<'_, P> {
     pub(super) fn result(&self) -> Option<Result<(), PagerError>> {
         // SAFETY: it is a holder.
         let read = unsafe { self.read.as_ref() };
-        // Acquire: the folios are in the index.
-        if read.is_settled.load(Ordering::Acquire) { read.answer.get() } else { None }
+        if read.end.is_settled() { read.answer.get() } else { None }
     }
 }
 
