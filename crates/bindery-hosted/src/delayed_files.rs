@@ -33,6 +33,8 @@ struct Requests {
     in_service: usize,
     /// Whether the threads are to end.
     is_over: bool,
+    /// Changes with each request that is served.
+    served: usize,
     log: Vec<Asked>,
 }
 
@@ -45,8 +47,9 @@ enum Served {
 impl Requests {
     /// Takes some request.
     fn take_any(&mut self) -> Option<Served> {
-        // In no order, but the same in each run.
-        let chosen = self.log.len() * 7;
+        // In no order.
+        self.served += 7;
+        let chosen = self.served;
         let (reads, writes) = (self.reads.len(), self.writes.len());
         let at = chosen.checked_rem(reads + writes)?;
         if at < reads {
@@ -67,9 +70,8 @@ fn take<T>(kept: &mut VecDeque<(Asked, T)>, is_it: &impl Fn(&Asked) -> bool) -> 
     kept.remove(at).map(|(_, kept)| kept)
 }
 
-/// Files in memory whose reads are answered by [`DelayedFiles::answer`], in any order, or never.
-/// Writes are stored at once, unless [`DelayedFiles::keep_writes`] says otherwise. By default, reads
-/// are answered at once too.
+/// Files in memory. A request is answered at once, or kept until a test answers it
+/// ([`DelayedFiles::answer`]), in any order, or never. [`DelayedFiles::new`] keeps reads.
 #[derive(Debug, Default)]
 pub struct DelayedFiles {
     /// The content.
@@ -179,10 +181,8 @@ impl DelayedFiles {
         answer: Result<(), PagerError>,
     ) {
         let Ok(request) = memory.resume_write(kept) else { return };
-        let (file, first) = (request.file(), request.first_page());
-        let store = |from: &[StoredBytes<'_>]| self.files.write(file, first, from);
-        match answer.and_then(|()| request.with_bytes(store)) {
-            Ok(()) => request.stored(),
+        match answer {
+            Ok(()) => self.store(request),
             Err(error) => request.fail(error),
         }
     }
@@ -197,6 +197,14 @@ impl DelayedFiles {
         let Ok(request) = memory.resume_read(kept) else { return };
         match answer {
             Ok(()) => self.read_into(request),
+            Err(error) => request.fail(error),
+        }
+    }
+
+    fn store(&self, request: WriteRequest<'_>) {
+        let (file, first) = (request.file(), request.first_page());
+        match request.with_bytes(|from| self.files.write(file, first, from)) {
+            Ok(()) => request.stored(),
             Err(error) => request.fail(error),
         }
     }
@@ -255,11 +263,7 @@ impl Pager for DelayedFiles {
             return;
         }
         drop(requests);
-        let (file, first) = (request.file(), request.first_page());
-        match request.with_bytes(|from| self.files.write(file, first, from)) {
-            Ok(()) => request.stored(),
-            Err(error) => request.fail(error),
-        }
+        self.store(request);
     }
 
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {

@@ -1,6 +1,7 @@
 //! Reads that a pager keeps and answers later: in another order, from another thread, with an error,
 //! or never.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
@@ -8,8 +9,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, Memory, Object, PagerError, Sharing,
-    TriedFault,
+    Access, AddressSpace, Advice, Error, FaultError, Memory, Object, Pager, PagerError,
+    ReadRequest, Sharing, TriedFault, WriteRequest,
 };
 use bindery_hosted::{Asked, Config, DelayedFiles, Machine, Program};
 
@@ -294,4 +295,78 @@ fn a_fault_that_does_not_wait_finds_what_was_read_ahead() {
         drop(ready);
         assert_eq!(fixture.reads(), 1);
     });
+}
+
+#[test]
+fn an_old_answer_does_not_replace_a_newer_page() {
+    with_file(|fixture, file| {
+        let Fixture { memory, pager, .. } = fixture;
+        file.read_ahead(0, 4 * PAGE);
+        // A page that is written as a whole needs no read.
+        file.write(2 * PAGE, &[99; PAGE as usize]).unwrap();
+        file.sync(0, u64::MAX).unwrap();
+        file.evict(0, u64::MAX);
+        memory.reclaim(1);
+        let mut request = memory.resume_read(pager.take(is_first(0))).unwrap();
+        request.fill(|bytes| bytes.append_all(0xee));
+        request.supply();
+        assert_eq!((byte(&file, 1), byte(&file, 2)), (Ok(0xee), Ok(99)));
+        assert_eq!(pager.files.content(1)[2 * PAGE as usize], 99);
+    });
+}
+
+/// Keeps the first request of each kind, and then panics.
+struct Panicking<'p>(&'p DelayedFiles);
+
+impl Pager for Panicking<'_> {
+    fn begin_read(&self, request: ReadRequest<'_>) {
+        self.0.begin_read(request);
+        panic!("the pager panics");
+    }
+
+    fn begin_write(&self, request: WriteRequest<'_>) {
+        let is_first = request.first_page() == 0;
+        self.0.begin_write(request);
+        assert!(is_first, "the pager panics");
+    }
+
+    fn resize(&self, _: u64, _: u64) -> Result<(), PagerError> {
+        Ok(())
+    }
+
+    fn removed(&self, _: u64) {}
+}
+
+#[test]
+fn a_pager_that_panics_leaves_nothing_behind() {
+    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let files = DelayedFiles::new();
+    let pager = Panicking(&files);
+    let file = memory.file(&pager, 1, 8 * PAGE).unwrap();
+    let panics = |work: &dyn Fn()| {
+        catch_unwind(AssertUnwindSafe(work)).expect_err("the pager has panicked");
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| files.serve(&memory, std::time::Duration::ZERO));
+        // The call waits for the answer to the request that was kept.
+        panics(&|| {
+            let _ = byte(&file, 3);
+        });
+        assert_eq!(file.resident_pages(), 0);
+        file.write(0, &[1; PAGE as usize]).unwrap();
+        file.write(4 * PAGE, &[1; PAGE as usize]).unwrap();
+        files.keep_writes(true);
+        panics(&|| {
+            let _ = file.sync(0, u64::MAX);
+        });
+        files.keep_writes(false);
+        files.wait_until_idle();
+        // The first page is stored. The second may be dirty still: it is stored now.
+        files.stop();
+    });
+    assert_eq!(files.files.content(1)[0], 1);
+    file.discard(0, u64::MAX).unwrap();
+    drop(file);
+    assert_eq!(audit(&machine, &memory, &[]).objects, 0);
 }

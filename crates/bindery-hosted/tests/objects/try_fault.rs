@@ -11,7 +11,7 @@ use bindery::{
 use bindery_hosted::{Config, DelayedFiles, Program};
 
 use super::held_pager::{HeldFiles, Io};
-use crate::support::objects::{Failing, PAGE};
+use crate::support::objects::{Failing, PAGE, use_object_order};
 use crate::support::objects_fixture::{AT, map, with_fixture};
 use crate::support::{MIB, audit, fixed, memory_with, options};
 
@@ -111,6 +111,7 @@ fn a_polled_wait_needs_no_thread() {
         let Ok(TriedFault::Blocked(mut wait)) = attempt(0) else { panic!("no page is in memory") };
         let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("the pager has it") };
         assert!(!parked.has_changed());
+        assert!(!pager.log()[0].ahead, "a fault needs the page");
         // The answer changes the word that the task was told.
         pager.answer(memory, pager.take(|asked| asked.first == 0), Ok(()));
         assert!(parked.has_changed());
@@ -170,6 +171,46 @@ fn a_polled_wait_reports_the_error() {
         assert_eq!(asked, [1, PAGES, 1]);
         pager.answer_all(memory);
         assert!(matches!(wait.poll(), Ok(FaultPoll::Ready(_))));
+    });
+}
+
+#[test]
+fn reclaim_leaves_the_answer_of_a_polled_wait() {
+    with_delayed(|space, memory, pager| {
+        let attempt = || space.try_fault(page(2), Access::Read, KeyRights::ALL);
+        let Ok(TriedFault::Blocked(mut wait)) = attempt() else { panic!("no page is in memory") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        pager.answer_all(memory);
+        memory.reclaim(1);
+        let Ok(FaultPoll::Ready(ready)) = wait.poll() else { panic!("the answer is there") };
+        memory.reclaim(1);
+        assert!(matches!(attempt(), Ok(TriedFault::Resolved(Resolved::Mapped(_)))));
+        drop(ready);
+        assert_eq!(pager.log().len(), 1);
+    });
+}
+
+#[test]
+fn a_bad_page_fails_only_itself() {
+    with_delayed(|space, memory, pager| {
+        use_object_order(memory, 3);
+        let attempt = |number| space.try_fault(page(number), Access::Read, KeyRights::ALL);
+        let answer = |first: u64, pages: u64, answer| {
+            let kept = pager.take(|asked| (asked.first, asked.pages) == (first, pages));
+            pager.answer(memory, kept, answer);
+        };
+        let bad = Err(PagerError::InputOutput);
+        let Ok(TriedFault::Blocked(mut wait)) = attempt(3) else { panic!("no page is in memory") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        answer(0, PAGES, bad);
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        answer(3, 1, Ok(()));
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Ready(_))));
+        assert!(matches!(attempt(3), Ok(TriedFault::Resolved(_))));
+        let Ok(TriedFault::Blocked(mut wait)) = attempt(5) else { panic!("it is not in memory") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        answer(5, 1, bad);
+        assert_eq!(wait.poll().err(), Some(FaultError::Bus));
     });
 }
 

@@ -69,7 +69,7 @@ impl Answers {
         }
     }
 
-    /// Takes all answers. Each is the caller's alone from now on; [`Earlier`] leads to the next.
+    /// Takes all answers, which are the caller's from now on. [`Earlier`] leads to the next.
     pub(crate) fn take_all(&self) -> Option<NonNull<Opaque>> {
         if !self.has_any() {
             return None;

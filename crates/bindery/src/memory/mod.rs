@@ -73,7 +73,7 @@ pub struct Memory<P: Platform> {
     slabs: Slabs<P>,
     /// The list of all objects, which the module `object` interprets.
     pub(crate) objects: Anchor<P>,
-    /// What pagers have answered, which the module `object` interprets.
+    /// Answers of pagers that no thread waits for; the module `object` interprets them.
     pub(crate) answers: Answers,
     pub(crate) deferred: Deferral<P>,
     pub(crate) effort: EffortSetting,

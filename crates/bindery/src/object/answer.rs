@@ -50,8 +50,17 @@ impl<W: Word<u32>> Answer<W> {
 pub(super) struct ReadEnd<W = AtomicU32> {
     /// The thread that settles it, and the wait. The last one frees the record.
     holders: W,
-    /// Whether the folios are in the index, or free.
+    /// 0 until the folios are in the index, or free; then the [`Settled`].
     settled: W,
+}
+
+/// The end of a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Settled {
+    /// Its folios were dealt with as the pager's answer says.
+    Answered = 1,
+    /// The page index had no memory for them.
+    NoMemory = 2,
 }
 
 impl ReadEnd {
@@ -71,15 +80,24 @@ impl<W: Word<u32>> ReadEnd<W> {
         self.holders.store(2, Ordering::Relaxed);
     }
 
-    /// The read is settled.
-    pub(super) fn settle(&self) {
-        // Release: the folios are in the index.
-        self.settled.store(1, Ordering::Release);
+    /// Whether a wait follows the read.
+    pub(super) fn is_followed(&self) -> bool {
+        self.holders.load(Ordering::Relaxed) > 1
     }
 
-    pub(super) fn is_settled(&self) -> bool {
+    /// The read is settled.
+    pub(super) fn settle(&self, settled: Settled) {
+        // Release: the folios are in the index.
+        self.settled.store(settled as u32, Ordering::Release);
+    }
+
+    pub(super) fn settled(&self) -> Option<Settled> {
         // Acquire: pairs with `settle`.
-        self.settled.load(Ordering::Acquire) != 0
+        match self.settled.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(Settled::Answered),
+            _ => Some(Settled::NoMemory),
+        }
     }
 
     /// Gives up a holder. Returns whether it was the last.
@@ -89,7 +107,7 @@ impl<W: Word<u32>> ReadEnd<W> {
     }
 }
 
-/// A memory, whatever its platform.
+/// A memory without its platform parameter.
 pub(super) trait Requests: Sync {
     fn identity(&self) -> u64;
 

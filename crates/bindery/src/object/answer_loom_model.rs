@@ -18,7 +18,7 @@ use crate::sync::model::{self, thread};
 use crate::sync::parking::Parking;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
-use super::answer::{Answer, ReadEnd};
+use super::answer::{Answer, ReadEnd, Settled};
 
 /// The rule that a model leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +102,7 @@ impl World {
         let bytes = self.bytes.with_mut(|bytes| unsafe { bytes.read() });
         // SAFETY: as for `Sync`.
         self.index.with_mut(|index| unsafe { index.write(bytes) });
-        self.record(|| self.end.settle());
+        self.record(|| self.end.settle(Settled::Answered));
         self.leave();
         if self.omit != Omit::NoteAfterSettlement {
             self.completions.note(&self.sleepers);
@@ -124,7 +124,7 @@ impl World {
         loop {
             let before = self.completions.word();
             self.settle();
-            if self.record(|| self.end.is_settled()) {
+            if self.record(|| self.end.settled()).is_some() {
                 break;
             }
             let after = self.completions.word();

@@ -176,7 +176,8 @@ impl<P: Platform> Object<'_, P> {
                     return Ok(moved);
                 }
                 Err(Stop::Failed(failure)) => return Err(failure),
-                Err(Stop::Wait(wait)) => _kept = wait.wait(self.memory, Some(self))?,
+                // A page that was waited for stays until it is read.
+                Err(Stop::Wait(wait)) => _kept = wait.wait(self.memory, Some(self))?.or(_kept),
             }
         }
     }

@@ -21,19 +21,17 @@ use core::ptr::NonNull;
 use crate::Memory;
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PageRange};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{FOLIO_ORDERS, Folio, FolioRef};
+use crate::folio::{FOLIO_ORDERS, Folio};
 use crate::platform::Platform;
 
-use super::in_flight::{InTheWay, Refused};
-use super::page_read::{FollowedRead, Kept, NewRead, Taker, settle_answered, wait_for_reads_ahead};
-use super::pages::lacks;
-use super::read_ahead::{ReadPattern, mark, next_window, window};
-use super::state::{Accounting, pages_of};
+use super::ObjectState;
+use super::ask::Fetch;
+use super::read_ahead::{ReadPattern, next_window, window};
+use super::state::Accounting;
 use super::supply::add;
 use super::swap_ahead::swap_in_ahead;
 use super::swap_in::{Swapped, swap_in, swap_in_here};
 use super::wait::{Stop, Wait};
-use super::{Object, ObjectState};
 use crate::collections::page_tree::{PageIndex, PageStretch};
 
 /// How to bring in a page.
@@ -106,23 +104,6 @@ impl<'a> Wanted<'a> {
         let (start, end) = (first << PAGE_SHIFT, (first + count) << PAGE_SHIFT);
         self.writing.filter(|writing| writing.at <= start && end <= writing.end)
     }
-}
-
-/// Pages that the pager must supply.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fetch {
-    /// The page that is needed.
-    page: u64,
-    /// The number of pages, starting with this one, that the call needs.
-    needed: u64,
-    /// The number of pages, starting with this one, that are expected to be used.
-    ahead: u64,
-    /// The orders that their folios may have.
-    orders: Orders,
-    /// Upper bound for the end of a folio, in pages.
-    end: u64,
-    /// Frames that must stay free. The page is refused rather than use them.
-    reserve: u64,
 }
 
 /// The frame that holds `page`. Brings the page in if it is not in memory and needs no pager. The
@@ -287,203 +268,6 @@ impl Writing<'_> {
     }
 }
 
-impl Fetch {
-    /// Pages that no thread needs yet.
-    pub(super) fn ahead(pages: PageRange, orders: Orders) -> Self {
-        let PageRange { first, end } = pages;
-        Self { page: first, needed: 0, ahead: end - first, orders, end, reserve: 0 }
-    }
-
-    /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to look
-    /// again: the page was present, another call fetched it, or a truncation canceled the read.
-    /// Called without locks. May sleep.
-    ///
-    /// # Errors
-    /// The pager's error; [`Error::OutOfMemory`]; [`Error::NoSpace`].
-    pub(super) fn serve<'m, P: Platform>(
-        &self,
-        object: &Object<'m, P>,
-    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-        let (platform, state) = (object.memory.platform(), object.state());
-        settle_answered(object.memory);
-        // Before allocating a folio that may not be needed.
-        let page = PageRange::from_count(self.page, 1);
-        if let Some(in_the_way) = state.pages.keeps_from_reading(platform, page) {
-            wait_for_end(object.memory, state, page, in_the_way);
-            return Ok(None);
-        }
-        if !lacks(object.memory, state, self.page, 1) {
-            return Ok(None);
-        }
-        match (self.fetch(object.memory, state), self.alone()) {
-            // The pages after it may have caused the error.
-            (Err(_), Some(alone)) => alone.fetch(object.memory, state),
-            (result, _) => result,
-        }
-    }
-
-    /// Begins to read the pages, for no thread. Returns those that are being read, and whether the
-    /// pager has kept the request. `None` if the first one is not needed, or there is no memory.
-    pub(super) fn begin<P: Platform>(&self, object: &Object<'_, P>) -> Option<(PageRange, Kept)> {
-        let (memory, state) = (object.memory, object.state());
-        settle_answered(memory);
-        let mut read = NewRead::new(memory, state, Taker::Any).ok()?;
-        self.add_following(&mut read, self.page);
-        let pages = read.pages();
-        if pages.first == pages.end {
-            return None;
-        }
-        let needed = |index: &PageIndex, size| {
-            index.get(pages.first).is_none() && pages.first < pages_of(size)
-        };
-        let begun = read.begin(needed).ok()?;
-        Some((pages, begun.leave()))
-    }
-
-    /// Begins to read the page, and those expected to be used, for a wait that follows the read. `None`
-    /// tells the caller to look again.
-    ///
-    /// # Errors
-    /// [`Failure::NoMemory`]; [`Error::NoSpace`].
-    pub(super) fn begin_followed<'m, P: Platform>(
-        &self,
-        object: &Object<'m, P>,
-    ) -> Result<Option<FollowedRead<'m, P>>, Failure> {
-        let (memory, state) = (object.memory, object.state());
-        let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
-        let mut failure = Failure::NoMemory;
-        while let Some(order) = orders.take_largest() {
-            let first = order.align_down(self.page);
-            if order > Order::PAGE && !fits(memory, state, first, order, self.end) {
-                continue;
-            }
-            let read = match self.draw_up(memory, state, (first, order), Taker::Any) {
-                Ok(read) => read,
-                Err(error) => {
-                    failure = error;
-                    continue;
-                }
-            };
-            let pages = read.pages();
-            let begun = read.begin(|index, size| self.is_needed(index, size));
-            let Ok(begun) = begun else { return Ok(None) };
-            let (kept, followed) = begun.follow();
-            self.mark_window(state, pages, kept);
-            return Ok(Some(followed));
-        }
-        Err(failure)
-    }
-
-    /// The same for its page alone, if it is for more.
-    pub(super) fn alone(self) -> Option<Self> {
-        (self.ahead > 1).then_some(Self { ahead: 1, needed: 1, ..self })
-    }
-
-    pub(super) fn page(&self) -> u64 {
-        self.page
-    }
-
-    fn is_needed(&self, index: &PageIndex, size: u64) -> bool {
-        index.get(self.page).is_none() && self.page < pages_of(size)
-    }
-
-    /// Marks the pages that nothing has asked for, if the pager has kept the request.
-    fn mark_window(&self, object: &ObjectState, pages: PageRange, kept: Kept) {
-        if kept == Kept::Yes {
-            mark(object, PageRange { first: self.page, end: pages.end }, self.needed);
-        }
-    }
-
-    /// A read of the folio of that order that begins at `first`, and of others after it.
-    fn draw_up<'o, 'm, P: Platform>(
-        &self,
-        memory: &'m Memory<P>,
-        object: &'o ObjectState,
-        (first, order): (u64, Order),
-        taker: Taker,
-    ) -> Result<NewRead<'o, 'm, P>, Failure> {
-        let mut read = NewRead::new(memory, object, taker)?;
-        read.push(Fresh { first, folio: allocate(memory, object, order, self.reserve)? });
-        self.add_following(&mut read, first + u64::from(order.pages()));
-        Ok(read)
-    }
-
-    /// Fetches the page in the largest folio possible.
-    fn fetch<'m, P: Platform>(
-        &self,
-        memory: &'m Memory<P>,
-        object: &ObjectState,
-    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-        let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
-        let mut failure = Failure::NoMemory;
-        while let Some(order) = orders.take_largest() {
-            let first = order.align_down(self.page);
-            if order > Order::PAGE && !fits(memory, object, first, order, self.end) {
-                continue;
-            }
-            match self.fetch_from(memory, object, first, order) {
-                Ok(kept) => return Ok(kept),
-                // A smaller folio may succeed.
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
-    }
-
-    /// Fetches a folio of that order from `first` on, and others after it. Fails only if the first
-    /// cannot be fetched.
-    fn fetch_from<'m, P: Platform>(
-        &self,
-        memory: &'m Memory<P>,
-        object: &ObjectState,
-        first: u64,
-        order: Order,
-    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-        let read = self.draw_up(memory, object, (first, order), Taker::Beginner)?;
-        let pages = read.pages();
-        match read.begin(|index, size| self.is_needed(index, size)) {
-            Ok(begun) => {
-                let (kept, result) = begun.finish(self.page);
-                if result.is_ok() {
-                    self.mark_window(object, pages, kept);
-                }
-                result
-            }
-            Err(Refused::NotNeeded) => Ok(None),
-            Err(Refused::Busy(in_the_way)) => {
-                wait_for_end(memory, object, pages, in_the_way);
-                Ok(None)
-            }
-        }
-    }
-
-    /// Adds folios for the pages from `next` on that are expected to be used.
-    fn add_following<P: Platform>(&self, read: &mut NewRead<'_, '_, P>, mut next: u64) {
-        let (memory, object) = (read.memory, read.object);
-        let after = self.page.saturating_add(self.ahead).min(self.end);
-        let after = after.min(object.size_in_pages());
-        while !read.is_full()
-            && let Some(fresh) = following(memory, object, next, after, self.orders)
-        {
-            next = fresh.end();
-            read.push(fresh);
-        }
-    }
-}
-
-/// Waits for the record that keeps a fetch from the pages.
-fn wait_for_end<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    pages: PageRange,
-    in_the_way: InTheWay,
-) {
-    match in_the_way {
-        InTheWay::Thread(ticket) => object.pages.wait(memory.platform(), ticket),
-        InTheWay::ReadAhead => wait_for_reads_ahead(memory, object, pages),
-    }
-}
-
 /// A folio about to be inserted into the index.
 pub(super) struct Fresh {
     pub(super) first: u64,
@@ -496,49 +280,13 @@ impl Fresh {
     }
 }
 
-/// Whether 2^`order` pages from `first` on, which must be a multiple of that, end at or before
-/// `end`, and none of them is present or being fetched.
-fn fits<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    first: u64,
-    order: Order,
-    end: u64,
-) -> bool {
-    let count = u64::from(order.pages());
-    let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
-    let pages = PageRange::from_count(first, count);
-    let free = || object.pages.is_free_for_reading(memory.platform(), pages, vacant);
-    first.is_multiple_of(count) && first + count <= end && free()
-}
-
-/// The largest folio that may begin at page `first`, if that lies before `after` and is left to be
-/// brought in.
-fn following<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    first: u64,
-    after: u64,
-    orders: Orders,
-) -> Option<Fresh> {
-    let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
-    while let Some(order) = orders.take_largest() {
-        if fits(memory, object, first, order, after)
-            && let Ok(folio) = allocate(memory, object, order, 0)
-        {
-            return Some(Fresh { first, folio });
-        }
-    }
-    None
-}
-
 /// The number of pages that a folio of that order commits on insertion.
 pub(super) fn committed(object: &ObjectState, order: Order) -> u64 {
     if object.accounting() == Accounting::PerPage { u64::from(order.pages()) } else { 0 }
 }
 
 /// A committed folio that no other thread knows. `reserve` frames stay free.
-fn allocate<P: Platform>(
+pub(super) fn allocate<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     order: Order,

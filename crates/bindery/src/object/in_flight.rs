@@ -2,7 +2,7 @@
 //! wait for them.
 //!
 //! While the pager works, no mutex, no VMA and no lock of an object is held. A *record* represents
-//! the call instead, in a list that the index lock guards:
+//! the call, or the read ahead, in a list that the index lock guards:
 //!
 //! | record | made by | waits for its end |
 //! |---|---|---|
@@ -31,7 +31,8 @@
 //! list, during which no write begins.
 //!
 //! # No circular wait, and no endless one
-//! A thread with a read or a write in the list waits only for the pager. A thread with a change
+//! A thread with a read or a write in the list waits only for the pager. A read ahead has no thread: its
+//! end needs the pager, and any thread that takes the answer, as each thread that waits for it does. A thread with a change
 //! waits for writes and for older turns, without a lock, and then takes locks. A thread that holds
 //! a lock of the object waits for no record. A thread with a turn waits for older changes. So of a
 //! change and a turn, the younger one waits, and a `sync` comes to its end however many threads
@@ -65,7 +66,8 @@ pub(super) enum TransferKind {
 const KEEP_FROM_READING: [TransferKind; 3] =
     [TransferKind::Read, TransferKind::Change, TransferKind::ReadAhead];
 
-/// A record of pages in flight, in the memory of the call that moves them. Everything in it is read
+/// A record of pages in flight, in the memory of the call that moves them, or of the read
+/// ([`super::page_read`]). Everything in it is read
 /// and written with the index lock held for writing.
 #[derive(Debug)]
 pub(super) struct Record {
@@ -260,6 +262,12 @@ impl InFlight {
         awaited.or_else(|| self.overlaps(pages, &[ahead]).then_some(InTheWay::ReadAhead))
     }
 
+    /// The end of a record that keeps a fetch from the page.
+    pub(super) fn busy_until(&self, page: u64) -> Option<u64> {
+        let pages = PageRange::from_count(page, 1);
+        self.overlapping(pages, &KEEP_FROM_READING).map(|record| record.end.get()).max()
+    }
+
     /// Cancels the reads that overlap the pages.
     pub(super) fn cancel_reads(&self, pages: PageRange) {
         let reads = self.overlapping(pages, &[TransferKind::Read, TransferKind::ReadAhead]);
@@ -407,7 +415,8 @@ impl Pages {
             if reads == Reads::Canceled {
                 in_flight.cancel_reads(pages);
             }
-            // SAFETY: as in `with_read`.
+            // SAFETY: 1. the record stays in this frame, and is only borrowed shared; `_listed` removes
+            // it before the frame ends.
             unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) };
             record.number.get()
         });
@@ -429,7 +438,7 @@ impl Pages {
     ) -> R {
         let record = Record::new();
         let number = self.alone(platform, |_, in_flight, ends| {
-            // SAFETY: as in `with_read`.
+            // SAFETY: as in `with_change`.
             unsafe { in_flight.insert(ends, &record, TransferKind::Turn, pages) };
             record.number.get()
         });

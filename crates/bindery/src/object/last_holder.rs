@@ -16,7 +16,7 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::dropping::{Piece, drop_pages};
-use super::page_read::end_reads;
+use super::page_read::{end_reads, wait_for_reads_ahead};
 use super::registry::{Leave, Registry};
 use super::save;
 
@@ -59,6 +59,8 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
             Leave::Left => break,
             Leave::Unsaved(found) => {
                 let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
+                // Before the object leaves: an open must not wait for reads that nothing needs.
+                wait_for_reads_ahead(memory, object, PageRange { first: 0, end: PAGE_LIMIT });
                 saved = Some(found);
             }
         }

@@ -16,7 +16,8 @@
 //! | `pages` | pages found, marked dirty |
 //! | `dropping` | pages dropped |
 //! | `placed_folio` | a folio at its place in an object |
-//! | `fetch`, `supply`, `arrival` | pages brought in; filled folios enter the page index; their age |
+//! | `fetch`, `ask` | pages brought in, without the pager and from it |
+//! | `supply`, `arrival` | filled folios enter the page index; their age |
 //! | `page_read` | a read, from its first folio to the index |
 //! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers; model under loom: `answer_loom_model` |
 //! | `read_ahead` | pages of a file read before they are needed |
@@ -79,6 +80,7 @@ mod answer;
 #[cfg(all(test, any(loom, shuttle)))]
 mod answer_loom_model;
 mod arrival;
+mod ask;
 mod attachments;
 mod coherence;
 #[cfg(feature = "collapse")]

@@ -13,8 +13,8 @@
 //! index is not made for interrupt handlers.
 //!
 //! # The object lives as long as the read
-//! A thread that waits has a handle. For a read ahead, the end of an object waits until its list has
-//! no read ([`end_reads`]). So the settling thread's last access to the object is the one that takes
+//! A thread that waits has a handle. The last holder of an object waits until its list has no read
+//! ahead ([`super::last_holder`]). So the settling thread's last access to the object is the one that takes
 //! the record out of the list, with the index lock held.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -34,7 +34,7 @@ use crate::memory::Earlier;
 use crate::platform::Platform;
 
 use super::ObjectState;
-use super::answer::{Answer, ReadEnd};
+use super::answer::{Answer, ReadEnd, Settled};
 use super::arrival::Arrival;
 use super::fetch::{Fresh, give_back};
 use super::in_flight::{Record, Refused, TransferKind};
@@ -48,7 +48,9 @@ use super::supply::add;
 pub(super) enum Taker {
     /// The one that has begun the read.
     Beginner,
-    /// Any: no thread waits.
+    /// Any, since the wait for the pages is polled.
+    Follower,
+    /// Any: nothing waits for the pages yet.
     Any,
 }
 
@@ -113,7 +115,7 @@ pub(super) unsafe fn answer<P: Platform>(
         // SAFETY: a read that was begun lives until it is settled, which comes after the answer
         // (obligation 1).
         let state = unsafe { read.as_ref() };
-        let earlier = (state.taker == Taker::Any).then(|| NonNull::from(&state.earlier));
+        let earlier = (state.taker != Taker::Beginner).then(|| NonNull::from(&state.earlier));
         // From here on the beginner may free the read.
         state.answer.give(answer);
         earlier
@@ -163,6 +165,11 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
         self.get().pages()
     }
 
+    /// The first page of the first folio at or after `page`.
+    pub(super) fn folio_from(&self, page: u64) -> Option<u64> {
+        self.get().fresh.iter().map(|fresh| fresh.first).find(|first| *first >= page)
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.get().fresh.is_full()
     }
@@ -189,7 +196,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
         };
         let kind = match read.taker {
             Taker::Beginner => TransferKind::Read,
-            Taker::Any => TransferKind::ReadAhead,
+            Taker::Follower | Taker::Any => TransferKind::ReadAhead,
         };
         // SAFETY: 1. the record is new. It lies in a slab, where it stays until `settle` frees it,
         // after it has taken it out of the list.
@@ -291,7 +298,7 @@ impl<P: Platform> Drop for BegunRead<'_, '_, P> {
     fn drop(&mut self) {
         if self.taker == Taker::Beginner {
             let Self { memory, object, read, taker } = *self;
-            drop(BegunRead { memory, object, read, taker }.take_answer(Fate::Goes));
+            drop(BegunRead { memory, object, read, taker }.take_answer(Fate::Dropped));
         }
     }
 }
@@ -301,8 +308,8 @@ impl<P: Platform> Drop for BegunRead<'_, '_, P> {
 enum Fate {
     /// They enter the page index, unless they are stale. The folio with this page is kept.
     Enters(u64),
-    /// They are free.
-    Goes,
+    /// They are freed.
+    Dropped,
 }
 
 /// Ends a read: its folios enter the page index, or are free; the record leaves the list.
@@ -329,19 +336,22 @@ unsafe fn settle<P: Platform>(
             answer.map(|()| None).map_err(Failure::from)
         }
     };
-    let is_ahead = state.taker == Taker::Any;
-    object.pages.alone(memory.platform(), |_, in_flight, ends| {
+    let taker = state.taker;
+    let is_awaited = object.pages.alone(memory.platform(), |_, in_flight, ends| {
         // SAFETY: 1. `NewRead::begin` has inserted it, and only the thread with the answer, the
         // caller, takes it out.
-        if unsafe { in_flight.take(ends, &state.record) } {
-            // With the lock held: afterwards the object may be gone.
-            ends.wake(memory.platform());
-        }
+        unsafe { in_flight.take(ends, &state.record) }
     });
-    state.end.settle();
+    if taker == Taker::Beginner && is_awaited {
+        // The caller's handle keeps the object.
+        object.pages.ends.wake(memory.platform());
+    }
+    // Without one, the object may be freed from here on. Threads wait for the answers then.
+    let lacks_memory = answer.is_ok() && matches!(result, Err(Failure::NoMemory));
+    state.end.settle(if lacks_memory { Settled::NoMemory } else { Settled::Answered });
     // SAFETY: 1. the settling thread's, once.
     unsafe { release(memory, read) };
-    if is_ahead {
+    if taker != Taker::Beginner {
         memory.answers.completions.note(memory.platform());
     }
     result
@@ -372,11 +382,14 @@ unsafe impl<P: Platform> Send for FollowedRead<'_, P> {}
 unsafe impl<P: Platform> Sync for FollowedRead<'_, P> {}
 
 impl<P: Platform> FollowedRead<'_, P> {
-    /// The answer of the pager, once the read is settled.
-    pub(super) fn result(&self) -> Option<Result<(), PagerError>> {
+    /// The result of the read, once it is settled: the pager's answer, or [`Failure::NoMemory`].
+    pub(super) fn result(&self) -> Option<Result<(), Failure>> {
         // SAFETY: it is a holder.
         let read = unsafe { self.read.as_ref() };
-        if read.end.is_settled() { read.answer.get() } else { None }
+        Some(match read.end.settled()? {
+            Settled::Answered => read.answer.get()?.map_err(Failure::from),
+            Settled::NoMemory => Err(Failure::NoMemory),
+        })
     }
 }
 
@@ -442,28 +455,30 @@ pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
     settle_all(memory, Fate::Enters(u64::MAX));
 }
 
-/// Takes all answers to reads ahead, and frees their folios, which no thread has needed so far.
-/// Returns the number of pages. Takes only spin locks, and allocates nothing: for reclaim.
-pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) -> u64 {
-    settle_all(memory, Fate::Goes)
+/// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait needs.
+/// Takes only spin locks, and allocates nothing: for reclaim.
+pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
+    settle_all(memory, Fate::Dropped);
 }
 
-fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) -> u64 {
-    let mut pages = 0;
+fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) {
     let mut next = memory.answers.take_all();
     while let Some(record) = next {
         let read: NonNull<PageRead> = record.cast();
-        // SAFETY: `answer` has added it, which lives until `settle`.
+        // SAFETY: `answer` has added it, and it lives until `settle`.
         let state = unsafe { read.as_ref() };
         next = state.earlier.get();
-        let PageRange { first, end } = state.pages();
-        pages += end - first;
-        // An error is for the thread that needs a page: it asks again.
-        // SAFETY: 1. the pager has answered, and the answers taken are the caller's. The end of the
-        // object waits for its list ([`end_reads`]).
+        if fate == Fate::Dropped && state.end.is_followed() {
+            let earlier = NonNull::from(&state.earlier);
+            // SAFETY: 1. it was taken out of the list, and lives until it is taken again.
+            unsafe { memory.answers.add(record, earlier) };
+            continue;
+        }
+        // An error is for the access that needs a page: it asks again.
+        // SAFETY: 1. the pager has answered, and the answers taken are the caller's. The last
+        // holder of the object waits for its list.
         drop(unsafe { settle(memory, read, fate) });
     }
-    pages
 }
 
 /// Waits for the reads ahead that overlap the pages. Called without locks.
@@ -488,14 +503,14 @@ pub(super) fn wait_for_reads_ahead<P: Platform>(
     }
 }
 
-/// Waits until the pager has answered all reads of an object without holders, whose results are not
-/// used. Afterwards no thread has a way to the object through them.
+/// Makes sure that no read of an object without holders is left. The last holder has waited for them
+/// before it gave itself up, and only holders begin reads.
 pub(super) fn end_reads<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     let all = PageRange { first: 0, end: PAGE_LIMIT };
     let is_read = object.pages.alone(memory.platform(), |_, in_flight, _| {
-        in_flight.cancel_reads(all);
         in_flight.overlaps(all, &[TransferKind::ReadAhead])
     });
+    debug_assert!(!is_read, "a read of an object without holders");
     if is_read {
         wait_for_reads_ahead(memory, object, all);
     }

@@ -143,8 +143,9 @@ pub trait Pager: Send + Sync {
 
     /// The most pages that are read before they are needed, for a reader that goes through a file in
     /// order (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage that is
-    /// as fast as memory. A reader that has announced its order gets twice as many
-    /// ([`crate::ReadPattern::Sequential`]). More than 512 count as 512.
+    /// as fast as memory. A reader that has announced its order gets up to twice as many, if one
+    /// request of 32 folios holds them ([`crate::ReadPattern::Sequential`]). More than 512 count as 512.
+    /// Called once, when an object of the file is made.
     fn read_ahead(&self) -> u64 {
         32
     }

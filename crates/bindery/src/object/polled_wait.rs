@@ -1,9 +1,9 @@
 //! [`PolledWait`]: a wait in which no thread sleeps, for kernels whose tasks are futures.
 //!
-//! A poll does all that can be done at once: it begins the read, and takes answers in. Then it names
-//! the word that changes when there is more to do, with whose address [`Platform::unpark`] is called
-//! then. The read is one that any thread settles ([`super::page_read`]). So a wait that is dropped
-//! leaves nothing that needs it: the pages come in all the same.
+//! A poll does all that can be done at once: it begins the read, and settles answers. Then it names the
+//! word that changes when there is more to do. [`Platform::unpark`] is called with its address. The read
+//! is one that any thread settles ([`super::page_read`]), so a wait may be dropped: the pages still
+//! enter the index.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use crate::folio::FolioRef;
 use crate::platform::Platform;
 
 use super::Object;
-use super::fetch::Fetch;
+use super::ask::Fetch;
 use super::in_flight::InTheWay;
 use super::page_read::{FollowedRead, settle_answered};
 use super::wait::Wait;
@@ -34,6 +34,9 @@ use super::wait::Wait;
 ///     }
 /// }
 /// ```
+///
+/// # Context
+/// Context: any.
 #[derive(Clone, Copy)]
 pub struct ParkedOn<'w> {
     word: &'w AtomicU32,
@@ -88,10 +91,6 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         Self { memory, wait, read: None, has_entered: false }
     }
 
-    pub(crate) fn get(&self) -> &Wait {
-        &self.wait
-    }
-
     /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets it.
     pub(crate) fn into_wait(mut self) -> Wait {
         core::mem::replace(&mut self.wait, Wait::Memory)
@@ -134,7 +133,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         if !core::mem::replace(&mut self.has_entered, true) {
             answers.enter();
         }
-        let page = PageRange::from_count(fetch.page(), 1);
+        let page = PageRange::from_count(fetch.page, 1);
         loop {
             // Before the look at the answers.
             let (word, expected) = answers.word();
@@ -142,17 +141,26 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             settle_answered(memory);
             match self.read.as_ref().map(FollowedRead::result) {
                 Some(None) => return Ok(for_answers),
-                Some(Some(Ok(()))) => return Ok(Polled::Ready(kept(object, fetch.page()))),
+                Some(Some(Ok(()))) => {
+                    self.read = None;
+                    memory.note_major_fault();
+                    // Without the page: reclaim has taken it, and a thread has the means to keep it.
+                    return Ok(match kept(object, fetch.page) {
+                        Some(folio) => Polled::Ready(Some(folio)),
+                        None => Polled::NeedsThread,
+                    });
+                }
+                Some(Some(Err(Failure::NoMemory))) => return Ok(Polled::NeedsThread),
                 Some(Some(Err(error))) => {
                     self.read = None;
-                    // The pages after it may have caused the error.
-                    let Some(alone) = fetch.alone() else { return Err(error.into()) };
-                    fetch = alone;
-                    self.wait = Wait::Pages(alone);
+                    // The pages around it may have caused the error.
+                    let Some(page) = fetch.only_page() else { return Err(error) };
+                    fetch = page;
+                    self.wait = Wait::Pages(page);
                 }
                 None => {}
             }
-            if let Some(folio) = kept(object, fetch.page()) {
+            if let Some(folio) = kept(object, fetch.page) {
                 return Ok(Polled::Ready(Some(folio)));
             }
             match pages.keeps_from_reading(memory.platform(), page) {

@@ -5,8 +5,8 @@
 //! present continues them: the pager is asked for a *window* of pages at once, twice as long as the
 //! stretch before (Linux: `page_cache_ra_order`, and `try_context_readahead` for a file that several
 //! threads read). So no state of an open file is needed, and each of several readers has its window.
-//! A page without a predecessor is a reader that jumps: it gets what it asks for. A window shrinks as
-//! reclaim takes the pages that it had.
+//! A page after fewer present ones than the access needs belongs to a reader that jumps, which gets
+//! the pages that it asks for. A window shrinks as reclaim takes the pages behind the reader.
 //!
 //! A pager that keeps requests ([`super::ReadRequest::keep`]) reads while the reader computes. The
 //! first page of a window that the reader has not asked for gets a *mark*. The access that reaches it
@@ -15,11 +15,12 @@
 //! ```text
 //! asked for    |p|             p is missing: waits
 //! window       |p m . .|       mark at m
-//! access to m          |n . . . . . . .|     the next window, mark at n
-//! access to n                          |o . . . . . . . . . . . . . . .|
+//! access to m          |n . . . . .|               twice the pages from m on; mark at n
+//! access to n                      |o . . . . . . . . . . .|
 //! ```
 //!
-//! The marks of an object are few, in words without a lock. One that is lost costs a wait.
+//! A mark is at the first page of a folio, so a large folio is mapped whole. The marks of an object are
+//! few, in words without a lock. One that is lost costs a wait.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -27,13 +28,16 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crate::Memory;
 use crate::addr::{Orders, PAGE_SHIFT, PageRange};
 use crate::collections::page_tree::{PageIndex, PageStretch};
+use crate::error::NoMemory;
 use crate::interrupt;
 use crate::platform::Platform;
 
 use super::Object;
 use super::ObjectState;
-use super::fetch::{Fetch, Wanted};
-use super::page_read::Kept;
+use super::ask::Fetch;
+use super::fetch::Wanted;
+use super::in_flight::InFlight;
+use super::page_read::{Kept, settle_answered};
 use super::pages::lacks;
 use super::state::pages_of;
 use crate::vma::MappingFlags;
@@ -53,8 +57,8 @@ pub enum ReadPattern {
     /// Unknown: pages are read ahead of a reader that goes in order (`POSIX_FADV_NORMAL`).
     #[default]
     Unknown,
-    /// In order: the window is twice as long, and has its whole length at once
-    /// (`POSIX_FADV_SEQUENTIAL`).
+    /// In order: a window has its whole length at once, and twice as many pages if 32 folios hold
+    /// them (`POSIX_FADV_SEQUENTIAL`).
     Sequential,
     /// At random: nothing is read ahead (`POSIX_FADV_RANDOM`).
     Random,
@@ -71,6 +75,8 @@ const SHORTEST: u64 = 4;
 
 /// The marks of an object.
 pub(crate) struct ReadAhead {
+    /// The most pages that the pager wants to read ahead.
+    limit: u64,
     /// Whether it has had a mark.
     used: AtomicBool,
     /// The mark that is replaced next.
@@ -81,7 +87,7 @@ pub(crate) struct ReadAhead {
 /// A mark, and the window that begins there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
-    /// Where the window lies in the table of marks.
+    /// The index of its mark in the table.
     place: usize,
     word: u64,
 }
@@ -97,8 +103,9 @@ impl Window {
 }
 
 impl ReadAhead {
-    pub(super) const fn new() -> Self {
+    pub(super) const fn new(limit: u64) -> Self {
         Self {
+            limit,
             used: AtomicBool::new(false),
             oldest: AtomicU32::new(0),
             words: [const { AtomicU64::new(0) }; MARKS],
@@ -136,7 +143,7 @@ impl ReadAhead {
     }
 
     /// Marks the first page of a window, in place of the oldest mark.
-    fn set(&self, window: PageRange) {
+    pub(super) fn set(&self, window: PageRange) {
         let length = (window.end - window.first).min((1 << LENGTH_BITS) - 1);
         let free = self.words.iter().position(|word| word.load(Relaxed) == 0);
         let place = free.unwrap_or_else(|| self.oldest.fetch_add(1, Relaxed) as usize % MARKS);
@@ -164,18 +171,23 @@ pub(super) fn window<P: Platform>(
     wanted: &Wanted<'_>,
 ) -> u64 {
     let needed = wanted.ahead;
-    let Some((pager, _)) = object.file() else { return needed };
-    let longest = wanted.pattern.longest(pager.read_ahead());
+    let longest = wanted.pattern.longest(object.ahead.limit);
     if longest <= needed {
         return needed;
     }
     let length = match wanted.pattern {
         ReadPattern::Random => 0,
         ReadPattern::Sequential => longest,
-        ReadPattern::Unknown => match stretch_before(memory, object, page) {
-            0 => 0,
-            before => (2 * before).next_power_of_two().max(SHORTEST),
-        },
+        ReadPattern::Unknown => {
+            let before = stretch_before(memory, object, page);
+            // A neighbor may be in memory by chance, unless the last call has read it.
+            let is_next = object.last_read.load(Relaxed).wrapping_add(1) == page;
+            if before > needed || before > 0 && is_next {
+                (2 * before).next_power_of_two().max(SHORTEST)
+            } else {
+                0
+            }
+        }
     };
     let length = length.min(longest).max(needed);
     // Pages that nothing needs yet leave memory for those that are.
@@ -195,14 +207,6 @@ fn stretch_before<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u
             .last()
             .unwrap_or(0)
     })
-}
-
-/// Marks the part of a window that the reader has not asked for: the pages after the `needed` ones.
-pub(super) fn mark(object: &ObjectState, window: PageRange, needed: u64) {
-    let first = window.first.saturating_add(needed);
-    if first < window.end {
-        object.ahead.set(PageRange { first, end: window.end });
-    }
 }
 
 /// An access has reached a mark: the window after it is to be read.
@@ -234,21 +238,15 @@ impl NextWindow {
         if !state.ahead.take(self.reached) {
             return;
         }
-        let Some((pager, _)) = state.file() else { return };
-        let longest = self.pattern.longest(pager.read_ahead());
+        let longest = self.pattern.longest(state.ahead.limit);
         let length = (2 * self.reached.length()).min(longest);
         let first = self.reached.mark() + self.reached.length();
         let end = (first + length).min(self.end).min(state.size_in_pages());
         if first >= end || !memory.has_room_for(length) {
             return;
         }
-        if !lacks(memory, state, first, 1) {
-            // Another reader was here: the next access looks on.
-            state.ahead.set(PageRange { first, end });
-            return;
-        }
         let begun = Fetch::ahead(PageRange { first, end }, self.orders).begin(object);
-        if let Some((pages, Kept::Yes)) = begun {
+        if let Ok(Some((pages, Kept::Yes))) = begun {
             state.ahead.set(pages);
         }
     }
@@ -265,8 +263,9 @@ impl<P: Platform> Object<'_, P> {
 
     /// Begins to read the missing pages of a file in `length` bytes from `offset` on, unless memory is
     /// short. Waits for a pager only if that answers during [`crate::Pager::begin_read`]; an error is
-    /// reported to the access that needs the page. Does nothing for an object that is not a file.
-    /// (Linux: `readahead(2)`, `POSIX_FADV_WILLNEED` of `posix_fadvise(2)`.)
+    /// reported to the access that needs the page. Does nothing for an object that is not a file, and
+    /// for a length of 0. A fatal signal ends the call early. (Linux: `readahead(2)`,
+    /// `POSIX_FADV_WILLNEED` of `posix_fadvise(2)`, which read at most one window of the range.)
     ///
     /// Context: may sleep. Complexity: one request for each 32 folios, and a look at the page index for
     /// each run of pages.
@@ -289,7 +288,7 @@ impl<P: Platform> Object<'_, P> {
 }
 
 /// Begins to read the first missing ones of the pages. Returns the page to continue at; `None` if
-/// memory is short.
+/// memory is short, or the pager has failed already.
 pub(super) fn read_missing<P: Platform>(
     object: &Object<'_, P>,
     pages: PageRange,
@@ -308,9 +307,23 @@ pub(super) fn read_missing<P: Platform>(
                 if !memory.has_room_for(count) {
                     return None;
                 }
+                let reads = |_: &mut _, in_flight: &mut InFlight, _: &_| in_flight.busy_until(from);
+                if let Some(end) = state.pages.alone(memory.platform(), reads) {
+                    // Another call reads them, or changes them.
+                    from = end;
+                    continue;
+                }
                 let begun = Fetch::ahead(PageRange::from_count(from, count), orders).begin(object);
-                // A page that another call reads is passed over.
-                return Some(begun.map_or(from + 1, |(begun, _)| begun.end));
+                return match begun {
+                    Err(NoMemory) => None,
+                    Ok(None) => Some(from + 1),
+                    Ok(Some((pages, Kept::Yes))) => Some(pages.end),
+                    Ok(Some((pages, Kept::No))) => {
+                        settle_answered(memory);
+                        // A pager that has failed at once fails for the rest, too.
+                        (!lacks(memory, state, pages.first, 1)).then_some(pages.end)
+                    }
+                };
             }
         }
     }

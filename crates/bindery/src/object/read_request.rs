@@ -76,7 +76,7 @@ unsafe impl Send for ReadRequest<'_> {}
 
 /// A request that a pager has kept. It holds its pages, and the object, until it is answered: one
 /// that is dropped or forgotten is never answered. The threads that wait for its pages, and the last
-/// holder of the object, wait for ever.
+/// holder of the object, wait forever.
 #[must_use = "it is answered through Memory::resume_read"]
 pub struct KeptRead {
     read: NonNull<PageRead>,
@@ -122,7 +122,7 @@ impl<'a> ReadRequest<'a> {
     /// The pager's number of the file.
     pub fn file(&self) -> u64 {
         // SAFETY: the object lives until the read is settled, which comes after the answer.
-        unsafe { self.read().object().as_ref() }.file().map_or(0, |(_, file)| file)
+        unsafe { self.read().object().as_ref() }.file_number().unwrap_or(0)
     }
 
     /// The number of the first page.
@@ -136,8 +136,8 @@ impl<'a> ReadRequest<'a> {
         end - first
     }
 
-    /// Whether no thread waits for the pages: they are read before they are needed. A device with
-    /// priorities serves the others first.
+    /// Whether no call and no fault needs the pages yet. A device with priorities serves other requests
+    /// first.
     pub fn is_ahead(&self) -> bool {
         self.read().taker() == Taker::Any
     }
@@ -175,7 +175,7 @@ impl<'a> ReadRequest<'a> {
 
     /// Answers: the pages cannot be read. A thread that waits for them gets the error; after a request
     /// for more pages than it needs, the core may ask for fewer first. The error of a read ahead is
-    /// reported to none: an access asks again.
+    /// not reported; the next access requests the page again.
     pub fn fail(self, error: PagerError) {
         self.answer(Err(error));
     }

@@ -148,6 +148,10 @@ impl ObjectState {
     }
 
     pub(super) fn new(identity: u64, backing: Backing, size: u64, seals: Seals) -> Self {
+        let read_ahead = match &backing {
+            Backing::File { pager, .. } => pager.get().read_ahead(),
+            Backing::Memory { .. } | Backing::Frames { .. } => 0,
+        };
         let name = match backing {
             Backing::File { file, file_system, .. } => Name { space: file_system, number: file },
             Backing::Memory { .. } | Backing::Frames { .. } => Name { space: 0, number: 0 },
@@ -169,7 +173,7 @@ impl ObjectState {
             swap_ahead: SwapAhead::new(),
             last_read: AtomicU64::new(u64::MAX),
             size: AtomicU64::new(size),
-            ahead: ReadAhead::new(),
+            ahead: ReadAhead::new(read_ahead),
             stays_in_memory: AtomicBool::new(false),
             identity,
             backing,
@@ -195,6 +199,15 @@ impl ObjectState {
 
     pub(super) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Ordering::Release);
+    }
+
+    /// The pager's number of a file. Does not touch the pager, which may be gone where a program has
+    /// forgotten its handles.
+    pub(super) fn file_number(&self) -> Option<u64> {
+        match self.backing {
+            Backing::File { file, .. } => Some(file),
+            Backing::Memory { .. } | Backing::Frames { .. } => None,
+        }
     }
 
     /// The pager and its number for the file, if the object is one.

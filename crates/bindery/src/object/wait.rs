@@ -12,7 +12,7 @@ use crate::swap::{find_cached, lock_folio, wait_for_request};
 use crate::userfault::{Ending, Interrupts, QueuedFault};
 
 use super::Object;
-use super::fetch::Fetch;
+use super::ask::Fetch;
 use super::in_flight::{Reads, Ticket};
 use super::read_ahead::NextWindow;
 

@@ -70,7 +70,7 @@ pub struct WriteRequest<'a> {
 unsafe impl Send for WriteRequest<'_> {}
 
 /// A request that a pager has kept. Its pages are being stored until it is answered: one that is
-/// dropped or forgotten is never answered, and the threads that save or change the pages wait for ever.
+/// dropped or forgotten is never answered, and the threads that save or change the pages wait forever.
 #[must_use = "it is answered through Memory::resume_write"]
 pub struct KeptWrite {
     write: NonNull<PageWrite<'static>>,

@@ -103,7 +103,8 @@ pub(in crate::space) fn will_need<P: Platform>(
 }
 
 impl<'m, P: Platform> ObjectPart<'m, P> {
-    /// The pages behind a part of a VMA; `None` if all of them are in memory or zeroes.
+    /// The pages behind a part of a VMA. `None` for private memory, and for shared memory without
+    /// pages in swap.
     fn of(space: &AddressSpace<'m, P>, vma: &Vma, part: VirtRange) -> Option<Self> {
         let state = vma.object().filter(|object| object.is_file() || object.pages.swapped() > 0)?;
         let orders = state.orders(space.page_table.memory, vma.flags());

@@ -92,7 +92,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let end = origin.page + whole.pages();
         // A page with a mark stays unmapped: its fault begins to read more.
         let after = PageRange { first: vma.page_offset_of(self.page) + 1, end };
-        let end = if after.first < end { object.ahead.next_mark(after) } else { end };
+        let heeds_marks = after.first < end && !vma.flags().contains(MappingFlags::RANDOM);
+        let end = if heeds_marks { object.ahead.next_mark(after) } else { end };
         let mut mapped = Next::Again;
         let mut from = origin.page;
         while from < end {

@@ -104,7 +104,8 @@ pub(super) fn fault_slow<P: Platform>(
                 if matches!(wait, Wait::Memory) {
                     tries = Tries::Last;
                 }
-                _kept = wait_unlocked(space, locked, wait)?;
+                // A folio that was waited for stays until it is mapped.
+                _kept = wait_unlocked(space, locked, wait)?.or(_kept);
             }
         }
     }

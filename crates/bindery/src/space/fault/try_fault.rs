@@ -55,7 +55,8 @@ pub struct FaultWait<'s, 'm, P: Platform> {
 /// How far a wait has come ([`FaultWait::poll`]).
 #[derive(Debug)]
 pub enum FaultPoll<'w, 'm, P: Platform> {
-    /// It is over: the fault can be tried again.
+    /// It is over: the fault can be tried again. The page may have left memory again, if that is short:
+    /// then the next attempt waits again.
     Ready(FaultReady<'m, P>),
     /// There is nothing to do until this changes.
     Pending(ParkedOn<'w>),
@@ -95,7 +96,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// }
     /// ```
     ///
-    /// A fault has to wait for a pager, a swap device, the handler of a userfaultfd, memory, a lock
+    /// A page of a file behind which the pager is to read the next ones blocks once: the wait only begins
+    /// that. A fault has to wait for a pager, a swap device, the handler of a userfaultfd, memory, a lock
     /// that another thread has, and once for each mapping for the mutex of the address space. All
     /// faults of a mapping with a userfaultfd wait. An access to an address that is not mapped waits
     /// too: the mutex decides whether a mapping grows down to it.
@@ -234,8 +236,8 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// }
     /// ```
     ///
-    /// Context: as [`crate::Pager::begin_read`]; otherwise spins. Complexity: linear in the pages that
-    /// come in.
+    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`]; otherwise spins.
+    /// Complexity: linear in the pages of all answers that have come.
     ///
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
@@ -243,15 +245,8 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
         let (Some(event), Some(object)) = (&mut self.event, &self.object) else {
             return Ok(FaultPoll::NeedsThread);
         };
-        let memory = self.space.page_table.memory;
-        let is_major = event.get().is_major();
         match event.poll(object).map_err(refused) {
-            Ok(Polled::Ready(kept)) => {
-                if is_major && kept.is_some() {
-                    memory.note_major_fault();
-                }
-                Ok(FaultPoll::Ready(FaultReady { _kept: kept }))
-            }
+            Ok(Polled::Ready(kept)) => Ok(FaultPoll::Ready(FaultReady { _kept: kept })),
             Ok(Polled::Pending(parked)) => Ok(FaultPoll::Pending(parked)),
             Ok(Polled::NeedsThread) | Err(Failure::NoMemory) => Ok(FaultPoll::NeedsThread),
             Err(Failure::Refused(error)) => Err(error),

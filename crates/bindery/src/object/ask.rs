@@ -1,0 +1,287 @@
+//! [`Fetch`]: asks the pager for pages.
+//!
+//! A fetch takes the largest folio that fits around the page, and others for the pages after it that
+//! are expected to be used, up to [`super::read_buffer::FOLIOS`]. If memory or the pager refuses them,
+//! it asks for less.
+
+use crate::Memory;
+use crate::addr::{Order, Orders, PageRange};
+use crate::collections::page_tree::{PageIndex, PageStretch};
+use crate::error::{Failure, NoMemory};
+use crate::folio::{FOLIO_ORDERS, FolioRef};
+use crate::platform::Platform;
+
+use super::fetch::{Fresh, allocate};
+use super::in_flight::{InTheWay, Refused};
+use super::page_read::{FollowedRead, Kept, NewRead, Taker, settle_answered, wait_for_reads_ahead};
+use super::pages::lacks;
+use super::state::pages_of;
+use super::{Object, ObjectState};
+
+/// Pages that the pager must supply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetch {
+    /// The page that is needed.
+    pub(super) page: u64,
+    /// The number of pages, starting with this one, that the call needs.
+    pub(super) needed: u64,
+    /// The number of pages, starting with this one, that are expected to be used.
+    pub(super) ahead: u64,
+    /// The orders that their folios may have.
+    pub(super) orders: Orders,
+    /// Upper bound for the end of a folio, in pages.
+    pub(super) end: u64,
+    /// Frames that must stay free. The page is refused rather than use them.
+    pub(super) reserve: u64,
+}
+
+impl Fetch {
+    /// Pages that no thread needs yet.
+    pub(super) fn ahead(pages: PageRange, orders: Orders) -> Self {
+        let PageRange { first, end } = pages;
+        Self { page: first, needed: 0, ahead: end - first, orders, end, reserve: 0 }
+    }
+
+    /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to look
+    /// again: the page was present, another call fetched it, or a truncation canceled the read.
+    /// Called without locks. May sleep.
+    ///
+    /// # Errors
+    /// The pager's error; [`Error::OutOfMemory`]; [`Error::NoSpace`].
+    pub(super) fn serve<'m, P: Platform>(
+        &self,
+        object: &Object<'m, P>,
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
+        let (platform, state) = (object.memory.platform(), object.state());
+        settle_answered(object.memory);
+        // Before allocating a folio that may not be needed.
+        let page = PageRange::from_count(self.page, 1);
+        if let Some(in_the_way) = state.pages.keeps_from_reading(platform, page) {
+            wait_for_end(object.memory, state, page, in_the_way);
+            return Ok(None);
+        }
+        if !lacks(object.memory, state, self.page, 1) {
+            return Ok(None);
+        }
+        match (self.fetch(object.memory, state), self.only_page()) {
+            // The pages around it may have caused the error.
+            (Err(_), Some(page)) => page.fetch(object.memory, state),
+            (result, _) => result,
+        }
+    }
+
+    /// Begins to read the pages, for no thread. Returns those that are being read, and whether the
+    /// pager has kept the request. `None` if the first one is not needed, or being read already.
+    ///
+    /// # Errors
+    /// [`NoMemory`]: not even a record, or one page.
+    pub(super) fn begin<P: Platform>(
+        &self,
+        object: &Object<'_, P>,
+    ) -> Result<Option<(PageRange, Kept)>, NoMemory> {
+        let (memory, state) = (object.memory, object.state());
+        settle_answered(memory);
+        let mut read = NewRead::new(memory, state, Taker::Any)?;
+        self.add_following(&mut read, self.page);
+        let pages = read.pages();
+        if pages.first == pages.end {
+            let is_free = fits(memory, state, self.page, Order::PAGE, self.end);
+            return if is_free { Err(NoMemory) } else { Ok(None) };
+        }
+        let begun = read.begin(|index, size| self.is_needed(index, size, pages));
+        Ok(begun.ok().map(|begun| (pages, begun.leave())))
+    }
+
+    /// Begins to read the page, and those expected to be used, for a wait that follows the read. `None`
+    /// tells the caller to look again.
+    ///
+    /// # Errors
+    /// [`Failure::NoMemory`]; [`Error::NoSpace`].
+    pub(super) fn begin_followed<'m, P: Platform>(
+        &self,
+        object: &Object<'m, P>,
+    ) -> Result<Option<FollowedRead<'m, P>>, Failure> {
+        let (memory, state) = (object.memory, object.state());
+        let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
+        let mut failure = Failure::NoMemory;
+        while let Some(order) = orders.take_largest() {
+            let first = order.align_down(self.page);
+            if order > Order::PAGE && !fits(memory, state, first, order, self.end_within(state)) {
+                continue;
+            }
+            let read = match self.draw_up(memory, state, (first, order), Taker::Follower) {
+                Ok(read) => read,
+                Err(error) => {
+                    failure = error;
+                    continue;
+                }
+            };
+            let (pages, rest) = (read.pages(), self.rest_of(&read));
+            let begun = read.begin(|index, size| self.is_needed(index, size, pages));
+            let Ok(begun) = begun else { return Ok(None) };
+            let (kept, followed) = begun.follow();
+            mark_rest(state, rest, kept);
+            return Ok(Some(followed));
+        }
+        Err(failure)
+    }
+
+    /// The same for its page only, in a folio of one page. `None` if it is that already.
+    pub(super) fn only_page(self) -> Option<Self> {
+        let (orders, page) = (self.orders & FOLIO_ORDERS | Orders::PAGE, Orders::PAGE);
+        let is_more = self.ahead > 1 || orders != page;
+        is_more.then_some(Self { ahead: 1, needed: 1, orders: page, ..self })
+    }
+
+    /// The bound for the end of a folio, in the file as it is now.
+    fn end_within(&self, object: &ObjectState) -> u64 {
+        self.end.min(object.size_in_pages())
+    }
+
+    /// Whether a read of `pages` is still needed. The file has `size` bytes: a read that reaches beyond
+    /// them, as a truncation has left it, would put zeroes into the index for pages that a later
+    /// growth gives a content.
+    fn is_needed(&self, index: &PageIndex, size: u64, pages: PageRange) -> bool {
+        index.get(self.page).is_none() && pages.end <= pages_of(size)
+    }
+
+    /// The folios of a read that nothing has asked for.
+    fn rest_of<P: Platform>(&self, read: &NewRead<'_, '_, P>) -> Option<PageRange> {
+        if self.ahead <= self.needed {
+            return None;
+        }
+        let first = read.folio_from(self.page.saturating_add(self.needed))?;
+        Some(PageRange { first, end: read.pages().end })
+    }
+
+    /// A read of the folio of that order that begins at `first`, and of others after it.
+    fn draw_up<'o, 'm, P: Platform>(
+        &self,
+        memory: &'m Memory<P>,
+        object: &'o ObjectState,
+        (first, order): (u64, Order),
+        taker: Taker,
+    ) -> Result<NewRead<'o, 'm, P>, Failure> {
+        let mut read = NewRead::new(memory, object, taker)?;
+        read.push(Fresh { first, folio: allocate(memory, object, order, self.reserve)? });
+        self.add_following(&mut read, first + u64::from(order.pages()));
+        Ok(read)
+    }
+
+    /// Fetches the page in the largest folio possible.
+    fn fetch<'m, P: Platform>(
+        &self,
+        memory: &'m Memory<P>,
+        object: &ObjectState,
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
+        let mut orders = self.orders & FOLIO_ORDERS | Orders::PAGE;
+        let mut failure = Failure::NoMemory;
+        while let Some(order) = orders.take_largest() {
+            let first = order.align_down(self.page);
+            if order > Order::PAGE && !fits(memory, object, first, order, self.end_within(object)) {
+                continue;
+            }
+            match self.fetch_from(memory, object, first, order) {
+                Ok(kept) => return Ok(kept),
+                // A smaller folio may succeed.
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Fetches a folio of that order from `first` on, and others after it. Fails only if the first
+    /// cannot be fetched.
+    fn fetch_from<'m, P: Platform>(
+        &self,
+        memory: &'m Memory<P>,
+        object: &ObjectState,
+        first: u64,
+        order: Order,
+    ) -> Result<Option<FolioRef<'m, P>>, Failure> {
+        let read = self.draw_up(memory, object, (first, order), Taker::Beginner)?;
+        let (pages, rest) = (read.pages(), self.rest_of(&read));
+        match read.begin(|index, size| self.is_needed(index, size, pages)) {
+            Ok(begun) => {
+                let (kept, result) = begun.finish(self.page);
+                if result.is_ok() {
+                    mark_rest(object, rest, kept);
+                }
+                result
+            }
+            Err(Refused::NotNeeded) => Ok(None),
+            Err(Refused::Busy(in_the_way)) => {
+                wait_for_end(memory, object, pages, in_the_way);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Adds folios for the pages from `next` on that are expected to be used.
+    fn add_following<P: Platform>(&self, read: &mut NewRead<'_, '_, P>, mut next: u64) {
+        let (memory, object) = (read.memory, read.object);
+        let after = self.page.saturating_add(self.ahead).min(self.end_within(object));
+        while !read.is_full()
+            && let Some(fresh) = following(memory, object, next, after, self.orders)
+        {
+            next = fresh.end();
+            read.push(fresh);
+        }
+    }
+}
+
+/// Marks folios that nothing has asked for, if the pager has kept the request.
+fn mark_rest(object: &ObjectState, rest: Option<PageRange>, kept: Kept) {
+    if let (Some(rest), Kept::Yes) = (rest, kept) {
+        object.ahead.set(rest);
+    }
+}
+
+/// Waits for the record that keeps a fetch from the pages.
+fn wait_for_end<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    pages: PageRange,
+    in_the_way: InTheWay,
+) {
+    match in_the_way {
+        InTheWay::Thread(ticket) => object.pages.wait(memory.platform(), ticket),
+        InTheWay::ReadAhead => wait_for_reads_ahead(memory, object, pages),
+    }
+}
+
+/// Whether 2^`order` pages from `first` on, which must be a multiple of that, end at or before
+/// `end`, and none of them is present or being fetched.
+fn fits<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    order: Order,
+    end: u64,
+) -> bool {
+    let count = u64::from(order.pages());
+    let vacant = |index: &PageIndex| index.run(first, count) == PageStretch::Empty(count);
+    let pages = PageRange::from_count(first, count);
+    let free = || object.pages.is_free_for_reading(memory.platform(), pages, vacant);
+    first.is_multiple_of(count) && first + count <= end && free()
+}
+
+/// The largest folio that may begin at page `first`, if that lies before `after` and is left to be
+/// brought in.
+fn following<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    first: u64,
+    after: u64,
+    orders: Orders,
+) -> Option<Fresh> {
+    let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
+    while let Some(order) = orders.take_largest() {
+        if fits(memory, object, first, order, after)
+            && let Ok(folio) = allocate(memory, object, order, 0)
+        {
+            return Some(Fresh { first, folio });
+        }
+    }
+    None
+}
