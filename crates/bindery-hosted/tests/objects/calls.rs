@@ -345,10 +345,15 @@ fn many_threads_use_one_object_at_once() {
                         let page = u64::from(number) + 4 * (round * 7 % 16);
                         let byte = (round % 250) as u8 + 1;
                         let at = page * PAGE + round;
-                        for object in [&shared, &file] {
+                        for (object, is_cut) in [(&shared, true), (&file, false)] {
                             assert_eq!(object.write(at, &[byte; 100]), Ok(100));
                             let mut back = [0; 100];
-                            assert_eq!(object.read(at, &mut back), Ok(100));
+                            let read = object.read(at, &mut back).unwrap();
+                            // Another thread may have cut the memfd off in between.
+                            assert!(read == 100 || is_cut, "{read} bytes");
+                            if read < 100 {
+                                continue;
+                            }
                             // All, or zeroes if another thread has truncated it.
                             assert!(back == [byte; 100] || back == [0; 100] || number != 0);
                         }

@@ -63,10 +63,10 @@ impl Fetch {
         if !lacks(object.memory, state, self.page, 1) {
             return Ok(None);
         }
-        match (self.fetch(object.memory, state), self.only_page()) {
-            // The pages around it may have caused the error.
-            (Err(_), Some(page)) => page.fetch(object.memory, state),
-            (result, _) => result,
+        match self.fetch(object.memory, state) {
+            // The pages after it may have caused the error.
+            Err(_) if self.ahead > 1 => self.only_page().fetch(object.memory, state),
+            result => result,
         }
     }
 
@@ -126,11 +126,9 @@ impl Fetch {
         Err(failure)
     }
 
-    /// The same for its page only, in a folio of one page. `None` if it is that already.
-    pub(super) fn only_page(self) -> Option<Self> {
-        let (orders, page) = (self.orders & FOLIO_ORDERS | Orders::PAGE, Orders::PAGE);
-        let is_more = self.ahead > 1 || orders != page;
-        is_more.then_some(Self { ahead: 1, needed: 1, orders: page, ..self })
+    /// The same for its page only, in a folio of one page.
+    pub(super) fn only_page(self) -> Self {
+        Self { ahead: 1, needed: 1, orders: Orders::PAGE, ..self }
     }
 
     /// The bound for the end of a folio, in the file as it is now.

@@ -268,7 +268,9 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
         let (memory, read) = (self.memory, self.read);
         // SAFETY: it is not answered before the pager has it.
         unsafe { read.as_ref() }.end.follow();
-        let followed = FollowedRead { memory, read };
+        // SAFETY: as above.
+        let pages = unsafe { read.as_ref() }.pages();
+        let followed = FollowedRead { memory, read, pages: pages.end - pages.first };
         (self.leave(), followed)
     }
 
@@ -374,6 +376,8 @@ unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<PageRead>) {
 pub(super) struct FollowedRead<'m, P: Platform> {
     memory: &'m Memory<P>,
     read: NonNull<PageRead>,
+    /// The number of pages that the pager was asked for.
+    pub(super) pages: u64,
 }
 
 // SAFETY: it is a counted holder of the record, of which it reads words and what does not change.

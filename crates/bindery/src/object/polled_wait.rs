@@ -152,11 +152,12 @@ impl<'m, P: Platform> PolledWait<'m, P> {
                 }
                 Some(Some(Err(Failure::NoMemory))) => return Ok(Polled::NeedsThread),
                 Some(Some(Err(error))) => {
-                    self.read = None;
                     // The pages around it may have caused the error.
-                    let Some(page) = fetch.only_page() else { return Err(error) };
-                    fetch = page;
-                    self.wait = Wait::Pages(page);
+                    if self.read.take().is_none_or(|read| read.pages == 1) {
+                        return Err(error);
+                    }
+                    fetch = fetch.only_page();
+                    self.wait = Wait::Pages(fetch);
                 }
                 None => {}
             }
