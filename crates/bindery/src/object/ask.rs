@@ -47,7 +47,7 @@ impl Fetch {
     /// Called without locks. May sleep.
     ///
     /// # Errors
-    /// The pager's error; [`Error::OutOfMemory`]; [`Error::NoSpace`].
+    /// The pager's error; [`Failure::NoMemory`]; the error for no commitment left.
     pub(super) fn serve<'m, P: Platform>(
         &self,
         object: &Object<'m, P>,
@@ -96,7 +96,7 @@ impl Fetch {
     /// tells the caller to look again.
     ///
     /// # Errors
-    /// [`Failure::NoMemory`]; [`Error::NoSpace`].
+    /// [`Failure::NoMemory`]; the error for no commitment left.
     pub(super) fn begin_followed<'m, P: Platform>(
         &self,
         object: &Object<'m, P>,
