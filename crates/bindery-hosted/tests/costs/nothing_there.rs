@@ -103,6 +103,8 @@ fn fills(kind: Kind, advice: Advice) -> bool {
     matches!(advice, Advice::PopulateRead | Advice::PopulateWrite | Advice::GuardInstall)
         // As on Linux, what an object lacks is made, a span at a time.
         || advice == Advice::Collapse && kind != Kind::Anonymous
+        // The pager reads what is missing, until memory is short.
+        || advice == Advice::WillNeed && matches!(kind, Kind::SharedFile | Kind::PrivateFile)
 }
 
 /// Calls `each` with a mapping of this kind, which has a page at each of `touched`, and all objects

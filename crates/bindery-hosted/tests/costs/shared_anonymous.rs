@@ -13,8 +13,8 @@ use crate::support::{GIB, MIB, fixed, options};
 const AT: VirtAddr = VirtAddr(GIB);
 const CHILDREN: u64 = 20;
 /// Looks at a page in each process: in two turns of the clock, with what they forget, and on its way
-/// out.
-const LOOKS: u64 = 4;
+/// out. One more for the read sections in which the swap code finds the cluster of its slot.
+const LOOKS: u64 = 5;
 
 type Space<'m, A> = AddressSpace<'m, Measured<A>>;
 
