@@ -217,7 +217,8 @@ impl DelayedFiles {
         }
     }
 
-    /// Answers the reads and writes that are kept as a device that works does. Returns their number.
+    /// Answers the reads and writes that are kept as a device that works does. Returns their
+    /// number.
     pub fn answer_all<A: Walk>(&self, memory: &Memory<Machine<A>>) -> usize {
         let (reads, writes) = {
             let mut requests = self.requests.lock();

@@ -103,7 +103,7 @@ fn readers_side_by_side_have_windows_of_their_own() {
     assert_eq!(pages, PAGES);
 }
 
-/// Runs `scenario` with a pager that answers when it is told to.
+/// Runs `scenario` with a pager whose requests the scenario answers.
 fn with_delayed(scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>, &DelayedFiles, File<'_>)) {
     let config = Config { memory: 64 * MIB, cpus: 3, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);

@@ -1,8 +1,8 @@
 //! Answers of pagers that come in any context, and the threads that wait for them.
 //!
 //! An answer to a read that a thread waits for stays in the record of the read, and only wakes the
-//! thread. The others are kept here, in a list without a lock: an interrupt handler adds to it, and a
-//! thread takes all of it. The records are those of a layer above, which interprets them.
+//! thread. The others are kept here, in a list without a lock: an interrupt handler adds to it, and
+//! a thread takes all of it. The records are those of a layer above, which interprets them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

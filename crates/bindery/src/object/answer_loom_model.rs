@@ -1,12 +1,12 @@
 //! Reads that a wait follows, under loom: the words of [`super::answer`] and the wait of
 //! [`super::polled_wait`], with a pager that answers beside it.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib object::answer_loom_model`.
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib answer_loom_model`.
 //!
 //! The bytes that the pager fills, the page index and the record of the read are loom cells. Each
-//! access to a word of the record reads the record's cell, and the thread that frees the record writes
-//! it. So an access after that shows as a race, and a lost wake-up as a deadlock. The last tests leave
-//! out one rule each ([`Omit`]) and must fail.
+//! access to a word of the record reads the record's cell, and the thread that frees the record
+//! writes it. So an access after that shows as a race, and a lost wake-up as a deadlock. The last
+//! tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};

@@ -1,8 +1,8 @@
 //! [`Fetch`]: asks the pager for pages.
 //!
-//! A fetch takes the largest folio that fits around the page, and others for the pages after it that
-//! are expected to be used, up to [`super::read_buffer::FOLIOS`]. If memory or the pager refuses them,
-//! it asks for less.
+//! A fetch takes the largest folio that fits around the page, and others for the pages after it
+//! that are expected to be used, up to [`super::read_buffer::FOLIOS`]. If memory or the pager
+//! refuses them, it asks for less.
 
 use crate::Memory;
 use crate::addr::{Order, Orders, PageRange};
@@ -92,8 +92,8 @@ impl Fetch {
         Ok(begun.ok().map(|begun| (pages, begun.leave())))
     }
 
-    /// Begins to read the page, and those expected to be used, for a wait that follows the read. `None`
-    /// tells the caller to look again.
+    /// Begins to read the page, and those expected to be used, for a wait that follows the read.
+    /// `None` tells the caller to look again.
     ///
     /// # Errors
     /// [`Failure::NoMemory`]; the error for no commitment left.
@@ -136,9 +136,9 @@ impl Fetch {
         self.end.min(object.size_in_pages())
     }
 
-    /// Whether a read of `pages` is still needed. The file has `size` bytes: a read that reaches beyond
-    /// them, as a truncation has left it, would put zeroes into the index for pages that a later
-    /// growth gives a content.
+    /// Whether a read of `pages` is still needed. The file has `size` bytes: a read that reaches
+    /// beyond them, as a truncation has left it, would put zeroes into the index for pages that a
+    /// later growth gives a content.
     fn is_needed(&self, index: &PageIndex, size: u64, pages: PageRange) -> bool {
         index.get(self.page).is_none() && pages.end <= pages_of(size)
     }

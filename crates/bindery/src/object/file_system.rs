@@ -63,9 +63,9 @@ impl<'m, P: Platform> FileSystem<'m, P> {
     /// The object of file `number`: the one that has a handle or a mapping, or a new one of `size`
     /// bytes. The size of an object that exists stays. (Linux: `iget_locked`.)
     ///
-    /// While the last handle or mapping saves the file's pages, the object is still found. After that,
-    /// the call waits until [`Pager::removed`] has returned. So `removed` must not ask for its own
-    /// file, nor wait for a thread that does.
+    /// While the last handle or mapping saves the file's pages, the object is still found. After
+    /// that, the call waits until [`Pager::removed`] has returned. So `removed` must not ask for
+    /// its own file, nor wait for a thread that does.
     ///
     /// Context: may sleep. Complexity: logarithmic in the objects that file systems have.
     ///

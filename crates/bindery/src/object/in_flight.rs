@@ -31,12 +31,12 @@
 //! list, during which no write begins.
 //!
 //! # No circular wait, and no endless one
-//! A thread with a read or a write in the list waits only for the pager. A read ahead has no thread: its
-//! end needs the pager, and any thread that takes the answer, as each thread that waits for it does. A thread with a change
-//! waits for writes and for older turns, without a lock, and then takes locks. A thread that holds
-//! a lock of the object waits for no record. A thread with a turn waits for older changes. So of a
-//! change and a turn, the younger one waits, and a `sync` comes to its end however many threads
-//! write the page that it wants to save.
+//! A thread with a read or a write in the list waits only for the pager. A read ahead has no
+//! thread: its end needs the pager, and any thread that takes the answer, as each thread that waits
+//! for it does. A thread with a change waits for writes and for older turns, without a lock, and
+//! then takes locks. A thread that holds a lock of the object waits for no record. A thread with a
+//! turn waits for older changes. So of a change and a turn, the younger one waits, and a `sync`
+//! comes to its end however many threads write the page that it wants to save.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -149,8 +149,8 @@ impl Ends {
         self.writes.store(writes, Ordering::Release);
     }
 
-    /// The word that changes when a record ends, and its value in the ticket. `None` if one has ended
-    /// since.
+    /// The word that changes when a record ends, and its value in the ticket. `None` if one has
+    /// ended since.
     pub(super) fn word(&self, ticket: Ticket) -> Option<(&AtomicU32, u32)> {
         (self.ended.load(Ordering::Acquire) == ticket.0).then_some((&self.ended, ticket.0))
     }
@@ -376,8 +376,8 @@ impl<P: Platform> Drop for Listed<'_, P> {
 }
 
 impl Pages {
-    /// Inserts a record of a read into the list, unless the pages are not needed, which `needed` says
-    /// in one step with that, or another record is in the way.
+    /// Inserts a record of a read into the list, unless the pages are not needed, which `needed`
+    /// says in one step with that, or another record is in the way.
     ///
     /// # Safety
     /// 1. As of [`InFlight::insert`].
@@ -415,8 +415,8 @@ impl Pages {
             if reads == Reads::Canceled {
                 in_flight.cancel_reads(pages);
             }
-            // SAFETY: 1. the record stays in this frame, and is only borrowed shared; `_listed` removes
-            // it before the frame ends.
+            // SAFETY: 1. the record stays in this frame, and is only borrowed shared; `_listed`
+            // removes it before the frame ends.
             unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) };
             record.number.get()
         });

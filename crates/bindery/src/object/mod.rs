@@ -390,8 +390,8 @@ fn add_or_find<P: Platform>(
         let objects = memory.slab::<ObjectState>();
         Ok(objects.allocate(&memory.frames, state).ok_or(NoMemory)?)
     })?;
-    // SAFETY: 1. it is freed here, if it is not added, or by `last_holder`, when it has left and its
-    // name is free.
+    // SAFETY: 1. it is freed here, if it is not added, or by `last_holder`, when it has left and
+    // its name is free.
     if let Err(found) = unsafe { Registry::of(memory).add(state) } {
         // SAFETY: it came from this slab, and no other thread has seen it.
         unsafe { memory.slab::<ObjectState>().free(&memory.frames, state) };

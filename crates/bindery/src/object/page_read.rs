@@ -7,15 +7,15 @@
 //! settled    the folios are in the page index, or free; out of the list         a thread
 //! ```
 //!
-//! A thread that waits for a read settles it. A read *ahead* has no such thread. Its answer lies with
-//! the memory ([`crate::memory::Answers`]) until some thread looks: one that needs a page, one that
-//! reclaims, or the last holder of the object. Only a thread may settle, because the lock of the page
-//! index is not made for interrupt handlers.
+//! A thread that waits for a read settles it. A read *ahead* has no such thread. Its answer lies
+//! with the memory ([`crate::memory::Answers`]) until some thread looks: one that needs a page, one
+//! that reclaims, or the last holder of the object. Only a thread may settle, because the lock of
+//! the page index is not made for interrupt handlers.
 //!
 //! # The object lives as long as the read
 //! A thread that waits has a handle. The last holder of an object waits until its list has no read
-//! ahead ([`super::last_holder`]). So the settling thread's last access to the object is the one that takes
-//! the record out of the list, with the index lock held.
+//! ahead ([`super::last_holder`]). So the settling thread's last access to the object is the one
+//! that takes the record out of the list, with the index lock held.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -252,9 +252,9 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
         if kept.load(Ordering::Relaxed) { Kept::Yes } else { Kept::No }
     }
 
-    /// Has the pager read, waits for its answer, and settles the read. The reference keeps the folio
-    /// that has `page`. `None` if there is none to keep: another thread was faster, or the read was
-    /// canceled.
+    /// Has the pager read, waits for its answer, and settles the read. The reference keeps the
+    /// folio that has `page`. `None` if there is none to keep: another thread was faster, or the
+    /// read was canceled.
     ///
     /// # Errors
     /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
@@ -446,8 +446,8 @@ pub(super) unsafe fn buffer_of<'a, P: Platform>(
         let bytes = platform.direct_map(folio.head).as_ptr();
         // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
         // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is in the index, only the request or
-        // the answer leads to them (obligation 1), and no two folios share any.
+        // always holds some bytes. The folio is fresh: until it is in the index, only the request
+        // or the answer leads to them (obligation 1), and no two folios share any.
         pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
     }
     ReadBuffer::new(pieces, read.filled.get())
@@ -459,8 +459,8 @@ pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
     settle_all(memory, Fate::Enters(u64::MAX));
 }
 
-/// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait needs.
-/// Takes only spin locks, and allocates nothing: for reclaim.
+/// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait
+/// needs. Takes only spin locks, and allocates nothing: for reclaim.
 pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
     settle_all(memory, Fate::Dropped);
 }
@@ -507,8 +507,8 @@ pub(super) fn wait_for_reads_ahead<P: Platform>(
     }
 }
 
-/// Makes sure that no read of an object without holders is left. The last holder has waited for them
-/// before it gave itself up, and only holders begin reads.
+/// Makes sure that no read of an object without holders is left. The last holder has waited for
+/// them before it gave itself up, and only holders begin reads.
 pub(super) fn end_reads<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     let all = PageRange { first: 0, end: PAGE_LIMIT };
     let is_read = object.pages.alone(memory.platform(), |_, in_flight, _| {

@@ -86,9 +86,10 @@ impl core::error::Error for PagerError {}
 ///
 /// # Locks
 /// [`Pager::begin_read`], [`Pager::begin_write`], [`Pager::read`], [`Pager::write`] and
-/// [`Pager::removed`] are called without any lock: no mutex of an address space, no VMA and no lock of the object is held, by the caller or
-/// by a thread that waits for it. They may call the core, with the same address space and the same object, as long
-/// as the call does not wait for themselves:
+/// [`Pager::removed`] are called without any lock: no mutex of an address space, no VMA and no lock
+/// of the object is held, by the caller or by a thread that waits for it. They may call the core,
+/// with the same address space and the same object, as long as the call does not wait for
+/// themselves:
 /// - while pages are being read, a fault or a read of the same pages waits, and so does the end of the
 ///   object;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
@@ -125,14 +126,14 @@ impl core::error::Error for PagerError {}
 /// ```
 pub trait Pager: Send + Sync {
     /// Begins to read pages, and answers during the call, or later from any thread or interrupt
-    /// handler ([`ReadRequest`]). A pager of a device that works by itself implements this one: then
-    /// pages are read ahead while the reader goes on, and faults that do not wait
-    /// ([`crate::AddressSpace::try_fault`]) hand over less. The provided version calls [`Pager::read`],
-    /// and answers at once.
+    /// handler ([`ReadRequest`]). A pager of a device that works by itself implements this one:
+    /// then pages are read ahead while the reader goes on, and faults that do not wait
+    /// ([`crate::AddressSpace::try_fault`]) hand over less. The provided version calls
+    /// [`Pager::read`], and answers at once.
     ///
-    /// One request asks for all pages that are known to be needed, and for those read ahead: one piece
-    /// for each folio that they fill, at most 32, of 1 to 512 pages each. No page is requested twice at
-    /// the same time.
+    /// One request asks for all pages that are known to be needed, and for those read ahead: one
+    /// piece for each folio that they fill, at most 32, of 1 to 512 pages each. No page is
+    /// requested twice at the same time.
     fn begin_read(&self, mut request: ReadRequest<'_>) {
         let (file, first) = (request.file(), request.first_page());
         match request.fill(|into| self.read(file, first, into)) {
@@ -141,11 +142,11 @@ pub trait Pager: Send + Sync {
         }
     }
 
-    /// The most pages that are read before they are needed, for a reader that goes through a file in
-    /// order (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage that is
-    /// as fast as memory. A reader that has announced its order gets up to twice as many, if one
-    /// request of 32 folios holds them ([`crate::ReadPattern::Sequential`]). More than 512 count as 512.
-    /// Called once, when an object of the file is made.
+    /// The most pages that are read before they are needed, for a reader that goes through a file
+    /// in order (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage
+    /// that is as fast as memory. A reader that has announced its order gets up to twice as many,
+    /// if one request of 32 folios holds them ([`crate::ReadPattern::Sequential`]). More than 512
+    /// count as 512. Called once, when an object of the file is made.
     fn read_ahead(&self) -> u64 {
         32
     }
@@ -153,8 +154,8 @@ pub trait Pager: Send + Sync {
     /// Appends consecutive pages of a file from `first_page` on to `into`. Pages and parts of pages
     /// that it does not append become zeroes, and so do those after the end of the file.
     ///
-    /// The form of [`Pager::begin_read`] that returns when the pages are read: a pager implements one
-    /// of the two. The caller, a fault or a call, waits.
+    /// The form of [`Pager::begin_read`] that returns when the pages are read: a pager implements
+    /// one of the two. The caller, a fault or a call, waits.
     ///
     /// # Errors
     /// See [`PagerError`]; the content of `into` is then not used. After a request for more than
@@ -171,9 +172,9 @@ pub trait Pager: Send + Sync {
     }
 
     /// Begins to store pages, and answers during the call, or later from any thread or interrupt
-    /// handler ([`WriteRequest`]). A call that saves a file asks for up to 32 stretches of pages before
-    /// it waits for the answers, so a device may work on all of them. The provided version calls
-    /// [`Pager::write`], and answers at once.
+    /// handler ([`WriteRequest`]). A call that saves a file asks for up to 32 stretches of pages
+    /// before it waits for the answers, so a device may work on all of them. The provided version
+    /// calls [`Pager::write`], and answers at once.
     ///
     /// No page is stored twice at the same time.
     fn begin_write(&self, request: WriteRequest<'_>) {
@@ -184,14 +185,14 @@ pub trait Pager: Send + Sync {
         }
     }
 
-    /// The form of [`Pager::begin_write`] that returns when the pages are stored: a pager implements
-    /// one of the two. It stores consecutive pages of a file from `first_page` on: the bytes of all of
-    /// `from`, one piece after the other. Only a device that has pinned the pages can change these
-    /// bytes during the call.
+    /// The form of [`Pager::begin_write`] that returns when the pages are stored: a pager
+    /// implements one of the two. It stores consecutive pages of a file from `first_page` on: the
+    /// bytes of all of `from`, one piece after the other. Only a device that has pinned the pages
+    /// can change these bytes during the call.
     ///
     /// # Errors
-    /// See [`PagerError`]; the pages stay dirty, and may be stored in part. The provided version fails
-    /// ([`PagerError::NotSupported`]).
+    /// See [`PagerError`]; the pages stay dirty, and may be stored in part. The provided version
+    /// fails ([`PagerError::NotSupported`]).
     fn write(
         &self,
         file: u64,

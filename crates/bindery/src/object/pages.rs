@@ -47,8 +47,8 @@ pub(crate) fn resident_run<P: Platform>(
 /// The runs of `pages` that are in memory, in the form of [`resident_run`], in ascending order
 /// until `runs` is full. Returns the page to continue at; the end if all were found.
 ///
-/// Complexity: one step for each page, and O(h) for each 64 pages and for each run of several pages,
-/// where h is the height of the index.
+/// Complexity: one step for each page, and O(h) for each 64 pages and for each run of several
+/// pages, where h is the height of the index.
 pub(crate) fn resident_runs<P: Platform, const N: usize>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -224,8 +224,8 @@ pub(crate) fn get_ahead<P: Platform>(
 /// 3. CPU A lets page 3 be written, and no later `sync` saves the write.
 ///
 /// # Errors
-/// If one of the pages is being stored, the end of that, to wait for before retrying. None is marked
-/// then.
+/// If one of the pages is being stored, the end of that, to wait for before retrying. None is
+/// marked then.
 pub(crate) fn mark_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -355,8 +355,8 @@ pub(super) fn for_each_part<P: Platform>(
 }
 
 /// Zeroes the bytes from `start` to `end` of the object, which lie in one page. Does nothing if the
-/// page is not present. The page is not in swap. Called without locks on tables. The bytes lie after
-/// the end of the file, or the caller has a change of the page in the list.
+/// page is not present. The page is not in swap. Called without locks on tables. The bytes lie
+/// after the end of the file, or the caller has a change of the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -371,8 +371,8 @@ pub(super) fn zero_part<P: Platform>(
     let found = object.pages.look(memory.platform(), |index| index.get(page));
     if let Some(slot) = found {
         let inside = |at: u64| (at - (page << PAGE_SHIFT)).min(PAGE_SIZE) as usize;
-        // SAFETY: 1. and 2. the index holds the frame, and the page stays (`_stay`); 3. pagers borrow
-        // no bytes after the end of a file, nor those of a page with a change in the list.
+        // SAFETY: 1. and 2. the index holds the frame, and the page stays (`_stay`); 3. pagers
+        // borrow no bytes after the end of a file, nor those of a page with a change in the list.
         unsafe { bytes::zero(memory.platform(), slot.frame, inside(start)..inside(end)) };
         written_by_call(memory, slot.frame);
     }

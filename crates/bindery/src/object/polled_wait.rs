@@ -1,9 +1,9 @@
 //! [`PolledWait`]: a wait in which no thread sleeps, for kernels whose tasks are futures.
 //!
-//! A poll does all that can be done at once: it begins the read, and settles answers. Then it names the
-//! word that changes when there is more to do. [`Platform::unpark`] is called with its address. The read
-//! is one that any thread settles ([`super::page_read`]), so a wait may be dropped: the pages still
-//! enter the index.
+//! A poll does all that can be done at once: it begins the read, and settles answers. Then it names
+//! the word that changes when there is more to do. [`Platform::unpark`] is called with its address.
+//! The read is one that any thread settles ([`super::page_read`]), so a wait may be dropped: the
+//! pages still enter the index.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -20,8 +20,8 @@ use super::in_flight::InTheWay;
 use super::page_read::{FollowedRead, settle_answered};
 use super::wait::Wait;
 
-/// The word that a wait depends on. When it has changed, the core calls [`Platform::unpark`] with its
-/// address, from any context.
+/// The word that a wait depends on. When it has changed, the core calls [`Platform::unpark`] with
+/// its address, from any context.
 ///
 /// ```
 /// use bindery::{ParkedOn, Platform};
@@ -54,8 +54,8 @@ impl<'w> ParkedOn<'w> {
         self.expected
     }
 
-    /// Whether there may be more to do. A task asks once its waker can be found: the change may have
-    /// come before.
+    /// Whether there may be more to do. A task asks once its waker can be found: the change may
+    /// have come before.
     pub fn has_changed(&self) -> bool {
         self.word.load(Ordering::Acquire) != self.expected
     }
@@ -91,7 +91,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         Self { memory, wait, read: None, has_entered: false }
     }
 
-    /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets it.
+    /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets
+    /// it.
     pub(crate) fn into_wait(mut self) -> Wait {
         core::mem::replace(&mut self.wait, Wait::Memory)
     }
@@ -144,7 +145,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
                 Some(Some(Ok(()))) => {
                     self.read = None;
                     memory.note_major_fault();
-                    // Without the page: reclaim has taken it, and a thread has the means to keep it.
+                    // Without the page: reclaim has taken it, and a thread has the means to keep
+                    // it.
                     return Ok(match kept(object, fetch.page) {
                         Some(folio) => Polled::Ready(Some(folio)),
                         None => Polled::NeedsThread,

@@ -3,14 +3,15 @@
 //!
 //! The page index tells how far a reader has come. A page that is missing after others that are
 //! present continues them: the pager is asked for a *window* of pages at once, twice as long as the
-//! stretch before (Linux: `page_cache_ra_order`, and `try_context_readahead` for a file that several
-//! threads read). So no state of an open file is needed, and each of several readers has its window.
-//! A page after fewer present ones than the access needs belongs to a reader that jumps, which gets
-//! the pages that it asks for. A window shrinks as reclaim takes the pages behind the reader.
+//! stretch before (Linux: `page_cache_ra_order`, and `try_context_readahead` for a file that
+//! several threads read). So no state of an open file is needed, and each of several readers has
+//! its window. A page after fewer present ones than the access needs belongs to a reader that
+//! jumps, which gets the pages that it asks for. A window shrinks as reclaim takes the pages behind
+//! the reader.
 //!
 //! A pager that keeps requests ([`super::ReadRequest::keep`]) reads while the reader computes. The
-//! first page of a window that the reader has not asked for gets a *mark*. The access that reaches it
-//! begins to read the next window, and waits for nothing:
+//! first page of a window that the reader has not asked for gets a *mark*. The access that reaches
+//! it begins to read the next window, and waits for nothing:
 //!
 //! ```text
 //! asked for    |p|             p is missing: waits
@@ -19,8 +20,8 @@
 //! access to n                      |o . . . . . . . . . . .|
 //! ```
 //!
-//! A mark is at the first page of a folio, so a large folio is mapped whole. The marks of an object are
-//! few, in words without a lock. One that is lost costs a wait.
+//! A mark is at the first page of a folio, so a large folio is mapped whole. The marks of an object
+//! are few, in words without a lock. One that is lost costs a wait.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -163,7 +164,8 @@ impl ReadPattern {
     }
 }
 
-/// The number of pages from `page` on, which is missing, to ask the pager for: at least the `needed`.
+/// The number of pages from `page` on, which is missing, to ask the pager for: at least the
+/// `needed`.
 pub(super) fn window<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -194,7 +196,8 @@ pub(super) fn window<P: Platform>(
     if memory.has_room_for(length) { length } else { needed }
 }
 
-/// About how many pages before `page` are present without a gap: looks at pages at doubling distances.
+/// About how many pages before `page` are present without a gap: looks at pages at doubling
+/// distances.
 fn stretch_before<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) -> u64 {
     object.pages.look(memory.platform(), |index: &PageIndex| {
         let is_present = |distance: &u64| {
@@ -261,14 +264,14 @@ impl<P: Platform> Object<'_, P> {
         self.pattern = pattern;
     }
 
-    /// Begins to read the missing pages of a file in `length` bytes from `offset` on, unless memory is
-    /// short. Waits for a pager only if that answers during [`crate::Pager::begin_read`]; an error is
-    /// reported to the access that needs the page. Does nothing for an object that is not a file, and
-    /// for a length of 0. A fatal signal ends the call early. (Linux: `readahead(2)`,
+    /// Begins to read the missing pages of a file in `length` bytes from `offset` on, unless memory
+    /// is short. Waits for a pager only if that answers during [`crate::Pager::begin_read`]; an
+    /// error is reported to the access that needs the page. Does nothing for an object that is not
+    /// a file, and for a length of 0. A fatal signal ends the call early. (Linux: `readahead(2)`,
     /// `POSIX_FADV_WILLNEED` of `posix_fadvise(2)`, which read at most one window of the range.)
     ///
-    /// Context: may sleep. Complexity: one request for each 32 folios, and a look at the page index for
-    /// each run of pages.
+    /// Context: may sleep. Complexity: one request for each 32 folios, and a look at the page index
+    /// for each run of pages.
     pub fn read_ahead(&self, offset: u64, length: u64) {
         let state = self.state();
         if !state.is_file() || length == 0 {

@@ -19,8 +19,8 @@ use super::{PagerError, ReadBuffer};
 /// fills them, and answers by [`ReadRequest::supply`] or [`ReadRequest::fail`], exactly once: both
 /// consume the request. A request that is dropped has failed ([`PagerError::InputOutput`]).
 ///
-/// A pager that waits for a device keeps the request as a value ([`ReadRequest::keep`]), and takes it
-/// up again when the device is done ([`Memory::resume_read`]):
+/// A pager that waits for a device keeps the request as a value ([`ReadRequest::keep`]), and takes
+/// it up again when the device is done ([`Memory::resume_read`]):
 ///
 /// ```
 /// use std::collections::VecDeque;
@@ -75,8 +75,8 @@ pub struct ReadRequest<'a> {
 unsafe impl Send for ReadRequest<'_> {}
 
 /// A request that a pager has kept. It holds its pages, and the object, until it is answered: one
-/// that is dropped or forgotten is never answered. The threads that wait for its pages, and the last
-/// holder of the object, wait forever.
+/// that is dropped or forgotten is never answered. The threads that wait for its pages, and the
+/// last holder of the object, wait forever.
 #[must_use = "it is answered through Memory::resume_read"]
 pub struct KeptRead {
     read: NonNull<PageRead>,
@@ -136,15 +136,15 @@ impl<'a> ReadRequest<'a> {
         end - first
     }
 
-    /// Whether no call and no fault needs the pages yet. A device with priorities serves other requests
-    /// first.
+    /// Whether no call and no fault needs the pages yet. A device with priorities serves other
+    /// requests first.
     pub fn is_ahead(&self) -> bool {
         self.read().taker() == Taker::Any
     }
 
-    /// The frames of the pages, in order, one piece for each folio: for a device that writes them by
-    /// itself. It must be done with them before the answer. Then [`ReadRequest::has_filled`] tells
-    /// the core how much it has written.
+    /// The frames of the pages, in order, one piece for each folio: for a device that writes them
+    /// by itself. It must be done with them before the answer. Then [`ReadRequest::has_filled`]
+    /// tells the core how much it has written.
     pub fn frames(&self) -> impl Iterator<Item = FrameRange> + '_ {
         let frames =
             |folio: crate::folio::Folio| FrameRange { first: folio.head, count: folio.pages() };
@@ -152,7 +152,8 @@ impl<'a> ReadRequest<'a> {
     }
 
     /// Notes that a device has written the first `bytes` bytes of the frames. The others become
-    /// zeroes: they are those of the frames' last owner. More bytes than the pages have count as all.
+    /// zeroes: they are those of the frames' last owner. More bytes than the pages have count as
+    /// all.
     pub fn has_filled(&mut self, bytes: usize) {
         self.read().filled().set(bytes);
     }
@@ -173,9 +174,9 @@ impl<'a> ReadRequest<'a> {
         self.answer(Ok(()));
     }
 
-    /// Answers: the pages cannot be read. A thread that waits for them gets the error; after a request
-    /// for more pages than it needs, the core may ask for fewer first. The error of a read ahead is
-    /// not reported; the next access requests the page again.
+    /// Answers: the pages cannot be read. A thread that waits for them gets the error; after a
+    /// request for more pages than it needs, the core may ask for fewer first. The error of a read
+    /// ahead is not reported; the next access requests the page again.
     pub fn fail(self, error: PagerError) {
         self.answer(Err(error));
     }

@@ -197,8 +197,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         })
     }
 
-    /// The shared memory after `last` in the list, or the first; the caller becomes a holder of it. Skips
-    /// objects that are being freed, and may skip new ones.
+    /// The shared memory after `last` in the list, or the first; the caller becomes a holder of it.
+    /// Skips objects that are being freed, and may skip new ones.
     pub(super) fn next_held(&self, last: Option<&ObjectState>) -> Option<NonNull<ObjectState>> {
         let records = self.0.records.lock();
         let mut next = match last {
@@ -208,8 +208,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         while let Some(node) = NonNull::new(next) {
             // SAFETY: objects leave the list, whose lock is held, before they are freed.
             let object = unsafe { node.as_ref() };
-            // Only shared memory is asked for. A holder of a file could become the last one, when the
-            // pager is gone.
+            // Only shared memory is asked for. A holder of a file could become the last one, when
+            // the pager is gone.
             if object.is_shared_memory() && object.try_hold() {
                 return Some(node);
             }

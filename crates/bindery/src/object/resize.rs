@@ -117,8 +117,8 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// [`Error::Invalid`] for a length of zero, or if offset or length do not fit in 63 bits;
     /// [`Error::TooLarge`] if their sum does not; [`Error::SealForbids`]; for a file, the pager's
-    /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]; [`Error::NoContent`] for
-    /// frames that are not the core's. An error changes nothing.
+    /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]; [`Error::NoContent`]
+    /// for frames that are not the core's. An error changes nothing.
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         self.memory.outermost(|| self.punch_hole_once(offset, end))
@@ -208,12 +208,12 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
-    /// [`Error::NotSupported`] for files; [`Error::NoContent`] as there; [`Error::SealForbids`] if the
-    /// end lies after the object's, regardless of `growth`; [`Error::Overcommitted`];
+    /// [`Error::NotSupported`] for files; [`Error::NoContent`] as there; [`Error::SealForbids`] if
+    /// the end lies after the object's, regardless of `growth`; [`Error::Overcommitted`];
     /// [`Error::NoSpace`] and [`Error::OutOfMemory`] as for [`Object::write`];
-    /// [`Error::Interrupted`], checked before each folio (Linux stops for any signal). An error leaves
-    /// the content and size as before, and the memory that the object takes too, unless the new pages
-    /// were used already.
+    /// [`Error::Interrupted`], checked before each folio (Linux stops for any signal). An error
+    /// leaves the content and size as before, and the memory that the object takes too, unless the
+    /// new pages were used already.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());

@@ -228,7 +228,8 @@ impl<P: Platform> Batch<'_, P> {
         self.runs.chunk_by(follows)
     }
 
-    /// Has the pager store all groups, which a device may do side by side, and waits for all answers.
+    /// Has the pager store all groups, which a device may do side by side, and waits for all
+    /// answers.
     fn store(&self) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
         let writes: ArrayVec<PageWrite<'_>, RUNS> =
@@ -238,10 +239,10 @@ impl<P: Platform> Batch<'_, P> {
         let mut result = Ok(());
         for number in 0..writes.len() {
             begun.asked = &writes[..=number];
-            // SAFETY: 1. `begun` waits for the answer, at the latest when it is dropped; it is the only
-            // request. 2. The pages stay in place while their record is in the list: a call that
-            // writes, drops or replaces them waits for the record's end, which comes after the answer.
-            // While an object has pages, no reference to their bytes exists.
+            // SAFETY: 1. `begun` waits for the answer, at the latest when it is dropped; it is the
+            // only request. 2. The pages stay in place while their record is in the list: a call
+            // that writes, drops or replaces them waits for the record's end, which comes after the
+            // answer. While an object has pages, no reference to their bytes exists.
             let request = unsafe { WriteRequest::new(self.memory, &writes[number]) };
             pager.begin_write(request);
             // A pager that answers at once leaves no group waiting for the others.

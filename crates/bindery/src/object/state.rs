@@ -92,8 +92,9 @@ pub(super) enum Backing {
 
 /// The state of an object.
 ///
-/// The fields come in the order of three uses. Faults on shared memory write the first, on one line:
-/// two locks, the index' root, and the counts of pages. Calls write the second. Both read the third.
+/// The fields come in the order of three uses. Faults on shared memory write the first, on one
+/// line: two locks, the index' root, and the counts of pages. Calls write the second. Both read the
+/// third.
 #[repr(C, align(64))]
 pub(crate) struct ObjectState {
     pub(crate) invalidate_lock: InvalidateLock,
@@ -201,8 +202,8 @@ impl ObjectState {
         self.size.store(bytes, Ordering::Release);
     }
 
-    /// The pager's number of a file. Does not touch the pager, which may be gone where a program has
-    /// forgotten its handles.
+    /// The pager's number of a file. Does not touch the pager, which may be gone where a program
+    /// has forgotten its handles.
     pub(super) fn file_number(&self) -> Option<u64> {
         match self.backing {
             Backing::File { file, .. } => Some(file),

@@ -18,8 +18,8 @@ use super::read_ahead::NextWindow;
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
 /// for this, and tries again. A value, so that a caller that must not wait passes it on instead
-/// ([`crate::AddressSpace::try_fault`]). Only a wait for a handler borrows: the message in its queue.
-/// It is a variant of [`Wait<HandlerWait>`] only.
+/// ([`crate::AddressSpace::try_fault`]). Only a wait for a handler borrows: the message in its
+/// queue. It is a variant of [`Wait<HandlerWait>`] only.
 #[derive(Debug)]
 #[must_use = "the call would try again at once"]
 pub(crate) enum Wait<H = Infallible> {
@@ -43,8 +43,8 @@ pub(crate) enum Wait<H = Infallible> {
         /// The area.
         area: u8,
     },
-    /// A folio whose lock another thread or a device has. The wait releases a reference to it, which
-    /// the caller has taken.
+    /// A folio whose lock another thread or a device has. The wait releases a reference to it,
+    /// which the caller has taken.
     Folio(Folio),
     /// The handler of a userfaultfd, for a fault whose message is in the queue.
     Handler(H),

@@ -1,5 +1,5 @@
-//! Pages that a program has announced (`MADV_WILLNEED`): shared memory is swapped in before an access
-//! needs it, unless memory is short; the pager begins to read those of a file.
+//! Pages that a program has announced (`MADV_WILLNEED`): shared memory is swapped in before an
+//! access needs it, unless memory is short; the pager begins to read those of a file.
 
 use crate::Memory;
 use crate::addr::{Orders, PageRange};
@@ -16,9 +16,9 @@ use super::wait::Stop;
 use super::{Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
-    /// Swaps in the first `most` of `pages`, or begins to, under one hold of the invalidate lock. For
-    /// a file, begins to read those that are missing. Returns the page to continue at; `None` if
-    /// memory is short.
+    /// Swaps in the first `most` of `pages`, or begins to, under one hold of the invalidate lock.
+    /// For a file, begins to read those that are missing. Returns the page to continue at; `None`
+    /// if memory is short.
     pub(crate) fn bring_in(&self, pages: PageRange, orders: Orders, most: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         if object.is_file() {

@@ -46,16 +46,17 @@ impl<'r> PageWrite<'r> {
     }
 }
 
-/// Consecutive pages of a file that a pager is to store ([`crate::Pager::begin_write`]), in pieces of
-/// consecutive frames: adjacent dirty pages, in the fewest pieces that their frames allow, at most 32.
-/// All pieces but the last are whole pages; the last ends with the file if its size is not a multiple
-/// of the page size. The pager answers by [`WriteRequest::stored`] or [`WriteRequest::fail`], exactly
-/// once: both consume the request. One that is dropped has failed ([`PagerError::InputOutput`]).
+/// Consecutive pages of a file that a pager is to store ([`crate::Pager::begin_write`]), in pieces
+/// of consecutive frames: adjacent dirty pages, in the fewest pieces that their frames allow, at
+/// most 32. All pieces but the last are whole pages; the last ends with the file if its size is not
+/// a multiple of the page size. The pager answers by [`WriteRequest::stored`] or
+/// [`WriteRequest::fail`], exactly once: both consume the request. One that is dropped has failed
+/// ([`PagerError::InputOutput`]).
 ///
-/// A pager that waits for a device keeps the request as a value ([`WriteRequest::keep`]), and takes it
-/// up again when the device is done ([`Memory::resume_write`]), as [`crate::ReadRequest`] shows. Until
-/// the answer the pages stay where they are, and no program and no call changes them. Only a device
-/// that has pinned them can.
+/// A pager that waits for a device keeps the request as a value ([`WriteRequest::keep`]), and takes
+/// it up again when the device is done ([`Memory::resume_write`]), as [`crate::ReadRequest`] shows.
+/// Until the answer the pages stay where they are, and no program and no call changes them. Only a
+/// device that has pinned them can.
 ///
 /// # Context
 /// Context: any, also an interrupt handler. An answer stores a word and wakes threads
@@ -70,7 +71,8 @@ pub struct WriteRequest<'a> {
 unsafe impl Send for WriteRequest<'_> {}
 
 /// A request that a pager has kept. Its pages are being stored until it is answered: one that is
-/// dropped or forgotten is never answered, and the threads that save or change the pages wait forever.
+/// dropped or forgotten is never answered, and the threads that save or change the pages wait
+/// forever.
 #[must_use = "it is answered through Memory::resume_write"]
 pub struct KeptWrite {
     write: NonNull<PageWrite<'static>>,
@@ -107,7 +109,8 @@ impl<'a> WriteRequest<'a> {
     }
 
     fn write(&self) -> &PageWrite<'_> {
-        // SAFETY: it lives until it is answered (obligation 1 of `new`), and this is its only request.
+        // SAFETY: it lives until it is answered (obligation 1 of `new`), and this is its only
+        // request.
         unsafe { self.write.as_ref() }
     }
 
@@ -145,8 +148,9 @@ impl<'a> WriteRequest<'a> {
             let left = write.size - (run.page << PAGE_SHIFT);
             let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
             // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive
-            // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch). They stay
-            // in place until the answer. 2. No reference to their bytes exists. (Obligation 2 of `new`.)
+            // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch). They
+            // stay in place until the answer. 2. No reference to their bytes exists. (Obligation 2
+            // of `new`.)
             unsafe { self.memory.stored(run, length) }
         };
         let pieces: ArrayVec<StoredBytes<'_>, RUNS> = write.runs.iter().map(bytes).collect();

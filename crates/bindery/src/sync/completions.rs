@@ -11,9 +11,9 @@ use crate::sync::model::sync::atomic::fence;
 use crate::sync::parking::Parking;
 use crate::sync::word::Word;
 
-/// The word on which threads park that wait for a device or a pager. It changes with each completion, and
-/// whenever a thread has processed some, if a thread waits: otherwise completions only read, so that
-/// CPUs with requests of their own share no line.
+/// The word on which threads park that wait for a device or a pager. It changes with each
+/// completion, and whenever a thread has processed some, if a thread waits: otherwise completions
+/// only read, so that CPUs with requests of their own share no line.
 ///
 /// The fences keep a thread from sleeping forever:
 /// 1. Thread A finds that its request is not done.
@@ -51,8 +51,8 @@ impl<W: Word<u32>> Completions<W> {
         }
     }
 
-    /// Counts the caller as waiting, before its look at the state: from then on the word changes with
-    /// each completion.
+    /// Counts the caller as waiting, before its look at the state: from then on the word changes
+    /// with each completion.
     pub(crate) fn enter(&self) {
         self.waiting.add(1, Relaxed);
         fence(SeqCst);
@@ -63,8 +63,8 @@ impl<W: Word<u32>> Completions<W> {
         self.waiting.sub(1, Relaxed);
     }
 
-    /// The word, for a caller that has entered, and its value before a look at the state. Acquire: a
-    /// change of the state after the look changes the word, too.
+    /// The word, for a caller that has entered, and its value before a look at the state. Acquire:
+    /// a change of the state after the look changes the word, too.
     pub(crate) fn word(&self) -> (&W, u32) {
         (&self.word, self.word.load(Acquire))
     }

@@ -2,12 +2,13 @@
 //! block.
 //!
 //! An attempt takes locks only if they are free, asks no pager, no device and no handler, and does
-//! not reclaim. If that is not enough, it returns a value with which another thread waits. Nothing of
-//! the attempt stays behind: no lock, no record, no request, no message. So whatever other threads do
-//! until the next attempt, that one looks at everything again, as a fault does after it has waited.
+//! not reclaim. If that is not enough, it returns a value with which another thread waits. Nothing
+//! of the attempt stays behind: no lock, no record, no request, no message. So whatever other
+//! threads do until the next attempt, that one looks at everything again, as a fault does after it
+//! has waited.
 //!
-//! The attempt gives a read from a swap device up, and the wait begins it again. Otherwise queued waits
-//! would hold requests of the device, and folio locks:
+//! The attempt gives a read from a swap device up, and the wait begins it again. Otherwise queued
+//! waits would hold requests of the device, and folio locks:
 //! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their waits.
 //! 2. The thread performs an earlier wait first, which reclaims: it needs a request, and sleeps.
 
@@ -34,8 +35,8 @@ pub enum TriedFault<'s, 'm, P: Platform> {
     Blocked(FaultWait<'s, 'm, P>),
 }
 
-/// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a queue:
-/// it holds no lock and no request. Waits may be performed in any order.
+/// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a
+/// queue: it holds no lock and no request. Waits may be performed in any order.
 ///
 /// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it.
 ///
@@ -46,8 +47,8 @@ pub struct FaultWait<'s, 'm, P: Platform> {
     request: FaultRequest,
     /// The object whose pages the fault needs.
     object: Option<Object<'m, P>>,
-    /// `None` for all that a fault which blocks waits for: a swap device, a lock, a handler, memory,
-    /// the mutex for a first write or for an address that is not mapped.
+    /// `None` for all that a fault which blocks waits for: a swap device, a lock, a handler,
+    /// memory, the mutex for a first write or for an address that is not mapped.
     event: Option<PolledWait<'m, P>>,
     is_for_storage: bool,
 }
@@ -55,13 +56,13 @@ pub struct FaultWait<'s, 'm, P: Platform> {
 /// How far a wait has come ([`FaultWait::poll`]).
 #[derive(Debug)]
 pub enum FaultPoll<'w, 'm, P: Platform> {
-    /// It is over: the fault can be tried again. The page may have left memory again, if that is short:
-    /// then the next attempt waits again.
+    /// It is over: the fault can be tried again. The page may have left memory again, if that is
+    /// short: then the next attempt waits again.
     Ready(FaultReady<'m, P>),
     /// There is nothing to do until this changes.
     Pending(ParkedOn<'w>),
-    /// Only a thread that may sleep can go on, by [`FaultWait::wait`]: the fault waits for something
-    /// else than a pager, or memory is short.
+    /// Only a thread that may sleep can go on, by [`FaultWait::wait`]: the fault waits for
+    /// something else than a pager, or memory is short.
     NeedsThread,
 }
 
@@ -96,11 +97,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// }
     /// ```
     ///
-    /// A page of a file behind which the pager is to read the next ones blocks once: the wait only begins
-    /// that. A fault has to wait for a pager, a swap device, the handler of a userfaultfd, memory, a lock
-    /// that another thread has, and once for each mapping for the mutex of the address space. All
-    /// faults of a mapping with a userfaultfd wait. An access to an address that is not mapped waits
-    /// too: the mutex decides whether a mapping grows down to it.
+    /// A page of a file behind which the pager is to read the next ones blocks once: the wait only
+    /// begins that. A fault has to wait for a pager, a swap device, the handler of a userfaultfd,
+    /// memory, a lock that another thread has, and once for each mapping for the mutex of the
+    /// address space. All faults of a mapping with a userfaultfd wait. An access to an address that
+    /// is not mapped waits too: the mutex decides whether a mapping grows down to it.
     ///
     /// Context: spins. Complexity: as [`AddressSpace::fault`].
     ///
@@ -184,10 +185,11 @@ fn attempt<'m, P: Platform>(
 }
 
 impl<'m, P: Platform> FaultWait<'_, 'm, P> {
-    /// Waits, and does the work that the fault cannot do without waiting: has the pager read the pages,
-    /// or resolves the whole fault, for what else it waits for. The caller tries the fault again, with
-    /// the result at hand; if the fault is resolved, that attempt is [`Resolved::Spurious`]. Another
-    /// thread may have changed the mapping in between, and the next attempt may have to wait again.
+    /// Waits, and does the work that the fault cannot do without waiting: has the pager read the
+    /// pages, or resolves the whole fault, for what else it waits for. The caller tries the fault
+    /// again, with the result at hand; if the fault is resolved, that attempt is
+    /// [`Resolved::Spurious`]. Another thread may have changed the mapping in between, and the next
+    /// attempt may have to wait again.
     ///
     /// Context: may sleep.
     ///
@@ -210,11 +212,12 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
         }
     }
 
-    /// Goes on with the wait as far as possible without sleeping, for a task that is a future: begins to
-    /// read the pages, and takes the answer in when it has come. So no thread waits for a pager that
-    /// keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call. A task
-    /// that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was called for the
-    /// word. The word may be one that many waits share, so a poll may find nothing new.
+    /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
+    /// begins to read the pages, and takes the answer in when it has come. So no thread waits for a
+    /// pager that keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the
+    /// call. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was
+    /// called for the word. The word may be one that many waits share, so a poll may find nothing
+    /// new.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};
@@ -236,8 +239,8 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// }
     /// ```
     ///
-    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`]; otherwise spins.
-    /// Complexity: linear in the pages of all answers that have come.
+    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`]; otherwise
+    /// spins. Complexity: linear in the pages of all answers that have come.
     ///
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
@@ -253,8 +256,8 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
         }
     }
 
-    /// Whether content is read from a pager or a swap device, rather than a lock, memory or a handler
-    /// waited for.
+    /// Whether content is read from a pager or a swap device, rather than a lock, memory or a
+    /// handler waited for.
     ///
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
