@@ -158,7 +158,7 @@ pub use kernel_map::{
     AreaKind, Content, KernelAddress, KernelArea, KernelMap, KernelMapError, KernelPiece, Pauses,
     Pieces, Resolution, UnmapTime, VmallocOptions, VmapOptions,
 };
-pub use memory::{Commitment, FolioPolicy, FrameKind, Memory, SizeMode};
+pub use memory::{Commitment, DirtyLimit, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
     Accounting, Attachments, ErrorMark, FileSystem, FrameList, FramePiece, FrameSource, Growth,
     KeptRead, KeptWrite, Object, Pager, PagerError, ParkedOn, Quota, ReadBuffer, ReadPattern,

@@ -155,6 +155,7 @@ fn an_unstorable_page_stays_dirty() {
         audit();
         assert_eq!(file.sync(0, u64::MAX), Err(Error::InputOutput));
         pager.never();
+        file.write(5 * PAGE, &[3; 10]).unwrap();
         assert_eq!(file.sync(0, u64::MAX), Ok(()));
         assert_eq!(pager.files.content(1), content(&file));
         assert_eq!(pager.files.counts().pages_written, 2);

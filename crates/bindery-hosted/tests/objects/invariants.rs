@@ -57,6 +57,12 @@ fn more_is_promised_than_the_object_has() {
 }
 
 #[test]
+fn more_pages_count_as_dirty_than_are() {
+    let (damage, undo) = (ObjectDamage::Unsaved(3), ObjectDamage::Unsaved(-3));
+    assert_eq!(damaged(damage, Some(undo)), Violation::Unsaved { says: 3, holds: 0 });
+}
+
+#[test]
 fn a_nonexistent_writable_mapping_is_counted() {
     let (more, fewer) = (ObjectDamage::MoreWriters, ObjectDamage::FewerWriters);
     assert_eq!(damaged(more, Some(fewer)), Violation::ObjectMappers(1));

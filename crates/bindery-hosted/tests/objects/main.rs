@@ -5,6 +5,7 @@ extern crate bindery_scenarios as support;
 
 mod calls;
 mod coherence;
+mod dirty_limits;
 mod file_systems;
 mod files;
 mod held_pager;

@@ -153,6 +153,7 @@ fn a_refused_page_is_dirty_for_both_savers() {
             assert_eq!(second.join().unwrap(), Err(Error::InputOutput));
         });
         assert_ne!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
+        fixture.space.write_user(at(SLOW), b"written").unwrap();
         assert_eq!(sync(), Ok(()));
         assert_eq!(&fixture.pager.files.content(1)[(SLOW * PAGE) as usize..][..7], b"written");
     });

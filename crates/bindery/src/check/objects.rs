@@ -31,11 +31,13 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     pub(super) fn objects(&mut self, spaces: &[&AddressSpace<'_, P>]) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut used, mut nodes, mut listed, mut object_pages) = (0, 0, 0, 0);
+        let mut unsaved = 0;
         for object in self.registered() {
             used += 1;
             nodes += self.index(object)?;
             listed += self.mappers(object, spaces)?;
             object_pages += Self::commit(object)?;
+            unsaved += object.counted_unsaved();
         }
         let allocated = memory.slab::<ObjectState>().objects(&memory.frames);
         let used = used + Registry::of(memory).kept();
@@ -59,6 +61,10 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let (says, holds) = (memory.commitment().committed(), committed + object_pages);
         if says != holds {
             return Err(Violation::Committed { says, holds });
+        }
+        let says = memory.dirty_limit().pages();
+        if says != unsaved {
+            return Err(Violation::Unsaved { says, holds: unsaved });
         }
         self.quotas()
     }
@@ -91,7 +97,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let (sound, nodes) =
             object.pages.look(memory.platform(), |index| (index.check(), index.node_count()));
         let mut next = look(0);
-        if !sound || object.has_in_flight(memory.platform()) || object.holders() == 0 {
+        let counted = object.has_counted_unsaved(memory.platform());
+        if !sound || !counted || object.has_in_flight(memory.platform()) || object.holders() == 0 {
             return Err(broken);
         }
         let mut pages = 0;

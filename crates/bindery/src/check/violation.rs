@@ -196,6 +196,13 @@ pub enum Violation {
         /// The required amount.
         holds: u64,
     },
+    /// More or fewer pages count as dirty than the files have.
+    Unsaved {
+        /// The recorded number.
+        says: u64,
+        /// The sum over the files.
+        holds: u64,
+    },
     /// A quota has given out more or fewer pages than are committed for its objects.
     Quota {
         /// The pages given out.
@@ -355,6 +362,9 @@ impl fmt::Display for Violation {
             }
             Self::Committed { says, holds } => {
                 write!(f, "{says} pages count as committed instead of {holds}")
+            }
+            Self::Unsaved { says, holds } => {
+                write!(f, "{says} pages count as dirty instead of {holds}")
             }
             Self::Quota { says, holds } => {
                 write!(f, "a quota has given out {says} pages and its objects have {holds}")

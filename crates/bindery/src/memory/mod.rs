@@ -6,6 +6,7 @@
 mod answers;
 mod commitment;
 mod cpus;
+mod dirty_limit;
 mod embedder_frames;
 mod folio_policy;
 mod instructions;
@@ -35,6 +36,7 @@ use crate::sync::Mutex;
 pub(crate) use answers::{Answers, Earlier};
 pub use commitment::Commitment;
 pub(crate) use cpus::{CpuRecord, Cpus};
+pub use dirty_limit::DirtyLimit;
 pub use embedder_frames::FrameKind;
 pub(crate) use folio_policy::HugeAdvice;
 pub use folio_policy::{FolioPolicy, SizeMode};
@@ -81,6 +83,7 @@ pub struct Memory<P: Platform> {
     shared_policy: FolioPolicy,
     file_policy: FolioPolicy,
     commit: CommitState,
+    dirty_limit: DirtyLimit,
     /// Held while pages move between the committed ones and the credit of a CPU.
     credit_lock: Mutex<P::SpinLock, ()>,
     fault_reserve: AtomicU64,
@@ -165,6 +168,14 @@ impl<P: Platform> Memory<P> {
     /// Context: any.
     pub fn file_folio_policy(&self) -> &FolioPolicy {
         &self.file_policy
+    }
+
+    /// The limit for the dirty pages of all files together: at first a fifth of the frames (Linux:
+    /// `vm.dirty_ratio`, 20 %).
+    ///
+    /// Context: any.
+    pub fn dirty_limit(&self) -> &DirtyLimit {
+        &self.dirty_limit
     }
 
     /// A number that was never returned before, and is not 0.
@@ -349,6 +360,9 @@ impl<P: Platform> Memory<P> {
     }
 }
 
+/// The share of all frames that may be dirty pages of files, as a divisor.
+const DIRTY_SHARE: u64 = 5;
+
 /// # Safety
 /// 1. and 2. as of [`Memory::new`].
 unsafe fn take_over<P: Platform>(
@@ -380,6 +394,7 @@ unsafe fn take_over<P: Platform>(
         policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Always),
         shared_policy: FolioPolicy::new(SizeMode::Inherit, SizeMode::Never),
         file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
+        dirty_limit: DirtyLimit::new(total / DIRTY_SHARE),
         commit: CommitState::new(total),
         credit_lock: Mutex::new(()),
         fault_reserve: AtomicU64::new(0),

@@ -85,10 +85,25 @@ pub(crate) struct Records {
     pub(crate) first: AtomicPtr<Opaque>,
     /// Those with a name.
     pub(crate) named: NamedTree,
+    /// Those with pages that are to be stored.
+    pub(crate) unsaved: Ends,
+}
+
+/// The ends of a list of records, which the layer links.
+pub(crate) struct Ends {
+    pub(crate) first: AtomicPtr<Opaque>,
+    pub(crate) last: AtomicPtr<Opaque>,
 }
 
 impl Records {
     pub(super) const fn new() -> Self {
-        Self { first: AtomicPtr::new(ptr::null_mut()), named: IntervalTree::new() }
+        Self {
+            first: AtomicPtr::new(ptr::null_mut()),
+            named: IntervalTree::new(),
+            unsaved: Ends {
+                first: AtomicPtr::new(ptr::null_mut()),
+                last: AtomicPtr::new(ptr::null_mut()),
+            },
+        }
     }
 }

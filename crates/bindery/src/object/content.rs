@@ -392,6 +392,7 @@ impl<P: Platform> Object<'_, P> {
         let left = (end - at).min(most as u64);
         let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
         let wanted = pages_of(inside + left);
+        pages::may_dirty(memory, object, page)?;
         let look = || object.pages.look(memory.platform(), |index| index.run(page, wanted));
         let mut found = look();
         if !matches!(found, PageStretch::Frames(..)) {

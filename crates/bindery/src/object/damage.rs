@@ -11,6 +11,8 @@ use super::{Accounting, Object};
 pub enum ObjectDamage {
     /// Changes the number of pages that count as committed for it by this value.
     Committed(i64),
+    /// Changes the number of pages that count as dirty in all files by this value.
+    Unsaved(i64),
     /// Counts one more writable shared mapping than exist.
     MoreWriters,
     /// Counts one fewer.
@@ -31,6 +33,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             let committed = state.committed().wrapping_add_signed(by);
             state.committed.store(committed, Relaxed);
         }
+        ObjectDamage::Unsaved(by) => memory.dirty_limit().charge(by as u64),
         ObjectDamage::MoreWriters => state.seals.writable_added(),
         ObjectDamage::FewerWriters => state.seals.writable_removed(),
         ObjectDamage::Swap(first, second) => state.pages.change(memory, |index, _| {

@@ -3,10 +3,11 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::fmt;
+use core::ptr::NonNull;
 
 use crate::Memory;
 use crate::error::Error;
-use crate::memory::Name;
+use crate::memory::{DirtyLimit, Name};
 use crate::platform::Platform;
 
 use super::lent::Lent;
@@ -48,6 +49,7 @@ pub struct FileSystem<'m, P: Platform> {
     pager: &'m dyn Pager,
     /// The number of the number space; not 0.
     number: u64,
+    dirty_limit: Option<&'m DirtyLimit>,
 }
 
 impl<P: Platform> Memory<P> {
@@ -55,7 +57,20 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn file_system<'m>(&'m self, pager: &'m dyn Pager) -> FileSystem<'m, P> {
-        FileSystem { memory: self, pager, number: self.new_identity() }
+        FileSystem { memory: self, pager, number: self.new_identity(), dirty_limit: None }
+    }
+
+    /// As [`Memory::file_system`], with a limit for the dirty pages of its files, beside that for
+    /// all files ([`Memory::dirty_limit`]). The limit outlives the objects of its files, too, and
+    /// is of no other memory.
+    ///
+    /// Context: any.
+    pub fn file_system_within<'m>(
+        &'m self,
+        pager: &'m dyn Pager,
+        dirty_limit: &'m DirtyLimit,
+    ) -> FileSystem<'m, P> {
+        FileSystem { dirty_limit: Some(dirty_limit), ..self.file_system(pager) }
     }
 }
 
@@ -73,6 +88,15 @@ impl<'m, P: Platform> FileSystem<'m, P> {
     /// As [`Memory::file`].
     pub fn file(&self, number: u64, size: u64) -> Result<Object<'m, P>, Error> {
         open(self, number, size)
+    }
+
+    pub(super) fn memory(&self) -> &'m Memory<P> {
+        self.memory
+    }
+
+    /// The number of its number space.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The object of file `number`, if it has a handle or a mapping.
@@ -99,7 +123,10 @@ fn open<'m, P: Platform>(
     // SAFETY: 1. it is lent for 'm, the lifetime of this handle. Others find the object through a
     // copy of the file system, which borrows the pager as long as it and their handles live.
     let pager = unsafe { Lent::pager(system.pager) };
-    let backing = Backing::File { pager, file: number, file_system: system.number };
+    // SAFETY: 1. as the pager.
+    let lend = |limit| unsafe { Lent::new(NonNull::from(limit)) };
+    let dirty_limit = system.dirty_limit.map(lend);
+    let backing = Backing::File { pager, file: number, file_system: system.number, dirty_limit };
     add(memory, backing, size, Seals::empty())
 }
 

@@ -115,6 +115,8 @@ pub(super) struct InFlight {
     next_number: u64,
     /// The number of failed writes.
     failures: u64,
+    /// The number of pages in the writes of the list.
+    being_stored: u64,
 }
 
 /// The end of some record, to wait for. Outdated if it is kept: only the list tells whether the
@@ -168,7 +170,7 @@ impl Ends {
 
 impl InFlight {
     pub(super) const fn new() -> Self {
-        Self { first: None, next_number: 0, failures: 0 }
+        Self { first: None, next_number: 0, failures: 0, being_stored: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -188,6 +190,11 @@ impl InFlight {
     /// Counts a failed write.
     pub(super) fn count_failure(&mut self) {
         self.failures += 1;
+    }
+
+    /// The number of pages that are being stored.
+    pub(super) fn pages_being_stored(&self) -> u64 {
+        self.being_stored
     }
 
     fn iter(&self) -> impl Iterator<Item = &Record> {
@@ -303,6 +310,7 @@ impl InFlight {
         self.first = node;
         if kind == TransferKind::Write {
             ends.set_writes(ends.writes.load(Ordering::Relaxed) + 1);
+            self.being_stored += pages.end - pages.first;
         }
     }
 
@@ -323,6 +331,7 @@ impl InFlight {
         }
         if record.kind.get() == TransferKind::Write {
             ends.set_writes(ends.writes.load(Ordering::Relaxed) - 1);
+            self.being_stored -= record.end.get() - record.first.get();
         }
         ends.ended.fetch_add(1, Ordering::Release);
         record.wanted.get()

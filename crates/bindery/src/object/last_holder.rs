@@ -58,9 +58,10 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
             Leave::Shared => return,
             Leave::Left => break,
             Leave::Unsaved(found) => {
-                let _ = save::save(memory, object, 0, PAGE_LIMIT, save::Until::End);
+                let all = PageRange { first: 0, end: PAGE_LIMIT };
+                let _ = save::save(memory, object, all, save::Until::End);
                 // Before the object leaves: an open must not wait for reads that nothing needs.
-                wait_for_reads_ahead(memory, object, PageRange { first: 0, end: PAGE_LIMIT });
+                wait_for_reads_ahead(memory, object, all);
                 saved = Some(found);
             }
         }

@@ -31,6 +31,8 @@
 //! | `quota` | [`Quota`]: the page limit of a file system in memory |
 //! | `coherence` | pages and sizes that the other side of a file has changed |
 //! | `save` | writes dirty pages to the pager |
+//! | `unsaved`, `write_back` | the pages that are to be stored, counted; those of a file system stored |
+//! | `failed_pages` | pages that the pager has failed to store |
 //! | `swap_out`, `swap_in`, `swap_off` | swaps shared memory out and in |
 //! | `swap_ahead`, `will_need` | swaps pages in before an access needs them |
 //! | `write_errors` | failed writes, reported once to each opener |
@@ -68,8 +70,8 @@
 //! - The mapping lock (Linux: `i_mmap_rwsem`): guards the tree of VMAs (`rmap`). Walkers hold it
 //!   for reading.
 //! - The index lock: guards the page index and the list of records in flight, for one look or
-//!   change. Inside it, only the spin locks of frames and slabs are taken. Its holder is in a read
-//!   section, so waiters spin, and it may be taken with tables locked.
+//!   change. Inside it, only the spin locks of frames, slabs and the registry are taken. Its holder
+//!   is in a read section, so waiters spin, and it may be taken with tables locked.
 //!
 //! `docs/lock-order.md` has the order of all locks. While the pager reads or stores pages, the call
 //! holds none of them, but has a record in a list ([`in_flight`]).
@@ -89,6 +91,7 @@ mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
 mod dropping;
+mod failed_pages;
 mod fetch;
 mod file_system;
 mod frame_source;
@@ -121,9 +124,11 @@ mod swap_ahead;
 mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;
+mod unsaved;
 mod wait;
 mod weak;
 mod will_need;
+mod write_back;
 mod write_errors;
 mod write_request;
 
@@ -353,7 +358,8 @@ impl<P: Platform> Memory<P> {
     ) -> Result<Object<'m, P>, Error> {
         // SAFETY: 1. as for a quota.
         let pager = unsafe { Lent::pager(pager) };
-        add(self, Backing::File { pager, file, file_system: 0 }, size, Seals::empty())
+        let backing = Backing::File { pager, file, file_system: 0, dirty_limit: None };
+        add(self, backing, size, Seals::empty())
     }
 }
 

@@ -12,6 +12,7 @@ use crate::platform::Platform;
 use crate::sync::rw_lock::RwLock;
 
 use super::in_flight::{Ends, InFlight};
+use super::unsaved::Unsaved;
 use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PageIndex};
 
 /// The index of an object's pages, the records in flight between them and the pager, and the lock
@@ -28,6 +29,7 @@ pub(crate) struct Pages {
     pub(super) ends: Ends,
     /// The number of pages in swap.
     swapped: AtomicU64,
+    pub(super) unsaved: Unsaved,
 }
 
 impl Pages {
@@ -35,7 +37,7 @@ impl Pages {
     #[cfg(test)]
     pub(super) const FAULTED_END: usize = core::mem::offset_of!(Self, in_flight);
 
-    pub(super) const fn new() -> Self {
+    pub(super) const fn new(unsaved: Unsaved) -> Self {
         Self {
             lock: RwLock::new(),
             resident: AtomicU64::new(0),
@@ -43,6 +45,7 @@ impl Pages {
             in_flight: UnsafeCell::new(InFlight::new()),
             ends: Ends::new(),
             swapped: AtomicU64::new(0),
+            unsaved,
         }
     }
 
@@ -67,9 +70,15 @@ impl Pages {
     ) -> R {
         let nodes = Self::nodes(memory);
         self.lock.with_write_spinning(memory.platform(), || {
-            // SAFETY: all other users of the index hold its lock, which we hold for writing.
-            let (result, by) = work(unsafe { &mut *self.index.get() }, &nodes);
+            // SAFETY: all users of either hold the lock, which we hold for writing.
+            let (index, in_flight) =
+                unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
+            let dirty = index.dirty_count();
+            let (result, by) = work(index, &nodes);
             self.count_resident(by);
+            if index.dirty_count() != dirty {
+                self.unsaved.set(memory, index.dirty_count() + in_flight.pages_being_stored());
+            }
             result
         })
     }
@@ -117,6 +126,19 @@ impl Pages {
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
             work(index, in_flight, &self.ends)
+        })
+    }
+
+    /// As [`Pages::alone`], for `work` that ends writes.
+    pub(super) fn end_writes<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
+    ) -> R {
+        self.alone(memory.platform(), |index, in_flight, ends| {
+            let result = work(index, in_flight, ends);
+            self.unsaved.set(memory, index.dirty_count() + in_flight.pages_being_stored());
+            result
         })
     }
 

@@ -237,8 +237,11 @@ pub(crate) fn mark_dirty<P: Platform>(
             return Err(Wait::Pager(ticket));
         }
         let known = object.pages.look(memory.platform(), |index| {
-            let run = index.next_run_with(PageFlags::DIRTY, page, page.saturating_add(count));
-            run.is_some_and(|run| run.page == page && u64::from(run.count) == count)
+            let run = index.next_dirty(page, page.saturating_add(count));
+            run.is_some_and(|(run, flags)| {
+                // One that has failed is tried again once it is written.
+                run.page == page && u64::from(run.count) == count && flags == PageFlags::DIRTY
+            })
         });
         if !known {
             object.pages.change(memory, |index, _| {
@@ -254,6 +257,25 @@ pub(crate) fn mark_dirty<P: Platform>(
         false
     });
     Ok(())
+}
+
+/// Whether a page of a file may become dirty now. It may if it is dirty already. Called before
+/// [`mark_dirty`], by callers that can wait.
+///
+/// # Errors
+/// Too many pages are dirty, and some are to be stored before.
+#[inline]
+pub(crate) fn may_dirty<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+) -> Result<(), Wait> {
+    if !object.notices_writes() || object.has_room_for_dirty(memory) {
+        return Ok(());
+    }
+    let slot = object.pages.look(memory.platform(), |index| index.get(page));
+    let is_dirty = slot.is_some_and(|slot| slot.flags.contains(PageFlags::DIRTY));
+    if is_dirty { Ok(()) } else { Err(Wait::DirtyLimit) }
 }
 
 /// As [`mark_dirty`] of a run whose frames are known.

@@ -119,7 +119,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             | Wait::SwapCache { .. }
             | Wait::SwapRequest { .. }
             | Wait::Folio(_)
-            | Wait::Memory => Ok(Polled::NeedsThread),
+            | Wait::Memory
+            | Wait::DirtyLimit => Ok(Polled::NeedsThread),
             Wait::Handler(never) => match never {},
         }
     }

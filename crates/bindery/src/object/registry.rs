@@ -1,5 +1,5 @@
 //! The objects of a memory: the list of all, used by the auditor, by `swapoff` and for unique
-//! numbers, and those that a [`super::FileSystem`] finds by number.
+//! numbers, those that a [`super::FileSystem`] finds by number, and those with dirty pages.
 //!
 //! An object leaves in two steps. With its last holder it leaves the list, and nothing becomes a
 //! holder any more. When its pages are dropped and the pager has heard of it
@@ -82,6 +82,7 @@ impl<'m, P: Platform> Registry<'m, P> {
             // caller's obligation 1); 3. a name never changes.
             unsafe { records.named.insert(&object.name) };
         }
+        object.pages.unsaved.set_object(node);
         let list = &records.first;
         // SAFETY: 1. the lock is held, and the caller keeps the object.
         let links = unsafe { Self::links(node) };
@@ -179,6 +180,118 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// The number of records of objects that have left, which weak handles keep.
     pub(crate) fn kept(&self) -> u64 {
         self.0.kept.load(Relaxed)
+    }
+
+    /// Adds a file to the list of those with unsaved pages, at its end.
+    ///
+    /// # Safety
+    /// 1. The object lives until [`Registry::remove_unsaved`] has removed it, and is not in the list.
+    pub(super) unsafe fn add_unsaved(&self, node: NonNull<ObjectState>) {
+        let records = self.0.records.lock();
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { Self::append_unsaved(&records, node) };
+    }
+
+    /// # Safety
+    /// 1. As of [`Registry::add_unsaved`], with the lock of the records held.
+    unsafe fn append_unsaved(records: &Records, node: NonNull<ObjectState>) {
+        let last = records.unsaved.last.load(Relaxed).cast::<ObjectState>();
+        // SAFETY: the lock is held, and the object lives (obligation 1).
+        let links = unsafe { &node.as_ref().pages.unsaved };
+        links.next.store(ptr::null_mut(), Relaxed);
+        links.previous.store(last, Relaxed);
+        match NonNull::new(last) {
+            // SAFETY: the lock is held, and objects leave the list before they are freed.
+            Some(last) => unsafe { last.as_ref() }.pages.unsaved.next.store(node.as_ptr(), Relaxed),
+            None => records.unsaved.first.store(node.as_ptr().cast(), Relaxed),
+        }
+        records.unsaved.last.store(node.as_ptr().cast(), Relaxed);
+    }
+
+    /// Removes a file from that list.
+    ///
+    /// # Safety
+    /// 1. The object is in the list.
+    pub(super) unsafe fn remove_unsaved(&self, node: NonNull<ObjectState>) {
+        let records = self.0.records.lock();
+        // SAFETY: 1. the caller's obligation 1; the lock is held.
+        unsafe { Self::unlink_unsaved(&records, node) };
+    }
+
+    /// # Safety
+    /// 1. As of [`Registry::remove_unsaved`], with the lock of the records held.
+    unsafe fn unlink_unsaved(records: &Records, node: NonNull<ObjectState>) {
+        // SAFETY: the lock is held, and the object is in the list, so it lives (obligation 1).
+        let links = unsafe { &node.as_ref().pages.unsaved };
+        let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
+        match NonNull::new(previous) {
+            // SAFETY: as in `append_unsaved`.
+            Some(previous) => unsafe { previous.as_ref() }.pages.unsaved.next.store(next, Relaxed),
+            None => records.unsaved.first.store(next.cast(), Relaxed),
+        }
+        match NonNull::new(next) {
+            // SAFETY: as in `append_unsaved`.
+            Some(next) => unsafe { next.as_ref() }.pages.unsaved.previous.store(previous, Relaxed),
+            None => records.unsaved.last.store(previous.cast(), Relaxed),
+        }
+    }
+
+    /// The file of the number space that has had unsaved pages for the longest time, or has been
+    /// returned least recently: it goes to the end of the list, and the caller becomes a holder.
+    /// Skips files that are being freed.
+    ///
+    /// # Complexity
+    /// Linear in the files with unsaved pages.
+    pub(super) fn next_unsaved(&self, space: u64) -> Option<NonNull<ObjectState>> {
+        let records = self.0.records.lock();
+        let mut next: *mut ObjectState = records.unsaved.first.load(Relaxed).cast();
+        while let Some(node) = NonNull::new(next) {
+            // SAFETY: the lock is held, and objects leave the list before they are freed.
+            let object = unsafe { node.as_ref() };
+            if object.name.name().is_some_and(|name| name.space == space) && object.try_hold() {
+                // SAFETY: 1. it is in the list, whose lock is held.
+                unsafe { Self::unlink_unsaved(&records, node) };
+                // SAFETY: 1. it is not in the list now, and is alive while `charged` is not 0.
+                unsafe { Self::append_unsaved(&records, node) };
+                return Some(node);
+            }
+            next = object.pages.unsaved.next.load(Relaxed);
+        }
+        None
+    }
+
+    /// The number of files of the number space that have unsaved pages. The same complexity.
+    pub(super) fn unsaved_files(&self, space: u64) -> usize {
+        let mut count = 0;
+        self.each_unsaved(space, || {
+            count += 1;
+            true
+        });
+        count
+    }
+
+    /// Whether a file of the number space has unsaved pages. The same complexity.
+    pub(super) fn has_unsaved(&self, space: u64) -> bool {
+        let mut found = false;
+        self.each_unsaved(space, || {
+            found = true;
+            false
+        });
+        found
+    }
+
+    /// Calls `f` for each file of the number space that has unsaved pages, until it says false.
+    fn each_unsaved(&self, space: u64, mut f: impl FnMut() -> bool) {
+        let records = self.0.records.lock();
+        let mut next = records.unsaved.first.load(Relaxed).cast::<ObjectState>();
+        while let Some(node) = NonNull::new(next) {
+            // SAFETY: the lock is held, and objects leave the list before they are freed.
+            let object = unsafe { node.as_ref() };
+            if object.name.name().is_some_and(|name| name.space == space) && !f() {
+                return;
+            }
+            next = object.pages.unsaved.next.load(Relaxed);
+        }
     }
 
     /// All objects.

@@ -30,8 +30,8 @@ use crate::platform::Platform;
 use super::in_flight::{Record, TransferKind};
 use super::state::pages_of;
 use super::write_request::{PageWrite, RUNS, WriteRequest};
-use super::{Object, ObjectState, mappings};
-use crate::collections::page_tree::{PageFlags, PageRun};
+use super::{Object, ObjectState, PagerError, mappings};
+use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
 
 /// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
 const PAGES: u32 = 4096;
@@ -39,7 +39,13 @@ const PAGES: u32 = 4096;
 impl<P: Platform> Object<'_, P> {
     /// Stores the changes of the file in `length` bytes from `offset` on, made through mappings or
     /// otherwise, and returns when the pager has them. Does nothing for shared memory. Holds no
-    /// lock while the pager works. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// lock while the pager works. Pages beyond the size that the file has at the beginning, and
+    /// pages written behind the call's place, are left to the next: a writer that goes on does not
+    /// keep it. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    ///
+    /// A page that the pager has failed to store is tried once more, by the next call that comes to
+    /// it. After that it is left until it is written again, or forgotten
+    /// ([`Object::discard_failed`]).
     ///
     /// Context: may sleep. Complexity: linear in the dirty pages; for each batch of up to 32 runs,
     /// one walk over the mappings of any of them.
@@ -51,9 +57,9 @@ impl<P: Platform> Object<'_, P> {
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = offset.saturating_add(length);
         let first = offset >> PAGE_SHIFT;
-        let (memory, end) = (self.memory, pages_of(end));
+        let (memory, pages) = (self.memory, PageRange { first, end: pages_of(end) });
         // A stored page is not dirty any more, so a retry does not store it again.
-        memory.retry(|| save(memory, self.state(), first, end, Until::FatalSignal))?;
+        memory.retry(|| save(memory, self.state(), pages, Until::FatalSignal))?;
         memory.clock.exhausted.forget();
         Ok(())
     }
@@ -68,12 +74,11 @@ pub(super) enum Until {
     End,
 }
 
-/// Like [`Object::sync`], for the pages from `first` to `end`. Called without locks.
+/// Like [`Object::sync`], for `range`. Called without locks.
 pub(super) fn save<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    end: u64,
+    range: PageRange,
     until: Until,
 ) -> Result<(), Failure> {
     if !object.is_file() {
@@ -81,13 +86,14 @@ pub(super) fn save<P: Platform>(
     }
     let (pages, platform) = (&object.pages, memory.platform());
     let failures = || pages.alone(platform, |_, in_flight, _| in_flight.failures());
+    let range = PageRange { end: range.end.min(object.size_in_pages()), ..range };
     loop {
         let before = failures();
-        let result = save_dirty(memory, object, first, end, until);
+        let result = save_dirty(memory, object, range, until);
         // Pages that other calls were storing when this one began are not dirty, but not stored yet
         // either.
         let number = pages.alone(platform, |_, in_flight, _| in_flight.next_number());
-        pages.wait_for_writes(platform, PageRange { first, end }, number);
+        pages.wait_for_writes(platform, range, number);
         if result.is_err() || failures() == before {
             return result;
         }
@@ -99,50 +105,110 @@ pub(super) fn save<P: Platform>(
 fn save_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    end: u64,
+    pages: PageRange,
     until: Until,
 ) -> Result<(), Failure> {
-    let (mut result, mut from) = (Ok(()), first);
+    let (mut result, mut from) = (Ok(()), pages.first);
     loop {
         if until == Until::FatalSignal {
             // A failure of the pager takes precedence over a signal.
             result.and_then(|()| Ok(interrupt::check(memory.platform())?))?;
         }
         // Checked before others are excluded: often, no page is dirty.
-        let within = end.min(object.size_in_pages());
-        let dirty = object
-            .pages
-            .look(memory.platform(), |index| index.next_run_with(PageFlags::DIRTY, from, within));
-        let Some(run) = dirty else { return result };
-        let mut saved = save_batch(memory, object, run.page, end, u64::MAX);
-        if saved.after == run.page {
-            // Another call is changing the page. Later changes wait until it is saved.
-            let range = PageRange::from_count(run.page, u64::from(run.count));
-            saved = object.pages.with_turn(memory.platform(), range, |turn| {
-                save_batch(memory, object, range.first, range.end, turn)
-            });
-        }
+        let within = pages.end.min(object.size_in_pages());
+        let Some(run) =
+            next_to_store(memory, object, PageRange { first: from, end: within }, Tried::Once)
+        else {
+            return result;
+        };
+        let rules = Rules { turn: u64::MAX, most: PAGES, tried: Tried::Once };
+        let saved = save_from(memory, object, run, pages.end, rules);
         result = result.and(saved.result);
         from = saved.after;
     }
 }
 
-/// The result of a batch.
-struct Saved {
-    result: Result<(), Failure>,
-    /// The page to continue at.
-    after: u64,
+/// Saves the next dirty pages, of which `run` is the first, up to `end`. If another call is changing
+/// it, waits for that; later changes wait until it is saved.
+pub(super) fn save_from<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    run: PageRun,
+    end: u64,
+    rules: Rules,
+) -> Saved {
+    let saved = save_batch(memory, object, PageRange { first: run.page, end }, rules);
+    if saved.after != run.page {
+        return saved;
+    }
+    let range = PageRange::from_count(run.page, u64::from(run.count));
+    object.pages.with_turn(memory.platform(), range, |turn| {
+        save_batch(memory, object, range, Rules { turn, ..rules })
+    })
 }
 
-/// Saves the next dirty pages from `from` to `end`, up to the first page with a change older than
-/// `turn`.
+/// The pages that are tried, among those that the pager has failed to store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tried {
+    /// None.
+    Never,
+    /// Those that have failed once.
+    Once,
+}
+
+impl Tried {
+    fn allows(self, flags: PageFlags) -> bool {
+        match self {
+            Self::Never => !flags.contains(PageFlags::FAILED),
+            Self::Once => !flags.contains(PageFlags::FAILED_TWICE),
+        }
+    }
+}
+
+/// The first run of `pages` that is to be stored.
+pub(super) fn next_to_store<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    pages: PageRange,
+    tried: Tried,
+) -> Option<PageRun> {
+    let mut from = pages.first;
+    loop {
+        // One run at a time: threads spin for the lock.
+        let next = |index: &PageIndex| index.next_dirty(from, pages.end);
+        let (run, flags) = object.pages.look(memory.platform(), next)?;
+        if tried.allows(flags) {
+            return Some(run);
+        }
+        from = run.page + u64::from(run.count);
+    }
+}
+
+/// The pages that a batch takes.
+#[derive(Clone, Copy)]
+pub(super) struct Rules {
+    /// Up to the first page with a change older than this.
+    pub(super) turn: u64,
+    /// At most this many.
+    pub(super) most: u32,
+    pub(super) tried: Tried,
+}
+
+/// The result of a batch.
+pub(super) struct Saved {
+    pub(super) result: Result<(), Failure>,
+    /// The page to continue at.
+    pub(super) after: u64,
+    /// The number of pages that the pager has stored.
+    pub(super) stored: u64,
+}
+
+/// Saves the next dirty pages of `pages` that the rules allow.
 fn save_batch<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    from: u64,
-    end: u64,
-    turn: u64,
+    pages: PageRange,
+    rules: Rules,
 ) -> Saved {
     // In this frame until the end of the function, and only borrowed shared, as `Batch::begin`
     // requires.
@@ -152,13 +218,15 @@ fn save_batch<P: Platform>(
         object,
         records: &records,
         runs: ArrayVec::new(),
+        flags: ArrayVec::new(),
         done: Cell::new(0),
+        stored: Cell::new(0),
         size: 0,
-        after: from,
+        after: pages.first,
     };
     object.invalidate_lock.with_write(memory.platform(), |proof| {
         batch.size = object.size();
-        batch.begin(end.min(pages_of(batch.size)), turn);
+        batch.begin(pages.end.min(pages_of(batch.size)), rules);
         let ranges: ArrayVec<PageRange, RUNS> = batch
             .groups()
             .map(|runs| PageRange::from_count(runs[0].page, pages_in(runs)))
@@ -168,7 +236,21 @@ fn save_batch<P: Platform>(
         }
     });
     let result = batch.store();
-    Saved { result, after: batch.after }
+    Saved { result, after: batch.after, stored: batch.stored.get() }
+}
+
+/// The step of a batch.
+enum Next {
+    /// Pages that the rules leave, up to this one.
+    Left(u64),
+    /// A run, and the flags that it had.
+    Taken(PageRun, PageFlags),
+}
+
+/// The flags of pages that had `before`, and that the pager has failed to store.
+fn after_failure(before: PageFlags) -> PageFlags {
+    let failed = PageFlags::DIRTY | PageFlags::FAILED;
+    if before.contains(PageFlags::FAILED) { failed | PageFlags::FAILED_TWICE } else { failed }
 }
 
 fn pages_in(runs: &[PageRun]) -> u64 {
@@ -182,8 +264,12 @@ struct Batch<'a, P: Platform> {
     /// One for each of the runs.
     records: &'a [Record; RUNS],
     runs: ArrayVec<PageRun, RUNS>,
+    /// The flags that the pages of each run had.
+    flags: ArrayVec<PageFlags, RUNS>,
     /// The number of completed runs.
     done: Cell<usize>,
+    /// The number of pages that were stored.
+    stored: Cell<u64>,
     /// The size of the file, in bytes.
     size: u64,
     /// The page to continue at.
@@ -191,34 +277,43 @@ struct Batch<'a, P: Platform> {
 }
 
 impl<P: Platform> Batch<'_, P> {
-    /// Adds dirty pages up to `end` to the batch and clears their dirty marks. Stops at a page with
-    /// a change older than `turn`; a younger change waits. The invalidate lock is held for writing,
-    /// and the records do not move until the batch is dropped.
-    fn begin(&mut self, end: u64, turn: u64) {
-        let mut room = PAGES;
+    /// Adds dirty pages up to `end` to the batch and clears their flags. Stops at a page with a
+    /// change older than the rules' turn; a younger change waits. The invalidate lock is held for
+    /// writing, and the records do not move until the batch is dropped.
+    fn begin(&mut self, end: u64, rules: Rules) {
+        let mut room = rules.most;
         while room > 0 && !self.runs.is_full() {
             let from = self.after;
             let record = &self.records[self.runs.len()];
-            let run = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
-                let run = index.next_run_with(PageFlags::DIRTY, from, end)?;
+            let next = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
+                let (run, flags) = index.next_dirty(from, end)?;
+                if !rules.tried.allows(flags) {
+                    return Some(Next::Left(run.page + u64::from(run.count)));
+                }
                 let mut count = run.count.min(room);
                 let stored = PageRange::from_count(run.page, count.into());
                 // In one step with the check of the list: a change that begins later waits for us.
-                if let Some(change) = in_flight.first_change(stored, turn) {
+                if let Some(change) = in_flight.first_change(stored, rules.turn) {
                     count = change.checked_sub(run.page).filter(|count| *count > 0)? as u32;
                 }
                 let stored = PageRange::from_count(run.page, count.into());
-                index.clear_flags(run.page, u64::from(count), PageFlags::DIRTY);
+                index.clear_flags(run.page, u64::from(count));
                 // SAFETY: the record is used only for this run, and lies in the frame of
                 // `save_batch`, which has only shared references to it. `end` removes it, at the
                 // latest when the batch is dropped.
                 unsafe { in_flight.insert(ends, record, TransferKind::Write, stored) };
-                Some(PageRun { count, ..run })
+                Some(Next::Taken(PageRun { count, ..run }, flags))
             });
-            let Some(run) = run else { break };
-            room -= run.count;
-            self.after = run.page + u64::from(run.count);
-            self.runs.push(run);
+            match next {
+                None => break,
+                Some(Next::Left(after)) => self.after = after,
+                Some(Next::Taken(run, flags)) => {
+                    room -= run.count;
+                    self.after = run.page + u64::from(run.count);
+                    self.runs.push(run);
+                    self.flags.push(flags);
+                }
+            }
         }
     }
 
@@ -255,16 +350,28 @@ impl<P: Platform> Batch<'_, P> {
         result
     }
 
-    /// Completes the next `count` runs; marks them dirty again if they were not stored.
-    fn end(&self, count: usize, stored: bool) {
+    /// Completes the next `count` runs; marks them dirty again if they were not stored. No answer
+    /// counts as no attempt.
+    fn end(&self, count: usize, answer: Option<Result<(), PagerError>>) {
         let over = self.done.get()..self.done.get() + count;
         self.done.set(over.end);
-        let wanted = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
+        if let Some(Ok(())) = answer {
+            self.stored.set(self.stored.get() + pages_in(&self.runs[over.clone()]));
+        }
+        let wanted = self.object.pages.end_writes(self.memory, |index, in_flight, ends| {
             let mut wanted = false;
             for number in over {
-                let run = &self.runs[number];
-                if !stored {
-                    index.set_flags(run.page, u64::from(run.count), PageFlags::DIRTY);
+                let (run, before) = (&self.runs[number], self.flags[number]);
+                let again = match answer {
+                    Some(Ok(())) => None,
+                    // A pager that lacks memory has not tried.
+                    Some(Err(error)) if Failure::from(error) != Failure::NoMemory => {
+                        Some(after_failure(before))
+                    }
+                    None | Some(Err(_)) => Some(before),
+                };
+                if let Some(flags) = again {
+                    index.set_flags(run.page, u64::from(run.count), flags);
                     in_flight.count_failure();
                 }
                 // SAFETY: 1. `begin` has inserted the records of all runs, and `done` has passed
@@ -284,7 +391,7 @@ impl<P: Platform> Drop for Batch<'_, P> {
         // Runs are left if the pager has panicked.
         let left = self.runs.len() - self.done.get();
         if left > 0 {
-            self.end(left, false);
+            self.end(left, None);
         }
     }
 }
@@ -305,7 +412,7 @@ impl<P: Platform> BegunWrites<'_, '_, P> {
         while let Some(write) = self.asked.get(self.answered)
             && let Some(answer) = write.answer()
         {
-            self.batch.end(write.runs().len(), answer.is_ok());
+            self.batch.end(write.runs().len(), Some(answer));
             self.answered += 1;
             if let Err(error) = answer {
                 self.batch.object.write_errors.record(error);

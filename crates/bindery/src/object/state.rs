@@ -10,7 +10,7 @@ use crate::addr::{Orders, PAGE_SIZE};
 use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::folio::{LiveOwner, OWNER_ALIGN, Owner};
-use crate::memory::{Name, NameLinks, Record, RecordKind};
+use crate::memory::{DirtyLimit, Name, NameLinks, Record, RecordKind};
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
 use crate::sync::rw_lock::RwLock;
@@ -28,6 +28,7 @@ use super::read_ahead::ReadAhead;
 use super::registry::Links;
 use super::seals::{SealState, Seals};
 use super::swap_ahead::SwapAhead;
+use super::unsaved::Unsaved;
 use super::write_errors::WriteErrors;
 use crate::collections::page_tree::Node;
 
@@ -81,6 +82,8 @@ pub(super) enum Backing {
         file: u64,
         /// The file system that finds it by that number; 0 for none.
         file_system: u64,
+        /// The limit for the dirty pages of that file system.
+        dirty_limit: Option<Lent<DirtyLimit>>,
     },
     /// Frames that are not the core's: the object has no pages of its own.
     Frames {
@@ -157,10 +160,14 @@ impl ObjectState {
             Backing::File { file, file_system, .. } => Name { space: file_system, number: file },
             Backing::Memory { .. } | Backing::Frames { .. } => Name { space: 0, number: 0 },
         };
+        let dirty_limit = match &backing {
+            Backing::File { dirty_limit, .. } => *dirty_limit,
+            Backing::Memory { .. } | Backing::Frames { .. } => None,
+        };
         Self {
             invalidate_lock: InvalidateLock::new(),
             committed: AtomicU64::new(0),
-            pages: Pages::new(),
+            pages: Pages::new(Unsaved::new(dirty_limit)),
             changes: RwLock::new(),
             holders: AtomicU64::new(1),
             records: AtomicU64::new(1),

@@ -15,6 +15,7 @@ use super::Object;
 use super::ask::Fetch;
 use super::in_flight::{Reads, Ticket};
 use super::read_ahead::NextWindow;
+use super::write_back::make_room;
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
 /// for this, and tries again. A value, so that a caller that must not wait passes it on instead
@@ -50,6 +51,8 @@ pub(crate) enum Wait<H = Infallible> {
     Handler(H),
     /// Memory that is kept though unused, collected for a large folio.
     Memory,
+    /// Dirty pages, stored to make room for another one ([`crate::DirtyLimit`]).
+    DirtyLimit,
 }
 
 /// The wait of a fault for a handler, or none.
@@ -89,7 +92,7 @@ impl<H: ForHandler> Wait<H> {
     ///
     /// # Errors
     /// The pager's or the device's error; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may
-    /// be committed; [`Error::Interrupted`], only for a handler.
+    /// be committed; [`Error::Interrupted`], for a handler and for a dirty limit.
     pub(crate) fn wait<'m, P: Platform>(
         self,
         memory: &'m Memory<P>,
@@ -144,6 +147,10 @@ impl<H: ForHandler> Wait<H> {
                 memory.collect();
                 Ok(None)
             }
+            Self::DirtyLimit => {
+                object.map_or(Ok(()), make_room)?;
+                Ok(None)
+            }
         }
     }
 
@@ -157,7 +164,8 @@ impl<H: ForHandler> Wait<H> {
             | Self::SwapRequest { .. }
             | Self::Folio(_)
             | Self::Handler(..)
-            | Self::Memory => false,
+            | Self::Memory
+            | Self::DirtyLimit => false,
         }
     }
 }
@@ -175,7 +183,8 @@ impl Wait {
             | Self::Pager(_)
             | Self::SwapCache { .. }
             | Self::SwapRequest { .. }
-            | Self::Memory => {}
+            | Self::Memory
+            | Self::DirtyLimit => {}
             Self::Handler(never) => match never {},
         }
     }

@@ -64,8 +64,12 @@ bitflags! {
     /// The flags of a page, besides its frame.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct PageFlags: u64 {
-        /// The page was written since its content was last saved.
+        /// The page was written since its content was last saved. The other flags come with it.
         const DIRTY = 1 << 1;
+        /// The last attempt to save it has failed.
+        const FAILED = 1 << 2;
+        /// So has the one after that.
+        const FAILED_TWICE = 1 << 3;
     }
 }
 
@@ -114,7 +118,9 @@ pub(crate) struct PageIndex {
     root: Option<Link>,
     /// The root's level; 0 without a root.
     level: usize,
-    nodes: u64,
+    nodes: u32,
+    /// The number of dirty pages.
+    dirty: u32,
     /// The number of nodes and slots that all calls have read.
     #[cfg(any(test, feature = "measure"))]
     looked_at: core::sync::atomic::AtomicU64,
@@ -127,6 +133,7 @@ impl PageIndex {
             root: None,
             level: 0,
             nodes: 0,
+            dirty: 0,
             #[cfg(any(test, feature = "measure"))]
             looked_at: core::sync::atomic::AtomicU64::new(0),
         }
@@ -146,7 +153,12 @@ impl PageIndex {
 
     /// The number of its nodes in the slab. O(1).
     pub(crate) fn node_count(&self) -> u64 {
-        self.nodes
+        self.nodes.into()
+    }
+
+    /// The number of dirty pages. O(1).
+    pub(crate) fn dirty_count(&self) -> u64 {
+        self.dirty.into()
     }
 
     /// The slot of `page`; `None` if it is not in memory. O(h).
@@ -258,6 +270,18 @@ impl PageIndex {
         (count > 0).then_some(PageRun { page, frame, count })
     }
 
+    /// The first run of dirty pages at or after `from`, cut off at `end` and where the flags change,
+    /// with those flags. The same costs.
+    pub(crate) fn next_dirty(&self, from: u64, end: u64) -> Option<(PageRun, PageFlags)> {
+        let (page, words) =
+            self.seek_with(PageFlags::DIRTY, from).filter(|(page, _)| *page < end)?;
+        let word = words[slot(page, 0)];
+        let (frame, flags) = (frame_in(word), PageFlags::from_bits_truncate(word));
+        let alike = |word| PageFlags::from_bits_truncate(word) == flags;
+        let count = self.length_where(page, frame, end, alike);
+        (count > 0).then_some((PageRun { page, frame, count }, flags))
+    }
+
     /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] of any
     /// of them cannot fail. That holds until a call that frees nodes: [`PageIndex::take_run`],
     /// [`PageIndex::prune`], [`PageIndex::clear`], or a `prepare` that fails. Unused nodes must be
@@ -344,8 +368,10 @@ impl PageIndex {
             let Leaf { used, dirty, words, .. } = self.leaf_mut(page)?;
             *used &= !mask(&slots);
             let (emptied, was_dirty) = (*used == 0, *dirty != 0);
+            let fewer = (*dirty & mask(&slots)).count_ones();
             *dirty &= !mask(&slots);
             words[slots].fill(0);
+            self.dirty -= fewer;
             if emptied {
                 self.free_empty(page, nodes);
             }
@@ -356,15 +382,17 @@ impl PageIndex {
         Some(run)
     }
 
-    /// Sets `flags` of the present ones of `count` pages from `first` on. Reads the slots in the
-    /// range of all nodes of level 0, O(h) to reach each.
+    /// Gives the present ones of `count` pages from `first` on the flags, and no others. Reads the
+    /// slots in the range of all nodes of level 0, O(h) to reach each.
     pub(crate) fn set_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
-        self.change(first, count, PageFlags::empty(), |word| word | flags.bits());
+        let others = PageFlags::all() - flags;
+        let to = |word: u64| word & !others.bits() | flags.bits();
+        self.change(first, count, PageFlags::empty(), to);
     }
 
-    /// Clears `flags`, like [`PageIndex::set_flags`]; skips nodes without a page that has them all.
-    pub(crate) fn clear_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
-        self.change(first, count, flags, |word| word & !flags.bits());
+    /// Removes all flags, like [`PageIndex::set_flags`]; skips nodes without a dirty page.
+    pub(crate) fn clear_flags(&mut self, first: u64, count: u64) {
+        self.change(first, count, PageFlags::DIRTY, |word| word & !PageFlags::all().bits());
     }
 
     /// Removes all pages and frees all nodes, including prepared ones; the caller handles the
@@ -381,6 +409,7 @@ impl PageIndex {
                 at = child;
             }
             self.node_mut(at).used = 0;
+            self.dirty = 0;
             self.free_empty(first, nodes);
         }
     }

@@ -123,12 +123,26 @@ impl PageIndex {
     /// The number of pages from `page` on, which `frame` holds, that form a run of pages with
     /// `flags` ending before `end`.
     pub(super) fn length(&self, page: u64, frame: Frame, flags: PageFlags, end: u64) -> u32 {
+        self.length_where(page, frame, end, |word| has(word, flags))
+    }
+
+    /// As [`PageIndex::length`], of pages for whose words `belongs` is true.
+    #[inline]
+    pub(super) fn length_where(
+        &self,
+        page: u64,
+        frame: Frame,
+        end: u64,
+        belongs: impl Fn(u64) -> bool,
+    ) -> u32 {
         let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
         let mut next = u64::from(frame.0);
         for (piece, slots) in pieces(page, end) {
             let words = self.words(piece).map_or(&[][..], |words| &words[slots.clone()]);
             let pairs = words.iter().zip(next..);
-            let fits = |word: u64, frame| has(word, flags) && word >> PAGE_SHIFT == frame;
+            let fits = |word: u64, frame| {
+                word & PRESENT != 0 && belongs(word) && word >> PAGE_SHIFT == frame
+            };
             let count = pairs.take_while(|(word, frame)| fits(**word, *frame)).count();
             next += count as u64;
             self.note(count as u64);
@@ -161,7 +175,9 @@ impl PageIndex {
                     *dirty = *dirty & !(1 << n) | u64::from(has(*word, PageFlags::DIRTY)) << n;
                 }
             }
-            if (*dirty == 0) != (before == 0) {
+            let after = *dirty;
+            self.dirty = self.dirty + after.count_ones() - before.count_ones();
+            if (after == 0) != (before == 0) {
                 self.mark_above(page);
             }
         }

@@ -122,12 +122,14 @@ impl PageIndex {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, dirty, swapped, words }) = self.leaf_mut(page) else { continue };
             debug_assert_eq!(*used & mask(&slots), mask(&slots), "pages from {page:#x} are absent");
+            let fewer = (*dirty & mask(&slots)).count_ones();
             *dirty &= !mask(&slots);
             for (n, word) in (page - first..).zip(&mut words[slots.clone()]) {
                 *word = word_for(n);
             }
             let out = SwapSlot::in_word(words[slots.start]).is_some();
             *swapped = *swapped & !mask(&slots) | if out { mask(&slots) } else { 0 };
+            self.dirty -= fewer;
             self.mark_above(page);
         }
     }

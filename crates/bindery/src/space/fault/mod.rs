@@ -30,7 +30,7 @@ mod zero_page;
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights, Permissions};
-use crate::error::{Failure, FaultError};
+use crate::error::{Error, Failure, FaultError};
 use crate::platform::Platform;
 
 use crate::object::Wait;
@@ -150,7 +150,11 @@ pub enum Resolved {
 
 /// The fault for an object's error.
 pub(super) fn refused(failure: Failure) -> Failure<FaultError> {
-    failure.map(|_| FaultError::Bus)
+    failure.map(
+        |error| {
+            if error == Error::Interrupted { FaultError::Interrupted } else { FaultError::Bus }
+        },
+    )
 }
 
 /// Whether a VMA with these flags allows the access.

@@ -67,7 +67,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             if noticed {
                 part = self.range();
             }
-            if let Err(wait) = pages::mark_dirty(memory, object, index, 1) {
+            let marked = pages::may_dirty(memory, object, index)
+                .and_then(|()| pages::mark_dirty(memory, object, index, 1));
+            if let Err(wait) = marked {
                 return Ok(Next::Wait(wait));
             }
             let attributes = object_attributes(vma, self.access);

@@ -183,7 +183,7 @@ fn a_dirty_part_is_found_without_neighbors() {
     assert_eq!(world.runs_with(PageFlags::DIRTY), [run(70, 0x10a, 60)]);
     let slot = Slot { frame: Frame(0x10a), flags: PageFlags::DIRTY };
     assert_eq!(world.index.get(70), Some(slot));
-    world.index.clear_flags(80, u64::MAX, PageFlags::DIRTY);
+    world.index.clear_flags(80, u64::MAX);
     assert_eq!(world.runs_with(PageFlags::DIRTY), [run(70, 0x10a, 10)]);
     assert_eq!(world.runs(), runs);
     world.index.set_flags(0, u64::MAX, PageFlags::DIRTY);
@@ -292,8 +292,7 @@ fn dirty_pages_are_found_without_clean_ones() {
         assert!(steps <= 20, "{steps} steps to {found:?}");
         from = wanted.0 + u64::from(wanted.1);
     }
-    let ((), steps) =
-        looked_at(&mut world, |index| index.clear_flags(0, u64::MAX, PageFlags::DIRTY));
+    let ((), steps) = looked_at(&mut world, |index| index.clear_flags(0, u64::MAX));
     assert!(steps <= 60, "{steps} steps to clean three nodes");
     assert!(world.index.check());
     assert_eq!(dirty(&mut world.index, 0), None);

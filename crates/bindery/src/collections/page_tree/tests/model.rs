@@ -127,12 +127,14 @@ impl Pair {
             Step::Take(from, end) => _ = self.take(from, end),
             Step::TakeAll(from, end) => while self.take(from, end) {},
             Step::SetFlags(first, count) => {
-                self.world.index.set_flags(first, count, PageFlags::DIRTY);
+                let failed = PageFlags::DIRTY | PageFlags::FAILED;
+                let flags = if first % 2 == 0 { PageFlags::DIRTY } else { failed };
+                self.world.index.set_flags(first, count, flags);
                 let range = self.model.range_mut(first..first.saturating_add(count));
-                range.for_each(|(_, slot)| slot.flags = PageFlags::DIRTY);
+                range.for_each(|(_, slot)| slot.flags = flags);
             }
             Step::ClearFlags(first, count) => {
-                self.world.index.clear_flags(first, count, PageFlags::DIRTY);
+                self.world.index.clear_flags(first, count);
                 let range = self.model.range_mut(first..first.saturating_add(count));
                 range.for_each(|(_, slot)| slot.flags = PageFlags::empty());
             }
@@ -189,8 +191,16 @@ impl Pair {
                 assert_eq!(done, all.get(most - 1).map_or(end, after));
             }
         }
-        let dirty = self.model.values().any(|slot| slot.flags.contains(PageFlags::DIRTY));
-        assert_eq!(index.has_dirty(), dirty);
+        let is_dirty = |slot: &&Slot| slot.flags.contains(PageFlags::DIRTY);
+        let dirty = self.model.values().filter(is_dirty).count() as u64;
+        assert_eq!(index.has_dirty(), dirty > 0);
+        assert_eq!(index.dirty_count(), dirty);
+        let alike = self.next_run(PageFlags::DIRTY, page, end).map(|run| {
+            let flags = |by: u32| self.model[&(run.page + u64::from(by))].flags;
+            let count = (0..run.count).take_while(|by| flags(*by) == flags(0)).count() as u32;
+            (PageRun { count, ..run }, flags(0))
+        });
+        assert_eq!(index.next_dirty(page, end), alike);
     }
 }
 

@@ -1,0 +1,129 @@
+//! The pages of a file that its pager has yet to store: counted, limited, and found again.
+//!
+//! A page is *unsaved* from the moment that it is marked dirty until the pager has stored it, or
+//! it is dropped. Each object counts its own, under its index lock. The counts that all CPUs share
+//! ([`DirtyLimit`]) get them in steps of 32 beyond the first 32, so a program that writes a large
+//! file seldom touches them.
+//!
+//! Objects with unsaved pages are in a list, in the order in which they got their first one. So a
+//! call that stores pages of a file system finds them without a look at the clean files.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+
+use crate::Memory;
+use crate::memory::DirtyLimit;
+use crate::platform::Platform;
+
+use super::ObjectState;
+use super::lent::Lent;
+use super::registry::Registry;
+
+/// The unsaved pages of a file, up to which the shared counts are exact, and the step beyond.
+const STEP: u64 = 32;
+
+/// The number of pages that `pages` unsaved ones of a file count as.
+fn counted(pages: u64) -> u64 {
+    if pages > STEP { pages.next_multiple_of(STEP) } else { pages }
+}
+
+/// The unsaved pages of an object.
+pub(super) struct Unsaved {
+    /// The limit of its file system, if it has one.
+    limit: Option<Lent<DirtyLimit>>,
+    /// The object, once it is in the registry.
+    object: AtomicPtr<ObjectState>,
+    /// The number of its pages in the shared counts. Changes with the index lock held for writing.
+    charged: AtomicU64,
+    /// The links in the registry's list, under its lock.
+    pub(super) next: AtomicPtr<ObjectState>,
+    pub(super) previous: AtomicPtr<ObjectState>,
+}
+
+impl Unsaved {
+    pub(super) const fn new(limit: Option<Lent<DirtyLimit>>) -> Self {
+        Self {
+            limit,
+            object: AtomicPtr::new(ptr::null_mut()),
+            charged: AtomicU64::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+            previous: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Sets the object that this is a part of.
+    pub(super) fn set_object(&self, object: NonNull<ObjectState>) {
+        self.object.store(object.as_ptr(), Relaxed);
+    }
+
+    /// Whether there are any; may be outdated.
+    pub(super) fn has_any(&self) -> bool {
+        self.charged.load(Relaxed) > 0
+    }
+
+    /// The limit of its file system, if it has one.
+    pub(super) fn limit(&self) -> Option<&DirtyLimit> {
+        self.limit.as_ref().map(Lent::get)
+    }
+
+    /// Updates the shared counts and the list to `pages` unsaved ones. The index lock is held for
+    /// writing.
+    #[cold]
+    pub(super) fn set<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
+        let now = counted(pages);
+        let before = self.charged.load(Relaxed);
+        if now == before {
+            return;
+        }
+        self.charged.store(now, Relaxed);
+        let by = now.wrapping_sub(before);
+        memory.dirty_limit().charge(by);
+        if let Some(limit) = self.limit() {
+            limit.charge(by);
+        }
+        let Some(object) = NonNull::new(self.object.load(Relaxed)) else { return };
+        let registry = Registry::of(memory);
+        if before == 0 {
+            // SAFETY: 1. the object has pages, so it lives; it is in the list exactly while
+            // `charged` is not 0, which the index lock guards.
+            unsafe { registry.add_unsaved(object) };
+        } else if now == 0 {
+            // SAFETY: 1. as above.
+            unsafe { registry.remove_unsaved(object) };
+        }
+    }
+}
+
+impl ObjectState {
+    /// The number of its pages in the shared counts, for the auditor.
+    pub(crate) fn counted_unsaved(&self) -> u64 {
+        self.pages.unsaved.charged.load(Relaxed)
+    }
+
+    /// Whether that is the right one, while no page is being stored; for the auditor.
+    pub(crate) fn has_counted_unsaved<P: Platform>(&self, platform: &P) -> bool {
+        let dirty = self.pages.look(platform, |index| index.dirty_count());
+        counted(dirty) == self.counted_unsaved()
+    }
+
+    /// Whether a further page of the file may become dirty before others are stored.
+    #[inline]
+    pub(super) fn has_room_for_dirty<P: Platform>(&self, memory: &Memory<P>) -> bool {
+        let is_own_full = self.pages.unsaved.limit().is_some_and(DirtyLimit::is_full);
+        let is_full = is_own_full || memory.dirty_limit().is_full() && self.shares_in_all(memory);
+        !is_full
+    }
+
+    /// Whether there are unsaved pages of its file system, or of the file if that is in none: one
+    /// without does not wait for those of others.
+    #[cold]
+    fn shares_in_all<P: Platform>(&self, memory: &Memory<P>) -> bool {
+        match (self.pages.unsaved.limit(), self.name.name()) {
+            (Some(limit), _) => limit.pages() > 0,
+            (None, Some(name)) => Registry::of(memory).has_unsaved(name.space),
+            (None, None) => self.pages.unsaved.has_any(),
+        }
+    }
+}
