@@ -36,6 +36,10 @@ struct Requests {
     /// Changes with each request that is served.
     served: usize,
     log: Vec<Asked>,
+    /// One in this number of writes fails; none with 0.
+    fails: u64,
+    /// The number of writes so far.
+    stored: u64,
 }
 
 /// A request in service.
@@ -57,6 +61,12 @@ impl Requests {
         } else {
             self.writes.remove(at - reads).map(|(_, kept)| Served::Write(kept))
         }
+    }
+
+    /// Counts a write. Returns whether it is to fail.
+    fn next_fails(&mut self) -> bool {
+        self.stored += 1;
+        self.fails > 0 && self.stored % self.fails == 0
     }
 
     fn is_idle(&self) -> bool {
@@ -201,7 +211,15 @@ impl DelayedFiles {
         }
     }
 
+    /// One in `every` writes fails from now on; none with 0.
+    pub fn fail_writes(&self, every: u64) {
+        self.requests.lock().fails = every;
+    }
+
     fn store(&self, request: WriteRequest<'_>) {
+        if self.requests.lock().next_fails() {
+            return request.fail(PagerError::InputOutput);
+        }
         let (file, first) = (request.file(), request.first_page());
         match request.with_bytes(|from| self.files.write(file, first, from)) {
             Ok(()) => request.stored(),

@@ -413,6 +413,9 @@ impl Generator {
         let call = match self.rng.below(40) {
             0 => Seal,
             1 | 2 => Seek,
+            3 => WriteBack,
+            4 => DiscardFailed,
+            5 => Evict,
             _ => self.rng.one(&calls),
         };
         let max = i64::MAX as u64;

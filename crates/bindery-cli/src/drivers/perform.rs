@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use bindery::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr};
 use bindery::{
-    Access, AddressSpace, Errno, Error, FaultError, FileAccess, Limits, Locking, PinTime, SizeMode,
-    SwapArea, SwapError, UserfaultFeatures, UserfaultScope,
+    Access, AddressSpace, Errno, Error, FaultError, FileAccess, Limits, Locking, Operation,
+    PinTime, SizeMode, SwapArea, SwapError, UserfaultFeatures, UserfaultScope,
 };
 use bindery_hosted::{Machine, Program, Walk};
 use bindery_linux::{
@@ -13,7 +13,7 @@ use bindery_linux::{
 };
 
 use super::step::{FileCall, PROCESSES, SegmentCall, Step};
-use super::world::{Process, World, lock, read};
+use super::world::{Process, World, lock, number_on_disk, read};
 
 /// The result of a step that has no object, or returns nothing.
 const NOTHING: i64 = 0;
@@ -363,6 +363,9 @@ impl<'m, A: Walk> World<'m, A> {
                 let _ = file.object.sync(offset as u64, length);
                 NOTHING
             }
+            FileCall::WriteBack => self.disk.write_back(length % 64) as i64,
+            FileCall::DiscardFailed => file.object.discard_failed().map_or(NOTHING, |_| NOTHING),
+            FileCall::Evict => file.object.evict(offset as u64, length) as i64,
             FileCall::Seal => linux::add_seals(&file, length as u32 & 0x3f),
             FileCall::Seek => {
                 let _ = file.object.next_data(offset as u64);
@@ -373,15 +376,21 @@ impl<'m, A: Walk> World<'m, A> {
     }
 
     fn new_file(&self, file: usize) -> i64 {
-        let made = match linux::memfd_create(self.memory, 2) {
-            Ok(object) => OpenFile { object, access: FileAccess::READ | FileAccess::WRITE },
+        let place = file % read(&self.files).len();
+        let access = FileAccess::READ | FileAccess::WRITE;
+        let object = match number_on_disk(place) {
+            Some(number) => {
+                let size = self.pager.files.size(number);
+                self.disk.file(number, size).map_err(|error| error.errno(Operation::Object))
+            }
+            None => linux::memfd_create(self.memory, 2),
+        };
+        let made = match object {
+            Ok(object) => OpenFile { object, access },
             Err(errno) => return raw(Err(errno)),
         };
-        let old = {
-            let mut files = self.files.write().expect("no thread panicked");
-            let number = file % files.len();
-            std::mem::replace(&mut files[number], made)
-        };
+        let old =
+            std::mem::replace(&mut self.files.write().expect("no thread panicked")[place], made);
         drop(old);
         NOTHING
     }

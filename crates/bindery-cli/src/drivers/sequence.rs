@@ -59,7 +59,7 @@ pub type Run = fn(&Setup, &mut Next<'_>) -> Result<Done, Failure>;
 /// The first failure. The state that it left is leaked.
 pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure> {
     let machine = machine::<A>(setup);
-    let outside = Outside::default();
+    let outside = Outside::new(setup);
     let memory = machine.memory().expect("memory enough for its own metadata");
     let _on_cpu = machine.bind(bindery::platform::Cpu(0));
     let world = World::new(setup, &machine, &memory, &outside, 1);

@@ -95,6 +95,12 @@ pub enum FileCall {
     Write,
     /// `fsync` of a range.
     Sync,
+    /// Pages of the file system are stored, at most the length.
+    WriteBack,
+    /// Pages are forgotten that failed to be stored.
+    DiscardFailed,
+    /// The clean pages of a range are dropped.
+    Evict,
     /// `fcntl(F_ADD_SEALS)` of the length's low bits.
     Seal,
     /// `lseek` to the next data and the next hole.

@@ -171,7 +171,7 @@ pub fn run_seed(
 pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64 {
     let _dies = panics::Dies::new();
     let machine = machine::<A>(setup);
-    let outside = Outside::default();
+    let outside = Outside::new(setup);
     let memory = machine.memory().expect("memory enough for its own metadata");
     let world = World::new(setup, &machine, &memory, &outside, 2);
     let (device, pager) = (world.device, &outside.pager);

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use bindery::platform::Cpu;
 use bindery::{
-    AddressSpace, FileAccess, Memory, Overcommit, Pinned, SizeMode, SpaceOptions, SwapArea,
-    SwapOperation, Userfault,
+    AddressSpace, DirtyLimit, FileAccess, FileSystem, Memory, Overcommit, Pinned, SizeMode,
+    SpaceOptions, SwapArea, SwapOperation, Userfault,
 };
 use bindery_hosted::{
     BrokenControl, Config, Contents, DelayedFiles, Machine, SwapFile, SwapService, Walk,
@@ -47,6 +47,10 @@ pub struct Setup {
     /// Frames that compressed memory may take, if not half of the memory: with a few it refuses
     /// pages while slots are free.
     pub compressed_limit: Option<u64>,
+    /// Dirty pages that the file system of the files may have.
+    pub dirty_limit: u64,
+    /// One in this number of writes of the files' pages fails; none with 0.
+    pub pager_fails: u64,
     /// A defect of the machine, for tests of the drivers.
     pub broken: Option<BrokenControl>,
 }
@@ -66,6 +70,8 @@ impl Setup {
             pager_keeps: cpus > 1 && rng.once_in(2),
             slots: rng.one(&[0, 8192, 8192, 1000, 71]),
             compressed_limit: rng.one(&[None, None, None, Some(40)]),
+            dirty_limit: rng.one(&[u64::MAX, 1, 5, 40]),
+            pager_fails: rng.one(&[0, 0, 0, 5]),
             broken: None,
         }
     }
@@ -84,10 +90,20 @@ impl<'m, A: Walk> Process<'m, A> {
 }
 
 /// The contents of objects, which outlive the memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outside {
     pub(super) pager: DelayedFiles,
+    dirty_limit: DirtyLimit,
     devices: [Device; DEVICES],
+}
+
+impl Outside {
+    pub(super) fn new(setup: &Setup) -> Self {
+        let pager = DelayedFiles::default();
+        pager.fail_writes(setup.pager_fails);
+        let dirty_limit = DirtyLimit::new(setup.dirty_limit);
+        Self { pager, dirty_limit, devices: Default::default() }
+    }
 }
 
 /// Everything that steps act on.
@@ -100,6 +116,8 @@ pub(super) struct World<'m, A: Walk> {
     pub(super) bystander: Mutex<Bystander<'m, A>>,
     pub(super) files: RwLock<Vec<OpenFile<'m, Machine<A>>>>,
     pub(super) pager: &'m DelayedFiles,
+    /// The files of the pager.
+    pub(super) disk: FileSystem<'m, Machine<A>>,
     /// The devices, and their open files.
     pub(super) devices: &'m [Device; DEVICES],
     pub(super) shown: Vec<OpenFile<'m, Machine<A>>>,
@@ -156,6 +174,7 @@ impl<'m, A: Walk> World<'m, A> {
         if setup.cpus > 1 {
             areas.push(memory.swap_on_device(device, 1).expect("memory enough"));
         }
+        let disk = memory.file_system_within(&outside.pager, &outside.dirty_limit);
         Self {
             machine,
             memory,
@@ -163,8 +182,9 @@ impl<'m, A: Walk> World<'m, A> {
             device,
             processes,
             bystander: Mutex::new(Bystander::new(space(), setup.device_fails > 0)),
-            files: RwLock::new(files(memory, &outside.pager)),
+            files: RwLock::new(files(memory, &disk)),
             pager: &outside.pager,
+            disk,
             devices: &outside.devices,
             shown: devices::open(memory, &outside.devices),
             pins: Mutex::default(),
@@ -251,10 +271,10 @@ fn segments<'m, A: Walk>(memory: &'m Memory<Machine<A>>) -> &'m Segments<'m, Mac
 /// Two memfds that can be sealed, one that cannot, files with a pager, secret memory.
 fn files<'m, A: Walk>(
     memory: &'m Memory<Machine<A>>,
-    pager: &'m DelayedFiles,
+    disk: &FileSystem<'m, Machine<A>>,
 ) -> Vec<OpenFile<'m, Machine<A>>> {
     let both = FileAccess::READ | FileAccess::WRITE;
-    let file = |number| memory.file(pager, number, 0x60_0005).expect("memory enough");
+    let file = |number| disk.file(number, 0x60_0005).expect("memory enough");
     let memfd = |flags| linux::memfd_create(memory, flags).expect("memory enough");
     let files = vec![
         OpenFile { object: memfd(2), access: both },
@@ -268,6 +288,15 @@ fn files<'m, A: Walk>(
         linux::ftruncate(file, 8 << 20);
     }
     files
+}
+
+/// The number of the file at that place of [`files`].
+pub(super) fn number_on_disk(place: usize) -> Option<u64> {
+    match place {
+        3 => Some(1),
+        4 => Some(2),
+        _ => None,
+    }
 }
 
 /// Swap devices. The core keeps a reference to each forever, so they are reused.

@@ -15,6 +15,8 @@ const SETUP: Setup = Setup {
     pager_keeps: false,
     slots: 8192,
     compressed_limit: None,
+    dirty_limit: u64::MAX,
+    pager_fails: 0,
     broken: None,
 };
 
