@@ -93,7 +93,8 @@ impl core::error::Error for PagerError {}
 /// - while pages are being read, a fault or a read of the same pages waits, and so does the end of the
 ///   object;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
-///   so does a `sync` of them;
+///   so does a `sync` of them, and at a dirty limit a call that writes any page of the same file
+///   system ([`crate::DirtyLimit`]);
 /// - during [`Pager::removed`], [`crate::FileSystem::file`] of the same file waits.
 ///
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
