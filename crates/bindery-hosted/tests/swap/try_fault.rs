@@ -6,8 +6,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, FaultError, FaultReady, FaultWait, MapRequest, Resolved, Sharing,
-    TriedFault,
+    Access, AddressSpace, FaultError, FaultPoll, FaultReady, FaultWait, MapRequest, Resolved,
+    Sharing, SwapOperation, TriedFault,
 };
 use bindery_hosted::{Machine, SwapFile, SwapService};
 
@@ -108,6 +108,117 @@ fn a_wait_that_is_given_up_leaves_nothing() {
             assert_eq!(swapping.taken(), 0);
         });
     }
+}
+
+#[test]
+fn a_polled_wait_needs_no_thread() {
+    for sharing in [Sharing::Private, Sharing::Shared] {
+        for access in [Access::Read, Access::Write] {
+            with_pages(sharing, |swapping, device| {
+                let (space, memory) = (swapping.space, swapping.memory);
+                let before = memory.events().major_faults;
+                let mut wait = blocked(space, access);
+                assert_eq!(device.waiting(), 0, "only a poll begins the read");
+                let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("it is read") };
+                assert!(!parked.has_changed());
+                assert_eq!(device.waiting(), 1);
+                // Nothing has come yet.
+                assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+                assert_eq!(device.waiting(), 1);
+                let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("it is read") };
+                device.serve_one(memory);
+                assert!(parked.has_changed());
+                let Ok(FaultPoll::Ready(ready)) = wait.poll() else { panic!("it was read") };
+                // Reclaim leaves the page that was waited for.
+                memory.reclaim(1000);
+                let _ = resolved(space, access);
+                drop((ready, wait));
+                assert_eq!((device.counts().reads, device.counts().pages_read), (1, 16));
+                assert_eq!(memory.events().major_faults, before + 1);
+                assert_eq!(swapping.program.load(VirtAddr(AT)), Ok(AT));
+                audit(swapping.machine, memory, &[space]);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_dropped_poll_leaves_its_read_to_others() {
+    with_pages(Sharing::Private, |swapping, device| {
+        let (space, memory) = (swapping.space, swapping.memory);
+        let (mut first, mut second) = (blocked(space, Access::Read), blocked(space, Access::Read));
+        assert!(matches!(first.poll(), Ok(FaultPoll::Pending(_))));
+        // The second finds the folio under way.
+        assert!(matches!(second.poll(), Ok(FaultPoll::Pending(_))));
+        drop(first);
+        assert_eq!(device.waiting(), 1);
+        device.serve_one(memory);
+        assert!(matches!(second.poll(), Ok(FaultPoll::Ready(_))));
+        drop(second);
+        let _ = resolved(space, Access::Read);
+        // A begun read may be given to a thread.
+        let mut third = space.try_fault(VirtAddr(AT + 32 * 4096), Access::Read, KeyRights::ALL);
+        let Ok(TriedFault::Blocked(wait)) = &mut third else { panic!("it is in swap") };
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        let Ok(TriedFault::Blocked(wait)) = third else { panic!("it is in swap") };
+        drop(wait_elsewhere(swapping, device, wait).unwrap());
+        assert_eq!(device.counts().reads, 2);
+        audit(swapping.machine, memory, &[space]);
+    });
+}
+
+#[test]
+fn a_failed_poll_is_for_a_thread() {
+    with_pages(Sharing::Private, |swapping, device| {
+        let (space, memory) = (swapping.space, swapping.memory);
+        device.fail(|request| request.operation() == SwapOperation::Read);
+        let mut wait = blocked(space, Access::Read);
+        assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
+        device.serve_one(memory);
+        assert!(matches!(wait.poll(), Ok(FaultPoll::NeedsThread)));
+        let result = wait_elsewhere(swapping, device, wait).map(|_| ());
+        assert_eq!(result, Err(FaultError::Bus));
+        device.fail(|_| false);
+        audit(swapping.machine, memory, &[space]);
+        swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
+    });
+}
+
+/// More polls than the device has requests: the others wait for one, or leave it to a thread.
+#[test]
+fn polls_share_the_requests_of_a_device() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<A>(64 * MIB, 0, device, |swapping| {
+        let (space, memory) = (swapping.space, swapping.memory);
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.served(device, || swapping.page_out(AT, PAGES));
+        let at = |page: u64| VirtAddr(AT + page * 4096);
+        let mut waits: Vec<_> = (0..PAGES)
+            .map(|page| match space.try_fault(at(page), Access::Read, KeyRights::ALL) {
+                Ok(TriedFault::Blocked(wait)) => (page, wait),
+                tried => panic!("the page is on the device: {tried:?}"),
+            })
+            .collect();
+        let mut rounds = 0;
+        while !waits.is_empty() {
+            waits.retain_mut(|(page, wait)| match wait.poll().unwrap() {
+                FaultPoll::Ready(_ready) => {
+                    let tried = space.try_fault(at(*page), Access::Read, KeyRights::ALL);
+                    assert!(matches!(tried, Ok(TriedFault::Resolved(_))), "{tried:?}");
+                    false
+                }
+                FaultPoll::Pending(_) => true,
+                // Without a free request. A task would ask a thread; here it tries again.
+                FaultPoll::NeedsThread => true,
+            });
+            device.serve_one(memory);
+            rounds += 1;
+            assert!(rounds < 1000, "{} waits do not end", waits.len());
+        }
+        swapping.assert_filled(AT, PAGES, AT);
+        audit(swapping.machine, memory, &[space]);
+    });
 }
 
 /// More waits than the device has requests lie in a queue: they hold none, so others go on.

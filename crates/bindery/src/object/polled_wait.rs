@@ -19,6 +19,7 @@ use super::ask::Fetch;
 use super::in_flight::InTheWay;
 use super::page_read::{FollowedRead, settle_answered};
 use super::wait::Wait;
+use crate::swap::polled::{PolledSlot, SlotPoll};
 
 /// The word that a wait depends on. When it has changed, the core calls [`Platform::unpark`] with
 /// its address, from any context.
@@ -81,30 +82,62 @@ pub(crate) enum Polled<'w, 'm, P: Platform> {
 pub(crate) struct PolledWait<'m, P: Platform> {
     memory: &'m Memory<P>,
     wait: Wait,
+    /// In place of `wait`, for a page in swap.
+    slot: Option<PolledSlot>,
     read: Option<FollowedRead<'m, P>>,
     /// Whether it counts among those that wait for answers.
     has_entered: bool,
 }
 
 impl<'m, P: Platform> PolledWait<'m, P> {
+    /// The wait as a value that may lie in a queue: it gives up a read from a swap device, and begins
+    /// it again in its first poll.
     pub(crate) fn new(memory: &'m Memory<P>, wait: Wait) -> Self {
-        Self { memory, wait, read: None, has_entered: false }
+        let (wait, slot) = match wait {
+            Wait::SwapRead(read) => (Wait::Memory, Some(read.into_polled(memory))),
+            Wait::SwapCache { area, slot } => (wait, Some(PolledSlot::cached(area, slot))),
+            Wait::SwapRequest { area } => (wait, Some(PolledSlot::request(area))),
+            Wait::Pages(_)
+            | Wait::ReadAhead(_)
+            | Wait::Pager(_)
+            | Wait::Folio(_)
+            | Wait::Memory
+            | Wait::DirtyLimit => (wait, None),
+            Wait::Handler(never) => match never {},
+        };
+        Self { memory, wait, slot, read: None, has_entered: false }
     }
 
     /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets
-    /// it.
-    pub(crate) fn into_wait(mut self) -> Wait {
-        core::mem::replace(&mut self.wait, Wait::Memory)
+    /// it. `None` for a read from a swap device, which the thread's own fault begins or meets.
+    pub(crate) fn into_wait(mut self) -> Option<Wait> {
+        if matches!(self.slot, Some(ref slot) if slot.reads()) {
+            return None;
+        }
+        Some(core::mem::replace(&mut self.wait, Wait::Memory))
     }
 
-    /// Goes on with the wait. `object` is the one whose pages are needed.
+    /// Goes on with the wait. `object` is the one whose pages are needed, if they are those of one.
     ///
     /// # Errors
     /// The pager's.
     pub(crate) fn poll<'w>(
         &'w mut self,
-        object: &'w Object<'m, P>,
+        object: Option<&'w Object<'m, P>>,
     ) -> Result<Polled<'w, 'm, P>, Failure> {
+        if let Some(slot) = &mut self.slot {
+            return Ok(match slot.poll(self.memory) {
+                SlotPoll::Ready(kept) => {
+                    if slot.reads() && kept.is_some() {
+                        self.memory.note_major_fault();
+                    }
+                    Polled::Ready(kept)
+                }
+                SlotPoll::Pending(word, expected) => Polled::Pending(ParkedOn { word, expected }),
+                SlotPoll::NeedsThread => Polled::NeedsThread,
+            });
+        }
+        let Some(object) = object else { return Ok(Polled::NeedsThread) };
         match self.wait {
             Wait::Pages(fetch) => self.poll_pages(fetch, object),
             Wait::ReadAhead(next) => {
@@ -193,13 +226,19 @@ impl<P: Platform> Drop for PolledWait<'_, P> {
         if self.has_entered {
             self.memory.answers.completions.leave();
         }
+        if let Some(slot) = &mut self.slot {
+            slot.end(self.memory);
+        }
         core::mem::replace(&mut self.wait, Wait::Memory).cancel(self.memory);
     }
 }
 
 impl<P: Platform> fmt::Debug for PolledWait<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.wait.fmt(f)
+        match &self.slot {
+            Some(slot) => slot.fmt(f),
+            None => self.wait.fmt(f),
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use super::cpu;
 use super::device::SwapOperation;
 use super::early_read::Stored;
 use super::page_set::PageSet;
+use super::polled::PolledSlot;
 use super::slot_state::SlotState;
 use super::writeback::{FolioTransfer, finish_own_writes, wait_for_devices, wait_for_request};
 use crate::Memory;
@@ -104,6 +105,13 @@ impl DeviceRead {
             return Err(Error::InputOutput.into());
         }
         read_page(memory, SlotRun { first: self.wanted, count: 1, ..self.slots })
+    }
+
+    /// Gives the read up, for a wait that begins another one in its first poll.
+    pub(crate) fn into_polled<P: Platform>(self, memory: &Memory<P>) -> PolledSlot {
+        let polled = PolledSlot::read(self.slots, self.folio.order, self.wanted);
+        self.give_up(memory);
+        polled
     }
 
     /// Ends it without a read: the folio is released, and the slots have the content as before.

@@ -91,6 +91,7 @@ mod loom_model_of_take_back;
 mod no_compression;
 pub(crate) mod page_set;
 mod passing;
+pub(crate) mod polled;
 mod read_around;
 mod requests;
 mod same_filled;

@@ -7,8 +7,8 @@
 //! threads do until the next attempt, that one looks at everything again, as a fault does after it
 //! has waited.
 //!
-//! The attempt gives a read from a swap device up, and the wait begins it again. Otherwise queued
-//! waits would hold requests of the device, and folio locks:
+//! The attempt gives a read from a swap device up, and the wait, or its first poll, begins it again.
+//! Otherwise queued waits would hold requests of the device, and folio locks:
 //! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their waits.
 //! 2. The thread performs an earlier wait first, which reclaims: it needs a request, and sleeps.
 
@@ -47,8 +47,8 @@ pub struct FaultWait<'s, 'm, P: Platform> {
     request: FaultRequest,
     /// The object whose pages the fault needs.
     object: Option<Object<'m, P>>,
-    /// `None` for all that a fault which blocks waits for: a swap device, a lock, a handler,
-    /// memory, the mutex for a first write or for an address that is not mapped.
+    /// `None` for all that a fault which blocks waits for: a lock, a handler, memory, the mutex for a
+    /// first write or for an address that is not mapped.
     event: Option<PolledWait<'m, P>>,
     is_for_storage: bool,
 }
@@ -62,7 +62,7 @@ pub enum FaultPoll<'w, 'm, P: Platform> {
     /// There is nothing to do until this changes.
     Pending(ParkedOn<'w>),
     /// Only a thread that may sleep can go on, by [`FaultWait::wait`]: the fault waits for
-    /// something else than a pager, or memory is short.
+    /// something else than a pager or a swap device, that device has failed, or memory is short.
     NeedsThread,
 }
 
@@ -132,13 +132,6 @@ fn try_request<'s, 'm, P: Platform>(
         Err(Failure::Refused(error)) => return Err(error),
     };
     let is_for_storage = event.as_ref().is_some_and(Wait::is_major);
-    let event = match event {
-        Some(read @ Wait::SwapRead(_)) => {
-            read.cancel(space.page_table.memory);
-            None
-        }
-        event => event,
-    };
     let event = event.map(|event| PolledWait::new(space.page_table.memory, event));
     Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
 }
@@ -196,7 +189,9 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
     pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
-        let Some(event) = self.event.take().map(PolledWait::into_wait) else { return self.fault() };
+        let Some(event) = self.event.take().and_then(PolledWait::into_wait) else {
+            return self.fault();
+        };
         let memory = self.space.page_table.memory;
         let is_major = event.is_major();
         match event.wait(memory, self.object.as_ref()).map_err(refused) {
@@ -214,8 +209,8 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
 
     /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
     /// begins to read the pages, and takes the answer in when it has come. So no thread waits for a
-    /// pager that keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the
-    /// call. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was
+    /// swap device, or for a pager that keeps requests ([`crate::ReadRequest::keep`]); one that does
+    /// not is asked in the call. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was
     /// called for the word. The word may be one that many waits share, so a poll may find nothing
     /// new.
     ///
@@ -239,16 +234,15 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// }
     /// ```
     ///
-    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`]; otherwise
-    /// spins. Complexity: linear in the pages of all answers that have come.
+    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device in
+    /// [`crate::SwapDevice::submit`]; otherwise spins. Complexity: linear in the pages of all answers
+    /// and requests that have come back.
     ///
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
     pub fn poll(&mut self) -> Result<FaultPoll<'_, 'm, P>, FaultError> {
-        let (Some(event), Some(object)) = (&mut self.event, &self.object) else {
-            return Ok(FaultPoll::NeedsThread);
-        };
-        match event.poll(object).map_err(refused) {
+        let Some(event) = &mut self.event else { return Ok(FaultPoll::NeedsThread) };
+        match event.poll(self.object.as_ref()).map_err(refused) {
             Ok(Polled::Ready(kept)) => Ok(FaultPoll::Ready(FaultReady { _kept: kept })),
             Ok(Polled::Pending(parked)) => Ok(FaultPoll::Pending(parked)),
             Ok(Polled::NeedsThread) | Err(Failure::NoMemory) => Ok(FaultPoll::NeedsThread),

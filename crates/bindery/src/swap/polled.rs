@@ -1,0 +1,115 @@
+//! Pages in swap for which a task waits that is polled, in place of a thread.
+//!
+//! A read is one for which no thread waits ([`super::early_read`]), so the task may be dropped at any
+//! time. Each poll finishes the requests that devices are done with, as a thread that waits does
+//! ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
+
+use core::sync::atomic::AtomicU32;
+
+use super::area::SlotRun;
+use super::early_read::{Begun, Cause};
+use super::find_cached;
+use super::take_back::take_back;
+use crate::Memory;
+use crate::addr::Order;
+use crate::folio::FolioRef;
+use crate::platform::Platform;
+
+/// A wait for a slot's page, or for a free request of its area.
+#[derive(Debug)]
+pub(crate) struct PolledSlot {
+    area: u8,
+    /// The slot; `None` for a request.
+    slot: Option<u64>,
+    /// A read that is still to be begun.
+    read: Option<(SlotRun, Order)>,
+    /// Whether the poll has begun the read.
+    has_read: bool,
+    /// Whether it counts among those that wait for devices.
+    has_entered: bool,
+}
+
+/// The result of a poll.
+pub(crate) enum SlotPoll<'w, 'm, P: Platform> {
+    /// The wait is over. The reference keeps the page's folio in the cache.
+    Ready(Option<FolioRef<'m, P>>),
+    /// There is nothing to do until the word has another value.
+    Pending(&'w AtomicU32, u32),
+    /// A thread has to go on.
+    NeedsThread,
+}
+
+impl PolledSlot {
+    /// A wait for a folio in the swap cache that a thread or a device has locked.
+    pub(crate) fn cached(area: u8, slot: u64) -> Self {
+        Self { area, slot: Some(slot), read: None, has_read: false, has_entered: false }
+    }
+
+    /// A wait for a read of the slots, which the first poll begins.
+    pub(crate) fn read(slots: SlotRun, order: Order, wanted: u64) -> Self {
+        Self { read: Some((slots, order)), ..Self::cached(slots.area, wanted) }
+    }
+
+    /// A wait for a free request of the area.
+    pub(crate) fn request(area: u8) -> Self {
+        Self { slot: None, ..Self::cached(area, 0) }
+    }
+
+    /// Whether a read is to be begun, or was.
+    pub(crate) fn reads(&self) -> bool {
+        self.read.is_some() || self.has_read
+    }
+
+    /// Goes on with the wait. Called without locks.
+    pub(crate) fn poll<'w, 'm: 'w, P: Platform>(
+        &mut self,
+        memory: &'m Memory<P>,
+    ) -> SlotPoll<'w, 'm, P> {
+        let completions = &memory.swap.completions;
+        if !core::mem::replace(&mut self.has_entered, true) {
+            completions.enter();
+        }
+        loop {
+            // Before the look at the requests.
+            let (word, expected) = completions.word();
+            memory.finish_swap_writes();
+            let Some(slot) = self.slot else {
+                return match memory.swap.has_free_request(self.area) {
+                    true => SlotPoll::Ready(None),
+                    false => SlotPoll::Pending(word, expected),
+                };
+            };
+            if let Some(cached) = find_cached(memory, self.area, slot) {
+                let handle = memory.frames.folio(*cached);
+                let lock = handle.try_lock().or_else(|| take_back(memory, *cached));
+                if lock.is_some() {
+                    drop(lock);
+                    return SlotPoll::Ready(Some(cached));
+                }
+                return match handle.is_under_writeback() {
+                    true => SlotPoll::Pending(word, expected),
+                    false => SlotPoll::NeedsThread,
+                };
+            }
+            match self.read {
+                Some((slots, order)) => match slots.begin_read(memory, order, Cause::Advice) {
+                    Begun::Yes | Begun::Taken => {
+                        self.read = None;
+                        self.has_read = true;
+                    }
+                    Begun::NoRoom => return SlotPoll::NeedsThread,
+                },
+                // The device has failed, or the page has left again: a thread reports which.
+                None if self.has_read => return SlotPoll::NeedsThread,
+                None => return SlotPoll::Ready(None),
+            }
+        }
+    }
+
+    /// Ends the wait. A read that was begun goes on.
+    pub(crate) fn end<P: Platform>(&mut self, memory: &Memory<P>) {
+        if core::mem::replace(&mut self.has_entered, false) {
+            memory.swap.completions.leave();
+        }
+    }
+}
