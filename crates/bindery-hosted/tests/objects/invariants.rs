@@ -2,13 +2,13 @@
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::check::Violation;
+use bindery::check::{self, Violation};
 use bindery::testing::{self, FolioDamage, ObjectDamage, damage_object};
 use bindery::{FileAccess, MapObject, MapRequest, Object, Place, Sharing};
-use bindery_hosted::Machine;
+use bindery_hosted::{Machine, MemoryFiles};
 
 use crate::support::fixture::{Fixture, with_fixture};
-use crate::support::objects::{PAGE, memfd};
+use crate::support::objects::{PAGE, in_memory, memfd};
 use crate::support::{GIB, READ_WRITE};
 
 type Arch = X86_64<4>;
@@ -60,6 +60,27 @@ fn more_is_promised_than_the_object_has() {
 fn more_pages_count_as_dirty_than_are() {
     let (damage, undo) = (ObjectDamage::Unsaved(3), ObjectDamage::Unsaved(-3));
     assert_eq!(damaged(damage, Some(undo)), Violation::Unsaved { says: 3, holds: 0 });
+}
+
+#[test]
+fn a_clean_file_is_listed_as_dirty() {
+    let (damage, undo) = (ObjectDamage::UnsavedOf(3), ObjectDamage::UnsavedOf(-3));
+    assert_eq!(damaged(damage, Some(undo)), Violation::Registry);
+}
+
+#[test]
+fn a_dirty_file_is_counted_with_more_pages() {
+    let files = MemoryFiles::new();
+    in_memory(|memory, audit| {
+        let file = memory.file_system(&files).file(1, 0).unwrap();
+        file.write(0, &[1]).unwrap();
+        audit();
+        damage_object(&file, ObjectDamage::UnsavedOf(1));
+        let mut scratch = vec![0; check::scratch_words(memory)];
+        let found = check::check(memory, &[], &mut scratch).map(|_| ());
+        assert!(matches!(found, Err(Violation::ObjectIndex(_))), "{found:?}");
+        damage_object(&file, ObjectDamage::UnsavedOf(-1));
+    });
 }
 
 #[test]

@@ -32,6 +32,9 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let memory = self.memory;
         let (mut used, mut nodes, mut listed, mut object_pages) = (0, 0, 0, 0);
         let mut unsaved = 0;
+        if !Registry::of(memory).agrees_with(self.registered()) {
+            return Err(Violation::Registry);
+        }
         for object in self.registered() {
             used += 1;
             nodes += self.index(object)?;

@@ -221,6 +221,8 @@ pub enum Violation {
         /// Areas in the maps.
         used: u64,
     },
+    /// The names of files, or the list of those with dirty pages, do not agree with the objects.
+    Registry,
     /// Objects, or nodes of their page indexes, that cannot be reached.
     LeakedObjects {
         /// The number allocated.
@@ -375,6 +377,9 @@ impl fmt::Display for Violation {
             Self::AreaPage(at) => write!(f, "the kernel's area at {at} does not have its page"),
             Self::LeakedAreas { allocated, used } => {
                 write!(f, "{allocated} areas of the kernel are allocated and {used} in use")
+            }
+            Self::Registry => {
+                write!(f, "the names of files or the list of dirty ones are not as the objects say")
             }
             Self::LeakedObjects { allocated, used } => {
                 write!(f, "{allocated} objects or nodes are allocated and {used} in use")

@@ -13,6 +13,8 @@ pub enum ObjectDamage {
     Committed(i64),
     /// Changes the number of pages that count as dirty in all files by this value.
     Unsaved(i64),
+    /// Changes the number of its pages that count as dirty.
+    UnsavedOf(i64),
     /// Counts one more writable shared mapping than exist.
     MoreWriters,
     /// Counts one fewer.
@@ -34,6 +36,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             state.committed.store(committed, Relaxed);
         }
         ObjectDamage::Unsaved(by) => memory.dirty_limit().charge(by as u64),
+        ObjectDamage::UnsavedOf(by) => state.pages.unsaved.damage(by),
         ObjectDamage::MoreWriters => state.seals.writable_added(),
         ObjectDamage::FewerWriters => state.seals.writable_removed(),
         ObjectDamage::Swap(first, second) => state.pages.change(memory, |index, _| {

@@ -11,7 +11,8 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::memory::{Anchor, Memory, Name, Records, find_named};
+use crate::collections::interval_tree::Asked;
+use crate::memory::{Anchor, Memory, Name, NameLinks, Records, find_named};
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -292,6 +293,39 @@ impl<'m, P: Platform> Registry<'m, P> {
             }
             next = object.pages.unsaved.next.load(Relaxed);
         }
+    }
+
+    /// Whether the names and the list of files with unsaved pages agree with the objects, while no
+    /// call runs; for the auditor. `objects` are those of [`Registry::iter`].
+    pub(crate) fn agrees_with<'o>(&self, objects: impl Iterator<Item = &'o ObjectState>) -> bool {
+        let records = self.0.records.lock();
+        // SAFETY: 1. a borrow of the records has their lock.
+        let tree = unsafe { records.named.locked() };
+        let (mut named, mut unsaved) = (0, 0);
+        for object in objects {
+            let record = Some(NonNull::from(object).cast());
+            if let Some(name) = object.name.name() {
+                named += 1;
+                if find_named(tree, name).and_then(NameLinks::record) != record {
+                    return false;
+                }
+            }
+            unsaved += usize::from(object.pages.unsaved.has_any());
+        }
+        let (mut listed, mut last) = (0, None);
+        let mut next = records.unsaved.first.load(Relaxed).cast::<ObjectState>();
+        while let Some(node) = NonNull::new(next) {
+            // SAFETY: the lock is held, and objects leave the list before they are freed.
+            let links = unsafe { &node.as_ref().pages.unsaved };
+            if !links.has_any() || NonNull::new(links.previous.load(Relaxed)) != last {
+                return false;
+            }
+            listed += 1;
+            last = Some(node);
+            next = links.next.load(Relaxed);
+        }
+        let ends = NonNull::new(records.unsaved.last.load(Relaxed).cast()) == last;
+        tree.check() && tree.iter(Asked::ALL).count() == named && listed == unsaved && ends
     }
 
     /// All objects.

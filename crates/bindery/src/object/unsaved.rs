@@ -68,6 +68,12 @@ impl Unsaved {
         self.limit.as_ref().map(Lent::get)
     }
 
+    /// Changes the number of its pages in the shared counts, but not those.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn damage(&self, by: i64) {
+        self.charged.fetch_add(by as u64, Relaxed);
+    }
+
     /// Updates the shared counts and the list to `pages` unsaved ones. The index lock is held for
     /// writing.
     #[cold]
