@@ -66,7 +66,7 @@ impl Requests {
     /// Counts a write. Returns whether it is to fail.
     fn next_fails(&mut self) -> bool {
         self.stored += 1;
-        self.fails > 0 && self.stored % self.fails == 0
+        self.fails > 0 && self.stored.is_multiple_of(self.fails)
     }
 
     fn is_idle(&self) -> bool {
