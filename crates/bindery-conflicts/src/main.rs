@@ -18,6 +18,8 @@
 //! | `side` | one CPU: addresses and calls |
 //! | `operations` | the operations |
 
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 mod device;
 mod marks;
 mod operations;

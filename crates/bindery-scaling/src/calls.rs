@@ -140,9 +140,10 @@ impl<L: RawLock + 'static> Calls for OnCore<L> {
         let mut next = VirtAddr(at);
         while next.0 < at + length {
             let resolved = self.space.fault(next, Access::Write);
-            next = match resolved.expect("memory is mapped and free") {
-                Resolved::New(range) => range.end(),
-                _ => VirtAddr(next.0 + PAGE_SIZE),
+            next = if let Resolved::New(range) = resolved.expect("memory is mapped and free") {
+                range.end()
+            } else {
+                VirtAddr(next.0 + PAGE_SIZE)
             };
         }
     }

@@ -22,6 +22,8 @@
 //! | `holds` | which locks two CPUs share, and for how long each is held |
 //! | `line` | the cost of a cache line |
 
+#![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
+
 mod board;
 mod calls;
 mod crew;

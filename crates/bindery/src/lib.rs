@@ -17,6 +17,8 @@
 //! | entry | an 8-byte page-table entry | `pte_t`, `pmd_t`, ... / descriptor |
 //! | leaf | an entry that maps memory | present PTE, `pmd_leaf` / page or block descriptor |
 //! | huge leaf | a leaf above level 1 | PMD or PUD mapping / block descriptor |
+//! | object | the pages of shared memory or of a file, whatever maps them | `address_space` of an inode |
+//! | page index | the tree that finds the folio of an object's page | `i_pages`, an xarray |
 //! | table | 512 entries in one frame | page-table page, `struct ptdesc` / translation table |
 //! | level | a table's distance from the leaves: 1 for base pages, up to the root | 1: PTE, 2: PMD, 3: PUD, 4: P4D or PGD / level 3, 2, 1, 0 |
 //! | span | the bytes that one entry of a level covers: 4 KiB, 2 MiB, 1 GiB, ... | `PAGE_SIZE`, `PMD_SIZE`, `PUD_SIZE` |
@@ -27,6 +29,9 @@
 //! | VMA | a range of addresses with one purpose and one protection | `vm_area_struct` |
 //! | freeable span | an unmapped range, extended to the neighboring VMAs; tables entirely inside it can be freed | floor and ceiling of `free_pgtables` |
 //! | absent entry | an entry that only software reads: a swap entry, a marker or a `PROT_NONE` page | swap entry, PTE marker, `pte_protnone` / invalid descriptor |
+//! | slot | room for one page in a swap area | swap slot |
+//! | marker | an absent entry that keeps something for its address: soft-dirty, write-protected, a guard | PTE marker |
+//! | mark | a bit beside a table or a page that tells a later call what is left to do | page flag, mark of an xarray |
 //! | deposit | a spare table that is kept with a huge leaf, so that splitting the leaf cannot fail | `pgtable_trans_huge_deposit` |
 //! | anon group | the owner of anonymous folios: the VMAs that may map them | `anon_vma` |
 //! | anon-exclusive | no other address space maps this anonymous page, so a write needs no copy | `PageAnonExclusive` |
@@ -34,6 +39,7 @@
 //! | pending | marked for a flush that has not been made yet | `mm_tlb_flush_pending` |
 //! | stray | detached from its tree | - |
 //! | read section | code during which no table or VMA that it can reach is freed | RCU read-side critical section |
+//! | hold | take a counted reference | `folio_get`, `get_file` |
 //! | pin | a reference that keeps a page mapped for a device | `pin_user_pages`, `FOLL_PIN` |
 //! | area | a range of the kernel's addresses with one owner ([`KernelMap`]) | `vmap_area`, `vm_struct` |
 //! | arena | the kernel addresses that a [`KernelMap`] manages | `VMALLOC_START` to `VMALLOC_END` |

@@ -31,18 +31,22 @@ impl<P: Platform> Clone for VmaView<'_, P> {
 impl<P: Platform> Copy for VmaView<'_, P> {}
 
 impl<'op, P: Platform> VmaView<'op, P> {
-    /// The VMA of a node that the index has given.
+    /// The VMA of a node.
+    ///
+    /// # Safety
+    /// 1. The index has given the node since the mutex was taken, or the caller is about to put it
+    ///    there. (A VMA leaves the index only into a [`super::Removed`], which the operation borrows
+    ///    for `'op`, so that it frees nothing before the end of `'op`.)
     #[inline]
-    pub(super) fn vma(self, node: NonNull<Vma>) -> &'op Vma {
-        // SAFETY: the functions of this module pass nodes that they read from the index with the
-        // mutex held. A VMA leaves the index only into a `Removed`, which the operation borrows
-        // for `'op`, so that it frees nothing before the end of `'op`.
+    pub(super) unsafe fn vma(self, node: NonNull<Vma>) -> &'op Vma {
+        // SAFETY: the caller's obligation 1.
         unsafe { node.as_ref() }
     }
 
     /// The first VMA that ends after `addr`.
     pub(crate) fn first_ending_after(self, addr: u64) -> Option<&'op Vma> {
-        self.vmas.index.first_ending_after(addr).map(|node| self.vma(node))
+        // SAFETY: 1. the index gives it, with the mutex held.
+        self.vmas.index.first_ending_after(addr).map(|node| unsafe { self.vma(node) })
     }
 
     /// The VMA that contains `addr`.
@@ -57,7 +61,8 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// The last VMA that starts at or before `addr`.
     pub(crate) fn last_at_or_before(self, addr: u64) -> Option<&'op Vma> {
-        self.vmas.index.find_at_or_before(addr).map(|node| self.vma(node))
+        // SAFETY: 1. the index gives it, with the mutex held.
+        self.vmas.index.find_at_or_before(addr).map(|node| unsafe { self.vma(node) })
     }
 
     /// The VMAs that overlap `range`, in rising order. The VMA that was yielded last may be changed
@@ -73,17 +78,20 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// All VMAs, in rising order. The VMA that was yielded last may be changed or removed.
     pub(crate) fn iter(self) -> impl Iterator<Item = &'op Vma> {
-        self.vmas.index.iter().map(move |node| self.vma(node))
+        // SAFETY: 1. the index gives it, with the mutex held.
+        self.vmas.index.iter().map(move |node| unsafe { self.vma(node) })
     }
 
     /// The VMA after `vma`.
     pub(crate) fn next(self, vma: &Vma) -> Option<&'op Vma> {
-        self.vmas.index.next(vma).map(|node| self.vma(node))
+        // SAFETY: 1. the index gives it, with the mutex held.
+        self.vmas.index.next(vma).map(|node| unsafe { self.vma(node) })
     }
 
     /// The VMA before `vma`.
     pub(crate) fn previous(self, vma: &Vma) -> Option<&'op Vma> {
-        self.vmas.index.previous(vma).map(|node| self.vma(node))
+        // SAFETY: 1. the index gives it, with the mutex held.
+        self.vmas.index.previous(vma).map(|node| unsafe { self.vma(node) })
     }
 
     /// The VMA before `next`, which is the first that ends after `addr`.
