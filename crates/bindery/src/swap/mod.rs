@@ -18,7 +18,7 @@
 //! | `unmapped` | folios that leave the cache with their last mapping |
 //! | `writeback` | folios written out, at once or when a device is done |
 //! | `read_around` | the pages to read around a wanted one |
-//! | `early_read` | reads without a waiting thread |
+//! | `early_read`, `polled` | reads without a waiting thread; waits that are polled |
 //! | `streak` | faults on one page after another |
 //! | `passing` | faults that pass through memory in order, and the pages behind them |
 //! | `clock` | the hand of reclaim, and how long pages were evicted |
