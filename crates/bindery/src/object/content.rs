@@ -392,7 +392,9 @@ impl<P: Platform> Object<'_, P> {
         let left = (end - at).min(most as u64);
         let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
         let wanted = pages_of(inside + left);
-        pages::may_dirty(memory, object, page)?;
+        if object.notices_writes() {
+            pages::may_dirty(memory, object, page)?;
+        }
         let look = || object.pages.look(memory.platform(), |index| index.run(page, wanted));
         let mut found = look();
         if !matches!(found, PageStretch::Frames(..)) {

@@ -264,7 +264,8 @@ pub(crate) fn mark_dirty<P: Platform>(
 ///
 /// # Errors
 /// Too many pages are dirty, and some are to be stored before.
-#[inline]
+// Not inlined: shared memory does without.
+#[inline(never)]
 pub(crate) fn may_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -276,6 +277,23 @@ pub(crate) fn may_dirty<P: Platform>(
     let slot = object.pages.look(memory.platform(), |index| index.get(page));
     let is_dirty = slot.is_some_and(|slot| slot.flags.contains(PageFlags::DIRTY));
     if is_dirty { Ok(()) } else { Err(Wait::DirtyLimit) }
+}
+
+/// As [`mark_dirty`], if the first page may become dirty now ([`may_dirty`]).
+///
+/// # Errors
+/// As of both.
+#[inline]
+pub(crate) fn mark_dirty_in_limit<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    page: u64,
+    count: u64,
+) -> Result<(), Wait> {
+    if object.notices_writes() {
+        may_dirty(memory, object, page)?;
+    }
+    mark_dirty(memory, object, page, count)
 }
 
 /// As [`mark_dirty`] of a run whose frames are known.

@@ -277,8 +277,7 @@ impl PageIndex {
             self.seek_with(PageFlags::DIRTY, from).filter(|(page, _)| *page < end)?;
         let word = words[slot(page, 0)];
         let (frame, flags) = (frame_in(word), PageFlags::from_bits_truncate(word));
-        let alike = |word| PageFlags::from_bits_truncate(word) == flags;
-        let count = self.length_where(page, frame, end, alike);
+        let count = self.length_alike(page, word, PageFlags::all(), end);
         (count > 0).then_some((PageRun { page, frame, count }, flags))
     }
 

@@ -7,6 +7,7 @@ use crate::addr::{Frame, PAGE_SHIFT};
 
 use super::node::{
     HEIGHT, Link, Node, PRESENT, Slots, Words, first_page, has, leaf_end, level_of, pieces, slot,
+    word_of,
 };
 use super::{LONGEST_RUN, Leaf, PageFlags, PageIndex};
 
@@ -123,34 +124,27 @@ impl PageIndex {
     /// The number of pages from `page` on, which `frame` holds, that form a run of pages with
     /// `flags` ending before `end`.
     pub(super) fn length(&self, page: u64, frame: Frame, flags: PageFlags, end: u64) -> u32 {
-        self.length_where(page, frame, end, |word| has(word, flags))
+        self.length_alike(page, word_of(frame) | flags.bits(), flags, end)
     }
 
-    /// As [`PageIndex::length`], of pages for whose words `belongs` is true.
-    #[inline]
-    pub(super) fn length_where(
-        &self,
-        page: u64,
-        frame: Frame,
-        end: u64,
-        belongs: impl Fn(u64) -> bool,
-    ) -> u32 {
+    /// The number of pages from `page` on, with the word `first`, that form a run ending before
+    /// `end`, of pages that have those of `flags` which the first has.
+    pub(super) fn length_alike(&self, page: u64, first: u64, flags: PageFlags, end: u64) -> u32 {
         let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
-        let mut next = u64::from(frame.0);
+        // Frame, presence and flags in one comparison.
+        let mask = !0 << PAGE_SHIFT | PRESENT | flags.bits();
+        let mut wanted = first & mask;
         for (piece, slots) in pieces(page, end) {
             let words = self.words(piece).map_or(&[][..], |words| &words[slots.clone()]);
-            let pairs = words.iter().zip(next..);
-            let fits = |word: u64, frame| {
-                word & PRESENT != 0 && belongs(word) && word >> PAGE_SHIFT == frame
-            };
-            let count = pairs.take_while(|(word, frame)| fits(**word, *frame)).count();
-            next += count as u64;
+            let fits = |n: &usize| words[*n] & mask == wanted + ((*n as u64) << PAGE_SHIFT);
+            let count = (0..words.len()).take_while(fits).count();
+            wanted += (count as u64) << PAGE_SHIFT;
             self.note(count as u64);
             if count < slots.len() {
                 break;
             }
         }
-        (next - u64::from(frame.0)) as u32
+        ((wanted >> PAGE_SHIFT) - (first >> PAGE_SHIFT)) as u32
     }
 
     /// Replaces the words of the present ones of `count` pages from `first` on, node by node; nodes

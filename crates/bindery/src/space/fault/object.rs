@@ -67,9 +67,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             if noticed {
                 part = self.range();
             }
-            let marked = pages::may_dirty(memory, object, index)
-                .and_then(|()| pages::mark_dirty(memory, object, index, 1));
-            if let Err(wait) = marked {
+            if let Err(wait) = pages::mark_dirty_in_limit(memory, object, index, 1) {
                 return Ok(Next::Wait(wait));
             }
             let attributes = object_attributes(vma, self.access);

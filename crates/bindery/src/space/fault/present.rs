@@ -157,8 +157,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let start = page.align_down(span);
         if let Some(object) = self.vma.object().filter(|object| object.notices_writes()) {
             let first = self.vma.page_offset_of(start);
-            let marked = pages::may_dirty(memory, object, first)
-                .and_then(|()| pages::mark_dirty(memory, object, first, span >> PAGE_SHIFT));
+            let marked = pages::mark_dirty_in_limit(memory, object, first, span >> PAGE_SHIFT);
             if let Err(wait) = marked {
                 return Ok(Next::Wait(wait));
             }
