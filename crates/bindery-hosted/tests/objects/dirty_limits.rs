@@ -1,15 +1,15 @@
 //! Limits for dirty pages: a writer without room stores pages, its own device's only, and pages
 //! that cannot be stored stop no other file system.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, DirtyLimit, Error, FaultError, Memory, Object, PagerError, Protection,
-    Sharing,
+    Access, AddressSpace, DirtyLimit, Error, FaultError, Memory, Object, Pager, PagerError,
+    Protection, ReadBuffer, Sharing, StoredBytes,
 };
 use bindery_hosted::{Config, DelayedFiles, Machine, MemoryFiles};
 
@@ -171,6 +171,131 @@ fn a_fault_without_room_is_a_bus_error() {
 }
 
 #[test]
+fn a_limit_that_others_fill_stops_none() {
+    let (bad, good) = (Failing::new(), MemoryFiles::new());
+    let limit = DirtyLimit::new(4);
+    in_memory(|memory, audit| {
+        let failing = memory.file_system_within(&bad, &limit).file(1, 0).unwrap();
+        bad.writes_left.store(0, Relaxed);
+        write(&failing, 0..4).unwrap();
+        assert_eq!(write(&failing, 4..5), Err(Error::InputOutput));
+        // Another file system within the same limit has no page to store.
+        let healthy = memory.file_system_within(&good, &limit).file(1, 0).unwrap();
+        write(&healthy, 0..20).unwrap();
+        audit();
+        assert!(good.counts().pages_written >= 19);
+        // One page that has failed does not stop a device whose own limit has room.
+        let (own, half) = (DirtyLimit::new(100), Failing::new());
+        let file = memory.file_system_within(&half, &own).file(1, 0).unwrap();
+        write(&file, 0..1).unwrap();
+        half.writes_left.store(0, Relaxed);
+        assert_eq!(file.sync(0, u64::MAX), Err(Error::InputOutput));
+        half.never();
+        memory.dirty_limit().set_limit(1);
+        write(&file, 1..20).unwrap();
+        assert_eq!(file.sync(0, u64::MAX), Ok(()));
+    });
+}
+
+#[test]
+fn one_bad_page_fails_no_write() {
+    let pager = BadPage(MemoryFiles::new(), AtomicU64::new(3));
+    in_memory(|memory, audit| {
+        let file = memory.file(&pager, 1, 0).unwrap();
+        write(&file, 0..20).unwrap();
+        write(&file, 100..180).unwrap();
+        // The stretch with the bad page fails whole; the other pages make room.
+        memory.dirty_limit().set_limit(64);
+        write(&file, 200..201).unwrap();
+        audit();
+        write(&file, 201..400).unwrap();
+        pager.1.store(u64::MAX, Relaxed);
+        assert_eq!(file.sync(0, u64::MAX), Ok(()));
+        assert_eq!(pager.0.content(1), content(&file));
+    });
+}
+
+/// Files in memory that do not store one page.
+struct BadPage(MemoryFiles, AtomicU64);
+
+impl Pager for BadPage {
+    fn read(&self, file: u64, page: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
+        self.0.read(file, page, into)
+    }
+
+    fn write(&self, file: u64, page: u64, from: &[StoredBytes<'_>]) -> Result<(), PagerError> {
+        let pages =
+            from.iter().map(|piece| piece.len().div_ceil(PAGE as usize) as u64).sum::<u64>();
+        if (page..page + pages).contains(&self.1.load(Relaxed)) {
+            return Err(PagerError::InputOutput);
+        }
+        self.0.write(file, page, from)
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        self.0.resize(file, size)
+    }
+
+    fn removed(&self, file: u64) {
+        self.0.removed(file);
+    }
+}
+
+#[test]
+fn writes_across_dirty_pages_keep_to_the_limit() {
+    let (files, limit) = (MemoryFiles::new(), DirtyLimit::new(STEP));
+    in_memory(|memory, audit| {
+        files.put(1, &[1; 200 * PAGE as usize]);
+        let file = memory.file_system_within(&files, &limit).file(1, 200 * PAGE).unwrap();
+        content(&file);
+        // Each write begins in the page in which the one before has ended.
+        for page in 0..199 {
+            file.write(page * PAGE + 100, &[2; PAGE as usize]).unwrap();
+            assert!(limit.pages() <= 2 * STEP, "{} pages are dirty", limit.pages());
+        }
+        audit();
+    });
+}
+
+#[test]
+fn a_pager_without_memory_fails_no_write_for_the_device() {
+    let (files, limit) = (NoMemory(MemoryFiles::new(), AtomicU64::new(1)), DirtyLimit::new(1));
+    in_memory(|memory, _| {
+        let file = memory.file_system_within(&files, &limit).file(1, 0).unwrap();
+        write(&file, 0..1).unwrap();
+        files.1.store(u64::MAX, Relaxed);
+        assert_eq!(write(&file, 1..2), Err(Error::OutOfMemory));
+        files.1.store(0, Relaxed);
+        write(&file, 1..2).unwrap();
+        assert_eq!(files.0.stored_pages(1), 1);
+    });
+}
+
+/// Files in memory whose next writes find no memory.
+struct NoMemory(MemoryFiles, AtomicU64);
+
+impl Pager for NoMemory {
+    fn write(&self, file: u64, page: u64, from: &[StoredBytes<'_>]) -> Result<(), PagerError> {
+        if self.1.load(Relaxed) > 0 {
+            return Err(PagerError::OutOfMemory);
+        }
+        self.0.write(file, page, from)
+    }
+
+    fn read(&self, file: u64, page: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
+        self.0.read(file, page, into)
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        self.0.resize(file, size)
+    }
+
+    fn removed(&self, file: u64) {
+        self.0.removed(file);
+    }
+}
+
+#[test]
 fn a_silent_device_stops_its_own_writers() {
     let (held, good) = (HeldFiles::new(), MemoryFiles::new());
     let limit = DirtyLimit::new(4);
@@ -241,7 +366,7 @@ fn writing_back_takes_files_in_turn() {
         bad.writes_left.store(0, Relaxed);
         assert_eq!(failing.write_back(u64::MAX), 0);
         bad.never();
-        // What has failed is left to a sync.
+        // Pages that have failed are left to a sync.
         write(&second, 0..1).unwrap();
         assert_eq!(failing.write_back(u64::MAX), 1);
         first.sync(0, u64::MAX).unwrap();

@@ -8,9 +8,10 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// ([`crate::Memory::file_system_within`]): a device that is slow or gone stops its own writers,
 /// and leaves memory to the others.
 ///
-/// A write or a write fault that would make a page dirty beyond the limit stores others first, of
-/// the same file or the same file system. It does so before it takes a lock, and waits for the
-/// pager meanwhile. The limit may be passed by the pages of one run for each thread that writes.
+/// A write or a write fault that would make a page dirty at the limit stores others first, of the
+/// same file or the same file system, with no lock held. It waits for nothing else: if its file
+/// system has no page that could be stored, it goes on. So the limit may be passed by the pages of
+/// one call or one fault for each thread that writes. Punched holes and pins pass it.
 ///
 /// ```
 /// use bindery::{DirtyLimit, FileSystem, Memory, Pager, Platform};

@@ -338,6 +338,11 @@ impl<P: Platform> Object<'_, P> {
         let filled = Cell::new(None);
         let writing = Writing { at: offset, end, done: 0, source, filled: &filled };
         if object.is_file() {
+            if *done == 0 {
+                // For the whole call, which others see all of or nothing.
+                let pages = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
+                pages::may_dirty(memory, object, pages)?;
+            }
             for page in [offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT] {
                 demand(memory, object, page, &self.wanted_to_write(writing))?;
             }
@@ -392,9 +397,6 @@ impl<P: Platform> Object<'_, P> {
         let left = (end - at).min(most as u64);
         let (page, inside) = (at >> PAGE_SHIFT, at % PAGE_SIZE);
         let wanted = pages_of(inside + left);
-        if object.notices_writes() {
-            pages::may_dirty(memory, object, page)?;
-        }
         let look = || object.pages.look(memory.platform(), |index| index.run(page, wanted));
         let mut found = look();
         if !matches!(found, PageStretch::Frames(..)) {

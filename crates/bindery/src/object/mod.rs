@@ -31,7 +31,7 @@
 //! | `quota` | [`Quota`]: the page limit of a file system in memory |
 //! | `coherence` | pages and sizes that the other side of a file has changed |
 //! | `save` | writes dirty pages to the pager |
-//! | `unsaved`, `write_back` | the pages that are to be stored, counted; those of a file system stored |
+//! | `unsaved`, `write_back` | the pages that are to be stored: counted; stored for a file system |
 //! | `failed_pages` | pages that the pager has failed to store |
 //! | `swap_out`, `swap_in`, `swap_off` | swaps shared memory out and in |
 //! | `swap_ahead`, `will_need` | swaps pages in before an access needs them |

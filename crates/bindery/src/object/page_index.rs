@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use crate::sync::rw_lock::RwLock;
 
 use super::in_flight::{Ends, InFlight};
-use super::unsaved::Unsaved;
+use super::unsaved::{Unsaved, UnsavedPages};
 use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PageIndex};
 
 /// The index of an object's pages, the records in flight between them and the pager, and the lock
@@ -73,11 +73,11 @@ impl Pages {
             // SAFETY: all users of either hold the lock, which we hold for writing.
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
-            let dirty = index.dirty_count();
+            let before = (index.dirty_count(), index.failed_count());
             let (result, by) = work(index, &nodes);
             self.count_resident(by);
-            if index.dirty_count() != dirty {
-                self.unsaved.set(memory, index.dirty_count() + in_flight.pages_being_stored());
+            if (index.dirty_count(), index.failed_count()) != before {
+                self.unsaved.set(memory, UnsavedPages::of(index, in_flight));
             }
             result
         })
@@ -137,7 +137,7 @@ impl Pages {
     ) -> R {
         self.alone(memory.platform(), |index, in_flight, ends| {
             let result = work(index, in_flight, ends);
-            self.unsaved.set(memory, index.dirty_count() + in_flight.pages_being_stored());
+            self.unsaved.set(memory, UnsavedPages::of(index, in_flight));
             result
         })
     }

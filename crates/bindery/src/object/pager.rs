@@ -90,11 +90,13 @@ impl core::error::Error for PagerError {}
 /// of the object is held, by the caller or by a thread that waits for it. They may call the core,
 /// with the same address space and the same object, as long as the call does not wait for
 /// themselves:
-/// - while pages are being read, a fault or a read of the same pages waits, and so does the end of the
-///   object;
+/// - while pages are being read, a fault or a read of the same pages waits, and so does the end of
+///   the object;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
-///   so does a `sync` of them, and at a dirty limit a call that writes any page of the same file
-///   system ([`crate::DirtyLimit`]);
+///   so does a `sync` of them;
+/// - at a dirty limit ([`crate::DirtyLimit`]), a call that writes a page waits for stores of all
+///   files of the same file system, and for calls that change their pages or sizes; so a lock of
+///   the pager's is not held during such a call;
 /// - during [`Pager::removed`], [`crate::FileSystem::file`] of the same file waits.
 ///
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
@@ -114,7 +116,8 @@ impl core::error::Error for PagerError {}
 ///         Ok(())
 ///     }
 ///
-///     fn write(&self, _file: u64, _page: u64, _from: &[StoredBytes<'_>]) -> Result<(), PagerError> {
+///     fn write(&self, _file: u64, _page: u64, _from: &[StoredBytes<'_>]) -> Result<(), PagerError>
+///     {
 ///         Err(PagerError::NotSupported)
 ///     }
 ///

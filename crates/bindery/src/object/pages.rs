@@ -20,10 +20,11 @@ use super::dropping::{Piece, drop_pages};
 use super::fetch::{Purpose, Wanted, obtain};
 use super::invalidate::{PagesMayGo, PagesStay};
 use super::read_ahead::ReadPattern;
+use super::unsaved::Room;
 use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
 use crate::bytes;
-use crate::collections::page_tree::{PageFlags, PageRun, PageStretch, SwapSlot};
+use crate::collections::page_tree::{PageFlags, PageIndex, PageRun, PageStretch, SwapSlot};
 
 /// The run at `page`, of at most `limit` pages: consecutive frames of one folio, given by the
 /// first, or pages that are not in memory. Pages after the object's end count as absent, though
@@ -259,8 +260,8 @@ pub(crate) fn mark_dirty<P: Platform>(
     Ok(())
 }
 
-/// Whether a page of a file may become dirty now. It may if it is dirty already. Called before
-/// [`mark_dirty`], by callers that can wait.
+/// Whether the pages of a file may become dirty now. They may if all are dirty already. Called
+/// before [`mark_dirty`], by callers that can wait.
 ///
 /// # Errors
 /// Too many pages are dirty, and some are to be stored before.
@@ -269,17 +270,23 @@ pub(crate) fn mark_dirty<P: Platform>(
 pub(crate) fn may_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    page: u64,
+    pages: PageRange,
 ) -> Result<(), Wait> {
-    if !object.notices_writes() || object.has_room_for_dirty(memory) {
+    if object.room_for_dirty(memory) == Room::Yes {
         return Ok(());
     }
-    let slot = object.pages.look(memory.platform(), |index| index.get(page));
-    let is_dirty = slot.is_some_and(|slot| slot.flags.contains(PageFlags::DIRTY));
-    if is_dirty { Ok(()) } else { Err(Wait::DirtyLimit) }
+    let mut from = pages.first;
+    while from < pages.end {
+        let next = |index: &PageIndex| index.next_dirty(from, pages.end);
+        match object.pages.look(memory.platform(), next) {
+            Some((run, _)) if run.page == from => from += u64::from(run.count),
+            _ => return Err(Wait::DirtyLimit),
+        }
+    }
+    Ok(())
 }
 
-/// As [`mark_dirty`], if the first page may become dirty now ([`may_dirty`]).
+/// As [`mark_dirty`], if the pages may become dirty now ([`may_dirty`]).
 ///
 /// # Errors
 /// As of both.
@@ -291,7 +298,7 @@ pub(crate) fn mark_dirty_in_limit<P: Platform>(
     count: u64,
 ) -> Result<(), Wait> {
     if object.notices_writes() {
-        may_dirty(memory, object, page)?;
+        may_dirty(memory, object, PageRange::from_count(page, count))?;
     }
     mark_dirty(memory, object, page, count)
 }

@@ -27,9 +27,9 @@ use crate::swap::polled::{PolledSlot, SlotPoll};
 /// ```
 /// use bindery::{ParkedOn, Platform};
 ///
-/// /// A thread that may sleep waits like this. A task that is a future leaves its waker in the table
-/// /// of the platform's parked threads, under the address of the word, and then asks `has_changed`.
-/// fn sleep<P: Platform>(platform: &P, parked: &ParkedOn<'_>) {
+/// /// A thread that may sleep waits like this. A task that is a future leaves its waker in the
+/// table /// of the platform's parked threads, under the address of the word, and then asks
+/// `has_changed`. fn sleep<P: Platform>(platform: &P, parked: &ParkedOn<'_>) {
 ///     while !parked.has_changed() {
 ///         platform.park(parked.word(), parked.expected());
 ///     }
@@ -90,8 +90,8 @@ pub(crate) struct PolledWait<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> PolledWait<'m, P> {
-    /// The wait as a value that may lie in a queue: it gives up a read from a swap device, and begins
-    /// it again in its first poll.
+    /// The wait as a value that may lie in a queue: it gives up a read from a swap device, and
+    /// begins it again in its first poll.
     pub(crate) fn new(memory: &'m Memory<P>, wait: Wait) -> Self {
         let (wait, slot) = match wait {
             Wait::SwapRead(read) => (Wait::Memory, Some(read.into_polled(memory))),
@@ -111,7 +111,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
     /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets
     /// it. `None` for a read from a swap device, which the thread's own fault begins or meets.
     pub(crate) fn into_wait(mut self) -> Option<Wait> {
-        if matches!(self.slot, Some(ref slot) if slot.reads()) {
+        if self.slot.as_ref().is_some_and(PolledSlot::is_for_read) {
             return None;
         }
         Some(core::mem::replace(&mut self.wait, Wait::Memory))
@@ -128,7 +128,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         if let Some(slot) = &mut self.slot {
             return Ok(match slot.poll(self.memory) {
                 SlotPoll::Ready(kept) => {
-                    if slot.reads() && kept.is_some() {
+                    if slot.has_read() && kept.is_some() {
                         self.memory.note_major_fault();
                     }
                     Polled::Ready(kept)

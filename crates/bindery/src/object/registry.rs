@@ -16,6 +16,7 @@ use crate::memory::{Anchor, Memory, Name, NameLinks, Records, find_named};
 use crate::platform::Platform;
 
 use super::ObjectState;
+use super::unsaved::UnsavedFiles;
 
 /// An object's links in the list.
 pub(super) struct Links {
@@ -47,9 +48,9 @@ pub(super) enum Leave {
     Left,
 }
 
-/// The list of all objects of a memory, in no order, and the named ones. Their lock is held for a
-/// search of the names, otherwise for a constant number of steps, and ranks below all others of an
-/// object.
+/// The list of all objects of a memory, in no order, the named ones, and those with dirty pages.
+/// Their lock is held for a search of the names or of the dirty files, otherwise for a constant
+/// number of steps, and ranks below all others of an object.
 pub(crate) struct Registry<'m, P: Platform>(&'m Anchor<P>);
 
 impl<'m, P: Platform> Registry<'m, P> {
@@ -186,7 +187,8 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// Adds a file to the list of those with unsaved pages, at its end.
     ///
     /// # Safety
-    /// 1. The object lives until [`Registry::remove_unsaved`] has removed it, and is not in the list.
+    /// 1. The object is not in the list, and lives until [`Registry::remove_unsaved`] has removed
+    ///    it.
     pub(super) unsafe fn add_unsaved(&self, node: NonNull<ObjectState>) {
         let records = self.0.records.lock();
         // SAFETY: 1. the caller's obligation 1.
@@ -237,9 +239,9 @@ impl<'m, P: Platform> Registry<'m, P> {
         }
     }
 
-    /// The file of the number space that has had unsaved pages for the longest time, or has been
-    /// returned least recently: it goes to the end of the list, and the caller becomes a holder.
-    /// Skips files that are being freed.
+    /// The file of the number space with pages that may be stored, or are being, that has been in
+    /// the list for the longest time, or has been returned least recently: it goes to the end of
+    /// the list, and the caller becomes a holder. Skips files that are being freed.
     ///
     /// # Complexity
     /// Linear in the files with unsaved pages.
@@ -249,7 +251,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         while let Some(node) = NonNull::new(next) {
             // SAFETY: the lock is held, and objects leave the list before they are freed.
             let object = unsafe { node.as_ref() };
-            if object.name.name().is_some_and(|name| name.space == space) && object.try_hold() {
+            let is_in_space = object.name.name().is_some_and(|name| name.space == space);
+            if is_in_space && object.pages.unsaved.has_storable() && object.try_hold() {
                 // SAFETY: 1. it is in the list, whose lock is held.
                 unsafe { Self::unlink_unsaved(&records, node) };
                 // SAFETY: 1. it is not in the list now, and is alive while `charged` is not 0.
@@ -261,38 +264,23 @@ impl<'m, P: Platform> Registry<'m, P> {
         None
     }
 
-    /// The number of files of the number space that have unsaved pages. The same complexity.
-    pub(super) fn unsaved_files(&self, space: u64) -> usize {
-        let mut count = 0;
-        self.each_unsaved(space, || {
-            count += 1;
-            true
-        });
-        count
-    }
-
-    /// Whether a file of the number space has unsaved pages. The same complexity.
-    pub(super) fn has_unsaved(&self, space: u64) -> bool {
-        let mut found = false;
-        self.each_unsaved(space, || {
-            found = true;
-            false
-        });
-        found
-    }
-
-    /// Calls `f` for each file of the number space that has unsaved pages, until it says false.
-    fn each_unsaved(&self, space: u64, mut f: impl FnMut() -> bool) {
+    /// The unsaved pages of the files of the number space that have holders. The same complexity.
+    pub(super) fn unsaved_files(&self, space: u64) -> UnsavedFiles {
         let records = self.0.records.lock();
+        let mut files = UnsavedFiles { storable: false, pages: 0 };
         let mut next = records.unsaved.first.load(Relaxed).cast::<ObjectState>();
         while let Some(node) = NonNull::new(next) {
             // SAFETY: the lock is held, and objects leave the list before they are freed.
             let object = unsafe { node.as_ref() };
-            if object.name.name().is_some_and(|name| name.space == space) && !f() {
-                return;
+            let unsaved = &object.pages.unsaved;
+            let is_in_space = object.name.name().is_some_and(|name| name.space == space);
+            if is_in_space && object.holders() > 0 {
+                files.storable |= unsaved.has_storable();
+                files.pages += unsaved.counted();
             }
-            next = object.pages.unsaved.next.load(Relaxed);
+            next = unsaved.next.load(Relaxed);
         }
+        files
     }
 
     /// Whether the names and the list of files with unsaved pages agree with the objects, while no
@@ -366,8 +354,8 @@ impl<'m, P: Platform> Registry<'m, P> {
     }
 
     /// # Safety
-    /// 1. The list's lock is held until the last use of the reference, and the object is in the list
-    ///    or being added: so it is not freed before.
+    /// 1. The list's lock is held until the last use of the reference, and the object is in the
+    ///    list or being added: so it is not freed before.
     unsafe fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
         // SAFETY: the caller's obligation 1.
         unsafe { &node.as_ref().links }

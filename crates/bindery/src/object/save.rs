@@ -128,8 +128,8 @@ fn save_dirty<P: Platform>(
     }
 }
 
-/// Saves the next dirty pages, of which `run` is the first, up to `end`. If another call is changing
-/// it, waits for that; later changes wait until it is saved.
+/// Saves the next dirty pages, of which `run` is the first, up to `end`. If another call is
+/// changing it, waits for that; later changes wait until it is saved.
 pub(super) fn save_from<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

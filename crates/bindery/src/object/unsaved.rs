@@ -14,10 +14,12 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 use crate::Memory;
+use crate::collections::page_tree::PageIndex;
 use crate::memory::DirtyLimit;
 use crate::platform::Platform;
 
 use super::ObjectState;
+use super::in_flight::InFlight;
 use super::lent::Lent;
 use super::registry::Registry;
 
@@ -29,14 +31,34 @@ fn counted(pages: u64) -> u64 {
     if pages > STEP { pages.next_multiple_of(STEP) } else { pages }
 }
 
+/// The pages of an object that its pager has yet to store.
+#[derive(Clone, Copy)]
+pub(super) struct UnsavedPages {
+    /// Dirty, or being stored.
+    all: u64,
+    /// Those that the pager has failed to store.
+    failed: u64,
+}
+
+impl UnsavedPages {
+    pub(super) fn of(index: &PageIndex, in_flight: &InFlight) -> Self {
+        let all = index.dirty_count() + in_flight.pages_being_stored();
+        Self { all, failed: index.failed_count() }
+    }
+}
+
 /// The unsaved pages of an object.
 pub(super) struct Unsaved {
     /// The limit of its file system, if it has one.
     limit: Option<Lent<DirtyLimit>>,
     /// The object, once it is in the registry.
     object: AtomicPtr<ObjectState>,
-    /// The number of its pages in the shared counts. Changes with the index lock held for writing.
+    /// The number of its pages in the shared counts. Changes with the index lock held for writing,
+    /// as the next.
     charged: AtomicU64,
+    /// The number of its pages that are being stored, or that may be without a `sync`: all but
+    /// those that have failed.
+    storable: AtomicU64,
     /// The links in the registry's list, under its lock.
     pub(super) next: AtomicPtr<ObjectState>,
     pub(super) previous: AtomicPtr<ObjectState>,
@@ -48,6 +70,7 @@ impl Unsaved {
             limit,
             object: AtomicPtr::new(ptr::null_mut()),
             charged: AtomicU64::new(0),
+            storable: AtomicU64::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
             previous: AtomicPtr::new(ptr::null_mut()),
         }
@@ -56,6 +79,16 @@ impl Unsaved {
     /// Sets the object that this is a part of.
     pub(super) fn set_object(&self, object: NonNull<ObjectState>) {
         self.object.store(object.as_ptr(), Relaxed);
+    }
+
+    /// Whether pages are being stored, or may be; may be outdated.
+    pub(super) fn has_storable(&self) -> bool {
+        self.storable.load(Relaxed) > 0
+    }
+
+    /// The number of its pages in the shared counts; may be outdated.
+    pub(super) fn counted(&self) -> u64 {
+        self.charged.load(Relaxed)
     }
 
     /// Whether there are any; may be outdated.
@@ -74,11 +107,11 @@ impl Unsaved {
         self.charged.fetch_add(by as u64, Relaxed);
     }
 
-    /// Updates the shared counts and the list to `pages` unsaved ones. The index lock is held for
-    /// writing.
+    /// Updates the counts and the list to these pages. The index lock is held for writing.
     #[cold]
-    pub(super) fn set<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
-        let now = counted(pages);
+    pub(super) fn set<P: Platform>(&self, memory: &Memory<P>, pages: UnsavedPages) {
+        self.storable.store(pages.all - pages.failed, Relaxed);
+        let now = counted(pages.all);
         let before = self.charged.load(Relaxed);
         if now == before {
             return;
@@ -114,22 +147,53 @@ impl ObjectState {
         counted(dirty) == self.counted_unsaved()
     }
 
-    /// Whether a further page of the file may become dirty before others are stored.
+    /// Whether a further page of the file may become dirty. A writer waits only for pages that its
+    /// own pager may still store: a limit that others fill does not stop it.
     #[inline]
-    pub(super) fn has_room_for_dirty<P: Platform>(&self, memory: &Memory<P>) -> bool {
-        let is_own_full = self.pages.unsaved.limit().is_some_and(DirtyLimit::is_full);
-        let is_full = is_own_full || memory.dirty_limit().is_full() && self.shares_in_all(memory);
-        !is_full
-    }
-
-    /// Whether there are unsaved pages of its file system, or of the file if that is in none: one
-    /// without does not wait for those of others.
-    #[cold]
-    fn shares_in_all<P: Platform>(&self, memory: &Memory<P>) -> bool {
-        match (self.pages.unsaved.limit(), self.name.name()) {
-            (Some(limit), _) => limit.pages() > 0,
-            (None, Some(name)) => Registry::of(memory).has_unsaved(name.space),
-            (None, None) => self.pages.unsaved.has_any(),
+    pub(super) fn room_for_dirty<P: Platform>(&self, memory: &Memory<P>) -> Room {
+        let own = self.pages.unsaved.limit();
+        if own.is_some_and(DirtyLimit::is_full) || memory.dirty_limit().is_full() {
+            self.room_at_limit(memory)
+        } else {
+            Room::Yes
         }
     }
+
+    #[cold]
+    fn room_at_limit<P: Platform>(&self, memory: &Memory<P>) -> Room {
+        let files = match self.name.name() {
+            Some(name) => Registry::of(memory).unsaved_files(name.space),
+            None => {
+                let unsaved = &self.pages.unsaved;
+                UnsavedFiles { storable: unsaved.has_storable(), pages: unsaved.counted() }
+            }
+        };
+        let limit = self.pages.unsaved.limit().unwrap_or(memory.dirty_limit());
+        if files.storable {
+            Room::AfterStores
+        } else if files.pages > 0 && files.pages >= limit.limit() {
+            Room::No
+        } else {
+            Room::Yes
+        }
+    }
+}
+
+/// Whether a further page may become dirty.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    Yes,
+    /// Once others are stored, which the writer can see to.
+    AfterStores,
+    /// The pager has failed to store all that fills the limit.
+    No,
+}
+
+/// The unsaved pages of a set of files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct UnsavedFiles {
+    /// Whether some are being stored, or may be.
+    pub(super) storable: bool,
+    /// Their number in the shared counts.
+    pub(super) pages: u64,
 }

@@ -20,8 +20,10 @@ use crate::interrupt;
 use crate::platform::Platform;
 
 use super::file_system::FileSystem;
+use super::in_flight::InFlight;
 use super::registry::Registry;
-use super::save::{Rules, Tried, next_to_store, save_from};
+use super::save::{Rules, Saved, Tried, next_to_store, save_from};
+use super::unsaved::Room;
 use super::{Object, ObjectState};
 
 /// The pages that a writer without room stores at a time.
@@ -34,7 +36,8 @@ impl<'m, P: Platform> FileSystem<'m, P> {
     /// stored. It takes the files in turn, that first which has had dirty pages for the longest
     /// time. Pages that the pager has failed to store are left. A failure is reported to the
     /// openers of the file ([`Object::check_errors`]), and ends its turn. A fatal signal ends the
-    /// call early.
+    /// call early. If another thread drops the last handle of a file in its turn, the call ends the
+    /// file as that drop would.
     ///
     /// For a thread that stores pages before writers have to wait for it (Linux: the flusher of a
     /// `bdi`). It calls again while [`crate::DirtyLimit::pages`] is above a mark of the embedder's,
@@ -48,127 +51,96 @@ impl<'m, P: Platform> FileSystem<'m, P> {
 
 fn write_back<P: Platform>(system: &FileSystem<'_, P>, pages: u64) -> u64 {
     let memory = system.memory();
-    let mut turns = Registry::of(memory).unsaved_files(system.number());
-    let mut stored = 0;
+    let (mut stored, mut first) = (0, None);
     while stored < pages
-        && turns > 0
-        && interrupt::check(memory.platform()).is_ok()
         && let Some(file) = next_file(memory, system.number())
+        // Once around.
+        && first != Some(file.identity())
     {
-        turns -= 1;
+        first = first.or(Some(file.identity()));
         let mut from = 0;
         while stored < pages
-            && let Some((count, after)) = store_from(memory, file.state(), from, pages - stored)
+            && interrupt::check(memory.platform()).is_ok()
+            && let Some(saved) = store_from(memory, file.state(), from, pages - stored)
         {
-            stored += count;
-            from = after;
+            stored += saved.stored;
+            from = saved.after;
+            if saved.result.is_err() {
+                break;
+            }
         }
     }
     stored
 }
 
-/// The next file with unsaved pages of the number space.
+/// The next file of the number space with pages that may be stored, or are being.
 fn next_file<P: Platform>(memory: &Memory<P>, space: u64) -> Option<Object<'_, P>> {
     let node = Registry::of(memory).next_unsaved(space)?;
     // SAFETY: 1. the registry has made the caller a holder.
     Some(unsafe { Object::of_holder(memory, node) })
 }
 
-/// Stores pages of a file from page `from` on, about `most`. Returns the number of those that were
-/// stored, and the page to continue at. `None` if there is nothing left to store, or the pager has
-/// failed.
+/// Stores pages of a file from page `from` on, about `most`. `None` if there are none that the
+/// pager has not failed to store.
 fn store_from<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     from: u64,
     most: u64,
-) -> Option<(u64, u64)> {
+) -> Option<Saved> {
     let run = next_to_store(memory, object, PageRange { first: from, ..ALL }, Tried::Never)?;
     let most = most.min(BATCH.into()) as u32;
     let rules = Rules { turn: u64::MAX, most, tried: Tried::Never };
     let saved = save_from(memory, object, run, PAGE_LIMIT, rules);
     // The page may have left in between.
-    let after = saved.after.max(run.page + 1);
-    saved.result.ok().map(|()| (saved.stored, after))
+    Some(Saved { after: saved.after.max(run.page + 1), ..saved })
 }
 
 /// Stores pages until one more of the object may become dirty. Called without locks.
 ///
 /// # Errors
-/// [`Error::InputOutput`] if the pager has failed to store all the pages that could make room;
-/// [`Error::Interrupted`] if a fatal signal is pending.
+/// [`Error::InputOutput`] if the pager has failed to store all pages that fill the limit;
+/// [`Failure::NoMemory`] if it lacks memory; [`Error::Interrupted`] if a fatal signal is pending.
 pub(super) fn make_room<P: Platform>(object: &Object<'_, P>) -> Result<(), Failure> {
     let (memory, state) = (object.memory, object.state());
-    while !state.has_room_for_dirty(memory) {
+    loop {
+        match state.room_for_dirty(memory) {
+            Room::Yes => return Ok(()),
+            Room::No => return Err(Error::InputOutput.into()),
+            Room::AfterStores => {}
+        }
         interrupt::check(memory.platform())?;
-        let stuck = match store_of_file(memory, state) {
-            Progress::Some => continue,
-            Progress::None => 0,
-            Progress::Stuck => 1,
-        };
-        let stuck = match state.name.name() {
-            None => stuck,
-            Some(name) => match store_of_others(memory, name.space) {
-                None => continue,
-                Some(stuck) if stuck == Registry::of(memory).unsaved_files(name.space) => stuck,
-                // Others were written in between.
-                Some(_) => 0,
-            },
-        };
-        if stuck > 0 && !state.has_room_for_dirty(memory) {
-            return Err(Error::InputOutput.into());
+        // Each turn stores pages, waits for some that are being stored, or finds that another
+        // thread has done so since the look.
+        if state.pages.unsaved.has_storable() {
+            store_of_file(memory, state)?;
+        } else if let Some(name) = state.name.name()
+            && let Some(file) = next_file(memory, name.space)
+        {
+            store_of_file(memory, file.state())?;
         }
     }
-    Ok(())
 }
 
-/// The result of an attempt to store pages of a file.
-enum Progress {
-    /// Some were stored, by this call or another.
-    Some,
-    /// The file has no unsaved pages.
-    None,
-    /// The pager has failed to store those that it has.
-    Stuck,
-}
-
-/// Stores pages of files of the number space. Returns the number of those whose pages the pager has
-/// failed to store, or `None` if some were stored.
-fn store_of_others<P: Platform>(memory: &Memory<P>, space: u64) -> Option<usize> {
-    let mut stuck = 0;
-    for _ in 0..Registry::of(memory).unsaved_files(space) {
-        match next_file(memory, space).map(|file| store_of_file(memory, file.state())) {
-            None => break,
-            Some(Progress::Some) => return None,
-            Some(Progress::None) => {}
-            Some(Progress::Stuck) => stuck += 1,
+/// Stores a batch of the file's pages, or waits for those that another call stores. Pages that the
+/// pager fails to store are not storable any more.
+///
+/// # Errors
+/// [`Failure::NoMemory`] if the pager lacks memory.
+fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Result<(), Failure> {
+    match store_from(memory, object, 0, BATCH.into()) {
+        Some(Saved { result: Err(Failure::NoMemory), stored: 0, .. }) => Err(Failure::NoMemory),
+        Some(_) => Ok(()),
+        None => {
+            wait_for_writes(memory, object);
+            Ok(())
         }
     }
-    Some(stuck)
 }
 
-/// Stores a batch of the file's pages, or waits for those that another call stores.
-fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Progress {
-    let mut from = 0;
-    while let Some((stored, after)) = store_from(memory, object, from, BATCH.into()) {
-        if stored > 0 {
-            return Progress::Some;
-        }
-        from = after;
-    }
-    if wait_for_writes(memory, object) {
-        return Progress::Some;
-    }
-    if object.pages.unsaved.has_any() { Progress::Stuck } else { Progress::None }
-}
-
-/// Waits for the writes of a file's pages that have begun. Returns false if there was none.
-fn wait_for_writes<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> bool {
-    let number = object.pages.alone(memory.platform(), |_, in_flight, _| {
-        (in_flight.pages_being_stored() > 0).then(|| in_flight.next_number())
-    });
-    if let Some(number) = number {
-        object.pages.wait_for_writes(memory.platform(), ALL, number);
-    }
-    number.is_some()
+/// Waits for the writes of a file's pages that have begun.
+fn wait_for_writes<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
+    let next = |_: &mut _, in_flight: &mut InFlight, _: &_| in_flight.next_number();
+    let number = object.pages.alone(memory.platform(), next);
+    object.pages.wait_for_writes(memory.platform(), ALL, number);
 }

@@ -1,8 +1,8 @@
 //! Pages in swap for which a task waits that is polled, in place of a thread.
 //!
-//! A read is one for which no thread waits ([`super::early_read`]), so the task may be dropped at any
-//! time. Each poll finishes the requests that devices are done with, as a thread that waits does
-//! ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
+//! A read is one for which no thread waits ([`super::early_read`]), so the task may be dropped at
+//! any time. Each poll finishes the requests that devices are done with, as a thread that waits
+//! does ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
 
 use core::sync::atomic::AtomicU32;
 
@@ -12,7 +12,7 @@ use super::find_cached;
 use super::take_back::take_back;
 use crate::Memory;
 use crate::addr::Order;
-use crate::folio::FolioRef;
+use crate::folio::{Folio, FolioRef};
 use crate::platform::Platform;
 
 /// A wait for a slot's page, or for a free request of its area.
@@ -23,7 +23,9 @@ pub(crate) struct PolledSlot {
     slot: Option<u64>,
     /// A read that is still to be begun.
     read: Option<(SlotRun, Order)>,
-    /// Whether the poll has begun the read.
+    /// Whether there was one at first.
+    is_for_read: bool,
+    /// Whether a poll has begun the read.
     has_read: bool,
     /// Whether it counts among those that wait for devices.
     has_entered: bool,
@@ -42,12 +44,14 @@ pub(crate) enum SlotPoll<'w, 'm, P: Platform> {
 impl PolledSlot {
     /// A wait for a folio in the swap cache that a thread or a device has locked.
     pub(crate) fn cached(area: u8, slot: u64) -> Self {
-        Self { area, slot: Some(slot), read: None, has_read: false, has_entered: false }
+        let (slot, read) = (Some(slot), None);
+        Self { area, slot, read, is_for_read: false, has_read: false, has_entered: false }
     }
 
     /// A wait for a read of the slots, which the first poll begins.
     pub(crate) fn read(slots: SlotRun, order: Order, wanted: u64) -> Self {
-        Self { read: Some((slots, order)), ..Self::cached(slots.area, wanted) }
+        let read = Some((slots, order));
+        Self { read, is_for_read: true, ..Self::cached(slots.area, wanted) }
     }
 
     /// A wait for a free request of the area.
@@ -55,9 +59,14 @@ impl PolledSlot {
         Self { slot: None, ..Self::cached(area, 0) }
     }
 
-    /// Whether a read is to be begun, or was.
-    pub(crate) fn reads(&self) -> bool {
-        self.read.is_some() || self.has_read
+    /// Whether the page is in swap only, or was when the wait was made.
+    pub(crate) fn is_for_read(&self) -> bool {
+        self.is_for_read
+    }
+
+    /// Whether a poll has begun a read.
+    pub(crate) fn has_read(&self) -> bool {
+        self.has_read
     }
 
     /// Goes on with the wait. Called without locks.
@@ -80,24 +89,21 @@ impl PolledSlot {
                 };
             };
             if let Some(cached) = find_cached(memory, self.area, slot) {
-                let handle = memory.frames.folio(*cached);
-                let lock = handle.try_lock().or_else(|| take_back(memory, *cached));
-                if lock.is_some() {
-                    drop(lock);
-                    return SlotPoll::Ready(Some(cached));
-                }
-                return match handle.is_under_writeback() {
-                    true => SlotPoll::Pending(word, expected),
-                    false => SlotPoll::NeedsThread,
+                return match look_at(memory, *cached) {
+                    Lock::Free => SlotPoll::Ready(Some(cached)),
+                    Lock::Device => SlotPoll::Pending(word, expected),
+                    Lock::Thread => SlotPoll::NeedsThread,
                 };
             }
             match self.read {
                 Some((slots, order)) => match slots.begin_read(memory, order, Cause::Advice) {
-                    Begun::Yes | Begun::Taken => {
-                        self.read = None;
-                        self.has_read = true;
+                    Begun::Yes => (self.read, self.has_read) = (None, true),
+                    // Another thread reads one of the pages, or has mapped them.
+                    Begun::Taken => self.read = None,
+                    Begun::NoRoom if memory.swap.has_free_request(self.area) => {
+                        return SlotPoll::NeedsThread;
                     }
-                    Begun::NoRoom => return SlotPoll::NeedsThread,
+                    Begun::NoRoom => return SlotPoll::Pending(word, expected),
                 },
                 // The device has failed, or the page has left again: a thread reports which.
                 None if self.has_read => return SlotPoll::NeedsThread,
@@ -112,4 +118,32 @@ impl PolledSlot {
             memory.swap.completions.leave();
         }
     }
+}
+
+/// The holder of a folio's lock.
+enum Lock {
+    Free,
+    /// A request of a device, whose end changes the word of the waiting threads.
+    Device,
+    Thread,
+}
+
+/// Rounds of [`Platform::relax`] for which a poll waits for a thread: longer than a thread takes
+/// that finishes a request.
+const PATIENCE: u32 = 128;
+
+/// The state of the folio's lock. A write that the device allows to be overtaken is taken back.
+fn look_at<P: Platform>(memory: &Memory<P>, folio: Folio) -> Lock {
+    let handle = memory.frames.folio(folio);
+    for _ in 0..PATIENCE {
+        let lock = handle.try_lock().or_else(|| take_back(memory, folio));
+        if lock.is_some() {
+            return Lock::Free;
+        }
+        if handle.is_under_writeback() {
+            return Lock::Device;
+        }
+        memory.platform().relax();
+    }
+    Lock::Thread
 }

@@ -35,8 +35,8 @@ impl<'op, P: Platform> VmaView<'op, P> {
     ///
     /// # Safety
     /// 1. The index has given the node since the mutex was taken, or the caller is about to put it
-    ///    there. (A VMA leaves the index only into a [`super::Removed`], which the operation borrows
-    ///    for `'op`, so that it frees nothing before the end of `'op`.)
+    ///    there. (A VMA leaves the index only into a [`super::Removed`], which the operation
+    ///    borrows for `'op`, so that it frees nothing before the end of `'op`.)
     #[inline]
     pub(super) unsafe fn vma(self, node: NonNull<Vma>) -> &'op Vma {
         // SAFETY: the caller's obligation 1.

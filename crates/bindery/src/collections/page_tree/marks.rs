@@ -38,7 +38,7 @@ impl PageIndex {
     /// For tests and the auditor.
     pub(crate) fn check(&self) -> bool {
         let (mut nodes, mut last, mut from) = (0, None, 0);
-        let mut all_dirty = 0;
+        let (mut all_dirty, mut all_failed) = (0, 0);
         while let Some((page, words)) = self.seek_used(from) {
             // The nodes on the way to `page` that are not on the way to `last`.
             nodes += last.map_or(self.level + 1, |last| level_of(page ^ last));
@@ -55,6 +55,7 @@ impl PageIndex {
             let failed = slots_that(|word| has(word, PageFlags::FAILED));
             let twice = slots_that(|word| has(word, PageFlags::FAILED_TWICE));
             all_dirty += u64::from(dirty.count_ones());
+            all_failed += u64::from(failed.count_ones());
             let sound = slots_that(|word| word & PRESENT != 0) == used & !swapped
                 && failed & !dirty == 0
                 && twice & !failed == 0;
@@ -66,6 +67,7 @@ impl PageIndex {
         }
         nodes as u64 == self.node_count()
             && all_dirty == self.dirty_count()
+            && all_failed == self.failed_count()
             && last.map_or(0, level_of) == self.level
     }
 }

@@ -49,7 +49,8 @@ use crate::error::NoMemory;
 use crate::platform::Platform;
 
 use node::{
-    Link, PRESENT, SLOTS, Words, first_page, frame_in, leaf_end, mask, pieces, slot, word_of,
+    Link, PRESENT, SLOTS, Words, failed_in, first_page, frame_in, leaf_end, mask, pieces, slot,
+    word_of,
 };
 pub(crate) use node::{NODES_OF_A_FOLIO, Node, Nodes};
 pub(crate) use swapped::{SwapSlot, SwappedRun};
@@ -121,6 +122,8 @@ pub(crate) struct PageIndex {
     nodes: u32,
     /// The number of dirty pages.
     dirty: u32,
+    /// The number of those that have failed.
+    failed: u32,
     /// The number of nodes and slots that all calls have read.
     #[cfg(any(test, feature = "measure"))]
     looked_at: core::sync::atomic::AtomicU64,
@@ -134,6 +137,7 @@ impl PageIndex {
             level: 0,
             nodes: 0,
             dirty: 0,
+            failed: 0,
             #[cfg(any(test, feature = "measure"))]
             looked_at: core::sync::atomic::AtomicU64::new(0),
         }
@@ -159,6 +163,11 @@ impl PageIndex {
     /// The number of dirty pages. O(1).
     pub(crate) fn dirty_count(&self) -> u64 {
         self.dirty.into()
+    }
+
+    /// The number of dirty pages that were not stored although that was tried. O(1).
+    pub(crate) fn failed_count(&self) -> u64 {
+        self.failed.into()
     }
 
     /// The slot of `page`; `None` if it is not in memory. O(h).
@@ -270,8 +279,8 @@ impl PageIndex {
         (count > 0).then_some(PageRun { page, frame, count })
     }
 
-    /// The first run of dirty pages at or after `from`, cut off at `end` and where the flags change,
-    /// with those flags. The same costs.
+    /// The first run of dirty pages at or after `from`, cut off at `end` and where the flags
+    /// change, with those flags. The same costs.
     pub(crate) fn next_dirty(&self, from: u64, end: u64) -> Option<(PageRun, PageFlags)> {
         let (page, words) =
             self.seek_with(PageFlags::DIRTY, from).filter(|(page, _)| *page < end)?;
@@ -368,9 +377,11 @@ impl PageIndex {
             *used &= !mask(&slots);
             let (emptied, was_dirty) = (*used == 0, *dirty != 0);
             let fewer = (*dirty & mask(&slots)).count_ones();
+            let failed = if fewer > 0 { failed_in(&words[slots.clone()]) } else { 0 };
             *dirty &= !mask(&slots);
             words[slots].fill(0);
             self.dirty -= fewer;
+            self.failed -= failed;
             if emptied {
                 self.free_empty(page, nodes);
             }
@@ -408,7 +419,7 @@ impl PageIndex {
                 at = child;
             }
             self.node_mut(at).used = 0;
-            self.dirty = 0;
+            (self.dirty, self.failed) = (0, 0);
             self.free_empty(first, nodes);
         }
     }

@@ -189,6 +189,11 @@ pub(super) fn frame_in(word: u64) -> Frame {
     Frame((word >> PAGE_SHIFT) as u32)
 }
 
+/// The number of pages in memory among the words that have failed to be saved.
+pub(super) fn failed_in(words: &[u64]) -> u32 {
+    words.iter().filter(|word| has(**word, PageFlags::FAILED)).count() as u32
+}
+
 /// Whether the word is that of a page in memory with all of `flags`.
 pub(super) fn has(word: u64, flags: PageFlags) -> bool {
     let wanted = PRESENT | flags.bits();

@@ -6,8 +6,8 @@
 use crate::addr::{Frame, PAGE_SHIFT};
 
 use super::node::{
-    HEIGHT, Link, Node, PRESENT, Slots, Words, first_page, has, leaf_end, level_of, pieces, slot,
-    word_of,
+    HEIGHT, Link, Node, PRESENT, Slots, Words, failed_in, first_page, has, leaf_end, level_of,
+    pieces, slot, word_of,
 };
 use super::{LONGEST_RUN, Leaf, PageFlags, PageIndex};
 
@@ -163,14 +163,17 @@ impl PageIndex {
             let slots = slot(page, 0)..slot(from - 1, 0) + 1;
             let Some(Leaf { dirty, words, .. }) = self.leaf_mut(page) else { return };
             let before = *dirty;
+            let failed_before = failed_in(&words[slots.clone()]);
+            let part = slots.clone();
             for (word, n) in words[slots.clone()].iter_mut().zip(slots) {
                 if *word & PRESENT != 0 {
                     *word = to(*word);
                     *dirty = *dirty & !(1 << n) | u64::from(has(*word, PageFlags::DIRTY)) << n;
                 }
             }
-            let after = *dirty;
+            let (after, failed) = (*dirty, failed_in(&words[part]));
             self.dirty = self.dirty + after.count_ones() - before.count_ones();
+            self.failed = self.failed + failed - failed_before;
             if (after == 0) != (before == 0) {
                 self.mark_above(page);
             }

@@ -5,7 +5,7 @@
 //! spare      area          swap slot            spare      SWAPPED   spare   not PRESENT
 //! ```
 
-use super::node::{Nodes, PRESENT, Words, mask, pieces, slot, word_of};
+use super::node::{Nodes, PRESENT, Words, failed_in, mask, pieces, slot, word_of};
 use super::{LONGEST_RUN, Leaf, PageIndex};
 use crate::addr::{Frame, PAGE_SHIFT};
 use crate::platform::Platform;
@@ -123,6 +123,7 @@ impl PageIndex {
             let Some(Leaf { used, dirty, swapped, words }) = self.leaf_mut(page) else { continue };
             debug_assert_eq!(*used & mask(&slots), mask(&slots), "pages from {page:#x} are absent");
             let fewer = (*dirty & mask(&slots)).count_ones();
+            let failed = if fewer > 0 { failed_in(&words[slots.clone()]) } else { 0 };
             *dirty &= !mask(&slots);
             for (n, word) in (page - first..).zip(&mut words[slots.clone()]) {
                 *word = word_for(n);
@@ -130,6 +131,7 @@ impl PageIndex {
             let out = SwapSlot::in_word(words[slots.start]).is_some();
             *swapped = *swapped & !mask(&slots) | if out { mask(&slots) } else { 0 };
             self.dirty -= fewer;
+            self.failed -= failed;
             self.mark_above(page);
         }
     }

@@ -7,9 +7,10 @@
 //! threads do until the next attempt, that one looks at everything again, as a fault does after it
 //! has waited.
 //!
-//! The attempt gives a read from a swap device up, and the wait, or its first poll, begins it again.
-//! Otherwise queued waits would hold requests of the device, and folio locks:
-//! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their waits.
+//! The attempt gives a read from a swap device up, and the wait, or its first poll, begins it
+//! again. Otherwise queued waits would hold requests of the device, and folio locks:
+//! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their
+//!    waits.
 //! 2. The thread performs an earlier wait first, which reclaims: it needs a request, and sleeps.
 
 use core::fmt;
@@ -47,8 +48,8 @@ pub struct FaultWait<'s, 'm, P: Platform> {
     request: FaultRequest,
     /// The object whose pages the fault needs.
     object: Option<Object<'m, P>>,
-    /// `None` for all that a fault which blocks waits for: a lock, a handler, memory, the mutex for a
-    /// first write or for an address that is not mapped.
+    /// `None` for all that a fault which blocks waits for: a lock, a handler, memory, the mutex for
+    /// a first write or for an address that is not mapped.
     event: Option<PolledWait<'m, P>>,
     is_for_storage: bool,
 }
@@ -209,10 +210,10 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
 
     /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
     /// begins to read the pages, and takes the answer in when it has come. So no thread waits for a
-    /// swap device, or for a pager that keeps requests ([`crate::ReadRequest::keep`]); one that does
-    /// not is asked in the call. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was
-    /// called for the word. The word may be one that many waits share, so a poll may find nothing
-    /// new.
+    /// swap device, or for a pager that keeps requests ([`crate::ReadRequest::keep`]); one that
+    /// does not is asked in the call. A task that gets [`FaultPoll::Pending`] is polled again when
+    /// [`Platform::unpark`] was called for the word. The word may be one that many waits share, so
+    /// a poll may find nothing new.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};
@@ -234,9 +235,9 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// }
     /// ```
     ///
-    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device in
-    /// [`crate::SwapDevice::submit`]; otherwise spins. Complexity: linear in the pages of all answers
-    /// and requests that have come back.
+    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device
+    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: linear in the pages of all
+    /// answers and requests that have come back.
     ///
     /// # Errors
     /// As [`FaultError`] says: the fault fails.

@@ -195,6 +195,8 @@ impl Pair {
         let dirty = self.model.values().filter(is_dirty).count() as u64;
         assert_eq!(index.has_dirty(), dirty > 0);
         assert_eq!(index.dirty_count(), dirty);
+        let has_failed = |slot: &&Slot| slot.flags.contains(PageFlags::FAILED);
+        assert_eq!(index.failed_count(), self.model.values().filter(has_failed).count() as u64);
         let alike = self.next_run(PageFlags::DIRTY, page, end).map(|run| {
             let flags = |by: u32| self.model[&(run.page + u64::from(by))].flags;
             let count = (0..run.count).take_while(|by| flags(*by) == flags(0)).count() as u32;
