@@ -28,8 +28,9 @@ use crate::swap::polled::{PolledSlot, SlotPoll};
 /// use bindery::{ParkedOn, Platform};
 ///
 /// /// A thread that may sleep waits like this. A task that is a future leaves its waker in the
-/// table /// of the platform's parked threads, under the address of the word, and then asks
-/// `has_changed`. fn sleep<P: Platform>(platform: &P, parked: &ParkedOn<'_>) {
+/// /// table of the platform's parked threads, under the address of the word, and then asks
+/// /// `has_changed`.
+/// fn sleep<P: Platform>(platform: &P, parked: &ParkedOn<'_>) {
 ///     while !parked.has_changed() {
 ///         platform.park(parked.word(), parked.expected());
 ///     }
