@@ -14,12 +14,12 @@ impl PageIndex {
             Some(root) => root,
             None => {
                 let root = self.new_node(wanted, nodes)?;
-                (self.root, self.level) = (Some(root), wanted);
+                (self.root, self.level) = (Some(root), wanted as u32);
                 root
             }
         };
-        while self.level < wanted {
-            let root = self.new_node(self.level + 1, nodes)?;
+        while self.level() < wanted {
+            let root = self.new_node(self.level() + 1, nodes)?;
             let marks = self.node(at).marks();
             self.node_mut(root).set_child(0, Some(at));
             self.node_mut(root).mark(0, marks);
@@ -27,7 +27,7 @@ impl PageIndex {
             self.level += 1;
             at = root;
         }
-        for level in (1..=self.level).rev() {
+        for level in (1..=self.level()).rev() {
             let index = slot(page, level);
             at = match self.node(at).child(index) {
                 Some(child) => child,
@@ -45,7 +45,7 @@ impl PageIndex {
     /// as it spans more than the pages need.
     pub(super) fn free_empty<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) {
         let path = self.path(page);
-        for level in 0..=self.level {
+        for level in 0..=self.level() {
             let Some(link) = path[level] else { continue };
             if self.node(link).used != 0 {
                 break;

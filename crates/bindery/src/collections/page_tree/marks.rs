@@ -9,7 +9,7 @@ impl PageIndex {
     /// pages. O(h).
     pub(super) fn mark_above(&mut self, page: u64) {
         let path = self.path(page);
-        for level in 1..=self.level {
+        for level in 1..=self.level() {
             let (Some(below), Some(link)) = (path[level - 1], path[level]) else { continue };
             let marks = self.node(below).marks();
             if !self.node_mut(link).mark(slot(page, level), marks) {
@@ -21,7 +21,7 @@ impl PageIndex {
     /// Whether the nodes on the way to `page` have the right marks.
     fn is_marked_above(&self, page: u64) -> bool {
         let path = self.path(page);
-        (1..=self.level).all(|level| {
+        (1..=self.level()).all(|level| {
             let [below, above] = [level - 1, level].map(|level| path[level]);
             let marks = below.map(|below| self.node(below).marks());
             let bit = |marks: u64| marks >> slot(page, level) & 1 == 1;
@@ -41,7 +41,7 @@ impl PageIndex {
         let (mut all_dirty, mut all_failed) = (0, 0);
         while let Some((page, words)) = self.seek_used(from) {
             // The nodes on the way to `page` that are not on the way to `last`.
-            nodes += last.map_or(self.level + 1, |last| level_of(page ^ last));
+            nodes += last.map_or(self.level() + 1, |last| level_of(page ^ last));
             let leaf = self.link(page).map(|leaf| self.node(leaf));
             let bits = leaf.map(|leaf| (leaf.used, leaf.dirty, leaf.swapped));
             let slots_that = |holds: fn(u64) -> bool| {
@@ -68,6 +68,6 @@ impl PageIndex {
         nodes as u64 == self.node_count()
             && all_dirty == self.dirty_count()
             && all_failed == self.failed_count()
-            && last.map_or(0, level_of) == self.level
+            && last.map_or(0, level_of) == self.level()
     }
 }

@@ -118,7 +118,7 @@ struct Leaf<'a> {
 pub(crate) struct PageIndex {
     root: Option<Link>,
     /// The root's level; 0 without a root.
-    level: usize,
+    level: u32,
     nodes: u32,
     /// The number of dirty pages.
     dirty: u32,
@@ -147,6 +147,12 @@ impl PageIndex {
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.looked_at.load(core::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// The root's level.
+    #[inline]
+    fn level(&self) -> usize {
+        self.level as usize
     }
 
     #[inline]
@@ -412,7 +418,7 @@ impl PageIndex {
         while let Some(mut at) = self.root {
             // Down to the first node without children, whose pages are removed.
             let mut first = 0;
-            for level in (1..=self.level).rev() {
+            for level in (1..=self.level()).rev() {
                 let index = self.node(at).used.trailing_zeros() as usize % SLOTS;
                 let Some(child) = self.node(at).child(index) else { break };
                 first = first_page(first, level, index);

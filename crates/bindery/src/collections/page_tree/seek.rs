@@ -32,14 +32,14 @@ impl PageIndex {
     /// The root, if it spans `page`.
     #[inline]
     pub(super) fn root_over(&self, page: u64) -> Option<Link> {
-        self.root.filter(|_| level_of(page) <= self.level)
+        self.root.filter(|_| level_of(page) <= self.level())
     }
 
     /// The node of level 0 that has the slot of `page`.
     #[inline]
     pub(super) fn link(&self, page: u64) -> Option<Link> {
         let mut at = self.root_over(page)?;
-        for level in (1..=self.level).rev() {
+        for level in (1..=self.level()).rev() {
             at = self.node(at).child(slot(page, level))?;
         }
         Some(at)
@@ -68,7 +68,7 @@ impl PageIndex {
     pub(super) fn path(&self, page: u64) -> [Option<Link>; HEIGHT] {
         let mut path = [None; HEIGHT];
         let mut at = self.root_over(page);
-        for level in (0..=self.level).rev() {
+        for level in (0..=self.level()).rev() {
             path[level] = at;
             at = at.and_then(|link| self.node(link).child(slot(page, level)));
         }
@@ -100,7 +100,7 @@ impl PageIndex {
             // that has one.
             let mut after = None;
             let mut at = self.root_over(page)?;
-            for level in (0..=self.level).rev() {
+            for level in (0..=self.level()).rev() {
                 let node = self.node(at);
                 let used = slots(node, level) & u64::MAX << slot(page, level);
                 if used == 0 {
