@@ -61,8 +61,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// As [`Memory::file_system`], with a limit for the dirty pages of its files, beside that for
-    /// all files ([`Memory::dirty_limit`]). The limit outlives the objects of its files, too, and
-    /// is of no other memory.
+    /// all files ([`Memory::dirty_limit`]). The limit outlives the objects of its files, too. Two
+    /// file systems with one limit count together, and each waits only for stores of its own.
     ///
     /// Context: any.
     pub fn file_system_within<'m>(

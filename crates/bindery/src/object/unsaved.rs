@@ -56,8 +56,8 @@ pub(super) struct Unsaved {
     /// The number of its pages in the shared counts. Changes with the index lock held for writing,
     /// as the next.
     charged: AtomicU64,
-    /// The number of its pages that are being stored, or that may be without a `sync`: all but
-    /// those that have failed.
+    /// The number of its pages that are being stored, or that a limit may have stored: all but
+    /// those that have failed. Too low while a `sync` tries one of those again.
     storable: AtomicU64,
     /// The links in the registry's list, under its lock.
     pub(super) next: AtomicPtr<ObjectState>,
