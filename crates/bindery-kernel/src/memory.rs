@@ -24,7 +24,7 @@ pub type Space = AddressSpace<'static, Machine>;
 
 /// The first address of the kernel map, on all architectures. The map covers exactly one entry of
 /// the root, and no other mapping of the kernel is near.
-const MAP_START: VirtAddr = VirtAddr(0xffff_c000_0000_0000);
+pub const MAP_START: VirtAddr = VirtAddr(0xffff_c000_0000_0000);
 /// How many there are, in bytes.
 const MAP_SIZE: u64 = 1 << 39;
 
@@ -109,6 +109,12 @@ pub fn map_device(from: u64, length: u64) -> *mut u8 {
         Ok(at) => core::ptr::with_exposed_provenance_mut(at.0 as usize),
         Err(problem) => panic!("the device at {from:#x} cannot be mapped: {problem}"),
     }
+}
+
+/// As [`map_device`], for registers anywhere in a page.
+pub fn map_registers(from: u64, length: u64) -> *mut u8 {
+    let (start, end) = (from & !4095, (from + length).next_multiple_of(4096));
+    map_device(start, end - start).wrapping_add((from - start) as usize)
 }
 
 /// Whether an access of the kernel that faulted at `address` may be repeated: the mapping was being

@@ -1,7 +1,9 @@
 //! The order in which the kernel starts.
 
 use crate::boot::Information;
-use crate::{arch, files, heap, memory, options, process, self_test, services, time, workload};
+use crate::{
+    arch, disk, files, heap, memory, options, process, self_test, services, time, workload,
+};
 
 /// Continues after the entry code of each architecture: the MMU is on, the kernel runs at its
 /// linked address, on a stack of its own, exceptions are caught and interrupts are off.
@@ -12,6 +14,7 @@ pub fn begin(information: &Information) -> ! {
     let taken = heap::begin(information);
     memory::begin(information, taken);
     arch::devices::begin();
+    disk::begin();
     process::prepare_audits();
     self_test::run();
     memory::boot_is_over();

@@ -71,6 +71,9 @@ fn command_line(arguments: &Arguments, terminal: &Terminal, program: &str) -> Co
     if arguments.log_calls {
         line.option("log", "calls");
     }
+    if arguments.disk.is_some() {
+        line.option("disk", "virtio");
+    }
     for option in &arguments.options {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
         line.option(key, value);

@@ -4,7 +4,9 @@ mod boot;
 mod terminal;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -94,6 +96,15 @@ pub struct Arguments {
     #[arg(long = "option", value_name = "KEY=VALUE", value_parser = parse_pair)]
     options: Vec<String>,
 
+    /// Attach a raw image as the machine's disk, whose files are under /disk; made if it does not
+    /// exist
+    #[arg(long, value_name = "FILE")]
+    disk: Option<PathBuf>,
+
+    /// The size of a disk that is made
+    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse_memory)]
+    disk_size: u64,
+
     /// Stop the machine after this time
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
@@ -136,6 +147,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     machine.processors = arguments.cpus;
     machine.processor.clone_from(&arguments.cpu);
     machine.memory = arguments.memory;
+    if let Some(disk) = &arguments.disk {
+        make_disk(disk, arguments.disk_size)?;
+        machine.disk = Some(disk.clone());
+    }
     machine.clock = if arguments.icount { Clock::Instructions } else { Clock::Host };
     machine.initramfs = files.archive();
     machine.command_line = boot.command_line.to_string();
@@ -145,6 +160,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let outcome = machine.run(output)?;
     drop(kept);
     Ok(report(&outcome, machine.clock, output))
+}
+
+/// Makes the image of a disk unless there is one.
+fn make_disk(disk: &Path, size: u64) -> Result<(), Problem> {
+    let problem = |error: &std::io::Error| Problem::io("make the disk", disk, error);
+    match File::create_new(disk) {
+        Ok(file) => file.set_len(size).map_err(|error| problem(&error)),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(problem(&error)),
+    }
 }
 
 /// Reports the outcome on standard error, and returns the exit status.

@@ -261,8 +261,35 @@ struct Named {
     cookie: u64,
 }
 
+/// The storage of a directory's files, where that is not memory.
+pub trait Store: Sync {
+    /// Makes an empty regular file.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `EIO`, `ENAMETOOLONG`, `ENOMEM`.
+    fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno>;
+
+    /// Takes a file's name away.
+    ///
+    /// # Errors
+    /// `EIO`.
+    fn remove(&self, node: &dyn Node) -> Result<(), Errno>;
+
+    /// Gives a file another name, which it takes from `replaced`.
+    ///
+    /// # Errors
+    /// `EIO`.
+    fn rename(
+        &self,
+        node: &dyn Node,
+        name: &[u8],
+        replaced: Option<&dyn Node>,
+    ) -> Result<(), Errno>;
+}
+
 /// A directory.
 pub struct Directory {
+    store: Option<&'static dyn Store>,
     common: Common,
     entries: Mutex<BTreeMap<Vec<u8>, Named>>,
     cookies: AtomicU64,
@@ -273,7 +300,17 @@ pub struct Directory {
 impl Directory {
     /// An empty directory.
     pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
+        Self::stored(None, mode)
+    }
+
+    /// An empty directory whose files a store keeps: regular files, and nothing else.
+    pub fn of_store(store: &'static dyn Store, mode: u32) -> Result<Arc<Self>, Errno> {
+        Self::stored(Some(store), mode)
+    }
+
+    fn stored(store: Option<&'static dyn Store>, mode: u32) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
+            store,
             common: Common::new(new_number(), mode)?,
             entries: Mutex::new(BTreeMap::new()),
             cookies: AtomicU64::new(3),
@@ -286,6 +323,35 @@ impl Directory {
     /// # Errors
     /// `EEXIST`; `ENOENT` where the directory itself has been removed; `ENOMEM`.
     pub fn insert(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
+        if self.store.is_some() { Err(Errno::EPERM) } else { self.insert_stored(name, node) }
+    }
+
+    /// The storage of its files.
+    pub fn store(&self) -> Option<&'static dyn Store> {
+        self.store
+    }
+
+    /// Makes a regular file under a name that is free.
+    ///
+    /// # Errors
+    /// As [`Directory::insert`]; those of the store.
+    pub fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
+        let node: Arc<dyn Node> = match self.store {
+            Some(store) => store.create(name, mode)?,
+            None => Regular::new(mode)?,
+        };
+        let made = self.insert_stored(name, node.clone());
+        if let (Err(_), Some(store)) = (&made, self.store) {
+            store.remove(&*node)?;
+        }
+        made.map(|()| node)
+    }
+
+    /// As [`Directory::insert`], for a node that the store knows by this name.
+    ///
+    /// # Errors
+    /// As [`Directory::insert`].
+    pub fn insert_stored(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
         heap::room(NODE_SIZE)?;
         let mut entries = self.entries.lock();
         if self.removed.load(Ordering::Relaxed) {
@@ -322,6 +388,9 @@ impl Directory {
         drop(entries);
         if let Some(named) = node {
             count_links(&*named.node, -1);
+            if let Some(store) = self.store {
+                store.remove(&*named.node)?;
+            }
         }
         self.common.written();
         Ok(())

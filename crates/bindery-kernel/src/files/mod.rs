@@ -12,6 +12,7 @@
 //! | [`permission`] | owner, group and permission bits |
 //! | [`descriptor`] | descriptors and what they share |
 //! | [`console`], [`stream`], [`device`], [`frame_buffer`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
+//! | [`disk`] | the files of the disk, under `/disk` |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`sequence`] | the part of such a text that one read asks for |
 //! | [`huge_pages`] | the pools of huge pages, which are empty |
@@ -27,6 +28,7 @@ pub mod calls;
 mod console;
 mod descriptor;
 mod device;
+mod disk;
 mod epoll;
 mod event;
 pub mod frame_buffer;

@@ -14,7 +14,7 @@ use crate::user;
 
 use super::attributes::Kind;
 use super::descriptor::{Description, Files, at_exec};
-use super::memory::{self, Directory, Link, Regular};
+use super::memory::{self, Directory, Link};
 use super::node::{Node, PATH_MAX, Place, count_links};
 use super::path::{self, LastLink, user_name, user_place};
 use super::permission;
@@ -115,11 +115,10 @@ fn create(
             }
             Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
-                let file: Arc<dyn Node> = Regular::new(mode & 0o7777)?;
-                match name.directory()?.insert(&name.name, file.clone()) {
+                match name.directory()?.create(&name.name, mode & 0o7777) {
                     // The memory for the file took a yield: another thread has made the name.
                     Err(Errno::EEXIST) => {}
-                    made => return made.map(|()| (name.above.below(file, &name.name), true)),
+                    made => return made.map(|file| (name.above.below(file, &name.name), true)),
                 }
             }
         }
@@ -151,7 +150,9 @@ pub fn make_node(directory: i32, path: u64, mode: u32) -> Outcome {
         return Err(Errno::ENOENT);
     }
     let node: Arc<dyn Node> = match mode & S_IFMT {
-        0 | S_IFREG => Regular::new(mode & 0o7777 & !umask)?,
+        0 | S_IFREG => {
+            return name.directory()?.create(&name.name, mode & 0o7777 & !umask).map(|_| 0);
+        }
         S_IFIFO => Pipe::new()?,
         _ => return Err(Errno::EPERM),
     };
@@ -249,6 +250,15 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     if is_directory && (is_inside(&target.above, &node)) {
         return Err(Errno::EINVAL);
     }
+    let store = source_directory.store();
+    if store.is_some() || target_directory.store().is_some() {
+        if !core::ptr::eq(source_directory, target_directory) {
+            return Err(Errno::EXDEV);
+        }
+        if flags & RENAME_EXCHANGE != 0 {
+            return Err(Errno::EINVAL);
+        }
+    }
     let there = target.above.node.child(&target.name).ok();
     if let Some(there) = &there {
         permission::check_taking(&*target.above.node, &**there)?;
@@ -281,6 +291,11 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
             (false, false) => {}
         }
         count_links(&*there, -1);
+        if let Some(store) = store {
+            store.rename(&*node, &target.name, Some(&*there))?;
+        }
+    } else if let Some(store) = store {
+        store.rename(&*node, &target.name, None)?;
     }
     source_directory.take(&source.name);
     target_directory.replace(&target.name, node);

@@ -28,6 +28,15 @@ pub enum Mappable {
     Zeroes(FileAccess),
 }
 
+/// Advice about a range of a file's content (`posix_fadvise(2)`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advice {
+    /// It is needed soon.
+    WillNeed,
+    /// It is not needed soon.
+    DontNeed,
+}
+
 /// Anything with a name or a descriptor. By default each operation is refused with Linux's error.
 pub trait Node: Send + Sync {
     /// The kind.
@@ -116,6 +125,14 @@ pub trait Node: Send + Sync {
     fn unmappable(&self) -> Errno {
         Errno::ENODEV
     }
+
+    /// Stores the changes of its content (`fsync(2)`).
+    fn synchronize(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// Takes advice about its content.
+    fn advise(&self, _at: u64, _length: u64, _advice: Advice) {}
 
     /// Whether there are positions in it.
     fn is_seekable(&self) -> bool {

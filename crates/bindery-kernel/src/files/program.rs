@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::Object;
-use linux_raw_sys::general::X_OK;
+use linux_raw_sys::general::{O_RDONLY, X_OK};
 
 use crate::errno::Errno;
 use crate::platform::Machine;
@@ -46,7 +46,12 @@ pub fn program_of(files: &Files, descriptor: i32) -> Result<Program, Errno> {
 
 fn program(place: Arc<Place>) -> Result<Program, Errno> {
     let (mode, owner) = place.node.permissions();
-    let object = place.node.object().cloned();
+    let opened = if place.node.object().is_none() && place.node.kind() == Kind::Regular {
+        place.node.open(O_RDONLY)?
+    } else {
+        None
+    };
+    let object = opened.as_ref().unwrap_or(&place.node).object().cloned();
     proc::remember(&place);
     match object {
         Some(object) if place.node.kind() == Kind::Regular && mode & 0o111 != 0 => {

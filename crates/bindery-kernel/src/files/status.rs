@@ -12,6 +12,7 @@ use crate::{process, time, user};
 
 use super::attributes::{Attributes, Change};
 use super::descriptor::Files;
+use super::disk;
 use super::memory::size_and_free;
 use super::node::{Node, Place};
 use super::path::{self, LastLink};
@@ -211,7 +212,8 @@ fn write_statfs(at: u64, place: &Place) -> Outcome {
     out.f_frsize = BLOCK_SIZE as _;
     out.f_namelen = path::NAME_MAX as _;
     if out.f_type == MEMORY as _ {
-        let (size, free) = size_and_free();
+        let of_disk = if kind(b"/disk") { disk::size_and_free() } else { None };
+        let (size, free) = of_disk.unwrap_or_else(size_and_free);
         out.f_blocks = size as _;
         out.f_bfree = free as _;
         out.f_bavail = free as _;

@@ -10,7 +10,7 @@ use crate::{arch, log, symbols};
 use super::attributes::{Change, Kind, Patience};
 use super::memory::{self, Directory, Link, Regular};
 use super::node::{Node, Place};
-use super::{console, device, proc, root, sys};
+use super::{console, device, disk, proc, root, sys};
 
 /// The path of the kernel's symbols in the initramfs.
 const SYMBOLS: &str = ".bindery/symbols";
@@ -48,6 +48,9 @@ pub fn begin(initramfs: Stretch) {
     let top = memory::directory(&*place.node).expect("the root is a directory");
     top.replace(b"proc", proc::root());
     top.replace(b"sys", sys::root());
+    if let Some(directory) = disk::begin() {
+        top.replace(b"disk", directory);
+    }
     console::begin();
 }
 

@@ -52,6 +52,19 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
             command.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
         }
     }
+    if let Some(disk) = &machine.disk {
+        let drive = with_value("id=disk,if=none,format=raw,file=", disk.as_os_str());
+        command.arg("-drive").arg(drive);
+        match machine.architecture {
+            Architecture::X86_64 => {
+                command.args(["-device", "virtio-blk-pci,drive=disk,disable-legacy=on"]);
+            }
+            Architecture::AArch64 => {
+                command.args(["-global", "virtio-mmio.force-legacy=false"]);
+                command.args(["-device", "virtio-blk-device,drive=disk"]);
+            }
+        }
+    }
     if let Some(plugin) = &machine.plugin {
         let mut argument = with_value("", plugin.path.as_os_str());
         for (name, value) in &plugin.arguments {

@@ -52,6 +52,8 @@ pub struct Machine {
     pub memory: u64,
     /// The source of its clock.
     pub clock: Clock,
+    /// The image of its disk.
+    pub disk: Option<PathBuf>,
     /// A plugin for QEMU.
     pub plugin: Option<Plugin>,
     /// The image that QEMU boots: on x86-64 an ELF file with a PVH note or a bzImage, on AArch64 a
@@ -115,6 +117,7 @@ impl Machine {
             processors: 1,
             memory: 256 << 20,
             clock: Clock::Host,
+            disk: None,
             plugin: None,
             kernel,
             initramfs: Vec::new(),

@@ -11,9 +11,9 @@ use linux_raw_sys::general::{
 use x86_64::registers::debug::{Dr6, Dr6Flags};
 
 use crate::process::scheduler;
-use crate::{log, memory, page_fault, symbols, trap};
+use crate::{disk, log, memory, page_fault, symbols, trap};
 
-use super::interrupts::{self, FALSE_ALARM, FORGET, TIMER};
+use super::interrupts::{self, DISK, FALSE_ALARM, FORGET, TIMER};
 use super::probe::{PRESENT, RESERVED, fault_address};
 use super::registers::Registers;
 use super::{USER_END, probe, tlb, user_copy};
@@ -56,6 +56,11 @@ pub extern "C" fn exception(registers: &mut Registers) {
             interrupts::served();
             return trap::timer(Some(registers));
         }
+        DISK => {
+            interrupts::served();
+            disk::interrupt();
+            return trap::interrupt(Some(registers));
+        }
         FALSE_ALARM => return trap::interrupt(Some(registers)),
         0 => (SIGFPE, FPE_INTDIV, here),
         DEBUG => (SIGTRAP, step_or_breakpoint(), here),
@@ -80,6 +85,10 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
         TIMER => {
             interrupts::served();
             trap::timer(None);
+        }
+        DISK => {
+            interrupts::served();
+            disk::interrupt();
         }
         FALSE_ALARM => trap::interrupt(None),
         FORGET => {

@@ -1,5 +1,5 @@
-//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. There are no other
-//! sources.
+//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. The only other source
+//! is the disk.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +9,8 @@ use x86_64::instructions::port::Port;
 pub const TIMER: u64 = 32;
 /// The vector of a TLB flush on other CPUs.
 pub const FORGET: u64 = 33;
+/// The vector of the disk.
+pub const DISK: u64 = 34;
 /// The vector of an interrupt that went away before it could be delivered.
 pub const FALSE_ALARM: u64 = 47;
 

@@ -10,6 +10,7 @@ mod control;
 mod cpu_check;
 mod cpu_features;
 pub mod devices;
+pub mod disk;
 pub mod entry;
 mod exceptions;
 mod floating_point;

@@ -31,7 +31,7 @@ use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
 use super::segments::Segments;
 use super::transfer;
-use super::{splice, status, swap, userfault};
+use super::{disk, splice, status, swap, userfault};
 
 /// Makes a call; `None` where the number is another's.
 pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
@@ -90,9 +90,13 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_sync_file_range => {
             sizes::synchronize_range(descriptor, b as i64, c as i64, d as u32)
         }
-        nr::__NR_syncfs => get(descriptor).map(|_| 0),
-        nr::__NR_fadvise64 | nr::__NR_readahead => get(descriptor).map(|_| 0),
-        nr::__NR_sync => Ok(0),
+        nr::__NR_syncfs => get(descriptor).and_then(|_| disk::synchronize().map(|()| 0)),
+        nr::__NR_fadvise64 => sizes::advise(descriptor, b as i64, c as i64, d as u32),
+        nr::__NR_readahead => {
+            sizes::advise(descriptor, b as i64, c as i64, nr::POSIX_FADV_WILLNEED)
+        }
+        // Errors are for the callers of `fsync`.
+        nr::__NR_sync => disk::synchronize().map_or(Ok(0), |()| Ok(0)),
         nr::__NR_umask => Ok(Files::current().set_umask(a as u32).into()),
         nr::__NR_mount => mount(b, c),
         nr::__NR_umount2 => user_place(AT_FDCWD, a, LastLink::Followed).map(|_| 0),

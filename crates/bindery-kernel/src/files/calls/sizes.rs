@@ -11,7 +11,7 @@ use crate::platform::Machine;
 use super::super::attributes::Kind;
 use super::super::descriptor::Description;
 use super::super::manner::check_growth;
-use super::super::node::file_access;
+use super::super::node::{Advice, file_access};
 use super::super::path::{LastLink, user_place};
 use super::super::{permission, pipe};
 use super::get;
@@ -31,9 +31,31 @@ fn is_pipe(description: &Description) -> bool {
     pipe::of(&*description.node).is_some()
 }
 
-/// `fsync(2)`: all contents are in memory anyway.
+/// `fsync(2)`. The contents of most files are in memory anyway.
 pub(super) fn synchronize(descriptor: i32) -> Outcome {
-    if is_pipe(&*get(descriptor)?) { Err(Errno::EINVAL) } else { Ok(0) }
+    let description = get(descriptor)?;
+    if is_pipe(&description) {
+        Err(Errno::EINVAL)
+    } else {
+        description.node.synchronize().map(|()| 0)
+    }
+}
+
+/// `posix_fadvise(2)`, of those advices that a file follows.
+pub(super) fn advise(descriptor: i32, start: i64, length: i64, advice: u32) -> Outcome {
+    let description = get(descriptor)?;
+    let length = if length == 0 { i64::MAX } else { length };
+    let advice = match advice {
+        nr::POSIX_FADV_WILLNEED => Some(Advice::WillNeed),
+        nr::POSIX_FADV_DONTNEED => Some(Advice::DontNeed),
+        _ => None,
+    };
+    if let (Some(advice), Ok(start), Ok(length)) =
+        (advice, u64::try_from(start), u64::try_from(length))
+    {
+        description.node.advise(start, length, advice);
+    }
+    Ok(0)
 }
 
 /// `sync_file_range(2)`: as [`synchronize`].
@@ -105,7 +127,9 @@ pub(super) fn truncate(path: u64, length: i64) -> Outcome {
         return Err(Errno::EISDIR);
     }
     permission::check(&*place.node, nr::W_OK)?;
-    let object = place.node.object().ok_or(Errno::EINVAL)?.clone();
+    let opened = if place.node.object().is_none() { place.node.open(O_RDWR)? } else { None };
+    let node = opened.as_ref().unwrap_or(&place.node);
+    let object = node.object().ok_or(Errno::EINVAL)?.clone();
     let access = file_access(O_RDWR);
     resize(&OpenFile { object, access }, length)
 }

@@ -1,0 +1,180 @@
+//! `/disk`: the files of the disk, in one directory.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`layout`] | the blocks of the disk |
+//! | [`volume`] | files and free blocks in memory |
+//! | [`storage`] | the pager, and the changes of the disk |
+//! | [`node`] | the nodes of the files |
+
+mod layout;
+mod node;
+mod storage;
+mod volume;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bindery::Operation;
+
+use crate::errno::Errno;
+use crate::{disk, heap, log, time};
+
+use super::memory::{Directory, Store};
+use super::node::Node;
+use layout::{EXTENTS_MAX, NAME_MAX, Record};
+use node::{DiskFile, number_of};
+use storage::{Storage, file_system, storage};
+
+/// The most bytes of the heap that a file takes.
+const FILE_SIZE: usize = 1024 + EXTENTS_MAX * size_of::<layout::Extent>();
+
+fn failed(error: bindery::PagerError) -> Errno {
+    match error {
+        bindery::PagerError::NoSpace => Errno::ENOSPC,
+        _ => Errno::EIO,
+    }
+}
+
+/// The directory of the disk with its files; `None` if there is no disk that can be mounted.
+pub fn begin() -> Option<Arc<Directory>> {
+    disk::blocks()?;
+    let mount = || {
+        let storage = storage::mount()?;
+        let directory = Directory::of_store(storage, 0o1777).map_err(|_| NO_MEMORY)?;
+        for (number, name) in names(storage) {
+            let file = DiskFile::new(number).map_err(|_| NO_MEMORY)?;
+            directory.insert_stored(&name, file).map_err(|_| NO_MEMORY)?;
+        }
+        Ok::<_, &str>(directory)
+    };
+    mount().inspect_err(|problem| log!("{problem}")).ok()
+}
+
+const NO_MEMORY: &str = "there is no memory for the files of the disk";
+
+/// The files' names. A file whose name a later one took over is removed: the machine stopped in a
+/// `rename`.
+fn names(storage: &Storage) -> Vec<(u64, Vec<u8>)> {
+    let mut volume = storage.volume.lock();
+    let records = volume.records.iter().enumerate();
+    let named = records.filter_map(|(number, record)| {
+        let record = record.as_ref()?;
+        Some((record.name.clone()?, record.sequence, number as u64))
+    });
+    let mut named: Vec<_> = named.collect();
+    named.sort();
+    let mut names: Vec<(u64, Vec<u8>)> = Vec::new();
+    let mut old = Vec::new();
+    for (name, _, number) in named {
+        if names.last().is_some_and(|(_, last)| *last == name) {
+            old.extend(names.pop().map(|(number, _)| number));
+        }
+        names.push((number, name));
+    }
+    for number in &old {
+        if let Some(record) = volume.record(*number) {
+            record.name = None;
+        }
+    }
+    drop(volume);
+    for number in old {
+        let _ = storage.remove(number);
+    }
+    names
+}
+
+/// The size of the disk, and its free part, in blocks.
+pub fn size_and_free() -> Option<(u64, u64)> {
+    Some(storage()?.volume.lock().size_and_free())
+}
+
+/// Stores all that was changed (`sync(2)`, `syncfs(2)`).
+///
+/// # Errors
+/// Those of the device and the disk.
+pub fn synchronize() -> Result<(), Errno> {
+    let (Some(storage), Some(system)) = (storage(), file_system()) else { return Ok(()) };
+    let mut outcome = Ok(());
+    for number in 0..layout::FILES as u64 {
+        if let Some(object) = system.find(number) {
+            let saved = object.sync(0, u64::MAX).map_err(|error| error.errno(Operation::Object));
+            outcome = outcome.and(saved.map_err(Errno::from));
+            outcome = outcome.and(storage.write_record(number).map_err(failed));
+        }
+    }
+    outcome.and(disk::flush().map_err(failed))
+}
+
+impl Store for Storage {
+    fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        heap::room(FILE_SIZE)?;
+        let record = |sequence| Record {
+            name: Some(name.to_vec()),
+            size: 0,
+            mode,
+            owner: (0, 0),
+            modified: time::real_time(),
+            sequence,
+            extents: Vec::with_capacity(EXTENTS_MAX),
+        };
+        let number = self.add(record).ok_or(Errno::ENOSPC)?;
+        let made = DiskFile::new(number);
+        let file = made.and_then(|file| file.take_owner().map(|()| file));
+        let undo = |_: &Errno| {
+            if let Some(record) = self.volume.lock().record(number) {
+                record.name = None;
+            }
+            let _ = self.remove(number);
+        };
+        Ok(file.inspect_err(undo)?)
+    }
+
+    fn remove(&self, node: &dyn Node) -> Result<(), Errno> {
+        let number = number_of(node).ok_or(Errno::EIO)?;
+        self.unlink(number)
+    }
+
+    fn rename(
+        &self,
+        node: &dyn Node,
+        name: &[u8],
+        replaced: Option<&dyn Node>,
+    ) -> Result<(), Errno> {
+        let number = number_of(node).ok_or(Errno::EIO)?;
+        {
+            let mut volume = self.volume.lock();
+            volume.sequence += 1;
+            let sequence = volume.sequence;
+            let record = volume.record(number).ok_or(Errno::ENOENT)?;
+            record.name = Some(name.to_vec());
+            record.sequence = sequence;
+        }
+        self.write_record(number).map_err(failed)?;
+        match replaced.and_then(number_of) {
+            Some(replaced) => self.unlink(replaced),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Storage {
+    /// Takes a file's name away. Its content goes with its last opening.
+    fn unlink(&self, number: u64) -> Result<(), Errno> {
+        let system = file_system().ok_or(Errno::EIO)?;
+        let size = {
+            let mut volume = self.volume.lock();
+            let record = volume.record(number).ok_or(Errno::ENOENT)?;
+            record.name = None;
+            record.size
+        };
+        // The end of this handle, or of a later one, removes the file (`Pager::removed`).
+        let object = system.file(number, size).map_err(|_| Errno::ENOMEM)?;
+        self.write_record(number).map_err(failed)?;
+        drop(object);
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! The nodes of the disk's files.
+
+use alloc::sync::{Arc, Weak};
+use core::any::Any;
+
+use bindery::{ErrorMark, Object, Operation};
+
+use crate::disk;
+use crate::errno::{Errno, Outcome};
+use crate::platform::Machine;
+use crate::sync::SleepingMutex;
+
+use super::super::attributes::{Attributes, Change, Kind, Patience};
+use super::super::inode::Common;
+use super::super::memory::Regular;
+use super::super::node::{Advice, Node};
+use super::super::segments::Segments;
+use super::failed;
+use super::storage::{file_system, storage};
+
+/// The first inode number of the disk's files.
+const NUMBERS: u64 = 1 << 40;
+
+/// A file of the disk.
+pub struct DiskFile(Arc<File>);
+
+/// A file, for its node and its openings.
+struct File {
+    number: u64,
+    common: Common,
+    /// The file as long as it is open: one for all openings, which share the lock of writers.
+    opened: SleepingMutex<Weak<Regular>>,
+}
+
+/// The number of the file that a node is.
+pub fn number_of(node: &dyn Node) -> Option<u64> {
+    Some(node.special()?.downcast_ref::<DiskFile>()?.0.number)
+}
+
+impl DiskFile {
+    /// The file of this number, with the attributes that the disk has.
+    pub fn new(number: u64) -> Result<Arc<Self>, Errno> {
+        let storage = storage().ok_or(Errno::EIO)?;
+        let (mode, owner, modified) = {
+            let mut volume = storage.volume.lock();
+            let record = volume.record(number).ok_or(Errno::EIO)?;
+            (record.mode, record.owner, record.modified)
+        };
+        let common = Common::new(NUMBERS + number, mode)?;
+        common.change(&Change {
+            owner: (Some(owner.0), Some(owner.1)),
+            times: [None, Some(modified)],
+            ..Change::default()
+        });
+        let opened = SleepingMutex::new(Weak::new());
+        Ok(Arc::new(Self(Arc::new(File { number, common, opened }))))
+    }
+
+    /// Gives a new file to its maker, and the disk its block.
+    pub fn take_owner(&self) -> Result<(), Errno> {
+        let who = crate::process::credentials();
+        let owner = (Some(who.user.file), Some(who.group.file));
+        self.change(&Change { owner, ..Change::default() })
+    }
+}
+
+impl File {
+    fn regular(&self) -> Result<Arc<Regular>, Errno> {
+        let mut opened = self.opened.lock();
+        if let Some(regular) = opened.upgrade() {
+            return Ok(regular);
+        }
+        let size = self.size();
+        let system = file_system().ok_or(Errno::EIO)?;
+        let object = system.file(self.number, size).map_err(|_| Errno::ENOMEM)?;
+        let regular = Regular::of(object, 0)?;
+        *opened = Arc::downgrade(&regular);
+        Ok(regular)
+    }
+
+    /// The size that the file has; that of an open one is its object's.
+    fn size(&self) -> u64 {
+        if let Some(object) = file_system().and_then(|system| system.find(self.number)) {
+            return object.size();
+        }
+        let size = storage().and_then(|storage| {
+            let mut volume = storage.volume.lock();
+            volume.record(self.number).map(|record| record.size)
+        });
+        size.unwrap_or(0)
+    }
+
+    /// Tells the record the attributes that the disk has to keep.
+    fn note(&self, size: Option<u64>) {
+        let Attributes { mode, owner, times, .. } = self.common.attributes(0, 0);
+        if let Some(storage) = storage()
+            && let Some(record) = storage.volume.lock().record(self.number)
+        {
+            (record.mode, record.owner, record.modified) = (mode, owner, times[1]);
+            record.size = size.unwrap_or(record.size);
+        }
+    }
+}
+
+impl File {
+    fn attributes(&self) -> Attributes {
+        let (has_name, pages) = storage().map_or((false, 0), |storage| {
+            let mut volume = storage.volume.lock();
+            volume.record(self.number).map_or((false, 0), |record| {
+                let counts = record.extents.iter().map(|extent| u64::from(extent.count));
+                (record.name.is_some(), counts.sum())
+            })
+        });
+        let attributes = self.common.attributes(self.size(), pages * 8);
+        Attributes { links: has_name.into(), ..attributes }
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.common.change(change);
+        self.note(None);
+        storage().ok_or(Errno::EIO)?.write_record(self.number).map_err(failed)
+    }
+}
+
+impl Node for DiskFile {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        self.0.attributes()
+    }
+
+    fn permissions(&self) -> (u32, (u32, u32)) {
+        self.0.common.permissions()
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.0.change(change)
+    }
+
+    fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
+        let regular = self.0.regular()?;
+        regular.open(flags)?;
+        let mark = SleepingMutex::new(regular.object().ok_or(Errno::EIO)?.error_mark());
+        Ok(Some(Arc::new(Opened { file: self.0.clone(), regular, mark })))
+    }
+
+    fn special(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
+
+/// An opening of a file: the content is that of a regular file, the attributes are the disk's.
+struct Opened {
+    file: Arc<File>,
+    regular: Arc<Regular>,
+    /// The errors that this opening has reported.
+    mark: SleepingMutex<ErrorMark>,
+}
+
+impl Opened {
+    /// Takes note of a write.
+    fn written<T>(&self, outcome: T) -> T {
+        self.file.common.written();
+        outcome
+    }
+}
+
+impl Node for Opened {
+    fn kind(&self) -> Kind {
+        Kind::Regular
+    }
+
+    fn attributes(&self) -> Attributes {
+        self.file.attributes()
+    }
+
+    fn permissions(&self) -> (u32, (u32, u32)) {
+        self.file.common.permissions()
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.file.change(change)
+    }
+
+    fn read(&self, at: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
+        self.regular.read(at, into, patience)
+    }
+
+    fn write(&self, at: u64, from: &[u8], patience: Patience) -> Result<usize, Errno> {
+        self.written(self.regular.write(at, from, patience))
+    }
+
+    fn read_into(&self, at: u64, to: &Segments, patience: Patience) -> Option<Outcome> {
+        self.regular.read_into(at, to, patience)
+    }
+
+    fn write_from(&self, at: u64, from: &Segments, patience: Patience) -> Option<Outcome> {
+        self.written(self.regular.write_from(at, from, patience))
+    }
+
+    fn append_from(&self, from: &Segments) -> Option<Result<(u64, u64), Errno>> {
+        self.written(self.regular.append_from(from))
+    }
+
+    fn object(&self) -> Option<&Object<'static, Machine>> {
+        self.regular.object()
+    }
+
+    fn synchronize(&self) -> Result<(), Errno> {
+        let object = self.regular.object().ok_or(Errno::EIO)?;
+        // The mark tells of a failure, whichever call had it.
+        let saved = object.sync(0, u64::MAX);
+        self.file.note(Some(object.size()));
+        let storage = storage().ok_or(Errno::EIO)?;
+        let noted = storage.write_record(self.file.number).map_err(failed);
+        let errno = |error: bindery::Error| Errno::from(error.errno(Operation::Object));
+        object.check_errors(&mut self.mark.lock()).map_err(errno)?;
+        if let Err(error) = saved
+            && error != bindery::Error::InputOutput
+            && error != bindery::Error::NoSpace
+        {
+            return Err(errno(error));
+        }
+        noted?;
+        disk::flush().map_err(failed)
+    }
+
+    fn advise(&self, at: u64, length: u64, advice: Advice) {
+        let Some(object) = self.regular.object() else { return };
+        match advice {
+            Advice::WillNeed => object.read_ahead(at, length),
+            Advice::DontNeed => {
+                object.evict(at, length);
+            }
+        }
+    }
+}

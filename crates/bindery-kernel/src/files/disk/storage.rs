@@ -1,0 +1,264 @@
+//! The storage of the disk's files: their [`Pager`], and the blocks that describe them.
+
+use bindery::addr::{Frame, PAGE_SIZE};
+use bindery::{DirtyLimit, FileSystem, Pager, PagerError, Platform, ReadRequest, WriteRequest};
+use spin::Once;
+
+use crate::arch;
+use crate::disk::{self, Answer, BLOCK_SIZE, Direction, NewJob};
+use crate::memory::memory;
+use crate::platform::Machine;
+use crate::sync::{Mutex, SleepingMutex};
+
+use super::layout::{self, Block, FILES, Record, Superblock, TABLE};
+use super::volume::Volume;
+
+/// The dirty pages of the disk, at most.
+static LIMIT: DirtyLimit = DirtyLimit::new(u64::MAX);
+
+/// The share of memory that may be dirty, as a divisor: below that for all files.
+const DIRTY_SHARE: u64 = 10;
+
+/// The mounted disk.
+pub struct Storage {
+    /// Its files and blocks.
+    pub volume: Mutex<Volume>,
+    /// The physical address of a page for transfers of its own.
+    page: SleepingMutex<u64>,
+}
+
+static STORAGE: Once<Storage> = Once::new();
+
+/// The disk, if one is mounted.
+pub fn storage() -> Option<&'static Storage> {
+    STORAGE.get()
+}
+
+/// The disk as the core sees it.
+pub fn file_system() -> Option<FileSystem<'static, Machine>> {
+    static SYSTEM: Once<FileSystem<'static, Machine>> = Once::new();
+    let storage = storage()?;
+    Some(*SYSTEM.call_once(|| {
+        LIMIT.set_limit(memory().total_frames() / DIRTY_SHARE);
+        memory().file_system_within(storage, &LIMIT)
+    }))
+}
+
+/// The bytes of the page at a physical address.
+fn bytes(page: &mut u64) -> &mut Block {
+    // SAFETY: the page is the storage's own, the lock around its address is held, and no transfer
+    // of it is under way: each is waited for.
+    unsafe { arch::direct_map(*page).cast::<Block>().as_mut() }
+}
+
+/// Reads the disk's files. A disk without a file system gets one.
+///
+/// # Errors
+/// A message.
+pub fn mount() -> Result<&'static Storage, &'static str> {
+    const DAMAGED: &str = "the disk cannot be read or written";
+    let blocks = disk::blocks().ok_or("there is no disk")?;
+    if blocks <= layout::CONTENT || blocks > u64::from(u32::MAX) {
+        return Err("the disk is too small or too large for a file system");
+    }
+    let mut page = disk::own_page().ok_or("there is no memory for the disk")?;
+    let move_block = |direction, block, page: &mut u64| {
+        disk::transfer(direction, block, *page, BLOCK_SIZE).map_err(|_| DAMAGED)
+    };
+    move_block(Direction::Read, 0, &mut page)?;
+    let mut volume = match layout::read_superblock(bytes(&mut page)) {
+        Superblock::Ours(size) if size <= blocks => Volume::new(size),
+        Superblock::Ours(_) => return Err("the disk is shorter than its file system"),
+        Superblock::Unknown => return Err("the disk has another version of the file system"),
+        Superblock::None => {
+            bytes(&mut page).fill(0);
+            for block in 0..FILES as u64 {
+                move_block(Direction::Write, TABLE + block, &mut page)?;
+            }
+            layout::write_superblock(bytes(&mut page), blocks);
+            move_block(Direction::Write, 0, &mut page)?;
+            Volume::new(blocks)
+        }
+    };
+    for number in 0..FILES {
+        move_block(Direction::Read, TABLE + number as u64, &mut page)?;
+        if let Some(record) = layout::read_record(bytes(&mut page))
+            && volume.adopt(number, record).is_err()
+        {
+            return Err("the file system of the disk is damaged");
+        }
+    }
+    let storage = Storage { volume: Mutex::new(volume), page: SleepingMutex::new(page) };
+    Ok(STORAGE.call_once(|| storage))
+}
+
+impl Storage {
+    /// Writes a file's block. A file that has no name any more has an empty one.
+    ///
+    /// # Errors
+    /// The device's failure.
+    pub fn write_record(&self, number: u64) -> Result<(), PagerError> {
+        // Held until the block is written, so the last one to come writes the last state.
+        let mut page = self.page.lock();
+        match self.volume.lock().record(number) {
+            Some(record) => layout::write_record(bytes(&mut page), record),
+            None => bytes(&mut page).fill(0),
+        }
+        disk::transfer(Direction::Write, TABLE + number, *page, BLOCK_SIZE)
+    }
+
+    /// Adds a file; returns its number. `None` if there are too many.
+    pub fn add(&self, record: impl FnOnce(u64) -> Record) -> Option<u64> {
+        let mut volume = self.volume.lock();
+        let number = volume.records.iter().position(Option::is_none)?;
+        volume.sequence += 1;
+        let record = record(volume.sequence);
+        volume.records[number] = Some(record);
+        Some(number as u64)
+    }
+
+    /// Frees a file without a name.
+    pub fn remove(&self, number: u64) -> Result<(), PagerError> {
+        // Before a block is used again, the disk does not name it any more.
+        self.write_record(number)?;
+        let mut volume = self.volume.lock();
+        let freed = volume.cut(number, 0, u64::MAX)?;
+        volume.release(&freed);
+        volume.records[number as usize] = None;
+        Ok(())
+    }
+
+    /// Makes pages of a file holes, from a page on up to another.
+    fn cut(&self, number: u64, first: u64, end: u64) -> Result<(), PagerError> {
+        let freed = self.volume.lock().cut(number, first, end)?;
+        // If this fails, the blocks stay out of use until the next mount.
+        self.write_record(number)?;
+        self.volume.lock().release(&freed);
+        Ok(())
+    }
+
+    /// Begins the transfer of the pages of one piece of memory. Holes are zeroed.
+    fn add_pieces(
+        &self,
+        job: &NewJob,
+        direction: Direction,
+        file: u64,
+        pages: (u64, u64),
+        at: u64,
+    ) {
+        let (mut page, end) = pages;
+        let mut at = at;
+        while page < end {
+            let run = self.volume.lock().run(file, page, end - page);
+            let length = (run.pages * PAGE_SIZE) as usize;
+            match run.block {
+                Some(block) => job.add(direction, block, at, length),
+                None => Machine.zero(Frame((at / PAGE_SIZE) as u32), run.pages as u32),
+            }
+            page += run.pages;
+            at += length as u64;
+        }
+    }
+
+    /// Stores the beginning of a block, with zeroes behind it: what a program has written behind
+    /// the end of the file must not come back if the file grows.
+    fn write_last(&self, request: &WriteRequest<'_>) -> Result<(), PagerError> {
+        let length = request.length() % PAGE_SIZE;
+        let last = request.first_page() + request.pages() - 1;
+        let mut page = self.page.lock();
+        let into = bytes(&mut page);
+        into.fill(0);
+        request.with_bytes(|pieces| {
+            if let Some(piece) = pieces.last() {
+                let offset = piece.len() - length as usize;
+                piece.copy_to(offset, &mut into[..length as usize]);
+            }
+        });
+        let run = self.volume.lock().run(request.file(), last, 1);
+        let block = run.block.ok_or(PagerError::InputOutput)?;
+        disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
+    }
+
+    fn store(&self, request: &WriteRequest<'_>) -> Result<NewJob, PagerError> {
+        let (file, first) = (request.file(), request.first_page());
+        let end = first + request.pages();
+        for page in first..end {
+            self.volume.lock().allocate(file, page)?;
+        }
+        let has_part = !request.length().is_multiple_of(PAGE_SIZE);
+        if has_part {
+            self.write_last(request)?;
+        }
+        let whole = if has_part { end - 1 } else { end };
+        let job = NewJob::new();
+        let mut page = first;
+        for frames in request.frames() {
+            let behind = page + u64::from(frames.count);
+            let at = u64::from(frames.first.0) * PAGE_SIZE;
+            self.add_pieces(&job, Direction::Write, file, (page, behind.min(whole)), at);
+            page = behind;
+        }
+        Ok(job)
+    }
+
+    /// Zeroes the rest of a file's last block, so that it reads as zeroes if the file grows.
+    fn clear_end(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        let run = self.volume.lock().run(file, size / PAGE_SIZE, 1);
+        let (Some(block), true) = (run.block, !size.is_multiple_of(PAGE_SIZE)) else {
+            return Ok(());
+        };
+        let mut page = self.page.lock();
+        disk::transfer(Direction::Read, block, *page, BLOCK_SIZE)?;
+        bytes(&mut page)[(size % PAGE_SIZE) as usize..].fill(0);
+        disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
+    }
+}
+
+impl Pager for Storage {
+    fn begin_read(&self, request: ReadRequest<'_>) {
+        let job = NewJob::new();
+        let (file, mut page) = (request.file(), request.first_page());
+        for frames in request.frames() {
+            let end = page + u64::from(frames.count);
+            let at = u64::from(frames.first.0) * PAGE_SIZE;
+            self.add_pieces(&job, Direction::Read, file, (page, end), at);
+            page = end;
+        }
+        let bytes = (request.pages() * PAGE_SIZE) as usize;
+        job.answer(Answer::Read(request.keep(), bytes));
+    }
+
+    fn begin_write(&self, request: WriteRequest<'_>) {
+        match self.store(&request) {
+            Ok(job) => job.answer(Answer::Write(request.keep())),
+            Err(error) => request.fail(error),
+        }
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        let old = {
+            let mut volume = self.volume.lock();
+            let record = volume.record(file).ok_or(PagerError::InputOutput)?;
+            core::mem::replace(&mut record.size, size)
+        };
+        if size >= old {
+            // The disk learns of it when the file is synchronized or closed.
+            return Ok(());
+        }
+        self.cut(file, size.div_ceil(PAGE_SIZE), u64::MAX)?;
+        self.clear_end(file, size)
+    }
+
+    fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
+        self.cut(file, first_page, first_page.saturating_add(pages))
+    }
+
+    fn removed(&self, file: u64) {
+        let has_name = match self.volume.lock().record(file) {
+            Some(record) => record.name.is_some(),
+            None => return,
+        };
+        // An error has no reader any more.
+        let _ = if has_name { self.write_record(file) } else { self.remove(file) };
+    }
+}

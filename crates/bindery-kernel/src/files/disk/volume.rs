@@ -1,0 +1,167 @@
+//! The files and the free blocks of the mounted disk, in memory.
+
+use alloc::vec::Vec;
+
+use bindery::PagerError;
+
+use super::layout::{CONTENT, EXTENTS_MAX, Extent, FILES, Record};
+
+/// The mounted disk.
+pub struct Volume {
+    /// Each file, by its number.
+    pub records: Vec<Option<Record>>,
+    /// A bit for each block in use.
+    used: Vec<u64>,
+    blocks: u64,
+    free: u64,
+    /// The last naming.
+    pub sequence: u64,
+}
+
+/// A stretch of a file's pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// The first block; `None` in a hole.
+    pub block: Option<u64>,
+    /// How many pages.
+    pub pages: u64,
+}
+
+impl Volume {
+    /// An empty disk of so many blocks.
+    pub fn new(blocks: u64) -> Self {
+        let mut volume = Self {
+            records: (0..FILES).map(|_| None).collect(),
+            used: alloc::vec![0; blocks.div_ceil(64) as usize],
+            blocks,
+            free: blocks,
+            sequence: 0,
+        };
+        (0..CONTENT).for_each(|block| volume.take(block));
+        volume
+    }
+
+    /// The number of blocks, and of those that are free.
+    pub fn size_and_free(&self) -> (u64, u64) {
+        (self.blocks - CONTENT, self.free)
+    }
+
+    fn is_used(&self, block: u64) -> bool {
+        self.used[(block / 64) as usize] >> (block % 64) & 1 != 0
+    }
+
+    fn take(&mut self, block: u64) {
+        self.used[(block / 64) as usize] |= 1 << (block % 64);
+        self.free -= 1;
+    }
+
+    fn give(&mut self, block: u64) {
+        self.used[(block / 64) as usize] &= !(1 << (block % 64));
+        self.free += 1;
+    }
+
+    /// Adds a file that was found on the disk. Refuses one whose extents are impossible.
+    pub fn adopt(&mut self, number: usize, record: Record) -> Result<(), Record> {
+        let mut next = 0;
+        for extent in &record.extents {
+            let (first, count) = (u64::from(extent.block), u64::from(extent.count));
+            let is_free = |block| block < self.blocks && !self.is_used(block);
+            if extent.page < next || count == 0 || !(first..first + count).all(is_free) {
+                return Err(record);
+            }
+            next = extent.page.saturating_add(extent.count);
+        }
+        for extent in &record.extents {
+            let first = u64::from(extent.block);
+            (first..first + u64::from(extent.count)).for_each(|block| self.take(block));
+        }
+        self.sequence = self.sequence.max(record.sequence);
+        self.records[number] = Some(record);
+        Ok(())
+    }
+
+    /// The file of this number.
+    pub fn record(&mut self, number: u64) -> Option<&mut Record> {
+        self.records.get_mut(number as usize)?.as_mut()
+    }
+
+    /// The place of pages of a file, at most `pages` of them.
+    pub fn run(&self, number: u64, page: u64, pages: u64) -> Run {
+        let record = self.records.get(number as usize).and_then(Option::as_ref);
+        for extent in record.iter().flat_map(|record| &record.extents) {
+            let (first, count) = (u64::from(extent.page), u64::from(extent.count));
+            if page < first {
+                return Run { block: None, pages: pages.min(first - page) };
+            }
+            if page < first + count {
+                let block = u64::from(extent.block) + page - first;
+                return Run { block: Some(block), pages: pages.min(first + count - page) };
+            }
+        }
+        Run { block: None, pages }
+    }
+
+    /// Gives a page of a file a block, unless it has one.
+    ///
+    /// # Errors
+    /// [`PagerError::NoSpace`] if no block is free, or the file has too many extents.
+    pub fn allocate(&mut self, number: u64, page: u64) -> Result<(), PagerError> {
+        if self.run(number, page, 1).block.is_some() {
+            return Ok(());
+        }
+        let page = u32::try_from(page).map_err(|_| PagerError::NoSpace)?;
+        let record = self.records[number as usize].as_ref().ok_or(PagerError::InputOutput)?;
+        let index = record.extents.partition_point(|extent| extent.page < page);
+        let before = index.checked_sub(1).map(|index| record.extents[index]);
+        let before = before.filter(|extent| extent.page + extent.count == page);
+        let wanted = before.map_or(CONTENT, |extent| u64::from(extent.block + extent.count));
+        let after = |from: u64| (from..self.blocks).find(|block| !self.is_used(*block));
+        let block = after(wanted).or_else(|| after(CONTENT)).ok_or(PagerError::NoSpace)?;
+        let grows = before.is_some() && block == wanted;
+        if !grows && record.extents.len() >= EXTENTS_MAX {
+            return Err(PagerError::NoSpace);
+        }
+        self.take(block);
+        let extents = &mut self.record(number).ok_or(PagerError::InputOutput)?.extents;
+        if grows {
+            extents[index - 1].count += 1;
+        } else {
+            extents.insert(index, Extent { page, block: block as u32, count: 1 });
+        }
+        Ok(())
+    }
+
+    /// Takes the blocks of `pages` pages from `first` on out of a file. They are free only after
+    /// [`Volume::release`]: until then the disk says that they are the file's.
+    ///
+    /// # Errors
+    /// [`PagerError::NoSpace`] if the file would have too many extents.
+    pub fn cut(&mut self, number: u64, first: u64, end: u64) -> Result<Vec<Extent>, PagerError> {
+        let Some(record) = self.record(number) else { return Ok(Vec::new()) };
+        let (mut kept, mut freed) = (Vec::with_capacity(EXTENTS_MAX), Vec::new());
+        for extent in &record.extents {
+            let (start, behind) = (u64::from(extent.page), u64::from(extent.page + extent.count));
+            let part = |from: u64, to: u64| {
+                let (from, to) = (from.clamp(start, behind), to.clamp(start, behind));
+                let block = extent.block + (from - start) as u32;
+                (from < to).then(|| Extent { page: from as u32, block, count: (to - from) as u32 })
+            };
+            kept.extend(part(start, first));
+            freed.extend(part(first, end));
+            kept.extend(part(end.max(first), behind));
+        }
+        if kept.len() > EXTENTS_MAX {
+            return Err(PagerError::NoSpace);
+        }
+        record.extents = kept;
+        Ok(freed)
+    }
+
+    /// Frees blocks that no block on the disk names any more.
+    pub fn release(&mut self, extents: &[Extent]) {
+        for extent in extents {
+            let first = u64::from(extent.block);
+            (first..first + u64::from(extent.count)).for_each(|block| self.give(block));
+        }
+    }
+}
