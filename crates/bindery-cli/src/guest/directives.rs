@@ -22,10 +22,11 @@ use super::machine::Clock;
 use super::programs::{CLibrary, Link, Variant};
 use crate::size::parse_bytes;
 
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "arguments",
     "clock",
     "cpus",
+    "disk",
     "expect-status",
     "kernel-only",
     "library",
@@ -47,6 +48,8 @@ pub struct Directives {
     pub processors: u32,
     /// The machine's memory in bytes.
     pub memory: u64,
+    /// Whether the machine has a disk, empty at first. The program is run twice with it.
+    pub has_disk: bool,
     /// Options of the kernel.
     pub options: Vec<(String, String)>,
     /// The exit status of a successful run.
@@ -65,6 +68,7 @@ impl Default for Directives {
             clock: Clock::Host,
             processors: 1,
             memory: 256 << 20,
+            has_disk: false,
             options: Vec::new(),
             status: 0,
             kernel_only: None,
@@ -102,6 +106,7 @@ impl Directives {
                 self.arguments = shell_words::split(value).map_err(|error| error.to_string())?;
             }
             ("clock", "instructions") => self.clock = Clock::Instructions,
+            ("disk", "empty") => self.has_disk = true,
             ("cpus", _) => self.processors = number(value)?,
             ("expect-status", _) => {
                 self.status = value.parse::<u8>().map_err(|error| error.to_string())?.into();

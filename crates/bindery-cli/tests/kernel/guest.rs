@@ -1,8 +1,9 @@
 //! One program on a machine of its own.
 
-use std::env;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::{env, io, process};
 
 use bindery_cli::guest::command_line::CommandLine;
 use bindery_cli::guest::directives::Directives;
@@ -75,6 +76,9 @@ fn run(
     for (key, value) in &directives.options {
         line.option(key, value);
     }
+    if directives.has_disk {
+        line.option("disk", "virtio");
+    }
     install(architecture, program, directives, &mut files, &mut line)?;
     for argument in &directives.arguments {
         line.argument(argument);
@@ -86,8 +90,35 @@ fn run(
     machine.initramfs = files.archive();
     machine.command_line = line.to_string();
     machine.timeout = Some(directives.timeout);
-    let outcome = machine.run(Output::Capture)?;
-    judge(&outcome, directives.status).map_err(Trouble::Failed)
+    let disk = directives.has_disk.then(|| Disk::new(architecture, program)).transpose();
+    let disk = disk.map_err(|error| Trouble::Failed(format!("no disk can be made: {error}")))?;
+    // The second machine finds the files of the first one.
+    for _ in 0..if disk.is_some() { 2 } else { 1 } {
+        machine.disk = disk.as_ref().map(|Disk(path)| path.clone());
+        let outcome = machine.run(Output::Capture)?;
+        judge(&outcome, directives.status).map_err(Trouble::Failed)?;
+    }
+    Ok(())
+}
+
+/// The image of an empty disk, removed at the end.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn new(architecture: Architecture, program: &Program) -> io::Result<Self> {
+        const SIZE: u64 = 16 << 20;
+        let (Program::C(source) | Program::Script(source)) = program;
+        let name = format!("bindery-{}-{}-{}", process::id(), architecture.name(), stem(source));
+        let path = env::temp_dir().join(name);
+        File::create_new(&path)?.set_len(SIZE)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Installs the program with its needs, and adds it to the command line.

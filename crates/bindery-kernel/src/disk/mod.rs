@@ -115,7 +115,7 @@ pub fn begin() {
         log!("no disk was found");
         return;
     };
-    let (transport, registers) = found.into_parts();
+    let (transport, wiring) = found.into_parts();
     let prepared = hal::begin();
     let (Ok(device), Some(buffers), Some(page), Some(())) =
         (VirtIOBlk::new(transport), hal::frames(1), hal::frames(1), prepared)
@@ -123,7 +123,7 @@ pub fn begin() {
         log!("the disk cannot be set up");
         return;
     };
-    Found::begin(registers);
+    Found::begin(wiring);
     let driver = Driver {
         device,
         slots: [const { None }; SLOTS],
@@ -145,6 +145,8 @@ pub fn blocks() -> Option<u64> {
 /// wait: at boot no interrupt comes.
 pub fn interrupt() {
     let Some(driver) = DRIVER.get() else { return };
+    // Before the look: the device interrupts again only after that.
+    driver.lock().device.ack_interrupt();
     loop {
         // The lock is free again when an answer wakes threads.
         let Some(finished) = driver.lock().next_finished() else { break };

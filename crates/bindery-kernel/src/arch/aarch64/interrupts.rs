@@ -1,4 +1,4 @@
-//! Interrupts: a GICv3 (Arm IHI 0069). The timer of each CPU is the only source.
+//! Interrupts: a GICv3 (Arm IHI 0069). The timer of each CPU and the disk are the only sources.
 //!
 //! The CPU interface has system registers. Distributor and redistributors are set up once, at boot;
 //! that takes less code than a driver crate.
@@ -7,9 +7,14 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aarch64_cpu::registers::{MPIDR_EL1, Readable};
+use spin::Once;
 
 /// The timer's interrupt.
 static TIMER: AtomicU32 = AtomicU32::new(0);
+/// The interrupt of the disk, and the function that serves it.
+static DISK: Once<(u32, fn())> = Once::new();
+/// The address of the distributor.
+static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
 /// The addresses of the redistributors, and their end.
 static REDISTRIBUTORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
@@ -19,6 +24,12 @@ mod distributor {
     pub const GROUP_1: u32 = 1 << 1;
     pub const AFFINITY_ROUTING: u32 = 1 << 4;
     pub const WRITE_PENDING: u32 = 1 << 31;
+    /// A bit, a byte, two bits and 64 bits for each interrupt.
+    pub const GROUP: u64 = 0x80;
+    pub const ENABLE: u64 = 0x100;
+    pub const PRIORITY: u64 = 0x400;
+    pub const CONFIGURATION: u64 = 0xc00;
+    pub const ROUTE: u64 = 0x6000;
 }
 
 /// Of a redistributor: two pages of 64 KiB, two more where it has virtual interrupts.
@@ -55,6 +66,7 @@ fn write(at: u64, value: u32) {
 /// Uses the controller whose registers are mapped at these addresses.
 pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
     TIMER.store(timer, Ordering::Relaxed);
+    DISTRIBUTOR.store(at, Ordering::Relaxed);
     REDISTRIBUTORS[0].store(redistributors.0, Ordering::Relaxed);
     REDISTRIBUTORS[1].store(redistributors.1, Ordering::Relaxed);
     write(at + distributor::CONTROL, distributor::AFFINITY_ROUTING | distributor::GROUP_1);
@@ -62,6 +74,24 @@ pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
         core::hint::spin_loop();
     }
     begin_cpu();
+}
+
+/// Lets a shared interrupt come to the calling CPU, by its edge, and be served by `serve`.
+pub fn route(number: u32, serve: fn()) {
+    use distributor as d;
+    let at = DISTRIBUTOR.load(Ordering::Relaxed);
+    let (word, bit) = (u64::from(number / 32) * 4, 1 << (number % 32));
+    DISK.call_once(|| (number, serve));
+    write(at + d::GROUP + word, read(at + d::GROUP + word) | bit);
+    let configuration = at + d::CONFIGURATION + u64::from(number / 16) * 4;
+    write(configuration, read(configuration) | 0b10 << (number % 16 * 2));
+    let affinity = MPIDR_EL1.get() & 0xff_00ff_ffff;
+    // SAFETY: as in `write`; priorities are bytes, and routes are affinities of 64 bits.
+    unsafe {
+        register(at + d::PRIORITY).cast::<u8>().add(number as usize).write_volatile(0x80);
+        register(at + d::ROUTE + u64::from(number) * 8).cast::<u64>().write_volatile(affinity);
+    }
+    write(at + d::ENABLE + word, bit);
 }
 
 /// Enables the timer's interrupt on the calling CPU.
@@ -122,7 +152,7 @@ fn own_redistributor() -> Option<u64> {
 pub enum Taken {
     /// The timer's.
     Timer,
-    /// Any other.
+    /// Any other; the disk's has been served.
     Other,
     /// There was none.
     None,
@@ -141,6 +171,12 @@ pub fn take() -> Taken {
             "isb",
             number = out(reg) number, options(nostack, preserves_flags)
         );
+    }
+    if let Some((disk, serve)) = DISK.get()
+        && u64::from(*disk) == number
+    {
+        serve();
+        return Taken::Other;
     }
     match number as u32 {
         timer if timer == TIMER.load(Ordering::Relaxed) => Taken::Timer,
