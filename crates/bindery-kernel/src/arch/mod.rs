@@ -26,6 +26,7 @@
 //! | `per_cpu` | what each CPU has of its own |
 //! | `own_calls` | system calls that only one architecture has |
 //! | `devices` | devices whose registers the kernel map has |
+//! | `disk` | the virtio device that is the disk |
 //! | `smp` | the start of the other CPUs |
 //! | `interrupts` | the local APIC or the GICv3 |
 //! | `time` | clocks and the timer |
@@ -53,6 +54,7 @@
 //! | `own_root() -> Frame` | the root table of the kernel's own addresses |
 //! | `largest_leaf() -> Level<EntryFormat>` | the highest level at which the processor takes a leaf |
 //! | `devices::begin()` | maps and sets up devices once memory can be mapped; time works afterwards |
+//! | `disk::find()`, `disk::Found` | the disk, its transport, and the route of its interrupt |
 //! | `load_root(Frame)`, `unload_root()` | loads a program's tables; loads those of no program |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
