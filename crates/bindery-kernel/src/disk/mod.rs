@@ -314,8 +314,7 @@ impl NewJob {
             && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
         let left = ANSWERED.load(Ordering::Relaxed);
         if left == 0 {
-            // A device that is silent: the request is never answered.
-            mem::forget(answer);
+            // A device that is silent: the request, kept or dropped, is never answered.
             return;
         }
         if left != u64::MAX {

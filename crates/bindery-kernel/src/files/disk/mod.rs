@@ -30,10 +30,7 @@ use storage::{Storage, file_system, storage};
 const FILE_SIZE: usize = 1024 + EXTENTS_MAX * size_of::<layout::Extent>();
 
 fn failed(error: bindery::PagerError) -> Errno {
-    match error {
-        bindery::PagerError::NoSpace => Errno::ENOSPC,
-        _ => Errno::EIO,
-    }
+    if error == bindery::PagerError::NoSpace { Errno::ENOSPC } else { Errno::EIO }
 }
 
 /// The directory of the disk with its files; `None` if there is no disk that can be mounted.
