@@ -4,6 +4,8 @@
 // Files of the disk: written, synchronized, mapped, cut, renamed and removed. The machine is
 // started twice with the same disk. The second time the files are as the first time left them.
 
+#include <sys/statfs.h>
+
 #include "test.h"
 
 #define SIZE (600 * 1024 + 100)
@@ -18,6 +20,12 @@ static int holds(const unsigned char *bytes, size_t from, size_t to) {
 }
 
 static unsigned char bytes[SIZE + 4096];
+
+static int a_pipe(void) {
+    static int ends[2];
+    NEED(ends[0] != 0 || pipe(ends) == 0);
+    return ends[0];
+}
 
 static int is_whole(const char *path, size_t size) {
     int file = open(path, O_RDONLY);
@@ -64,6 +72,8 @@ static void first_time(void) {
     for (size_t at = 100001; at < 110000; at++)
         zeroes &= bytes[at] == 0;
     CHECK(holds(bytes, 0, 100001) && zeroes, "the rest is zeroes");
+    EQUAL(posix_fadvise(file, 0, -1, POSIX_FADV_NORMAL), EINVAL, "no length is negative");
+    EQUAL(posix_fadvise(file, 0, 0, 99), EINVAL, "nor is any advice unknown");
     EQUAL(ftruncate(file, 100001), 0, "and is cut again");
     close(file);
 
@@ -78,6 +88,10 @@ static void first_time(void) {
     NEED(fsync(gone) == 0 && pread(gone, bytes, 10, 0) == 4);
     CHECK(memcmp(bytes, "gone", 4) == 0, "and stays as long as it is open");
     close(gone);
+    EQUAL(posix_fadvise(a_pipe(), 0, 0, POSIX_FADV_NORMAL), ESPIPE, "a pipe takes no advice");
+    struct statfs volume;
+    NEED(statfs("/disk", &volume) == 0);
+    CHECK(volume.f_blocks > volume.f_bfree && volume.f_bfree > 0, "the disk has a size");
     FAILS(mkdir("/disk/folder", 0700), EPERM, "the disk has one directory");
     FAILS(rename("/disk/kept", "/tmp/kept"), EXDEV, "no file leaves it by its name");
     sync();

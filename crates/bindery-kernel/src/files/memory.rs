@@ -22,6 +22,7 @@ use super::inode::{Common, NODE_SIZE, new_number};
 use super::manner::limited;
 use super::node::{Node, count_links, file_access};
 use super::segments::Segments;
+use super::store::Store;
 use super::transfer::{Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
@@ -259,32 +260,6 @@ impl Node for Link {
 struct Named {
     node: Arc<dyn Node>,
     cookie: u64,
-}
-
-/// The storage of a directory's files, where that is not memory.
-pub trait Store: Sync {
-    /// Makes an empty regular file.
-    ///
-    /// # Errors
-    /// `ENOSPC`, `EIO`, `ENAMETOOLONG`, `ENOMEM`.
-    fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno>;
-
-    /// Takes a file's name away.
-    ///
-    /// # Errors
-    /// `EIO`.
-    fn remove(&self, node: &dyn Node) -> Result<(), Errno>;
-
-    /// Gives a file another name, which it takes from `replaced`.
-    ///
-    /// # Errors
-    /// `EIO`.
-    fn rename(
-        &self,
-        node: &dyn Node,
-        name: &[u8],
-        replaced: Option<&dyn Node>,
-    ) -> Result<(), Errno>;
 }
 
 /// A directory.

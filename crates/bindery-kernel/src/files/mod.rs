@@ -8,6 +8,7 @@
 //! | [`root`], [`tree`] | the root of the file system; the tree at boot, and its end |
 //! | [`program`] | programs to be run |
 //! | [`memory`] | directories, regular files, symbolic links |
+//! | [`store`] | the storage of a directory's files, where that is not memory |
 //! | [`path`] | from a path to a node |
 //! | [`permission`] | owner, group and permission bits |
 //! | [`descriptor`] | descriptors and what they share |
@@ -52,6 +53,7 @@ mod sequence;
 mod socket;
 mod splice;
 mod status;
+mod store;
 mod stream;
 pub mod swap;
 mod sys;

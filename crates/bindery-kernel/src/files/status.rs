@@ -197,22 +197,25 @@ fn write_statfs(at: u64, place: &Place) -> Outcome {
     const MEMORY: i64 = 0x0102_1994; // TMPFS_MAGIC, see statfs(2)
     const PROC: i64 = 0x9fa0;
     const SYS: i64 = 0x6265_6572;
+    const DISK: i64 = 0x6269_6e64; // a number of our own
     let path = place.path();
     let kind = |name: &[u8]| path == name || path.starts_with(name) && path[name.len()] == b'/';
+    let of_disk = if kind(b"/disk") { disk::size_and_free() } else { None };
     // SAFETY: a structure of numbers, for which zeroes are values.
     let mut out: statfs64 = unsafe { core::mem::zeroed() };
     out.f_type = if kind(b"/proc") {
         PROC
     } else if kind(b"/sys") {
         SYS
+    } else if of_disk.is_some() {
+        DISK
     } else {
         MEMORY
     } as _;
     out.f_bsize = BLOCK_SIZE as _;
     out.f_frsize = BLOCK_SIZE as _;
     out.f_namelen = path::NAME_MAX as _;
-    if out.f_type == MEMORY as _ {
-        let of_disk = if kind(b"/disk") { disk::size_and_free() } else { None };
+    if out.f_type == MEMORY as _ || of_disk.is_some() {
         let (size, free) = of_disk.unwrap_or_else(size_and_free);
         out.f_blocks = size as _;
         out.f_bfree = free as _;

@@ -41,18 +41,25 @@ pub(super) fn synchronize(descriptor: i32) -> Outcome {
     }
 }
 
-/// `posix_fadvise(2)`, of those advices that a file follows.
+/// `posix_fadvise(2)`. Files follow two kinds of advice, and accept the others.
 pub(super) fn advise(descriptor: i32, start: i64, length: i64, advice: u32) -> Outcome {
     let description = get(descriptor)?;
-    let length = if length == 0 { i64::MAX } else { length };
+    if is_pipe(&description) {
+        return Err(Errno::ESPIPE);
+    }
     let advice = match advice {
         nr::POSIX_FADV_WILLNEED => Some(Advice::WillNeed),
         nr::POSIX_FADV_DONTNEED => Some(Advice::DontNeed),
-        _ => None,
+        nr::POSIX_FADV_NORMAL
+        | nr::POSIX_FADV_RANDOM
+        | nr::POSIX_FADV_SEQUENTIAL
+        | nr::POSIX_FADV_NOREUSE => None,
+        _ => return Err(Errno::EINVAL),
     };
-    if let (Some(advice), Ok(start), Ok(length)) =
-        (advice, u64::try_from(start), u64::try_from(length))
-    {
+    let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
+    // To the end of the file. Before its beginning there is nothing to follow.
+    let length = if length == 0 { u64::MAX } else { length };
+    if let (Some(advice), Ok(start)) = (advice, u64::try_from(start)) {
         description.node.advise(start, length, advice);
     }
     Ok(0)

@@ -20,8 +20,9 @@ use bindery::Operation;
 use crate::errno::Errno;
 use crate::{disk, heap, log, time};
 
-use super::memory::{Directory, Store};
+use super::memory::Directory;
 use super::node::Node;
+use super::store::Store;
 use layout::{EXTENTS_MAX, NAME_MAX, Record};
 use node::{DiskFile, number_of};
 use storage::{Storage, file_system, storage};

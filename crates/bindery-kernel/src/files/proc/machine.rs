@@ -12,7 +12,7 @@ use crate::{options, time};
 
 use super::super::generated::{FixedDirectory, Text};
 use super::super::sequence::SequenceBuffer;
-use super::super::{huge_pages, swap};
+use super::super::{disk, huge_pages, swap};
 use super::{frames, sysctl};
 
 /// The files and directories of `/proc` that belong to no process.
@@ -43,7 +43,12 @@ pub fn mounts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
          sysfs /sys sysfs rw 0 0\n\
          devtmpfs /dev devtmpfs rw 0 0\n\
          tmpfs /dev/shm tmpfs rw 0 0\n",
-    )
+    )?;
+    if disk::size_and_free().is_some() {
+        out.write_str("disk /disk bindery rw 0 0\n")
+    } else {
+        Ok(())
+    }
 }
 
 fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
@@ -67,6 +72,7 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
         ("SwapCached", swap.cached),
         ("SwapTotal", swap.slots),
         ("SwapFree", swap.slots - swap.taken),
+        ("Dirty", memory.dirty_limit().pages()),
         ("AnonPages", usage.anonymous),
         ("Mapped", usage.mapped),
         ("Shmem", usage.shared_memory),
