@@ -138,6 +138,37 @@ fn free_slots_of_an_owned_cluster_are_discarded<A: Walk>() {
     });
 }
 
+/// A CPU goes offline while the device has a request of its own, and a thread that read its number
+/// before makes another one later. The other CPUs find both.
+fn requests_of_an_offline_cpu_are_found<A: Walk>() {
+    let file = device(RUN, SwapService::InOrder);
+    with_device::<A>(64 * MIB, 0, file, |swapping| {
+        let memory = swapping.memory;
+        let written = || memory.events().pages_swapped_out;
+        let serve = || while file.serve_one(memory) {};
+        swapping.map(AT, 6);
+        swapping.fill(AT, 6);
+        page_out_on(swapping, 1, 0, 1);
+        serve();
+        page_out_on(swapping, 0, 1, 1);
+        assert_eq!(written(), 0, "CPU 1 looks for it");
+        memory.cpu_offline(Cpu(1)).unwrap();
+        page_out_on(swapping, 0, 2, 1);
+        assert_eq!(written(), 1);
+        serve();
+        assert_eq!((memory.finish_swap_writes(), memory.finish_swap_writes()), (2, 0), "idle");
+        page_out_on(swapping, 1, 3, 1);
+        serve();
+        page_out_on(swapping, 0, 4, 1);
+        assert_eq!(written(), 4, "nothing looks for the late request");
+        memory.cpu_online(Cpu(1)).unwrap();
+        page_out_on(swapping, 1, 5, 1);
+        serve();
+        assert_eq!(memory.finish_swap_writes(), 2);
+        swapping.served(file, || swapping.assert_filled(AT, 6, AT));
+    });
+}
+
 /// Several CPUs fill a small area again and again, and bring all pages back: the area never has
 /// more than its slots, and none is lost.
 fn cpus_fill_an_area_together<A: Walk>() {
@@ -181,5 +212,6 @@ on_every_architecture! {
     offline => a_cpu_that_goes_offline_leaves_its_cluster;
     areas => an_area_goes_with_the_clusters_of_all_cpus;
     discards => free_slots_of_an_owned_cluster_are_discarded;
+    requests => requests_of_an_offline_cpu_are_found;
     together => cpus_fill_an_area_together;
 }

@@ -136,6 +136,7 @@ fn bring_online<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
         return Err(Error::Busy);
     }
     deferred::adopt(memory, record);
+    swap::adopt(memory, &record.swap);
     let before = cpus.online.fetch_add(1, Ordering::Relaxed);
     memory.frames.share_fronts(before + 1);
     // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
@@ -154,10 +155,10 @@ fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
     }
     // Release: a CPU that reads the new number may free what the last sections have read.
     let before = cpus.online.fetch_sub(1, Ordering::Release);
-    let other = cpus.records().find(|record| record.is_online.load(Ordering::Relaxed));
-    deferred::hand_over(memory, record, other);
+    let others = || cpus.records().filter(|record| record.is_online.load(Ordering::Relaxed));
+    deferred::hand_over(memory, record, others().next());
     memory.commitment().collect(&record.credit);
-    swap::hand_over(memory, &record.swap);
+    swap::hand_over(memory, &record.swap, others().map(|other| &*other.swap));
     memory.frames.share_fronts(before - 1);
     memory.frames.empty_front(cpu);
     memory.slabs().for_each(|slab| slab.empty_magazine(&memory.frames, cpu));

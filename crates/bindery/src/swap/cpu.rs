@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::MAX_SWAP_AREAS;
 use super::clock::Evictions;
+use super::requests::Requests;
 use crate::Memory;
 use crate::events::FrequentEvents;
 use crate::folio::{Age, MAX_FOLIO_ORDER};
@@ -95,13 +96,25 @@ pub(crate) fn note_return<P: Platform>(memory: &Memory<P>, shadow: u32, pages: u
     memory.clock.note_return(evictions(memory), shadow, pages)
 }
 
+/// Makes a CPU that comes online look for its requests. The changes of CPUs are serialized.
+pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
+    memory.swap.areas.iter().for_each(|area| area.requests.adopt_group(part.cpu));
+}
+
 /// Returns the clusters and the evictions of a CPU that is taken offline, and leaves its requests
-/// to the other CPUs. Its other counts stay in its part, which is read with all others.
-pub(crate) fn hand_over<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
+/// to the CPUs that are online. Its other counts stay in its part, which is read with all others.
+/// The changes of CPUs are serialized.
+pub(crate) fn hand_over<'a, P: Platform>(
+    memory: &Memory<P>,
+    part: &SwapPart,
+    mut online: impl Iterator<Item = &'a SwapPart>,
+) {
+    let is_alone = !online.any(|other| Requests::share_a_group(other.cpu, part.cpu));
     for area in &memory.swap.areas {
         area.disown(Some(part.cpu));
-        // No other CPU with the same remainder need be online.
-        area.requests.note_overflow();
+        if is_alone {
+            area.requests.share_group(part.cpu);
+        }
     }
     memory.swap.store.hand_over(&memory.frames, part.cpu);
     memory.clock.fold(&part.evictions);

@@ -128,7 +128,9 @@ pub use usage::{CompressedUsage, SwapUsage};
 pub(crate) use area::SlotRun;
 pub(crate) use cached_folio::CachedFolio;
 pub(crate) use clock::Clock;
-pub(crate) use cpu::{SwapPart, frequent_events, hand_over, note_evicted, note_return, shadow};
+pub(crate) use cpu::{
+    SwapPart, adopt, frequent_events, hand_over, note_evicted, note_return, shadow,
+};
 pub(crate) use early_read::source_of_slot;
 pub(crate) use read_around::begin_read_around;
 pub(crate) use slots::{allocate_slots, find_cached, is_slot_resident, state_of};

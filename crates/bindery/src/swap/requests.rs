@@ -80,18 +80,23 @@ impl Group {
     }
 }
 
+/// In `for_all`: a group may have requests of CPUs that use another one first.
+const OVERFLOWED: u32 = 1 << GROUPS;
+
 /// The table of an area.
 pub(super) struct Requests {
     groups: [Group; GROUPS],
-    /// Not 0: a group may have requests of CPUs that use another one first, or that are offline. A
-    /// word that is mostly read. It only changes by instructions that read it as well, so a thread
-    /// that clears it sees all requests that were taken before it was last set.
-    overflowed: AtomicU32,
+    /// The groups in which every CPU looks for completions: a bit for each that no CPU uses first
+    /// that is online, and [`OVERFLOWED`] for all. A word that is mostly read. It only changes by
+    /// instructions that read it as well, so a thread that clears [`OVERFLOWED`] sees all requests
+    /// that were taken before it was last set.
+    for_all: AtomicU32,
 }
 
 impl Requests {
     pub(super) const fn new() -> Self {
-        Self { groups: [const { Group::new() }; GROUPS], overflowed: AtomicU32::new(0) }
+        // Threads without a CPU use the first group, whether or not a CPU does.
+        Self { groups: [const { Group::new() }; GROUPS], for_all: AtomicU32::new(1) }
     }
 
     /// The group of a request, and the request's number there.
@@ -120,9 +125,26 @@ impl Requests {
 
     /// Lets all CPUs look for requests in all groups, until the device is idle: a request that was
     /// taken before may be in a group whose CPUs do not look for it.
-    pub(super) fn note_overflow(&self) {
+    fn note_overflow(&self) {
         // Release: a thread that reads it sees that the request is taken.
-        self.overflowed.swap(1, Release);
+        self.for_all.fetch_or(OVERFLOWED, Release);
+    }
+
+    /// Whether two CPUs use the same group first.
+    pub(super) fn share_a_group(one: Cpu, other: Cpu) -> bool {
+        Self::of_cpu(Some(one)) == Self::of_cpu(Some(other))
+    }
+
+    /// Lets all CPUs look for requests in the group of `cpu`: it goes offline, and no CPU that is
+    /// online shares its group. The group stays so while the device is idle: a thread that has the
+    /// CPU's number from before takes a request there later.
+    pub(super) fn share_group(&self, cpu: Cpu) {
+        self.for_all.fetch_or(1 << Self::of_cpu(Some(cpu)), Relaxed);
+    }
+
+    /// Ends [`Requests::share_group`]: `cpu` is online, and looks there.
+    pub(super) fn adopt_group(&self, cpu: Cpu) {
+        self.for_all.fetch_and(!(1 << Self::of_cpu(Some(cpu))), Relaxed);
     }
 
     /// Whether [`Requests::take`] would find one; may be outdated.
@@ -145,19 +167,23 @@ impl Requests {
     }
 
     /// Takes the completed writes, and the completed reads for which no thread waits; with a CPU,
-    /// only those of its group, unless requests have overflowed a group: no CPU may have the group
-    /// of such a request.
+    /// only those of its group and of groups that no CPU has, unless requests have overflowed a
+    /// group: no CPU may have the group of such a request.
     pub(super) fn take_done(&self, cpu: Option<Cpu>) -> u32 {
         let done = |group: usize| self.groups[group].take_done() << (group * GROUP);
-        let has_overflowed = self.overflowed.load(Relaxed) != 0;
-        if cpu.is_some() && !has_overflowed {
-            return done(Self::of_cpu(cpu));
+        let for_all = self.for_all.load(Relaxed);
+        if let Some(cpu) = cpu
+            && for_all & OVERFLOWED == 0
+        {
+            let own = Self::of_cpu(Some(cpu));
+            let others = (0..GROUPS).filter(|group| for_all & !(1 << own) & 1 << group != 0);
+            return others.fold(done(own), |all, group| all | done(group));
         }
         let all = (0..GROUPS).fold(0, |all, group| all | done(group));
-        if has_overflowed && all == 0 && self.is_idle() {
+        if for_all & OVERFLOWED != 0 && all == 0 && self.is_idle() {
             // Before the second look: a request that is taken after it marks the table again.
             // Acquire: the look sees the requests of earlier marks.
-            self.overflowed.swap(0, Acquire);
+            self.for_all.fetch_and(!OVERFLOWED, Acquire);
             if !self.is_idle() {
                 self.note_overflow();
             }
@@ -390,8 +416,45 @@ mod tests {
         group.complete(number, SwapOperation::Write, false);
         assert_eq!(requests.take_done(Some(Cpu(6))), 0);
         // A CPU that goes offline leaves its requests to the others.
-        requests.note_overflow();
+        requests.share_group(Cpu(2));
         assert_eq!(requests.take_done(Some(Cpu(6))), 1 << 8);
+    }
+
+    #[test]
+    fn a_late_request_of_an_offline_cpu_is_found() {
+        let requests = Requests::new();
+        let end = |cpu, by| {
+            let number = requests.take(Some(Cpu(cpu))).unwrap();
+            let (group, number_there) = requests.group(number);
+            group.begin(number_there, Frame(9), 0);
+            group.complete(number_there, SwapOperation::Write, false);
+            let found = requests.take_done(Some(Cpu(by))) == 1 << number;
+            // For the next request.
+            requests.take_done(None);
+            group.free(number_there);
+            found
+        };
+        requests.adopt_group(Cpu(0));
+        requests.share_group(Cpu(2));
+        assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle");
+        // A thread had its number before.
+        assert!(end(2, 6) && end(2, 5));
+        // Nor does the end of an overflow change it.
+        requests.note_overflow();
+        assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle again");
+        assert!(end(2, 6) && !end(3, 6));
+        assert!(Requests::share_a_group(Cpu(2), Cpu(10)));
+        requests.adopt_group(Cpu(10));
+        assert!(!end(2, 6) && end(2, 10));
+    }
+
+    #[test]
+    fn requests_of_threads_without_a_cpu_are_found() {
+        let requests = Requests::new();
+        let (group, number) = requests.group(requests.take(None).unwrap());
+        group.begin(number, Frame(9), 0);
+        group.complete(number, SwapOperation::Write, false);
+        assert_eq!(requests.take_done(Some(Cpu(6))), 1, "no CPU has the first group");
     }
 
     #[test]
