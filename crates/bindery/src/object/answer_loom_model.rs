@@ -34,6 +34,8 @@ enum Omit {
     WordBeforeLook,
     /// A wait is a holder of the record.
     Follow,
+    /// Reclaim wakes threads after it has put an answer back.
+    NoteAfterPutBack,
 }
 
 struct World {
@@ -109,6 +111,17 @@ impl World {
         }
     }
 
+    /// `drop_answered`, of a read that a wait follows.
+    fn put_back(&self) {
+        if self.answers.swap(0, Ordering::Acquire) == 0 {
+            return;
+        }
+        self.answers.swap(1, Ordering::AcqRel);
+        if self.omit != Omit::NoteAfterPutBack {
+            self.completions.note(&self.sleepers);
+        }
+    }
+
     fn leave(&self) {
         if self.end.leave() {
             // SAFETY: as for `Sync`.
@@ -179,6 +192,30 @@ fn wait_beside_settlement(omit: Omit) {
         other.join().unwrap();
     });
     assert!(slept, "no wait slept");
+}
+
+/// A wait beside the answer, which reclaim takes and puts back.
+fn wait_beside_reclaim(omit: Omit) {
+    let slept = check(omit, |world| {
+        let other = spawn(world, |world| {
+            world.supply();
+            world.put_back();
+        });
+        world.wait();
+        other.join().unwrap();
+    });
+    assert!(slept, "no wait slept");
+}
+
+#[test]
+fn a_wait_is_over_after_reclaim_puts_the_answer_back() {
+    wait_beside_reclaim(Omit::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_a_note_after_the_put_back_a_wait_sleeps_on() {
+    wait_beside_reclaim(Omit::NoteAfterPutBack);
 }
 
 #[test]

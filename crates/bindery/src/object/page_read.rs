@@ -260,7 +260,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
     pub(super) fn finish(self, page: u64) -> (Kept, Result<Option<FolioRef<'m, P>>, Failure>) {
         let kept = self.ask();
-        (kept, self.take_answer(Fate::Enters(page)))
+        (kept, self.take_answer(Fate::Enters(Some(page))))
     }
 
     /// As [`BegunRead::leave`], and follows the read.
@@ -308,8 +308,9 @@ impl<P: Platform> Drop for BegunRead<'_, '_, P> {
 /// The future of the folios of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// They enter the page index, unless they are stale. The folio with this page is kept.
-    Enters(u64),
+    /// They enter the page index, unless they are stale. The folio with this page is kept, and only
+    /// its insertion can fail. Without a page, any can.
+    Enters(Option<u64>),
     /// They are freed.
     Dropped,
 }
@@ -405,17 +406,17 @@ impl<P: Platform> Drop for FollowedRead<'_, P> {
 }
 
 /// Inserts the folios of a read that has succeeded into the index, unless the read was canceled.
-/// Returns a reference to the one with `page`.
+/// Returns a reference to the one with `page`; without it, whether all were inserted.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     read: &PageRead,
-    page: u64,
+    page: Option<u64>,
 ) -> Result<Option<FolioRef<'m, P>>, Failure> {
     // SAFETY: 1. the pager has answered.
     let buffer = unsafe { buffer_of(memory.platform(), read) };
     buffer.zero_rest(read.size.get().saturating_sub(read.pages().first << PAGE_SHIFT));
-    let mut wanted = Ok(None);
+    let (mut wanted, mut all) = (Ok(None), Ok(()));
     for fresh in &read.fresh {
         let arrival = memory
             .clock
@@ -425,11 +426,13 @@ fn enter<'m, P: Platform>(
         if let (Ok(Some(kept)), Some(arrival)) = (&added, arrival) {
             arrival.note(memory, **kept);
         }
-        if (fresh.first..fresh.end()).contains(&page) {
-            wanted = added;
+        match page {
+            Some(page) if !(fresh.first..fresh.end()).contains(&page) => {}
+            Some(_) => wanted = added,
+            None => all = all.and(added.map(drop)),
         }
     }
-    wanted
+    all.and(wanted)
 }
 
 /// The bytes of the folios of a read, with those that are filled already.
@@ -456,7 +459,7 @@ pub(super) unsafe fn buffer_of<'a, P: Platform>(
 /// Takes all answers to reads ahead, and puts their folios into the page indexes. Called without
 /// locks. May wait for memory.
 pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
-    settle_all(memory, Fate::Enters(u64::MAX));
+    settle_all(memory, Fate::Enters(None));
 }
 
 /// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait
@@ -467,6 +470,7 @@ pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
 
 fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) {
     let mut next = memory.answers.take_all();
+    let mut puts_back = false;
     while let Some(record) = next {
         let read: NonNull<PageRead> = record.cast();
         // SAFETY: `answer` has added it, and it lives until `settle`.
@@ -476,12 +480,17 @@ fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) {
             let earlier = NonNull::from(&state.earlier);
             // SAFETY: 1. it was taken out of the list, and lives until it is taken again.
             unsafe { memory.answers.add(record, earlier) };
+            puts_back = true;
             continue;
         }
         // An error is for the access that needs a page: it asks again.
         // SAFETY: 1. the pager has answered, and the answers taken are the caller's. The last
         // holder of the object waits for its list.
         drop(unsafe { settle(memory, read, fate) });
+    }
+    if puts_back {
+        // A thread that the answer woke may have looked while the list lacked it, and sleeps again.
+        memory.answers.completions.note(memory.platform());
     }
 }
 
