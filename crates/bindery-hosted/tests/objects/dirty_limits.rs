@@ -1,30 +1,31 @@
 //! Limits for dirty pages: a writer without room stores pages, its own device's only, and pages
 //! that cannot be stored stop no other file system.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, DirtyLimit, Error, FaultError, Memory, Object, Pager, PagerError,
-    Protection, ReadBuffer, Sharing, StoredBytes,
+    Access, AddressSpace, DirtyLimit, Error, FaultError, Memory, Object, PagerError, Protection,
+    Sharing,
 };
 use bindery_hosted::{Config, DelayedFiles, Machine, MemoryFiles};
 
 use super::held_pager::{HeldFiles, Io};
+use super::refusing_pager::RefusingFiles;
 use crate::support::objects::{Failing, PAGE, content, in_memory};
 use crate::support::objects_fixture::{AT, map};
 use crate::support::{MIB, audit, memory_with, options};
 
-type A = X86_64<4>;
+pub type A = X86_64<4>;
 
 /// The shared counts are exact up to this number of pages of a file, and in steps of it beyond.
 const STEP: u64 = 32;
 
 /// Writes one byte to each of the pages.
-fn write(file: &Object<'_, Machine<A>>, pages: std::ops::Range<u64>) -> Result<(), Error> {
+pub fn write(file: &Object<'_, Machine<A>>, pages: std::ops::Range<u64>) -> Result<(), Error> {
     for page in pages {
         file.write(page * PAGE, &[(page as u8).wrapping_add(1)])?;
     }
@@ -199,7 +200,7 @@ fn a_limit_that_others_fill_stops_none() {
 
 #[test]
 fn one_bad_page_fails_no_write() {
-    let pager = BadPage(MemoryFiles::new(), AtomicU64::new(3));
+    let pager = RefusingFiles::new(|asked| asked.has(3).then_some(PagerError::InputOutput));
     in_memory(|memory, audit| {
         let file = memory.file(&pager, 1, 0).unwrap();
         write(&file, 0..20).unwrap();
@@ -209,36 +210,10 @@ fn one_bad_page_fails_no_write() {
         write(&file, 200..201).unwrap();
         audit();
         write(&file, 201..400).unwrap();
-        pager.1.store(u64::MAX, Relaxed);
+        pager.refuse(|_| None);
         assert_eq!(file.sync(0, u64::MAX), Ok(()));
-        assert_eq!(pager.0.content(1), content(&file));
+        assert_eq!(pager.files.content(1), content(&file));
     });
-}
-
-/// Files in memory that do not store one page.
-struct BadPage(MemoryFiles, AtomicU64);
-
-impl Pager for BadPage {
-    fn read(&self, file: u64, page: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
-        self.0.read(file, page, into)
-    }
-
-    fn write(&self, file: u64, page: u64, from: &[StoredBytes<'_>]) -> Result<(), PagerError> {
-        let pages =
-            from.iter().map(|piece| piece.len().div_ceil(PAGE as usize) as u64).sum::<u64>();
-        if (page..page + pages).contains(&self.1.load(Relaxed)) {
-            return Err(PagerError::InputOutput);
-        }
-        self.0.write(file, page, from)
-    }
-
-    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
-        self.0.resize(file, size)
-    }
-
-    fn removed(&self, file: u64) {
-        self.0.removed(file);
-    }
 }
 
 #[test]
@@ -259,40 +234,16 @@ fn writes_across_dirty_pages_keep_to_the_limit() {
 
 #[test]
 fn a_pager_without_memory_fails_no_write_for_the_device() {
-    let (files, limit) = (NoMemory(MemoryFiles::new(), AtomicU64::new(1)), DirtyLimit::new(1));
+    let files = RefusingFiles::new(|_| Some(PagerError::OutOfMemory));
+    let limit = DirtyLimit::new(1);
     in_memory(|memory, _| {
         let file = memory.file_system_within(&files, &limit).file(1, 0).unwrap();
         write(&file, 0..1).unwrap();
-        files.1.store(u64::MAX, Relaxed);
         assert_eq!(write(&file, 1..2), Err(Error::OutOfMemory));
-        files.1.store(0, Relaxed);
+        files.refuse(|_| None);
         write(&file, 1..2).unwrap();
-        assert_eq!(files.0.stored_pages(1), 1);
+        assert_eq!(files.files.stored_pages(1), 1);
     });
-}
-
-/// Files in memory whose next writes find no memory.
-struct NoMemory(MemoryFiles, AtomicU64);
-
-impl Pager for NoMemory {
-    fn write(&self, file: u64, page: u64, from: &[StoredBytes<'_>]) -> Result<(), PagerError> {
-        if self.1.load(Relaxed) > 0 {
-            return Err(PagerError::OutOfMemory);
-        }
-        self.0.write(file, page, from)
-    }
-
-    fn read(&self, file: u64, page: u64, into: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
-        self.0.read(file, page, into)
-    }
-
-    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
-        self.0.resize(file, size)
-    }
-
-    fn removed(&self, file: u64) {
-        self.0.removed(file);
-    }
 }
 
 #[test]
@@ -336,42 +287,6 @@ fn a_fatal_signal_ends_the_wait_for_room() {
     machine.fatal_signal_after(None);
     assert_eq!(limit.pages(), 1);
     assert_eq!(files.counts().pages_written, 0);
-}
-
-#[test]
-fn writing_back_takes_files_in_turn() {
-    let (files, limit) = (MemoryFiles::new(), DirtyLimit::new(u64::MAX));
-    let (others, bad) = (MemoryFiles::new(), Failing::new());
-    in_memory(|memory, audit| {
-        let disk = memory.file_system_within(&files, &limit);
-        let [one, two] = [1, 2].map(|number| disk.file(number, 0).unwrap());
-        let other = memory.file_system(&others).file(1, 0).unwrap();
-        write(&two, 0..6).unwrap();
-        write(&other, 0..6).unwrap();
-        write(&one, 0..6).unwrap();
-        assert_eq!(disk.write_back(4), 4);
-        assert_eq!((files.stored_pages(2), files.stored_pages(1)), (4, 0));
-        // The rest of a file comes after the others.
-        assert_eq!(disk.write_back(6), 6);
-        assert_eq!((files.stored_pages(2), files.stored_pages(1)), (4, 6));
-        audit();
-        assert_eq!(disk.write_back(u64::MAX), 2);
-        assert_eq!(disk.write_back(u64::MAX), 0);
-        assert_eq!((limit.pages(), others.stored_pages(1)), (0, 0));
-        // A failing file ends only its own turn.
-        let failing = memory.file_system(&bad);
-        let [first, second] = [1, 2].map(|number| failing.file(number, 0).unwrap());
-        write(&first, 0..3).unwrap();
-        write(&second, 0..3).unwrap();
-        bad.writes_left.store(0, Relaxed);
-        assert_eq!(failing.write_back(u64::MAX), 0);
-        bad.never();
-        // Pages that have failed are left to a sync.
-        write(&second, 0..1).unwrap();
-        assert_eq!(failing.write_back(u64::MAX), 1);
-        first.sync(0, u64::MAX).unwrap();
-        assert_eq!(bad.files.content(1), content(&first));
-    });
 }
 
 #[test]

@@ -62,7 +62,8 @@ impl<P: Platform> Memory<P> {
 
     /// As [`Memory::file_system`], with a limit for the dirty pages of its files, beside that for
     /// all files ([`Memory::dirty_limit`]). The limit outlives the objects of its files, too. Two
-    /// file systems with one limit count together, and each waits only for stores of its own.
+    /// file systems with one limit count together, and each waits only for stores of its own. The
+    /// memory's own limit is none beside it.
     ///
     /// Context: any.
     pub fn file_system_within<'m>(
@@ -70,7 +71,9 @@ impl<P: Platform> Memory<P> {
         pager: &'m dyn Pager,
         dirty_limit: &'m DirtyLimit,
     ) -> FileSystem<'m, P> {
-        FileSystem { dirty_limit: Some(dirty_limit), ..self.file_system(pager) }
+        // That for all files counts the pages already.
+        let is_own = !core::ptr::eq(dirty_limit, self.dirty_limit());
+        FileSystem { dirty_limit: is_own.then_some(dirty_limit), ..self.file_system(pager) }
     }
 }
 

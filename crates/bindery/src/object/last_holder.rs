@@ -21,7 +21,8 @@ use super::registry::{Leave, Registry};
 use super::save;
 
 /// Removes a holder. The last one frees the object and all its pages. Dirty pages are saved first;
-/// a failure loses them, as no holder is left to receive the error.
+/// a failure loses them, as no holder is left to receive the error. A pager that lacks memory has
+/// failed only once reclaim finds no more.
 ///
 /// # Safety
 /// 1. The caller is one of the holders counted, and gives that up.
@@ -59,7 +60,10 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
             Leave::Left => break,
             Leave::Unsaved(found) => {
                 let all = PageRange { first: 0, end: PAGE_LIMIT };
-                let _ = save::save(memory, object, all, save::Until::End);
+                // A pager that lacks memory is asked again, after reclaim. A program is not ended
+                // for it: its end may be this call.
+                let save = || save::save(memory, object, all, save::Until::End);
+                let _ = memory.retry_without_hook(save);
                 // Before the object leaves: an open must not wait for reads that nothing needs.
                 wait_for_reads_ahead(memory, object, all);
                 saved = Some(found);

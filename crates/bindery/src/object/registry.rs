@@ -267,7 +267,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// The unsaved pages of the files of the number space that have holders. The same complexity.
     pub(super) fn unsaved_files(&self, space: u64) -> UnsavedFiles {
         let records = self.0.records.lock();
-        let mut files = UnsavedFiles { storable: false, pages: 0 };
+        let mut files = UnsavedFiles { storable: 0, pages: 0 };
         let mut next = records.unsaved.first.load(Relaxed).cast::<ObjectState>();
         while let Some(node) = NonNull::new(next) {
             // SAFETY: the lock is held, and objects leave the list before they are freed.
@@ -275,7 +275,7 @@ impl<'m, P: Platform> Registry<'m, P> {
             let unsaved = &object.pages.unsaved;
             let is_in_space = object.name.name().is_some_and(|name| name.space == space);
             if is_in_space && object.holders() > 0 {
-                files.storable |= unsaved.has_storable();
+                files.storable += u64::from(unsaved.has_storable());
                 files.pages += unsaved.counted();
             }
             next = unsaved.next.load(Relaxed);

@@ -110,9 +110,11 @@ fn save_dirty<P: Platform>(
 ) -> Result<(), Failure> {
     let (mut result, mut from) = (Ok(()), pages.first);
     loop {
-        if until == Until::FatalSignal {
-            // A failure of the pager takes precedence over a signal.
-            result.and_then(|()| Ok(interrupt::check(memory.platform())?))?;
+        if until == Until::FatalSignal
+            && let Err(signal) = interrupt::check(memory.platform())
+        {
+            // A failure of the pager takes precedence.
+            return result.and(Err(signal.into()));
         }
         // Checked before others are excluded: often, no page is dirty.
         let within = pages.end.min(object.size_in_pages());
@@ -412,12 +414,14 @@ impl<P: Platform> BegunWrites<'_, '_, P> {
         while let Some(write) = self.asked.get(self.answered)
             && let Some(answer) = write.answer()
         {
-            self.batch.end(write.runs().len(), Some(answer));
-            self.answered += 1;
             if let Err(error) = answer {
+                // Before the end, which a sync of another opener may wait for: that one looks at
+                // the errors next.
                 self.batch.object.write_errors.record(error);
                 result = result.and(Err(error.into()));
             }
+            self.batch.end(write.runs().len(), Some(answer));
+            self.answered += 1;
         }
         result
     }

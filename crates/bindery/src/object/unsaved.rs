@@ -165,11 +165,11 @@ impl ObjectState {
             Some(name) => Registry::of(memory).unsaved_files(name.space),
             None => {
                 let unsaved = &self.pages.unsaved;
-                UnsavedFiles { storable: unsaved.has_storable(), pages: unsaved.counted() }
+                UnsavedFiles { storable: unsaved.has_storable().into(), pages: unsaved.counted() }
             }
         };
         let limit = self.pages.unsaved.limit().unwrap_or(memory.dirty_limit());
-        if files.storable {
+        if files.storable > 0 {
             Room::AfterStores
         } else if files.pages > 0 && files.pages >= limit.limit() {
             Room::No
@@ -192,8 +192,8 @@ pub(super) enum Room {
 /// The unsaved pages of a set of files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnsavedFiles {
-    /// Whether some are being stored, or may be.
-    pub(super) storable: bool,
+    /// The number of files of which some are being stored, or may be.
+    pub(super) storable: u64,
     /// Their number in the shared counts.
     pub(super) pages: u64,
 }

@@ -35,8 +35,8 @@ impl<'m, P: Platform> FileSystem<'m, P> {
     /// Stores dirty pages of the file system's files, about `pages` of them, and returns the number
     /// stored. It takes the files in turn, that first which has had dirty pages for the longest
     /// time. Pages that the pager has failed to store are left. A failure is reported to the
-    /// openers of the file ([`Object::check_errors`]), and ends its turn. A fatal signal ends the
-    /// call early. If another thread drops the last handle of a file in its turn, the call ends the
+    /// openers of the file ([`Object::check_errors`]), and ends its turn, as a lack of memory of the
+    /// pager does. Each file gets one turn. A fatal signal ends the call early. If another thread drops the last handle of a file in its turn, the call ends the
     /// file as that drop would.
     ///
     /// For a thread that stores pages before writers have to wait for it (Linux: the flusher of a
@@ -51,13 +51,14 @@ impl<'m, P: Platform> FileSystem<'m, P> {
 
 fn write_back<P: Platform>(system: &FileSystem<'_, P>, pages: u64) -> u64 {
     let memory = system.memory();
-    let (mut stored, mut first) = (0, None);
-    while stored < pages
-        && let Some(file) = next_file(memory, system.number())
-        // Once around.
-        && first != Some(file.identity())
-    {
-        first = first.or(Some(file.identity()));
+    let mut stored = 0;
+    // Once around: a file whose pages another thread stores, or whose pager lacks memory, stays in
+    // the list.
+    for _ in 0..Registry::of(memory).unsaved_files(system.number()).storable {
+        if stored >= pages || interrupt::check(memory.platform()).is_err() {
+            break;
+        }
+        let Some(file) = next_file(memory, system.number()) else { break };
         let mut from = 0;
         while stored < pages
             && interrupt::check(memory.platform()).is_ok()

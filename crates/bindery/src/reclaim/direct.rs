@@ -52,6 +52,14 @@ impl<P: Platform> Memory<P> {
     ) -> Result<T, E> {
         Tried { hook: self.fault_reserve() > 0, ..Tried::default() }.repeat(self, call)
     }
+
+    /// As [`Memory::retry`], but the embedder is not asked to end a program.
+    pub(crate) fn retry_without_hook<T, E: CallError>(
+        &self,
+        call: impl FnMut() -> Result<T, Failure<E>>,
+    ) -> Result<T, E> {
+        Tried { hook: true, ..Tried::default() }.repeat(self, call)
+    }
 }
 
 /// Ends an outermost call.
