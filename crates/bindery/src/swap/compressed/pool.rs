@@ -328,12 +328,27 @@ fn list_of(used: u64) -> u32 {
     if used == 0 { 0 } else { widest(!used) }
 }
 
-/// The width of the widest hole.
-fn widest(mut free: u64) -> u32 {
-    let mut width = 0;
-    while free != 0 {
-        free &= free >> 1;
-        width += 1;
+/// The width of the widest hole. O(log of it).
+fn widest(free: u64) -> u32 {
+    if free == 0 {
+        return 0;
+    }
+    // The starts of holes of `width`: two that overlap, or touch, make a wider one.
+    let (mut starts, mut width) = (free, 1);
+    while width < CHUNKS {
+        let wider = starts & starts >> width;
+        if wider == 0 {
+            break;
+        }
+        (starts, width) = (wider, 2 * width);
+    }
+    let mut more = width / 2;
+    while more > 0 {
+        let wider = starts & starts >> more;
+        if wider != 0 {
+            (starts, width) = (wider, width + more);
+        }
+        more /= 2;
     }
     width
 }

@@ -21,7 +21,7 @@
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::extent::Extent;
-use super::pool::{Emptied, Extents, Pool, PoolInFrames, is_pool_frame, pool_of};
+use super::pool::{Emptied, Extents, Pool, PoolInFrames, pool_of};
 use super::quota::Quota;
 use super::workspace::WorkspaceSlot;
 use super::{Corrupt, StoreError};
@@ -152,14 +152,15 @@ impl<P: Platform> Pools<P> {
         unsafe { self.in_frames(&mut pool, frames).release(object) }
     }
 
-    /// Locks the pool that a frame belongs to. If the frame is freed meanwhile, it is another's.
+    /// Locks the pool that a frame belongs to, or any if it belongs to none or is freed meanwhile:
+    /// the caller tests that with the lock held.
     #[inline]
     fn lock_pool_of(
         &self,
         frames: &Frames<P>,
         frame: Frame,
     ) -> Option<MutexGuard<'_, P::SpinLock, Pool>> {
-        if !is_pool_frame(frames, frame) {
+        if !frames.manages(frame) {
             return None;
         }
         let pool = match pool_of(frames, frame).checked_sub(1) {
