@@ -1,4 +1,4 @@
-// disk: empty
+// disk: 16M
 // option: disk-errors=2
 // kernel-only: it needs the kernel's disk, of which each second store fails
 //

@@ -1,4 +1,4 @@
-// disk: empty
+// disk: 16M
 // kernel-only: it needs the kernel's disk
 //
 // Files of the disk: written, synchronized, mapped, cut, renamed and removed. The machine is

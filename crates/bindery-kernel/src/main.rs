@@ -30,7 +30,7 @@
 //! | `files::memory`, `files::generated`, `files::console`, `files::stream`, `files::pipe`, `files::socket`, `files::event`, `files::userfault`, `files::epoll` | kinds of files |
 //! | `files::disk` | the file system of the disk |
 //! | `files::path`, `files::swap`, `files::huge_pages`, `files::proc`, `files::sys` | from a path to a file; swap; `/proc` and `/sys` |
-//! | `files::device`, `files::tree`, `files::program`, `files::names`, `files::status`, `files::splice`, `files::calls`, `files` | the tree of files, and the calls that use it |
+//! | `files::silent_file`, `files::device`, `files::tree`, `files::program`, `files::names`, `files::status`, `files::splice`, `files::calls`, `files` | the tree of files, and the calls that use it |
 //! | `process` | life of processes: `clone`, `execve`, `wait`, the end |
 //! | `calls` | system calls by number |
 //! | `trap`, `page_fault`, `services`, `arch::aarch64::exceptions`, `arch::x86_64::exceptions`, `arch::aarch64::entry`, `arch::x86_64::entry`, `arch::aarch64::cpu_check`, `arch::x86_64::cpu_check`, `arch::aarch64::smp`, `arch::x86_64::smp`, `arch::aarch64::boot`, `arch::x86_64::boot`, `workload`, `start`, `failure` | entries from programs, and the kernel's start |

@@ -48,8 +48,8 @@ pub struct Directives {
     pub processors: u32,
     /// The machine's memory in bytes.
     pub memory: u64,
-    /// Whether the machine has a disk, empty at first. The program is run twice with it.
-    pub has_disk: bool,
+    /// The size of a disk, empty at first, in bytes. The program is run twice with it.
+    pub disk: Option<u64>,
     /// Options of the kernel.
     pub options: Vec<(String, String)>,
     /// The exit status of a successful run.
@@ -68,7 +68,7 @@ impl Default for Directives {
             clock: Clock::Host,
             processors: 1,
             memory: 256 << 20,
-            has_disk: false,
+            disk: None,
             options: Vec::new(),
             status: 0,
             kernel_only: None,
@@ -100,13 +100,14 @@ pub fn read(source: &str) -> Result<Directives, String> {
 
 impl Directives {
     fn take(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let size = |value| parse_bytes(value).ok_or("this is not a size; write for example 64M");
         let number = |value: &str| value.parse::<u32>().map_err(|error| error.to_string());
         match (name, value) {
             ("arguments", _) => {
                 self.arguments = shell_words::split(value).map_err(|error| error.to_string())?;
             }
             ("clock", "instructions") => self.clock = Clock::Instructions,
-            ("disk", "empty") => self.has_disk = true,
+            ("disk", _) => self.disk = Some(size(value)?),
             ("cpus", _) => self.processors = number(value)?,
             ("expect-status", _) => {
                 self.status = value.parse::<u8>().map_err(|error| error.to_string())?.into();
@@ -114,10 +115,7 @@ impl Directives {
             ("kernel-only", _) => self.kernel_only = Some(value.to_owned()),
             ("library", "glibc") => self.variant.library = CLibrary::Glibc,
             ("link", "static-pie") => self.variant.link = Link::StaticPie,
-            ("memory", _) => {
-                self.memory =
-                    parse_bytes(value).ok_or("this is not a size; write for example 64M")?
-            }
+            ("memory", _) => self.memory = size(value)?,
             ("option", _) => {
                 let (key, value) = value.split_once('=').ok_or("options are KEY=VALUE")?;
                 self.options.push((key.to_owned(), value.to_owned()));
@@ -145,13 +143,13 @@ mod tests {
         let source = "// arguments: one \"two words\" three=3\n// clock: instructions\n// cpus: 2\n\
                       //\n// Prose stands between.\n// expect-status: 134\n\
                       // kernel-only: it eats all memory\n// link: static-pie\n\
-                      // library: glibc\n// memory: 64M\n// option: processes=64\n\
+                      // library: glibc\n// memory: 64M\n// disk: 16M\n// option: processes=64\n\
                       // option: a=b=c\n#include <stdio.h>\n";
         let directives = read(source).unwrap();
         assert_eq!(directives.arguments, ["one", "two words", "three=3"]);
         assert_eq!(directives.clock, Clock::Instructions);
         assert_eq!((directives.processors, directives.status), (2, 134));
-        assert_eq!(directives.memory, 64 << 20);
+        assert_eq!((directives.memory, directives.disk), (64 << 20, Some(16 << 20)));
         assert_eq!(directives.kernel_only.as_deref(), Some("it eats all memory"));
         assert_eq!(directives.variant.link, Link::StaticPie);
         assert_eq!(directives.variant.library, CLibrary::Glibc);
@@ -167,6 +165,7 @@ mod tests {
             "// cpus: many",
             "// expect-status: 256",
             "// memory: much",
+            "// disk: empty",
             "// option: check",
             "// link: dynamic",
             "// arguments: \"open",

@@ -76,7 +76,7 @@ fn run(
     for (key, value) in &directives.options {
         line.option(key, value);
     }
-    if directives.has_disk {
+    if directives.disk.is_some() {
         line.option("disk", "virtio");
     }
     install(architecture, program, directives, &mut files, &mut line)?;
@@ -90,7 +90,7 @@ fn run(
     machine.initramfs = files.archive();
     machine.command_line = line.to_string();
     machine.timeout = Some(directives.timeout);
-    let disk = directives.has_disk.then(|| Disk::new(architecture, program)).transpose();
+    let disk = directives.disk.map(|size| Disk::new(architecture, program, size)).transpose();
     let disk = disk.map_err(|error| Trouble::Failed(format!("no disk can be made: {error}")))?;
     // The second machine finds the files of the first one.
     for _ in 0..if disk.is_some() { 2 } else { 1 } {
@@ -105,12 +105,11 @@ fn run(
 struct Disk(PathBuf);
 
 impl Disk {
-    fn new(architecture: Architecture, program: &Program) -> io::Result<Self> {
-        const SIZE: u64 = 16 << 20;
+    fn new(architecture: Architecture, program: &Program, size: u64) -> io::Result<Self> {
         let (Program::C(source) | Program::Script(source)) = program;
         let name = format!("bindery-{}-{}-{}", process::id(), architecture.name(), stem(source));
         let path = env::temp_dir().join(name);
-        File::create_new(&path)?.set_len(SIZE)?;
+        File::create_new(&path)?.set_len(size)?;
         Ok(Self(path))
     }
 }

@@ -103,6 +103,15 @@ static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Stretches of content that were written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
+/// The transfers of each direction that the device was given, and their bytes.
+static TRANSFERS: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
+
+/// The number of transfers that the device was given, and their bytes.
+pub fn transfers(direction: Direction) -> (u64, u64) {
+    let [count, bytes] = &TRANSFERS[direction as usize];
+    (count.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+}
+
 /// Finds the disk, if the command line says that there is one.
 pub fn begin() {
     if options::value("disk").is_none() {
@@ -242,6 +251,9 @@ impl Driver {
             self.waiting.push_front(piece);
             return;
         };
+        let [count, bytes] = &TRANSFERS[piece.direction as usize];
+        count.fetch_add(1, Ordering::Relaxed);
+        bytes.fetch_add(piece.length as u64, Ordering::Relaxed);
         let sector = piece.block as usize * (BLOCK_SIZE / SECTOR_SIZE);
         let mut buffers = self.buffers(index);
         // SAFETY: the slot is free, so the device does not use its buffers; the piece's memory

@@ -3,12 +3,13 @@
 use alloc::sync::Arc;
 
 use crate::errno::Errno;
-use crate::process;
+use crate::{options, process};
 
 use super::attributes::{Attributes, Kind, Patience};
 use super::inode::new_number;
 use super::memory::{self, Directory, Link};
 use super::node::{Node, Place};
+use super::silent_file::SilentFile;
 use super::tree::directory_at;
 use super::{console, frame_buffer, swap, userfault};
 
@@ -79,6 +80,9 @@ pub fn begin(root: &Arc<Place>) -> Result<(), Errno> {
     }
     directory.insert(b"zram0", swap::Device::new())?;
     directory.insert(b"fb0", frame_buffer::Device::new()?)?;
+    if options::value("silent-file").is_some() {
+        directory.insert(b"silent", SilentFile::new()?)?;
+    }
     directory.insert(b"userfaultfd", userfault::Device::new())?;
     for name in ["console", "tty"] {
         directory.insert(name.as_bytes(), console::node())?;

@@ -12,7 +12,7 @@
 //! | [`path`] | from a path to a node |
 //! | [`permission`] | owner, group and permission bits |
 //! | [`descriptor`] | descriptors and what they share |
-//! | [`console`], [`stream`], [`device`], [`frame_buffer`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
+//! | [`console`], [`stream`], [`device`], [`frame_buffer`], [`silent_file`], [`pipe`], [`socket`], [`event`], [`epoll`] | everything else that is read and written |
 //! | [`disk`] | the files of the disk, under `/disk` |
 //! | [`generated`], [`proc`], [`sys`] | files whose text is made when it is read |
 //! | [`sequence`] | the part of such a text that one read asks for |
@@ -50,6 +50,7 @@ mod program;
 mod root;
 mod segments;
 mod sequence;
+mod silent_file;
 mod socket;
 mod splice;
 mod status;

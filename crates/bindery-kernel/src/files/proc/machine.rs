@@ -6,6 +6,7 @@ use core::fmt::{self, Write};
 use bindery_linux::proc::{FaultCounts, vmstat};
 
 use crate::calls::segments;
+use crate::disk::Direction;
 use crate::memory::memory;
 use crate::process::{self, scheduler};
 use crate::{options, time};
@@ -19,6 +20,7 @@ use super::{frames, sysctl};
 pub fn directory() -> Arc<FixedDirectory> {
     FixedDirectory::of([
         ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
+        ("diskstats", Text::new(make_diskstats)),
         ("filesystems", Text::new(make_filesystems)),
         ("kpagecount", frames::counts()),
         ("kpageflags", frames::flags()),
@@ -49,6 +51,20 @@ pub fn mounts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     } else {
         Ok(())
     }
+}
+
+/// The disk's line, in Linux's order: reads, those merged, sectors, time, and the same of writes.
+/// Times are not measured.
+fn make_diskstats(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    if crate::disk::blocks().is_none() {
+        return Ok(());
+    }
+    let [reads, writes] = [Direction::Read, Direction::Write].map(|direction| {
+        let (count, bytes) = crate::disk::transfers(direction);
+        (count, bytes / 512)
+    });
+    let (read, written) = (reads.1, writes.1);
+    writeln!(out, " 254 0 vda {} 0 {read} 0 {} 0 {written} 0 0 0 0", reads.0, writes.0)
 }
 
 fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
