@@ -62,6 +62,26 @@ fn an_allocation_that_does_not_fit_takes_nothing() {
 }
 
 #[test]
+fn an_allocation_that_fails_leaves_what_was_allocated() {
+    let quota = Quota::new(20);
+    let (machine, memory) = strict::<Arch>(32 * MIB);
+    for order in [0, 2] {
+        use_object_order(&memory, order);
+        let (one, other) = (file(&memory, &quota), file(&memory, &quota));
+        other.allocate(0, 4 * PAGE, Growth::Allowed).unwrap();
+        one.allocate(0, 4 * PAGE, Growth::Allowed).unwrap();
+        one.allocate(8 * PAGE, 4 * PAGE, Growth::Allowed).unwrap();
+        assert_eq!(one.allocate(0, 20 * PAGE, Growth::Allowed), Err(Error::NoSpace));
+        assert_eq!((one.resident_pages(), quota.used()), (8, 12));
+        // So that other objects take none of it.
+        assert_eq!(other.allocate(0, 13 * PAGE, Growth::Allowed), Err(Error::NoSpace));
+        assert_eq!(one.write(0, &[1; 4 * PAGE as usize]), Ok(4 * PAGE as usize));
+        audit(&machine, &memory, &[]);
+    }
+    assert_eq!(quota.used(), 0);
+}
+
+#[test]
 fn a_fault_beyond_the_quota_is_sigbus() {
     let quota = Quota::new(2);
     let (machine, memory) = strict::<Arch>(32 * MIB);

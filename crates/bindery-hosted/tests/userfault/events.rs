@@ -6,8 +6,8 @@ use std::thread;
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Advice, Error, FaultError, FillMode, ForkIsNext, PartialFill, Remap, UserfaultFeatures,
-    UserfaultMessage, UserfaultModes, UserfaultScope,
+    Access, Advice, Error, FaultError, FillMode, ForkIsNext, LockPages, PartialFill, Remap,
+    UserfaultFeatures, UserfaultMessage, UserfaultModes, UserfaultScope,
 };
 
 use super::fixture::{AT, Fixture, PAGE, PAGES, Space, at, with_features, with_fixture};
@@ -135,6 +135,41 @@ fn dropped_contents_are_told() {
         assert_eq!(done, Ok(()));
         assert_eq!(fixture.space.resident().anonymous, 0);
         fixture.copy(4, PAGE, 1).unwrap();
+    });
+}
+
+/// Gives advice on another CPU, and returns the messages that it sends before it is over.
+fn told(fixture: &Fixture<'_, '_>, advice: Advice) -> (Result<(), Error>, Vec<VirtRange>) {
+    let mut ranges = Vec::new();
+    let result = thread::scope(|scope| {
+        let advise = move || fixture.space.madvise(at(4), 6 * PAGE, advice);
+        let advise = scope.spawn(move || fixture.machine.on_cpu(Cpu(1), advise));
+        while !advise.is_finished() || fixture.fd.is_readable() {
+            match fixture.fd.try_read() {
+                Some(UserfaultMessage::Remove(range)) => ranges.push(range),
+                Some(other) => panic!("{other:?}"),
+                None => thread::yield_now(),
+            }
+        }
+        advise.join().unwrap()
+    });
+    (result, ranges)
+}
+
+#[test]
+fn contents_that_stay_are_not_told() {
+    with_features(MONITOR, |fixture| {
+        fixture.copy(4, 6 * PAGE, 4).unwrap();
+        fixture.space.mlock(at(6), 2 * PAGE, LockPages::OnFault).unwrap();
+        // The locked mapping is refused, and with it the one behind.
+        assert_eq!(told(fixture, Advice::DontNeed), (Err(Error::Invalid), vec![pages(4, 2)]));
+        assert_eq!(fixture.space.resident().anonymous, 4);
+        assert_eq!(told(fixture, Advice::Free), (Err(Error::Invalid), vec![pages(4, 2)]));
+        // Anonymous memory has no object.
+        assert_eq!(told(fixture, Advice::Remove), (Err(Error::Invalid), vec![]));
+        let all = vec![pages(4, 2), pages(6, 2), pages(8, 2)];
+        assert_eq!(told(fixture, Advice::DontNeedLocked), (Ok(()), all));
+        assert_eq!(fixture.space.resident().anonymous, 0);
     });
 }
 

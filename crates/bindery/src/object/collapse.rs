@@ -51,6 +51,8 @@ pub(crate) fn collapse<P: Platform>(
             // Pages from the storage are fetched before the invalidate lock excludes others. With
             // the changes held, they are not dropped again.
             for page in first..end {
+                // As in `bring_in`: reclaim may take pages while others are read.
+                interrupt::check(memory.platform())?;
                 let ahead = end - page;
                 demand(
                     memory,

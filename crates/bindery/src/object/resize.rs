@@ -11,12 +11,13 @@ use super::fetch::{Purpose, Wanted, demand, obtain};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, Copies};
+use super::pages::mark_run_dirty;
 use super::seals::Seals;
 use super::state::{ObjectState, pages_of};
 use super::swap_in::{Swapped, swap_in};
 use super::wait::Stop;
 use super::{MAX_SIZE, Object, pages};
-use crate::collections::page_tree::PAGE_LIMIT;
+use crate::collections::page_tree::{PAGE_LIMIT, PageRun};
 
 /// Whether an object may grow when pages are allocated beyond its end.
 ///
@@ -260,12 +261,19 @@ impl<P: Platform> Object<'_, P> {
             return Err(Error::NoSpace.into());
         }
         let (mut page, mut piece) = (first, Piece::first_of(memory));
+        let mut is_own = false;
         while page < end {
             // The changes are held, so no page is dropped during the walk.
             let (found, count) = pages::run_at(memory, object, page, end - page);
-            if found.is_some() {
+            if let Some(frame) = found {
+                let run = PageRun { page, frame, count: u32::try_from(count).unwrap_or(u32::MAX) };
+                if !core::mem::take(&mut is_own) && !object.is_file() {
+                    // Reserved before: dirty, it stays if this call fails. Of shared memory, no
+                    // page is being stored.
+                    let _ = mark_run_dirty(memory, object, run);
+                }
                 page += count;
-                piece.add(u32::try_from(count).unwrap_or(u32::MAX));
+                piece.add(run.count);
                 continue;
             }
             let obtained = interrupt::check(memory.platform())
@@ -277,6 +285,7 @@ impl<P: Platform> Object<'_, P> {
                 });
                 return Err(stop);
             }
+            is_own = true;
         }
         Ok(())
     }

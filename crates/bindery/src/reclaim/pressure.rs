@@ -57,6 +57,8 @@ pub(super) struct Batch<'m, P: Platform> {
     folios: u64,
     /// Pages in flight.
     pages: u64,
+    /// Pages freed since, which no call has returned yet.
+    dropped: u64,
     /// Position of the hand when the batch began.
     began: u64,
     /// The hand has passed over a folio that may be reclaimable if it is not locked into memory any
@@ -76,6 +78,7 @@ impl<'m, P: Platform> Batch<'m, P> {
             vmas,
             folios: 0,
             pages: 0,
+            dropped: 0,
             began: 0,
             passed_over: false,
             later: false,
@@ -120,7 +123,7 @@ impl<'m, P: Platform> Batch<'m, P> {
     ) -> bool {
         if !self.vmas.iter().any(|vma| vma.is(hit.vma)) {
             if self.vmas.is_full() {
-                self.unmap();
+                self.dropped += self.unmap();
             }
             let Some(vma) = hit.vma.try_read(self.memory.platform()) else {
                 self.later = true;
@@ -194,7 +197,7 @@ impl<'m, P: Platform> Batch<'m, P> {
     /// Writes the batch out; called without locks. Returns the number of pages freed.
     pub(super) fn finish(&mut self) -> u64 {
         let wanted = self.pages;
-        let dropped = self.unmap();
+        let dropped = core::mem::take(&mut self.dropped) + self.unmap();
         (self.folios, self.pages) = (0, 0);
         let freed = dropped + self.out.write_out(self.memory);
         // The other folios are pinned, or the store has refused them, or a device writes them.

@@ -13,7 +13,7 @@ use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::vma::{MappingFlags, Protection, Vma};
 use crate::vmas::Parts;
 
-use super::advice::{Advice, Call, Change, EntryChange, Loss, VmaChange};
+use super::advice::{Advice, Call, Change, Effect, EntryChange, Loss, VmaChange};
 use super::cold_or_free::cold_or_free;
 use super::guard_pages;
 use super::page_out::{page_out, page_out_shared};
@@ -95,7 +95,8 @@ fn madvise<P: Platform>(
     }
     let effect = advice.effect();
     if effect.loss == Loss::Contents && space.has_userfaults() {
-        notify_removed(space, range)?;
+        let refuses = |vma: &Vma| refusal(vma, effect, rights).is_some();
+        notify_removed(space, range, &refuses)?;
     }
     match effect.change {
         Change::Call(Call::WillNeed) => will_need(space, range),
@@ -133,13 +134,10 @@ fn remove_contents<P: Platform>(
             if !may_be_advised(vma, loss, KeyRights::ALL) {
                 return Err(Error::Sealed(part.start()));
             }
-            if vma.has(MappingFlags::LOCKED) {
-                return Err(Error::Invalid);
+            if let Some(error) = refusal_of_removal(vma) {
+                return Err(error);
             }
             let object = space.object_of(vma).ok_or(Error::Invalid)?;
-            if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
-                return Err(Error::AccessDenied);
-            }
             // Saturated, the offset lies behind the largest object: `Invalid`, as on Linux.
             let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
             (object, offset, part.len())
@@ -177,24 +175,59 @@ fn advise<P: Platform>(
     Ok(parts.end()?)
 }
 
+/// The error of a mapping whose contents the advice may not take; a sealed one's is
+/// [`Error::Sealed`].
+#[cold]
+fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {
+    match effect.change {
+        _ if !may_be_advised(vma, effect.loss, rights) => Some(Error::Sealed(vma.range().start())),
+        Change::Call(Call::Remove) => refusal_of_removal(vma),
+        Change::Vmas(VmaChange::Entries(change)) => refusal_of_change(vma, change),
+        Change::Call(Call::WillNeed | Call::Populate(_) | Call::Collapse)
+        | Change::Vmas(VmaChange::Flags(_)) => None,
+    }
+}
+
+/// The error of `MADV_REMOVE` of a mapping.
+fn refusal_of_removal(vma: &Vma) -> Option<Error> {
+    if vma.has(MappingFlags::LOCKED) || vma.is_anonymous() {
+        Some(Error::Invalid)
+    } else if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
+        Some(Error::AccessDenied)
+    } else {
+        None
+    }
+}
+
+/// The error of a mapping whose entries the advice may not change.
+#[inline(always)]
+fn refusal_of_change(vma: &Vma, change: EntryChange) -> Option<Error> {
+    let locked = vma.has(MappingFlags::LOCKED);
+    let guards = matches!(change, EntryChange::InstallGuards | EntryChange::RemoveGuards);
+    // Only a revoke and an unmapping remove leaves of frames that are not the core's.
+    let refuses = vma.has(MappingFlags::FRAMES)
+        || guards && vma.has(MappingFlags::DONT_EXPAND)
+        || match change {
+            EntryChange::Drop { locked: allows } => locked && !allows,
+            EntryChange::Free => locked || !vma.is_anonymous(),
+            EntryChange::Cold | EntryChange::PageOut => locked,
+            EntryChange::InstallGuards | EntryChange::RemoveGuards => false,
+        };
+    refuses.then_some(Error::Invalid)
+}
+
 fn change_entries<'op, P: Platform>(
     op: &mut Op<'op, '_, P>,
     vma: &'op Vma,
     part: VirtRange,
     change: EntryChange,
 ) -> Result<(), Failure> {
-    let locked = vma.has(MappingFlags::LOCKED);
-    let guards = matches!(change, EntryChange::InstallGuards | EntryChange::RemoveGuards);
-    // Only a revoke and an unmapping remove leaves of frames that are not the core's.
-    if vma.has(MappingFlags::FRAMES) || guards && vma.has(MappingFlags::DONT_EXPAND) {
-        return Err(Error::Invalid.into());
+    if let Some(error) = refusal_of_change(vma, change) {
+        return Err(error.into());
     }
     match change {
-        EntryChange::Drop { locked: false } if locked => Err(Error::Invalid.into()),
         EntryChange::Drop { .. } => Ok(drop_contents(op, vma, part)?),
-        EntryChange::Free if locked || !vma.is_anonymous() => Err(Error::Invalid.into()),
         EntryChange::Free => Ok(cold_or_free(op, vma, part, UseBits::AccessedAndDirty)?),
-        EntryChange::Cold | EntryChange::PageOut if locked => Err(Error::Invalid.into()),
         // Droppable pages are never saved.
         EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
             Ok(drop_contents(op, vma, part)?)

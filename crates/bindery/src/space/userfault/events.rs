@@ -122,18 +122,20 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// Notifies userfaultfds before contents in `range` are dropped, mapping by mapping. Waits
-/// until the messages are read. Called without locks.
+/// until the messages are read. It ends before the first mapping that `refuses` the call: its
+/// contents stay, and those behind it. Called without locks.
 #[cold]
 pub(in crate::space) fn notify_removed<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
+    refuses: &dyn Fn(&Vma) -> bool,
 ) -> Result<(), Error> {
     let memory = space.page_table.memory;
     let mut at = range.start();
     while at < range.end() {
         // One mapping at a time, so that a retry does not deliver a message twice.
         let rest = VirtRange::raw(at.0, range.end().0);
-        let next = memory.retry::<_, Error>(|| Ok(notice_of_removal(space, rest)?))?;
+        let next = memory.retry::<_, Error>(|| Ok(notice_of_removal(space, rest, refuses)?))?;
         let Some((end, notices)) = next else { break };
         if !notices.is_empty() {
             notices.deliver(memory);
@@ -144,13 +146,17 @@ pub(in crate::space) fn notify_removed<P: Platform>(
 }
 
 /// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to
-/// it. Returns the end of that mapping's part of the range; `None` if the range has no mapping.
+/// it. Returns the end of that mapping's part of the range; `None` if the range has no mapping, or the
+/// first one refuses the call.
 fn notice_of_removal<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
+    refuses: &dyn Fn(&Vma) -> bool,
 ) -> Result<Option<(VirtAddr, Notices)>, NoMemory> {
     let vmas = space.vmas.lock();
-    let Some(vma) = vmas.view().first_in(range) else { return Ok(None) };
+    let Some(vma) = vmas.view().first_in(range).filter(|vma| !refuses(vma)) else {
+        return Ok(None);
+    };
     let part = vma.range().intersection(range);
     let mut notices = Notices::default();
     if let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_REMOVE) {
