@@ -82,7 +82,7 @@ pub fn write_superblock(block: &mut Block, blocks: u64) {
     put(block, 16, &blocks.to_le_bytes());
 }
 
-/// What the first block of a disk says.
+/// The content of the first block of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Superblock {
     /// A file system of so many blocks.

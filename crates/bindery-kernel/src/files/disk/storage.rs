@@ -67,8 +67,13 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
     };
     move_block(Direction::Read, 0, &mut page)?;
     let mut volume = match layout::read_superblock(bytes(&mut page)) {
-        Superblock::Ours(size) if size <= blocks => Volume::new(size),
-        Superblock::Ours(_) => return Err("the disk is shorter than its file system"),
+        Superblock::Ours(size) if size > blocks => {
+            return Err("the disk is shorter than its file system");
+        }
+        Superblock::Ours(size) if size <= layout::CONTENT => {
+            return Err("the file system of the disk is damaged");
+        }
+        Superblock::Ours(size) => Volume::new(size),
         Superblock::Unknown => return Err("the disk has another version of the file system"),
         Superblock::None => {
             bytes(&mut page).fill(0);

@@ -60,20 +60,24 @@ impl Volume {
         self.free += 1;
     }
 
-    /// Adds a file that was found on the disk. Refuses one whose extents are impossible.
+    /// Adds a file that was found on the disk. Refuses one whose extents are impossible: the volume
+    /// cannot be used then.
     pub fn adopt(&mut self, number: usize, record: Record) -> Result<(), Record> {
         let mut next = 0;
         for extent in &record.extents {
-            let (first, count) = (u64::from(extent.block), u64::from(extent.count));
-            let is_free = |block| block < self.blocks && !self.is_used(block);
-            if extent.page < next || count == 0 || !(first..first + count).all(is_free) {
+            let Some(end) = extent.page.checked_add(extent.count) else { return Err(record) };
+            if extent.page < next || extent.count == 0 {
                 return Err(record);
             }
-            next = extent.page.saturating_add(extent.count);
-        }
-        for extent in &record.extents {
             let first = u64::from(extent.block);
-            (first..first + u64::from(extent.count)).for_each(|block| self.take(block));
+            for block in first..first + u64::from(extent.count) {
+                // Blocks of the table are in use from the start.
+                if block >= self.blocks || self.is_used(block) {
+                    return Err(record);
+                }
+                self.take(block);
+            }
+            next = end;
         }
         self.sequence = self.sequence.max(record.sequence);
         self.records[number] = Some(record);
