@@ -9,7 +9,7 @@ use bindery::arch::{Arch, KeyRights};
 use bindery::{AddressSpace, Advice, Errno, Error, Operation, Platform};
 
 use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
-use super::{Outcome, Process, errno, raw as raw_result};
+use super::{Begun, Outcome, Process, errno, raw as raw_result};
 
 fn advice(number: i32) -> Option<Advice> {
     Some(match u32::try_from(number).ok()? {
@@ -47,11 +47,10 @@ pub(super) fn madvise<'m, P: Platform>(
     addr: u64,
     length: u64,
     number: i32,
-) -> Outcome {
+) -> Begun {
     let advice = advice(number).ok_or(Errno::EINVAL)?;
-    let done =
-        process.space().madvise_with_keys(VirtAddr(addr), length, advice, process.key_rights());
-    done.map(|()| 0).map_err(errno(Operation::Madvise))
+    let begun = process.space().begin_madvise(VirtAddr(addr), length, advice, process.key_rights());
+    begun.map(|populate| (0, populate)).map_err(errno(Operation::Madvise))
 }
 
 /// `process_madvise(2)`: an array of `struct iovec` in the caller's memory lists the ranges.

@@ -21,6 +21,7 @@
 //! | `advice` | `madvise`, `process_madvise`, `process_mrelease` |
 //! | `mlock` | `mlock`, `mlock2`, `munlock`, `mlockall`, `munlockall` |
 //! | `mincore`, `msync` | these calls |
+//! | `pending` | [`PendingCall`]: calls that stop where they would wait, and go on |
 //! | `file` | calls on shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
 //! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
@@ -54,6 +55,7 @@ mod mincore;
 mod mlock;
 mod msync;
 mod number;
+mod pending;
 mod prctl;
 #[cfg(feature = "procfs")]
 pub mod proc;
@@ -66,13 +68,14 @@ mod vm_copy;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
-use bindery::{AddressSpace, Errno, Error, FileAccess, Object, Operation, Platform};
+use bindery::{AddressSpace, Errno, Error, FileAccess, Object, Operation, Platform, Populate};
 
 pub use advice::process_mrelease;
 pub use file::{
     add_seals, fallocate, ftruncate, get_seals, memfd_create, memfd_secret, pread, pwrite,
 };
 pub use number::{Call, Numbers};
+pub use pending::{CallStep, PendingCall};
 pub use prctl::prctl;
 #[cfg(feature = "sysv")]
 pub use shm::{
@@ -142,8 +145,11 @@ pub trait Process<'m, P: Platform> {
 /// The result of a call: a value, or the errno.
 type Outcome = Result<u64, Errno>;
 
+/// A call up to its waits: its value, and the pages that it maps before it returns.
+type Begun = Result<(u64, Populate), Errno>;
+
 /// Makes a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
-/// for an error.
+/// for an error. A kernel that must not block has [`PendingCall`].
 ///
 /// Context: may sleep. Complexity: that of the operation.
 pub fn call<'m, P: Platform>(
@@ -151,25 +157,38 @@ pub fn call<'m, P: Platform>(
     call: Call,
     arguments: [u64; 6],
 ) -> i64 {
+    let outcome = begin(process, call, arguments).and_then(|(value, populate)| {
+        let populated = populate.finish(process.space());
+        populated.map(|()| value).map_err(errno(populate_operation(call)))
+    });
+    raw(outcome)
+}
+
+/// Makes a call up to its waits.
+#[inline(always)]
+fn begin<'m, P: Platform>(process: &impl Process<'m, P>, call: Call, arguments: [u64; 6]) -> Begun {
     let space = process.space();
     let [a, b, c, ..] = arguments;
     let outcome = match call {
-        Call::Mmap => map::mmap(process, arguments),
+        Call::Mmap => return map::mmap(process, arguments),
+        Call::Mremap => return map::mremap(space, arguments),
+        Call::RemapFilePages => return map::remap_file_pages(space, arguments),
+        Call::Brk => {
+            let (end, populate) = space.begin_set_break(VirtAddr(a));
+            return Ok((end.0, populate));
+        }
+        Call::Madvise => return advice::madvise(process, a, b, c as i32),
+        Call::Mlock => return mlock::mlock(space, a, b, 0),
+        Call::Mlock2 => return mlock::mlock(space, a, b, c as i32),
+        Call::Mlockall => return mlock::mlockall(space, a as i32),
         Call::Munmap => map::munmap(space, a, b),
-        Call::Mremap => map::mremap(space, arguments),
-        Call::RemapFilePages => map::remap_file_pages(space, arguments),
         Call::Mprotect => protect::mprotect(space, [a, b, c], protect::NO_KEY),
         Call::PkeyMprotect => protect::mprotect(space, [a, b, c], arguments[3] as i32),
         Call::PkeyAlloc => protect::pkey_alloc(process, a, b),
         Call::PkeyFree => protect::pkey_free(space, a as i32),
-        Call::Brk => Ok(space.set_break(VirtAddr(a)).0),
         Call::Mseal => map::mseal(space, a, b, c),
-        Call::Madvise => advice::madvise(process, a, b, c as i32),
         Call::ProcessMadvise => advice::process_madvise(process, arguments),
-        Call::Mlock => mlock::mlock(space, a, b, 0),
-        Call::Mlock2 => mlock::mlock(space, a, b, c as i32),
         Call::Munlock => mlock::munlock(space, a, b),
-        Call::Mlockall => mlock::mlockall(space, a as i32),
         Call::Munlockall => {
             space.munlockall();
             Ok(0)
@@ -177,7 +196,30 @@ pub fn call<'m, P: Platform>(
         Call::Mincore => mincore::mincore(space, a, b, c),
         Call::Msync => msync::msync(space, a, b, c as i32),
     };
-    raw(outcome)
+    outcome.map(|value| (value, Populate::default()))
+}
+
+/// The operation of the errors of pages that a call maps.
+fn populate_operation(call: Call) -> Operation {
+    match call {
+        Call::Mlock | Call::Mlock2 | Call::Mlockall => Operation::Mlock,
+        Call::Mmap
+        | Call::Munmap
+        | Call::Mremap
+        | Call::RemapFilePages
+        | Call::Mprotect
+        | Call::PkeyMprotect
+        | Call::PkeyAlloc
+        | Call::PkeyFree
+        | Call::Brk
+        | Call::Mseal
+        | Call::Madvise
+        | Call::ProcessMadvise
+        | Call::Munlock
+        | Call::Munlockall
+        | Call::Mincore
+        | Call::Msync => Operation::Madvise,
+    }
 }
 
 /// The raw result of a call.

@@ -8,7 +8,7 @@ use bindery::{
     Protection, Remap, Sharing,
 };
 
-use super::{OpenFile, Outcome, Process, errno};
+use super::{Begun, OpenFile, Outcome, Process, errno};
 
 /// The kinds of mapping, in the low bits of the flags.
 const MAP_TYPE: u32 = 0xf;
@@ -52,7 +52,7 @@ pub(super) fn protection(bits: u64) -> Protection {
 pub(super) fn mmap<'m, P: Platform>(
     process: &impl Process<'m, P>,
     [addr, length, bits, flags, descriptor, offset]: [u64; 6],
-) -> Outcome {
+) -> Begun {
     if !offset.is_multiple_of(PAGE_SIZE) {
         return Err(Errno::EINVAL);
     }
@@ -113,14 +113,14 @@ pub(super) fn mmap<'m, P: Platform>(
         }
     }
     let mapped = match &source {
-        FileSource::Anonymous => space.mmap(&request),
-        FileSource::Zeroes(access) => space.mmap_zeroes(&request, offset, *access),
+        FileSource::Anonymous => space.begin_mmap(&request),
+        FileSource::Zeroes(access) => space.begin_mmap_zeroes(&request, offset, *access),
         FileSource::File(file) => {
             let source = MapObject { object: &file.object, offset, access: file.access };
-            space.mmap_object(&request, &source)
+            space.begin_mmap_object(&request, &source)
         }
     };
-    mapped.map(|at| at.0).map_err(errno(Operation::Mmap))
+    mapped.map(|(at, populate)| (at.0, populate)).map_err(errno(Operation::Mmap))
 }
 
 pub(super) fn munmap<P: Platform>(space: &AddressSpace<'_, P>, addr: u64, length: u64) -> Outcome {
@@ -130,7 +130,7 @@ pub(super) fn munmap<P: Platform>(space: &AddressSpace<'_, P>, addr: u64, length
 pub(super) fn mremap<P: Platform>(
     space: &AddressSpace<'_, P>,
     [old, old_length, length, flags, target, _]: [u64; 6],
-) -> Outcome {
+) -> Begun {
     let [may_move, fixed, stays] =
         [raw::MREMAP_MAYMOVE, raw::MREMAP_FIXED, raw::MREMAP_DONTUNMAP].map(u64::from);
     if flags & !(may_move | fixed | stays) != 0 {
@@ -146,22 +146,22 @@ pub(super) fn mremap<P: Platform>(
         // Linux has checks before this one, but they return the same errno.
         (false, ..) => return Err(Errno::EINVAL),
     };
-    let moved = space.mremap(VirtAddr(old), old_length, length, remap);
-    moved.map(|at| at.0).map_err(errno(Operation::Mremap))
+    let moved = space.begin_mremap(VirtAddr(old), old_length, length, remap);
+    moved.map(|(at, populate)| (at.0, populate)).map_err(errno(Operation::Mremap))
 }
 
 /// Only `MAP_NONBLOCK` has an effect: without it, the call populates the pages.
 pub(super) fn remap_file_pages<P: Platform>(
     space: &AddressSpace<'_, P>,
     [addr, length, protection, page, flags, _]: [u64; 6],
-) -> Outcome {
+) -> Begun {
     if protection != 0 {
         return Err(Errno::EINVAL);
     }
     let mut asked = MapFlags::empty();
     asked.set(MapFlags::POPULATE, flags & u64::from(raw::MAP_NONBLOCK) == 0);
-    let done = space.remap_file_pages(VirtAddr(addr), length, page, asked);
-    done.map(|()| 0).map_err(errno(Operation::Mmap))
+    let begun = space.begin_remap_file_pages(VirtAddr(addr), length, page, asked);
+    begun.map(|populate| (0, populate)).map_err(errno(Operation::Mmap))
 }
 
 pub(super) fn mseal<P: Platform>(

@@ -173,13 +173,14 @@ pub use object::{
 pub use platform::Platform;
 pub use reclaim::Reclaimed;
 pub use space::{
-    Access, AddressSpace, Advice, CollapseLimits, CollapseProgress, ExecGain, FaultPoll,
-    FaultReady, FaultWait, FileAccess, FillMode, FillOrder, FillSource, FolioError, FolioView,
-    Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags, MapObject, MapRequest,
-    Mapping, MappingFlags, MappingView, MoveMode, ObjectView, PageCategories, PageRegion,
-    PageRegions, PageRun, PageRunContent, PageScan, PartialCopy, PartialFill, PinTime, Pinned,
-    Place, ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing,
-    SpaceOptions, SyncFlags, TriedFault, Usage, UserfaultHandler, WriteProtectMode,
+    Access, AddressSpace, Advice, CallPoll, CallReady, CallWait, CollapseLimits, CollapseProgress,
+    ExecGain, FaultPoll, FaultReady, FaultWait, FileAccess, FillMode, FillOrder, FillSource,
+    FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
+    MapObject, MapRequest, Mapping, MappingFlags, MappingView, MoveMode, ObjectView,
+    PageCategories, PageRegion, PageRegions, PageRun, PageRunContent, PageScan, PartialCopy,
+    PartialFill, PinTime, Pinned, Place, Populate, ProtectFrom, Protection, Remap, Residence,
+    Resident, Resolved, Scanned, Sharing, SpaceOptions, Step, SyncFlags, TriedFault, Usage,
+    UserfaultHandler, WriteProtectMode,
 };
 pub use stats::Counts;
 pub use swap::{

@@ -19,6 +19,7 @@ mod mapped_files;
 mod out_of_memory;
 mod pager_stores;
 mod pager_waits;
+mod pending_calls;
 mod properties;
 mod quotas;
 mod races;

@@ -25,6 +25,7 @@ mod owners;
 mod page_out;
 mod parts;
 mod patterns;
+mod pending_calls;
 mod pieces;
 mod read_around;
 mod reclaim;

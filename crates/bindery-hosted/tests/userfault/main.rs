@@ -10,6 +10,7 @@ mod fill;
 mod fixture;
 mod missing;
 mod moves;
+mod pending_calls;
 mod prot_none;
 mod protect;
 mod scan;

@@ -10,7 +10,7 @@ use crate::vmas::STACK_GUARD_GAP;
 
 use super::munmap::unmap;
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::Populate;
 use crate::space::op::Op;
 
 /// The start and end of the program's heap; both 0 until [`AddressSpace::set_break_start`].
@@ -53,11 +53,22 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
     /// in the mappings if it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
+        let (now, populate) = set_break(self, end);
+        let _ = populate.finish(self);
+        now
+    }
+
+    /// As [`AddressSpace::set_break`], up to the waits: memory that is locked by
+    /// [`crate::LockAll::FUTURE`] has its pages after the steps of the [`Populate`], which do not
+    /// fail.
+    ///
+    /// Context: may sleep. Complexity: as there.
+    pub fn begin_set_break(&self, end: VirtAddr) -> (VirtAddr, Populate) {
         set_break(self, end)
     }
 }
 
-fn set_break<P: Platform>(space: &AddressSpace<'_, P>, end: VirtAddr) -> VirtAddr {
+fn set_break<P: Platform>(space: &AddressSpace<'_, P>, end: VirtAddr) -> (VirtAddr, Populate) {
     let mut now = end;
     let moved = space.operate_with_reclaim(|op| {
         let moved = move_break(op, end);
@@ -67,10 +78,11 @@ fn set_break<P: Platform>(space: &AddressSpace<'_, P>, end: VirtAddr) -> VirtAdd
         now = VirtAddr(space.program_break.end.load(Ordering::Relaxed));
         moved
     });
-    if let Ok(Some(range)) = moved {
-        let _ = populate(space, range);
-    }
-    now
+    let populate = match moved {
+        Ok(Some(range)) => Populate::as_possible(range),
+        _ => Populate::default(),
+    };
+    (now, populate)
 }
 
 /// Moves the end of the heap. Returns the new range if it must be populated.

@@ -9,7 +9,8 @@ use crate::platform::Platform;
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::mmap::Backing;
 use crate::space::AddressSpace;
-use crate::space::call::mmap::map_and_populate;
+use crate::space::call::mmap::map_unpopulated;
+use crate::space::call::populate::{Populate, populated};
 use crate::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -29,6 +30,21 @@ impl<P: Platform> AddressSpace<'_, P> {
         offset: u64,
         access: FileAccess,
     ) -> Result<VirtAddr, Error> {
+        populated(self, map_zeroes(self, request, offset, access))
+    }
+
+    /// As [`AddressSpace::mmap_zeroes`], up to the waits, as [`AddressSpace::begin_mmap`].
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mmap_object`].
+    pub fn begin_mmap_zeroes(
+        &self,
+        request: &MapRequest,
+        offset: u64,
+        access: FileAccess,
+    ) -> Result<(VirtAddr, Populate), Error> {
         map_zeroes(self, request, offset, access)
     }
 }
@@ -38,7 +54,7 @@ fn map_zeroes<P: Platform>(
     request: &MapRequest,
     offset: u64,
     access: FileAccess,
-) -> Result<VirtAddr, Error> {
+) -> Result<(VirtAddr, Populate), Error> {
     let shared = request.sharing == Sharing::Shared;
     let writable = access.contains(FileAccess::WRITE);
     if shared && writable {
@@ -51,7 +67,7 @@ fn map_zeroes<P: Platform>(
         // The object has the length of the mapping even if the offset is not zero, as on Linux.
         // So accesses beyond its end fail.
         let object = space.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
-        return space.mmap_object(request, &MapObject { object: &object, offset, access });
+        return space.begin_mmap_object(request, &MapObject { object: &object, offset, access });
     }
     let writes = shared && request.protection.contains(Protection::WRITE);
     let refused = if !access.contains(FileAccess::READ) || writes {
@@ -69,5 +85,5 @@ fn map_zeroes<P: Platform>(
     let mut may = MappingFlags::MAY_ALL;
     may.set(MappingFlags::MAY_WRITE, !shared);
     let request = MapRequest { sharing: Sharing::Private, ..*request };
-    map_and_populate(space, &request, Backing::anonymous(may))
+    map_unpopulated(space, &request, Backing::anonymous(may))
 }

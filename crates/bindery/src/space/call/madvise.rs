@@ -19,7 +19,7 @@ use super::guard_pages;
 use super::page_out::{page_out, page_out_shared};
 use super::range::page_range;
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate_as;
+use crate::space::call::populate::{Populate, populated};
 use crate::space::call::will_need::will_need;
 use crate::space::op::Op;
 use crate::space::userfault::events::notify_removed;
@@ -67,8 +67,30 @@ impl<P: Platform> AddressSpace<'_, P> {
         advice: Advice,
         rights: KeyRights,
     ) -> Result<(), Error> {
+        let begun = self.begin_madvise(start, length, advice, rights);
+        populated(self, begun.map(|populate| ((), populate)))
+    }
+
+    /// As [`AddressSpace::madvise_with_keys`], but the steps of the [`Populate`] do the work of
+    /// [`Advice::PopulateRead`] and [`Advice::PopulateWrite`], and return their errors. Other advice
+    /// is done at once.
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
+    ///
+    /// # Errors
+    /// As [`AddressSpace::madvise`].
+    pub fn begin_madvise(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        advice: Advice,
+        rights: KeyRights,
+    ) -> Result<Populate, Error> {
         let range = page_range::<P::Arch>(start, length)?;
-        madvise(self, range, advice, rights)
+        if let Change::Call(Call::Populate(want)) = advice.effect().change {
+            return Ok(Populate::all_of(range, want));
+        }
+        madvise(self, range, advice, rights).map(|()| Populate::default())
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes read as
@@ -100,7 +122,7 @@ fn madvise<P: Platform>(
     }
     match effect.change {
         Change::Call(Call::WillNeed) => will_need(space, range),
-        Change::Call(Call::Populate(want)) => populate_as(space, range, want),
+        Change::Call(Call::Populate(want)) => Populate::all_of(range, want).finish(space),
         Change::Call(Call::Remove) => remove_contents(space, range, effect.loss),
         Change::Call(Call::Collapse) => space.collapse_range(range),
         Change::Vmas(change) => {

@@ -13,7 +13,7 @@ use crate::vma::{MappingFlags, Vma};
 use crate::vmas::VmaView;
 
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::{Populate, Want, populated};
 use crate::space::limits::Locking;
 use crate::space::op::Op;
 
@@ -91,6 +91,23 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// available; [`Error::Interrupted`] if the range is locked, but a fatal signal came before all
     /// pages were populated.
     pub fn mlock(&self, start: VirtAddr, length: u64, pages: LockPages) -> Result<(), Error> {
+        let begun = mlock(self, start, length, pages);
+        populated(self, begun.map(|populate| ((), populate)))
+    }
+
+    /// As [`AddressSpace::mlock`], up to the waits: the range is locked, and the steps of the
+    /// [`Populate`] bring its pages in.
+    ///
+    /// Context: may sleep. Complexity: in the mappings.
+    ///
+    /// # Errors
+    /// As there; the steps return those about pages.
+    pub fn begin_mlock(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        pages: LockPages,
+    ) -> Result<Populate, Error> {
         mlock(self, start, length, pages)
     }
 
@@ -114,6 +131,18 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
     /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
+        let begun = mlockall(self, what);
+        populated(self, begun.map(|populate| ((), populate)))
+    }
+
+    /// As [`AddressSpace::mlockall`], up to the waits: the mappings are locked, and the steps of the
+    /// [`Populate`] bring their pages in. These fail only by [`Error::Interrupted`].
+    ///
+    /// Context: may sleep. Complexity: in the mappings.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_mlockall(&self, what: LockAll) -> Result<Populate, Error> {
         mlockall(self, what)
     }
 
@@ -125,7 +154,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-fn mlockall<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) -> Result<(), Error> {
+fn mlockall<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) -> Result<Populate, Error> {
     if !what.intersects(LockAll::CURRENT | LockAll::FUTURE) {
         return Err(Error::Invalid);
     }
@@ -139,9 +168,10 @@ fn mlockall<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) -> Result<(
     }
     lock_all(space, what);
     if what.contains(LockAll::CURRENT) {
-        return populate_all(space);
+        let all = VirtRange::raw(0, space.limit().0);
+        return Ok(Populate::as_possible(all).until_signal());
     }
-    Ok(())
+    Ok(Populate::default())
 }
 
 fn mlock<P: Platform>(
@@ -149,7 +179,7 @@ fn mlock<P: Platform>(
     start: VirtAddr,
     length: u64,
     pages: LockPages,
-) -> Result<(), Error> {
+) -> Result<Populate, Error> {
     space.vmas.account().may_lock_at_all()?;
     let range = match lock_range::<P>(start, length) {
         Ok(range) => range,
@@ -167,8 +197,7 @@ fn mlock<P: Platform>(
         may_lock_range(*op.vmas, range)?;
         lock(op, range, flags)
     })?;
-    populate(space, range)
-        .map_err(|error| if error == Error::OutOfMemory { Error::TryAgain } else { error })
+    Ok(Populate::all_of(range, Want::Usual).for_now())
 }
 
 fn lock_all<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) {
@@ -184,22 +213,6 @@ fn lock_all<P: Platform>(space: &AddressSpace<'_, P>, what: LockAll) {
         }
     });
     crate::deferred::free_some(space.page_table.memory);
-}
-
-/// Populates all mappings as far as possible, until a fatal signal comes.
-fn populate_all<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
-    let mut at = 0;
-    loop {
-        let range = {
-            let vmas = space.vmas.lock();
-            let Some(vma) = vmas.view().first_ending_after(at) else { return Ok(()) };
-            vma.range()
-        };
-        at = range.end().0;
-        if populate(space, range) == Err(Error::Interrupted) {
-            return Err(Error::Interrupted);
-        }
-    }
 }
 
 fn lock_range<P: Platform>(start: VirtAddr, length: u64) -> Result<VirtRange, Error> {

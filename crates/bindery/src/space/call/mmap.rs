@@ -22,7 +22,7 @@ use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
 use crate::space::AddressSpace;
 use crate::space::call::mprotect::heeded;
-use crate::space::call::populate::{populate, populate_frames};
+use crate::space::call::populate::{Populate, populate_frames, populated};
 use crate::space::op::Op;
 
 /// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
@@ -99,6 +99,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
     /// nothing.
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
+        populated(self, mmap(self, request))
+    }
+
+    /// As [`AddressSpace::mmap`], up to the waits: the memory is mapped, and the steps of the
+    /// [`Populate`], which do not fail, map the pages of [`MapFlags::POPULATE`] and of locked
+    /// memory.
+    ///
+    /// Context: may sleep. Complexity: as there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_mmap(&self, request: &MapRequest) -> Result<(VirtAddr, Populate), Error> {
         mmap(self, request)
     }
 
@@ -119,6 +131,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         request: &MapRequest,
         source: &MapObject<'_, 'm, P>,
     ) -> Result<VirtAddr, Error> {
+        populated(self, mmap_object(self, request, source))
+    }
+
+    /// As [`AddressSpace::mmap_object`], up to the waits, as [`AddressSpace::begin_mmap`].
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::mmap_object`].
+    pub fn begin_mmap_object(
+        &self,
+        request: &MapRequest,
+        source: &MapObject<'_, 'm, P>,
+    ) -> Result<(VirtAddr, Populate), Error> {
         mmap_object(self, request, source)
     }
 
@@ -156,7 +182,7 @@ fn mmap_object<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &MapRequest,
     source: &MapObject<'_, 'm, P>,
-) -> Result<VirtAddr, Error> {
+) -> Result<(VirtAddr, Populate), Error> {
     let length = map_length::<P>(request)?;
     let offset = source.offset >> PAGE_SHIFT;
     if !source.offset.is_multiple_of(PAGE_SIZE) {
@@ -171,7 +197,7 @@ fn mmap_object<'m, P: Platform>(
     }
     match admit(request, source) {
         Ok((may, _admitted)) => {
-            map_and_populate(space, request, Backing::of(source.object, offset, may))
+            map_unpopulated(space, request, Backing::of(source.object, offset, may))
         }
         Err(error) => {
             // Linux looks for a place first.
@@ -181,10 +207,13 @@ fn mmap_object<'m, P: Platform>(
     }
 }
 
-fn mmap<P: Platform>(space: &AddressSpace<'_, P>, request: &MapRequest) -> Result<VirtAddr, Error> {
+fn mmap<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    request: &MapRequest,
+) -> Result<(VirtAddr, Populate), Error> {
     let may = MappingFlags::MAY_ALL;
     if request.sharing == Sharing::Private {
-        return map_and_populate(space, request, Backing::anonymous(may));
+        return map_unpopulated(space, request, Backing::anonymous(may));
     }
     // Before any allocation for it.
     let length = map_length::<P>(request)?;
@@ -195,14 +224,14 @@ fn mmap<P: Platform>(space: &AddressSpace<'_, P>, request: &MapRequest) -> Resul
     };
     let memory = space.page_table.memory;
     let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-    map_and_populate(space, request, Backing::of(&object, 0, may))
+    map_unpopulated(space, request, Backing::of(&object, 0, may))
 }
 
-pub(in crate::space) fn map_and_populate<P: Platform>(
+pub(in crate::space) fn map_unpopulated<P: Platform>(
     space: &AddressSpace<'_, P>,
     request: &MapRequest,
     backing: Backing<'_>,
-) -> Result<VirtAddr, Error> {
+) -> Result<(VirtAddr, Populate), Error> {
     let length = map_length::<P>(request)?;
     let (range, flags) = space.operate_with_reclaim(|op| map(op, request, length, &backing))?;
     let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
@@ -212,9 +241,9 @@ pub(in crate::space) fn map_and_populate<P: Platform>(
         }
     } else if request.flags.contains(MapFlags::POPULATE) || locked == MappingFlags::LOCKED {
         // The mapping stays even if its pages cannot be populated, as on Linux.
-        let _ = populate(space, range);
+        return Ok((range.start(), Populate::as_possible(range)));
     }
-    Ok(range.start())
+    Ok((range.start(), Populate::default()))
 }
 
 /// The flags of the requested mapping.

@@ -14,6 +14,7 @@
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `range` | the pages that a call names by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
+//! | `steps` | calls that stop where they would wait, and go on |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 
 pub(super) mod advice;
@@ -41,5 +42,6 @@ mod reap;
 mod remap_file_pages;
 pub(super) mod scan_pages;
 mod shmdt;
+pub(super) mod steps;
 mod swap_off;
 mod will_need;

@@ -13,7 +13,7 @@ use crate::vmas::VmaView;
 use super::mlock::LOCKS;
 use super::range::page_range;
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::Populate;
 use crate::space::op::Op;
 
 /// The start of a change of protection. The length of the change counts from the address.
@@ -180,7 +180,7 @@ fn populate_writable<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange)
         };
         // The protection has changed, so the call succeeds even if this fails. Linux does the
         // same.
-        let _ = populate(space, part);
+        let _ = Populate::as_possible(part).finish(space);
         at = part.end();
     }
 }

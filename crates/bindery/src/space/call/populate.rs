@@ -7,8 +7,9 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::look;
 
+use super::steps::{CallReady, CallWait, Step};
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Resolved};
+use crate::space::fault::{Access, Resolved, TriedFault, step_fault};
 use crate::vma::{MappingFlags, Protection, Vma};
 
 /// The number of level-1 tables searched for missing pages between two checks for a fatal signal.
@@ -39,52 +40,306 @@ impl Want {
             Self::Writable => writable,
         }
     }
-}
 
-/// Populates `range` as `mlock` does.
-pub(in crate::space) fn populate<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    range: VirtRange,
-) -> Result<(), Error> {
-    populate_as(space, range, Want::Usual)
-}
-
-/// Populates `range`. Skips present pages in runs. Stops at the first page that cannot be
-/// mapped. Also stops for a fatal signal, which it checks for before each fault, and before
-/// each [`PIECE`] tables that it searches.
-pub(in crate::space) fn populate_as<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    range: VirtRange,
-    want: Want,
-) -> Result<(), Error> {
-    let mut at = range.start();
-    while at < range.end() {
-        let (part, access) = {
-            let vmas = space.vmas.lock();
-            let Some(vma) = vmas.view().at(at) else { return Err(Error::NotMapped(at)) };
-            if vma.has(MappingFlags::SECRET) {
-                // Linux populates by pinning pages, and secret pages cannot be pinned.
-                return Err(if want == Want::Usual { Error::Fault(at) } else { Error::Invalid });
-            }
-            let part = VirtRange::raw(at.0, vma.end().min(range.end().0));
-            let frames = vma.has(MappingFlags::FRAMES);
-            if frames && want != Want::Usual {
-                return Err(Error::Invalid);
-            }
-            if want == Want::Usual && (frames || vma.has(MappingFlags::LOCK_ON_FAULT)) {
-                at = part.end();
-                continue;
-            }
-            (part, want.access(vma).ok_or(Error::Invalid))
-        };
-        let access = match (access, want) {
-            (Ok(access), _) => access,
-            (Err(_), Want::Usual) => return Err(Error::Fault(at)),
-            (Err(error), _) => return Err(error),
-        };
-        at = populate_part(space, part, access)?;
+    /// The access to fault the pages of a mapping with from `at` on; `None` if they are not
+    /// populated.
+    fn of(self, vma: &Vma, at: VirtAddr) -> Result<Option<Access>, Error> {
+        let usual = self == Self::Usual;
+        if vma.has(MappingFlags::SECRET) {
+            // Linux populates by pinning pages, and secret pages cannot be pinned.
+            return Err(if usual { Error::Fault(at) } else { Error::Invalid });
+        }
+        let frames = vma.has(MappingFlags::FRAMES);
+        if frames && !usual {
+            return Err(Error::Invalid);
+        }
+        if usual && (frames || vma.has(MappingFlags::LOCK_ON_FAULT)) {
+            return Ok(None);
+        }
+        let refused = if usual { Error::Fault(at) } else { Error::Invalid };
+        self.access(vma).map(Some).ok_or(refused)
     }
-    Ok(())
+}
+
+/// The end of a populate that finds a page which cannot be mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OnFailure {
+    /// It fails.
+    Fails,
+    /// It fails; the caller may try again if memory was short (`mlock`).
+    FailsForNow,
+    /// It goes on with the next mapping, but fails for a fatal signal (`mlockall`).
+    Passes,
+    /// It goes on with the next mapping. A fatal signal ends it: its call has succeeded already
+    /// (`MAP_POPULATE`).
+    Ignores,
+}
+
+/// The pages of a range that a call has still to map before their first access: its second part,
+/// without the mutex of the address space (Linux: `mm_populate`). Each step looks the mappings up
+/// again. So a call that another thread makes between two steps has the effect that it has between
+/// two faults of a call that blocks.
+///
+/// It holds nothing. Dropping it ends the call: the pages mapped so far stay.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, LockPages, Platform, Step};
+///
+/// /// `mlock(2)`, of which another thread does the waiting.
+/// fn lock<P: Platform>(
+///     space: &AddressSpace<'_, P>, at: VirtAddr, size: u64,
+/// ) -> Result<(), Error> {
+///     let mut populate = space.begin_mlock(at, size, LockPages::Now)?;
+///     let mut ready = None;
+///     loop {
+///         match populate.step(space, ready.take())? {
+///             Step::Done => return Ok(()),
+///             // On another thread, or polled, in a kernel that needs this call.
+///             Step::Blocked(wait) => ready = Some(wait.wait()),
+///         }
+///     }
+/// }
+/// ```
+///
+/// # Context
+/// Context: may sleep.
+#[derive(Debug)]
+#[must_use = "the pages are mapped by its steps"]
+pub struct Populate {
+    /// The first page that may be missing.
+    at: VirtAddr,
+    end: VirtAddr,
+    want: Want,
+    on_failure: OnFailure,
+}
+
+/// The end of a turn of [`Populate::run`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Whole,
+    /// The fault of the page at which the rest begins has to wait.
+    Blocked,
+}
+
+/// Nothing to do: the one step is [`Step::Done`].
+impl Default for Populate {
+    #[inline(always)]
+    fn default() -> Self {
+        Self::as_possible(VirtRange::raw(0, 0))
+    }
+}
+
+impl Populate {
+    /// The pages of `range`, as far as possible, for a call that has succeeded.
+    #[inline(always)]
+    pub(in crate::space) fn as_possible(range: VirtRange) -> Self {
+        let (at, end) = (range.start(), range.end());
+        Self { at, end, want: Want::Usual, on_failure: OnFailure::Ignores }
+    }
+
+    /// As [`Populate::as_possible`], for a call that ends for a fatal signal.
+    #[inline(always)]
+    pub(in crate::space) fn until_signal(self) -> Self {
+        Self { on_failure: OnFailure::Passes, ..self }
+    }
+
+    /// The pages of `range`, of which all can be mapped, or the call fails.
+    #[inline(always)]
+    pub(in crate::space) fn all_of(range: VirtRange, want: Want) -> Self {
+        let (at, end) = (range.start(), range.end());
+        Self { at, end, want, on_failure: OnFailure::Fails }
+    }
+
+    /// As [`Populate::all_of`], for a call that may be repeated when memory is not short any more.
+    #[inline(always)]
+    pub(in crate::space) fn for_now(self) -> Self {
+        Self { on_failure: OnFailure::FailsForNow, ..self }
+    }
+
+    /// The range whose pages are not known to be mapped yet.
+    pub fn remaining(&self) -> VirtRange {
+        VirtRange::raw(self.at.0, self.end.0.max(self.at.0))
+    }
+
+    /// Maps pages, until all are mapped or one has to be waited for. `ready` is the end of the wait
+    /// that the last step has returned. Without it, the page is looked at as if there had been no
+    /// wait: an error of the pager is not known, and the pager is asked again.
+    ///
+    /// Sleeps for locks, and for the frames of a large folio that are collected, but for no pager,
+    /// no device and no handler: no lock is held while these work.
+    ///
+    /// Complexity: linear in the mappings, and in the folios that are allocated.
+    ///
+    /// # Errors
+    /// Those of the call that has begun it. The pages before the error are mapped.
+    pub fn step<'s, 'm, P: Platform>(
+        &mut self,
+        space: &'s AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> Result<Step<'s, 'm, P>, Error> {
+        // The folio that was waited for stays until it is mapped.
+        let mut _kept = None;
+        if let Some(CallReady { page, result }) = ready
+            && page == self.at
+        {
+            match result {
+                Ok(kept) => _kept = Some(kept),
+                Err(error) => self.fail(space, error)?,
+            }
+        }
+        let mut blocked = None;
+        let ended = self.run(space, |at, access| {
+            Ok(match step_fault(space, at, access)? {
+                TriedFault::Resolved(resolved) => Some(resolved),
+                TriedFault::Blocked(wait) => {
+                    blocked = Some(wait);
+                    None
+                }
+            })
+        })?;
+        Ok(match (ended, blocked) {
+            (Ended::Blocked, Some(wait)) => Step::Blocked(CallWait::new(wait)),
+            _ => Step::Done,
+        })
+    }
+
+    /// Maps all pages, and does the waiting.
+    ///
+    /// Context: may sleep. Complexity: as all steps.
+    ///
+    /// # Errors
+    /// As [`Populate::step`]; [`Error::OutOfMemory`], after reclaim.
+    // Most calls have nothing to populate, and pay a comparison.
+    #[inline(always)]
+    pub fn finish<P: Platform>(self, space: &AddressSpace<'_, P>) -> Result<(), Error> {
+        if self.at < self.end { self.finish_rest(space) } else { Ok(()) }
+    }
+
+    #[inline(never)]
+    fn finish_rest<P: Platform>(mut self, space: &AddressSpace<'_, P>) -> Result<(), Error> {
+        self.run(space, block(space)).map(|_| ())
+    }
+
+    /// Maps the pages by `fault`, which returns `None` to stop. Skips present pages in runs. Stops
+    /// for a fatal signal, which it checks for before each fault, and before each [`PIECE`] tables
+    /// that it searches.
+    #[inline]
+    fn run<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        mut fault: impl FnMut(VirtAddr, Access) -> Result<Option<Resolved>, FaultError>,
+    ) -> Result<Ended, Error> {
+        while self.at < self.end {
+            let (end, access) = match self.next_part(space) {
+                Ok(Some(part)) => part,
+                Ok(None) => return Ok(Ended::Whole),
+                Err((_, error)) if self.fails() => return Err(error),
+                Err((end, _)) => {
+                    self.at = end;
+                    continue;
+                }
+            };
+            match fill(space, &mut self.at, end, access, &mut fault) {
+                Ok(Ended::Whole) => {}
+                Ok(Ended::Blocked) => return Ok(Ended::Blocked),
+                Err(error) => self.fail(space, error)?,
+            }
+        }
+        Ok(Ended::Whole)
+    }
+
+    /// The next mapping that is to be populated: its end in the range, and the access to fault its
+    /// pages with. The populate goes on at its start. An error has the end too.
+    fn next_part<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+    ) -> Result<Option<(VirtAddr, Access)>, (VirtAddr, Error)> {
+        let vmas = space.vmas.lock();
+        while self.at < self.end {
+            let found = vmas.view().first_in(VirtRange::raw(self.at.0, self.end.0));
+            let Some(vma) = found.filter(|vma| self.passes_holes() || vma.start() <= self.at.0)
+            else {
+                // The call has found no hole there: what was mapped is not any more.
+                let hole = (self.end, Error::NotMapped(self.at));
+                return if self.passes_holes() { Ok(None) } else { Err(hole) };
+            };
+            self.at = self.at.max(VirtAddr(vma.start()));
+            let end = VirtAddr(vma.end().min(self.end.0));
+            match self.want.of(vma, self.at) {
+                Ok(Some(access)) => return Ok(Some((end, access))),
+                Ok(None) => self.at = end,
+                Err(error) => return Err((end, error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a page that cannot be mapped ends the call.
+    fn fails(&self) -> bool {
+        match self.on_failure {
+            OnFailure::Fails | OnFailure::FailsForNow => true,
+            OnFailure::Passes | OnFailure::Ignores => false,
+        }
+    }
+
+    /// As on Linux, a call that found no hole passes one that came later.
+    fn passes_holes(&self) -> bool {
+        self.want == Want::Usual
+    }
+
+    /// The page at which the rest begins cannot be mapped. Returns the error of the call, if that
+    /// ends the call.
+    #[cold]
+    fn fail<P: Platform>(
+        &mut self,
+        space: &AddressSpace<'_, P>,
+        error: FaultError,
+    ) -> Result<(), Error> {
+        let at = self.at;
+        let refused = matches!(error, FaultError::NotMapped | FaultError::Protection);
+        let end = {
+            let vmas = space.vmas.lock();
+            let vma = vmas.view().at(at);
+            let is_refused = vma.is_some_and(|vma| matches!(self.want.of(vma, at), Ok(Some(_))));
+            if refused && !is_refused {
+                // Another thread has changed the mapping since it was looked up.
+                return Ok(());
+            }
+            vma.map_or(at.offset(PAGE_SIZE), |vma| VirtAddr(vma.end())).min(self.end)
+        };
+        match (error_at(at, error), self.on_failure) {
+            (Error::Interrupted, OnFailure::Ignores) => {
+                self.at = self.end;
+                Ok(())
+            }
+            (Error::Interrupted, _) => Err(Error::Interrupted),
+            (_, OnFailure::Passes | OnFailure::Ignores) => {
+                self.at = end;
+                Ok(())
+            }
+            (Error::OutOfMemory, OnFailure::FailsForNow) => Err(Error::TryAgain),
+            (error, OnFailure::Fails | OnFailure::FailsForNow) => Err(error),
+        }
+    }
+}
+
+/// The result of a call that blocks, of which `begun` is the part before it populates.
+#[inline(always)]
+pub(in crate::space) fn populated<P: Platform, T>(
+    space: &AddressSpace<'_, P>,
+    begun: Result<(T, Populate), Error>,
+) -> Result<T, Error> {
+    let (value, populate) = begun?;
+    populate.finish(space)?;
+    Ok(value)
+}
+
+/// The fault of a call that blocks.
+fn block<P: Platform>(
+    space: &AddressSpace<'_, P>,
+) -> impl FnMut(VirtAddr, Access) -> Result<Option<Resolved>, FaultError> {
+    |at, access| space.fault_for_kernel(at, access, KeyRights::ALL).map(Some)
 }
 
 /// Maps all of a new mapping of frames that are not the core's, as far as their source has them.
@@ -105,35 +360,48 @@ pub(in crate::space) fn populate_frames<P: Platform>(
     } else {
         return Ok(());
     };
-    populate_part(space, range, access).map(|_| ())
+    let mut at = range.start();
+    let done = fill(space, &mut at, range.end(), access, &mut block(space));
+    done.map(|_| ()).map_err(|error| error_at(at, error))
 }
 
-/// Faults the missing pages of `part` in. `part` lay in one mapping when it was looked up.
-fn populate_part<P: Platform>(
+/// Faults the missing pages from `at` to `end` in, and advances `at`. They lay in one mapping when
+/// it was looked up.
+#[inline]
+fn fill<P: Platform>(
     space: &AddressSpace<'_, P>,
-    part: VirtRange,
+    at: &mut VirtAddr,
+    end: VirtAddr,
     access: Access,
-) -> Result<VirtAddr, Error> {
-    let mut at = part.start();
-    while at < part.end() {
-        interrupt::check(space.platform())?;
+    fault: &mut impl FnMut(VirtAddr, Access) -> Result<Option<Resolved>, FaultError>,
+) -> Result<Ended, FaultError> {
+    while *at < end {
+        if interrupt::check(space.platform()).is_err() {
+            return Err(FaultError::Interrupted);
+        }
         let piece = PIECE * P::Arch::PMD.span();
-        let end = VirtAddr(part.end().0.min(at.0.saturating_add(piece)));
-        at =
-            look::skip_present(&space.page_table, VirtRange::raw(at.0, end.0), access.permission());
-        if at >= end {
+        let piece = VirtRange::raw(at.0, end.0.min(at.0.saturating_add(piece)));
+        *at = look::skip_present(&space.page_table, piece, access.permission());
+        if *at >= piece.end() {
             continue;
         }
-        at = match space.fault_for_kernel(at, access, KeyRights::ALL) {
-            Ok(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(at),
-            Ok(_) => at.offset(PAGE_SIZE),
-            Err(FaultError::OutOfMemory) => return Err(Error::OutOfMemory),
-            Err(FaultError::Interrupted) => return Err(Error::Interrupted),
-            Err(FaultError::Bus) => return Err(Error::Fault(at)),
-            Err(FaultError::NotMapped | FaultError::Protection | FaultError::ProtectionKey(_)) => {
-                return Err(Error::Fault(at));
-            }
+        *at = match fault(*at, access)? {
+            Some(Resolved::New(range) | Resolved::Mapped(range)) => range.end().max(*at),
+            Some(_) => at.offset(PAGE_SIZE),
+            None => return Ok(Ended::Blocked),
         };
     }
-    Ok(part.end())
+    Ok(Ended::Whole)
+}
+
+/// The error of a call for a page that cannot be mapped.
+fn error_at(at: VirtAddr, error: FaultError) -> Error {
+    match error {
+        FaultError::OutOfMemory => Error::OutOfMemory,
+        FaultError::Interrupted => Error::Interrupted,
+        FaultError::Bus
+        | FaultError::NotMapped
+        | FaultError::Protection
+        | FaultError::ProtectionKey(_) => Error::Fault(at),
+    }
 }

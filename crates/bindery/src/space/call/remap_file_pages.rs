@@ -8,7 +8,7 @@ use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::mlock::LOCKS;
 use super::mmap::{Backing, admit, map};
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::{Populate, populated};
 use crate::space::op::Op;
 use crate::vma::{MappingFlags, Protection};
 use crate::vmas::place::Place;
@@ -34,6 +34,24 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: u64,
         flags: MapFlags,
     ) -> Result<(), Error> {
+        let begun = self.begin_remap_file_pages(start, length, page, flags);
+        populated(self, begun.map(|populate| ((), populate)))
+    }
+
+    /// As [`AddressSpace::remap_file_pages`], up to the waits: the steps of the [`Populate`], which
+    /// do not fail, map the pages.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_remap_file_pages(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        page: u64,
+        flags: MapFlags,
+    ) -> Result<Populate, Error> {
         let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
         let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
         remap_file_pages(self, range, page, flags)
@@ -45,7 +63,7 @@ fn remap_file_pages<P: Platform>(
     range: VirtRange,
     page: u64,
     flags: MapFlags,
-) -> Result<(), Error> {
+) -> Result<Populate, Error> {
     if range.is_empty() {
         return Err(Error::Invalid);
     }
@@ -53,9 +71,9 @@ fn remap_file_pages<P: Platform>(
     let now = space.operate_with_reclaim(|op| remap(op, range, page))?;
     if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
         // The mapping exists, so the call succeeds even if this fails. Linux does the same.
-        let _ = populate(space, range);
+        return Ok(Populate::as_possible(range));
     }
-    Ok(())
+    Ok(Populate::default())
 }
 
 /// Replaces the mapping. Returns the flags of the new mapping. A failure changes nothing.

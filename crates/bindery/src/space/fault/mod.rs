@@ -11,7 +11,7 @@
 //! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
 //! | `wait` | the wait, with the VMA unlocked |
-//! | `try_fault` | attempts that do not wait, and waits of another thread |
+//! | `try_fault` | attempts that do not wait, and waits of another thread; faults of calls in steps |
 
 mod copy_on_write;
 mod decision;
@@ -45,6 +45,7 @@ pub(super) use object::{object_attributes, stopped};
 pub(super) use present::record_access;
 pub(super) use slow::{Fault, Next, Stepped};
 pub(super) use swap_in::{Reading, Slot, slot_at};
+pub(super) use try_fault::step_fault;
 pub(super) use unshare::unshare;
 pub(super) use wait::wait_for_known;
 pub(super) use zero_page::read_attributes;

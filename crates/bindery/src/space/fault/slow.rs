@@ -125,7 +125,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
 
     /// Resolves the fault, unless it has to wait.
     #[inline(always)]
-    fn resolve(&self) -> Stepped {
+    pub(super) fn resolve(&self) -> Stepped {
         let Some(object) = self.vma.object() else { return self.resolve_in(None) };
         // Keeps the object's pages from being dropped until they are mapped.
         object
@@ -162,7 +162,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
     }
 
     /// Whether the page has a guard marker.
-    fn is_guarded(&self) -> bool {
+    pub(super) fn is_guarded(&self) -> bool {
         let section = self.read_section();
         let EntryAt { node, entry, .. } =
             self.page_table().peek(&section, self.page, &mut Counts::default());

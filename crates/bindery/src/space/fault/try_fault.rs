@@ -22,9 +22,10 @@ use crate::folio::FolioRef;
 use crate::object::{Object, ParkedOn, Polled, PolledWait, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::space::stack_growth::{grow_down_to, prepare_group};
 use crate::vma::MappingFlags;
 
-use super::slow::{Fault, Next};
+use super::slow::{Fault, Next, Tries};
 use super::{Access, FaultRequest, Origin, Resolved, check_access, handle_fault, refused};
 
 /// The result of [`AddressSpace::try_fault`].
@@ -115,13 +116,31 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         rights: KeyRights,
     ) -> Result<TriedFault<'_, 'm, P>, FaultError> {
         let page = addr.align_down(PAGE_SIZE);
-        try_request(self, FaultRequest { addr, page, access, rights, origin: Origin::Program })
+        let request = FaultRequest { addr, page, access, rights, origin: Origin::Program };
+        try_request(self, request, attempt)
     }
 }
 
+/// A step of a call that stops where it would wait for a device, a pager or a handler: the fault of
+/// an access that the kernel makes, which sleeps only for locks.
+pub(in crate::space) fn step_fault<'s, 'm, P: Platform>(
+    space: &'s AddressSpace<'m, P>,
+    addr: VirtAddr,
+    access: Access,
+) -> Result<TriedFault<'s, 'm, P>, FaultError> {
+    let (page, rights) = (addr.align_down(PAGE_SIZE), KeyRights::ALL);
+    let request = FaultRequest { addr, page, access, rights, origin: Origin::Kernel };
+    try_request(space, request, attempt_with_sleep)
+}
+
+#[inline(always)]
 fn try_request<'s, 'm, P: Platform>(
     space: &'s AddressSpace<'m, P>,
     request: FaultRequest,
+    attempt: impl FnOnce(
+        &AddressSpace<'m, P>,
+        &FaultRequest,
+    ) -> Result<Attempt<'m, P>, Failure<FaultError>>,
 ) -> Result<TriedFault<'s, 'm, P>, FaultError> {
     if request.addr >= space.limit() {
         return Err(FaultError::NotMapped);
@@ -178,7 +197,57 @@ fn attempt<'m, P: Platform>(
     }
 }
 
+/// One attempt, which sleeps for locks. What it finds is what a fault that blocks finds, which
+/// waits in its place.
+fn attempt_with_sleep<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    request: &FaultRequest,
+) -> Result<Attempt<'m, P>, Failure<FaultError>> {
+    let &FaultRequest { page, access, .. } = request;
+    let mut tries = Tries::First;
+    loop {
+        let Some(locked) = space.lock_vma(page) else {
+            grow_down_to(space, page)?;
+            continue;
+        };
+        let flags = locked.vma().flags();
+        check_access::<P::Arch>(request, flags)?;
+        if flags.intersects(MappingFlags::USERFAULT) {
+            // The message to the handler lies in the frame of the thread that waits.
+            return Ok(Attempt::Blocks);
+        }
+        let fault = Fault { space, vma: locked.vma(), page, access, tries };
+        let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
+        if makes_private && fault.vma.group_pointer().is_none() {
+            if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
+                return Err(FaultError::NotMapped.into());
+            }
+            drop(locked);
+            prepare_group(space, page)?;
+            continue;
+        }
+        match fault.resolve()? {
+            Next::Done(resolved) => return Ok(Attempt::Done(resolved)),
+            Next::Again => {}
+            Next::Wait(Wait::Memory) => {
+                // No device works for it.
+                drop(locked);
+                space.page_table.memory.collect();
+                tries = Tries::Last;
+            }
+            Next::Wait(wait) => {
+                return Ok(Attempt::Event(space.object_of(locked.vma()), wait));
+            }
+        }
+    }
+}
+
 impl<'m, P: Platform> FaultWait<'_, 'm, P> {
+    /// The page of the fault.
+    pub(in crate::space) fn page(&self) -> VirtAddr {
+        self.request.page
+    }
+
     /// Waits, and does the work that the fault cannot do without waiting: has the pager read the
     /// pages, or resolves the whole fault, for what else it waits for. The caller tries the fault
     /// again, with the result at hand; if the fault is resolved, that attempt is

@@ -8,7 +8,7 @@ use crate::folio::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::{Populate, Want};
 use crate::space::fault::{Access, Fault, Next, folio_place, object_attributes};
 use crate::space::op::VmaOp;
 use crate::space::sleep::MaySleep;
@@ -93,7 +93,7 @@ pub(in crate::space) fn populate_collapsed<P: Platform>(
         };
         _kept = call.wait(wait)?;
     }
-    Ok(populate(space, range)?)
+    Ok(Populate::all_of(range, Want::Usual).finish(space)?)
 }
 
 /// The frame that the object behind the VMA has at `page`, which is brought in. The invalidate

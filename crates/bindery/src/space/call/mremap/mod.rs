@@ -15,7 +15,7 @@ use crate::vmas::place::Place;
 
 use super::munmap::{may_unmap, unmap, unmap_range, unmap_supplied};
 use crate::space::AddressSpace;
-use crate::space::call::populate::populate;
+use crate::space::call::populate::{Populate, populated};
 use crate::space::op::Op;
 use move_vma::{congruent_place, move_vma};
 use plan::RemapPlan;
@@ -101,27 +101,39 @@ impl<P: Platform> AddressSpace<'_, P> {
         new_length: u64,
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
+        populated(self, self.begin_mremap(old, old_length, new_length, remap))
+    }
+
+    /// As [`AddressSpace::mremap`], up to the waits: the new part of a locked mapping has its pages
+    /// after the steps of the [`Populate`], which do not fail.
+    ///
+    /// Context: may sleep. Complexity: as there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_mremap(
+        &self,
+        old: VirtAddr,
+        old_length: u64,
+        new_length: u64,
+        remap: Remap,
+    ) -> Result<(VirtAddr, Populate), Error> {
         remap_mappings(self, &RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?)
     }
 }
 
-/// Remaps, and populates the new part of a locked mapping.
+/// Remaps. The new part of a locked mapping has to be populated.
 fn remap_mappings<P: Platform>(
     space: &AddressSpace<'_, P>,
     plan: &RemapPlan,
-) -> Result<VirtAddr, Error> {
+) -> Result<(VirtAddr, Populate), Error> {
     let mut call = RemapCall::new(space.page_table.memory, plan.source.start().0);
     let result = space.operate_with_reclaim(|op| {
         call.grown = None;
         remap_range(op, &mut call, plan)
     });
-    if result.is_ok()
-        && let Some(range) = call.grown
-    {
-        // A failure to populate the locked pages is ignored, as on Linux.
-        let _ = populate(space, range);
-    }
-    result
+    // A failure to populate the locked pages is ignored, as on Linux.
+    result.map(|at| (at, call.grown.map_or(Populate::default(), Populate::as_possible)))
 }
 
 /// If it fails for lack of memory, nothing has changed except as the call records.

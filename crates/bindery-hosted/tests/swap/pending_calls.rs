@@ -1,0 +1,141 @@
+//! Calls that stop where they would wait for a swap device, and go on.
+
+use std::thread;
+
+use bindery::addr::VirtAddr;
+use bindery::arch::X86_64;
+use bindery::platform::Cpu;
+use bindery::{CallPoll, CallReady, CallWait, Error, LockPages, Populate, Step, SwapOperation};
+use bindery_hosted::{Machine, SwapFile, SwapService};
+
+use super::fixture::{Swapping, device, with_device};
+use crate::support::{GIB, MIB, audit};
+
+type A = X86_64<4>;
+
+const AT: u64 = GIB;
+const PAGES: u64 = 16;
+const LENGTH: u64 = PAGES * 4096;
+
+/// Pages that are on a device, which serves nothing by itself, and an `mlock` of them.
+fn with_mlock(scenario: impl FnOnce(&Swapping<'_, '_, A>, &'static SwapFile, Populate)) {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<A>(64 * MIB, 0, device, |swapping| {
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.served(device, || swapping.page_out(AT, PAGES));
+        let call = swapping.space.begin_mlock(VirtAddr(AT), LENGTH, LockPages::Now).unwrap();
+        assert_eq!(device.counts().reads, 0, "nothing is read before the first step");
+        scenario(swapping, device, call);
+    });
+}
+
+/// Waits without a thread if possible, and otherwise in another one.
+fn until_ready<'m>(
+    swapping: &Swapping<'_, 'm, A>,
+    device: &SwapFile,
+    mut wait: CallWait<'_, 'm, Machine<A>>,
+) -> CallReady<'m, Machine<A>> {
+    loop {
+        match wait.poll() {
+            CallPoll::Ready(ready) => return ready,
+            CallPoll::Pending(_) => assert!(device.serve_one(swapping.memory)),
+            CallPoll::NeedsThread => break,
+        }
+    }
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| swapping.machine.on_cpu(Cpu(1), || wait.wait()));
+        while !waits.is_finished() {
+            device.serve_one(swapping.memory);
+            thread::yield_now();
+        }
+        waits.join().unwrap()
+    })
+}
+
+fn finish(
+    swapping: &Swapping<'_, '_, A>,
+    device: &SwapFile,
+    mut call: Populate,
+) -> Result<u64, Error> {
+    let (mut ready, mut waits) = (None, 0);
+    while let Step::Blocked(wait) = call.step(swapping.space, ready.take())? {
+        assert!(wait.is_for_storage());
+        ready = Some(until_ready(swapping, device, wait));
+        waits += 1;
+    }
+    assert!(call.remaining().is_empty());
+    Ok(waits)
+}
+
+#[test]
+fn each_page_is_read_once() {
+    with_mlock(|swapping, device, call| {
+        let before = swapping.memory.events().major_faults;
+        assert_eq!(finish(swapping, device, call), Ok(PAGES));
+        assert_eq!((device.counts().reads, device.counts().pages_read), (PAGES, PAGES));
+        assert_eq!(swapping.memory.events().major_faults, before + PAGES);
+        swapping.assert_filled(AT, PAGES, AT);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}
+
+#[test]
+fn a_call_that_is_dropped_leaves_nothing() {
+    for polls in [false, true] {
+        with_mlock(|swapping, device, mut call| {
+            let Ok(Step::Blocked(mut wait)) = call.step(swapping.space, None) else {
+                panic!("the page is on the device")
+            };
+            if polls {
+                assert!(matches!(wait.poll(), CallPoll::Pending(_)));
+            }
+            drop((wait, call));
+            assert_eq!(device.waiting(), usize::from(polls));
+            // A fault meets the read that was begun, or begins one.
+            swapping.served(device, || assert_eq!(swapping.program.load(VirtAddr(AT)), Ok(AT)));
+            assert_eq!(device.counts().reads, 1);
+            audit(swapping.machine, swapping.memory, &[swapping.space]);
+            swapping.space.munmap(VirtAddr(AT), LENGTH).unwrap();
+            assert_eq!(swapping.taken(), 0);
+        });
+    }
+}
+
+#[test]
+fn an_error_of_the_device_ends_the_call() {
+    with_mlock(|swapping, device, mut call| {
+        device.fail(|request| request.operation() == SwapOperation::Read);
+        let Ok(Step::Blocked(wait)) = call.step(swapping.space, None) else {
+            panic!("the page is on the device")
+        };
+        let failed = until_ready(swapping, device, wait);
+        let step = call.step(swapping.space, Some(failed)).map(|_| ());
+        assert_eq!(step, Err(Error::Fault(VirtAddr(AT))));
+        device.fail(|_| false);
+        // The range is locked, as after a call that blocks.
+        assert_eq!(swapping.space.usage().locked, PAGES);
+        swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}
+
+#[test]
+fn a_range_that_is_unmapped_meanwhile_is_passed() {
+    with_mlock(|swapping, device, mut call| {
+        let Ok(Step::Blocked(mut wait)) = call.step(swapping.space, None) else {
+            panic!("the page is on the device")
+        };
+        assert!(matches!(wait.poll(), CallPoll::Pending(_)));
+        swapping.space.munmap(VirtAddr(AT), LENGTH / 2).unwrap();
+        let ready = until_ready(swapping, device, wait);
+        let Ok(Step::Blocked(next)) = call.step(swapping.space, Some(ready)) else {
+            panic!("the second half is on the device")
+        };
+        assert_eq!(call.remaining().start(), VirtAddr(AT + LENGTH / 2));
+        drop(next);
+        assert_eq!(finish(swapping, device, call), Ok(PAGES / 2));
+        assert_eq!(device.counts().reads, 1 + PAGES / 2);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}

@@ -1,0 +1,126 @@
+//! Calls that stop where they would wait for a pager, a swap device or a handler, and go on later.
+
+use bindery::{CallReady, CallWait, Platform, Populate, Step};
+
+use super::{Call, Outcome, Process, begin, errno, populate_operation, raw};
+
+/// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
+/// would wait, and goes on where it was. Nothing is done twice: no argument is looked at again, no
+/// change is made again, and the pager is asked once.
+///
+/// The first step makes the call up to its waits. Most calls are done then. These stop at each page
+/// that has to be waited for: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`, `mlock`, `mlock2`,
+/// `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In locked memory,
+/// `brk`, `mremap` and `remap_file_pages` stop too. Between two steps other calls may change the
+/// range, as they may while a thread that blocks waits.
+///
+/// A step may sleep for locks, and the first step of a call that finds no memory reclaims. These
+/// calls still do all of their waiting in the first step: `msync`, `mprotect` of locked memory, the
+/// arguments and the advice of `process_madvise`, the result of `mincore`, and `madvise` with
+/// `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE`; `MADV_WILLNEED` waits only for a synchronous
+/// swap device.
+///
+/// Dropping it ends the call: what it has done so far stays.
+///
+/// ```
+/// use bindery::{CallPoll, CallReady, CallWait, Platform};
+/// use bindery_linux::{Call, CallStep, PendingCall, Process};
+///
+/// /// Makes a call like a task whose executor has nothing else to do.
+/// fn run<'m, P: Platform>(process: &impl Process<'m, P>, call: Call, arguments: [u64; 6]) -> i64 {
+///     let mut pending = PendingCall::new(call, arguments);
+///     let mut ready = None;
+///     loop {
+///         match pending.step(process, ready.take()) {
+///             CallStep::Done(result) => return result,
+///             CallStep::Blocked(wait) => ready = Some(until_ready(process, wait)),
+///         }
+///     }
+/// }
+///
+/// fn until_ready<'m, P: Platform>(
+///     process: &impl Process<'m, P>, mut wait: CallWait<'_, 'm, P>,
+/// ) -> CallReady<'m, P> {
+///     loop {
+///         match wait.poll() {
+///             CallPoll::Ready(ready) => return ready,
+///             // A future returns `Poll::Pending` here, and leaves its waker before.
+///             CallPoll::Pending(on) => {
+///                 process.space().memory().platform().park(on.word(), on.expected());
+///             }
+///             // On another thread, in a kernel that needs this call.
+///             CallPoll::NeedsThread => break,
+///         }
+///     }
+///     wait.wait()
+/// }
+/// ```
+///
+/// [`call`]: super::call
+///
+/// # Context
+/// Context: may sleep.
+#[derive(Debug)]
+#[must_use = "its steps make the call"]
+pub struct PendingCall {
+    call: Call,
+    /// Before the first step.
+    arguments: Option<[u64; 6]>,
+    /// The result, once the pages are mapped.
+    outcome: Outcome,
+    populate: Populate,
+}
+
+/// The result of [`PendingCall::step`].
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a kernel without a heap of its own makes calls, too"
+)]
+#[derive(Debug)]
+pub enum CallStep<'s, 'm, P: Platform> {
+    /// The raw result, as that of [`super::call`].
+    Done(i64),
+    /// The call has to wait before its next step.
+    Blocked(CallWait<'s, 'm, P>),
+}
+
+impl PendingCall {
+    /// The call with these raw arguments. Does nothing yet.
+    pub fn new(call: Call, arguments: [u64; 6]) -> Self {
+        let arguments = Some(arguments);
+        Self { call, arguments, outcome: Ok(0), populate: Populate::default() }
+    }
+
+    /// Goes on with the call, until it is done or has to wait. `ready` is the end of the wait that
+    /// the last step has returned. `process` is the same at each step. After the last step, returns
+    /// the result again.
+    ///
+    /// Without `ready`, the page is looked at as if there had been no wait: an error of the pager
+    /// is not known, and the pager is asked again.
+    ///
+    /// A fatal signal is looked for in the thread that makes the step ([`Platform::fatal_signal`]).
+    ///
+    /// Complexity: that of the part of the operation.
+    pub fn step<'s, 'm: 's, P: Platform + 's>(
+        &mut self,
+        process: &'s impl Process<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> CallStep<'s, 'm, P> {
+        if let Some(arguments) = self.arguments.take() {
+            let begun = begin(process, self.call, arguments);
+            self.outcome = begun.map(|(value, populate)| {
+                self.populate = populate;
+                value
+            });
+        }
+        match self.populate.step(process.space(), ready) {
+            Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
+            Ok(Step::Done) => {}
+            Err(error) => {
+                self.outcome = Err(errno(populate_operation(self.call))(error));
+                self.populate = Populate::default();
+            }
+        }
+        CallStep::Done(raw(self.outcome))
+    }
+}
