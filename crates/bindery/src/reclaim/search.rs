@@ -9,6 +9,8 @@
 //! A search that would give up, and has skipped folios that were found locked into memory before
 //! ([`crate::frame`], `unevictable`), examines them too for one turn, at most the fifth.
 
+use core::ops::Range;
+
 use crate::Memory;
 use crate::folio::Turn;
 use crate::frame::FrameRange;
@@ -48,7 +50,7 @@ pub(super) struct Search {
     pub(super) scanned: u64,
     /// The maximum number of frames to pass.
     most: u64,
-    /// Frames of a turn: all, in whole steps.
+    /// Frames of a turn: all.
     all: u64,
     begin: Begin,
     /// The previous search found nothing left: the one step examines all folios.
@@ -64,10 +66,10 @@ pub(super) struct Search {
 impl Search {
     /// A search; with a limit, one that passes so many frames, in whole steps.
     pub(super) fn new<P: Platform>(memory: &Memory<P>, limit: Option<u64>) -> Self {
-        let all = u64::from(memory.frames.span().count).next_multiple_of(u64::from(STEP));
+        let all = u64::from(memory.frames.span().count);
         let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
-        let most = if nothing_left { u64::from(STEP) } else { all * TURNS };
+        let most = if nothing_left { all.min(u64::from(STEP)) } else { all * TURNS };
         // A short search tells nothing of all memory: it neither becomes longer, nor is it recorded.
         let is_short = limit.is_some();
         let most = limit.map_or(most, |limit| most.min(limit));
@@ -98,14 +100,14 @@ impl Search {
         self.step_of(memory, STEP)
     }
 
-    /// Like [`Search::step`], with `frames` frames.
+    /// Like [`Search::step`], with `frames` frames, or fewer at the end of a turn.
     pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> Step {
         let FrameRange { count, .. } = memory.frames.span();
         let all = self.looks_at_all || memory.clock.looks_at_all();
-        let (begin, turn) = memory.clock.advance(frames, count);
-        self.scanned += u64::from(frames);
+        let (Range { start: begin, end }, turn) = memory.clock.advance(frames, count);
+        self.scanned += u64::from(end - begin);
         let room_in_swap = memory.swap.has_room(&memory.frames);
-        Step { begin, end: (begin + frames).min(count), turn, all, room_in_swap }
+        Step { begin, end, turn, all, room_in_swap }
     }
 
     /// Ends a step; `freed` pages were freed in total.

@@ -4,6 +4,7 @@
 use super::exhausted::Exhausted;
 use super::passing::Passing;
 use crate::folio::{Age, Turn};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// A bit of the count of evicted pages, set while passing folios are swapped out, so that their
@@ -54,13 +55,18 @@ impl Clock {
         }
     }
 
-    /// Takes the next `count` of `all` frames for a scan; no other CPU scans them in this turn.
-    /// Returns the number of the first, and the turn.
-    pub(crate) fn advance(&self, count: u32, all: u32) -> (u32, Turn) {
-        let at = self.hand.fetch_add(u64::from(count), Relaxed);
-        let all = u64::from(all.max(1));
+    /// Takes the next `count` of `all` frames for a scan, but none of the next turn; no other CPU
+    /// scans them in this turn. Returns their numbers, and the turn. A step across the end would
+    /// begin the next turn in its middle, and leave out the frames before.
+    pub(crate) fn advance(&self, count: u32, all: u32) -> (Range<u32>, Turn) {
+        let (count, all) = (u64::from(count), u64::from(all.max(1)));
+        let end = |at: u64| (at + count).min((at / all + 1) * all);
+        let at = match self.hand.fetch_update(Relaxed, Relaxed, |at| Some(end(at))) {
+            Ok(at) | Err(at) => at,
+        };
         let turn = if (at / all).is_multiple_of(2) { Turn::Even } else { Turn::Odd };
-        ((at % all) as u32, turn)
+        let first = (at % all) as u32;
+        (first..first + (end(at) - at) as u32, turn)
     }
 
     /// The total distance of the hand, over all turns.
@@ -146,6 +152,23 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_turn_passes_all_frames_once() {
+        for all in [1, 63, 64, 100, 130] {
+            let clock = Clock::new();
+            for turn in [Turn::Even, Turn::Odd, Turn::Even] {
+                let mut passed = 0;
+                while passed < all {
+                    assert_eq!(clock.hand() % u64::from(all), u64::from(passed));
+                    let (step, of) = clock.advance(64, all);
+                    assert!(step.start == passed && step.end <= all, "{step:?} of {all}");
+                    assert!(of == turn && !step.is_empty(), "{step:?} of {all}");
+                    passed = step.end;
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_page_missed_soon_is_hot() {
