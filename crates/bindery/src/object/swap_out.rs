@@ -170,7 +170,9 @@ pub(crate) fn swap_out<'m, P: Platform>(
     // Dropped last: it keeps the object.
     let alone = object.invalidate_lock.try_write(memory.platform());
     let changes = object.changes.try_read(memory.platform());
-    let (Some(alone), Some(_changes)) = (alone.as_ref(), changes) else {
+    let (Some(alone), Some(_)) = (&alone, &changes) else {
+        // First: without `alone`, the locks of the folios keep the object.
+        drop(changes);
         folios.clear();
         return ObjectFolio::Busy;
     };
