@@ -46,9 +46,10 @@ pub fn process_vm_ranges(arguments: [u64; 6]) -> usize {
 /// read once, before the copy. `find` returns the memory of the process with the given number, or
 /// fails with `ESRCH` or `EPERM`. It is called only if there are bytes to copy.
 ///
-/// Copies bytes in the order of the arrays until one side ends or faults. Returns the number of
-/// bytes copied by then. Beside Linux's errors, returns `ENOMEM` if no memory was available for the
-/// first byte; the embedder may free some and call again.
+/// Copies bytes in the order of the arrays until one side ends or faults, or a fatal signal comes.
+/// Returns the number of bytes copied by then. Beside Linux's errors, returns `ENOMEM` if no memory
+/// was available for the first byte; the embedder may free some and call again. `EINTR`: the signal
+/// came before the first byte.
 ///
 /// Context: may sleep. Complexity: linear in the bytes and ranges.
 pub fn process_vm<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
@@ -103,8 +104,13 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
         if done > 0 {
             break;
         }
-        let out_of_memory = partial.fault == FaultError::OutOfMemory;
-        return Err(if out_of_memory { Errno::ENOMEM } else { Errno::EFAULT });
+        return Err(if partial.fault == FaultError::OutOfMemory {
+            Errno::ENOMEM
+        } else if partial.fault == FaultError::Interrupted {
+            Errno::EINTR
+        } else {
+            Errno::EFAULT
+        });
     }
     Ok(done)
 }

@@ -74,6 +74,37 @@ fn a_fault_on_either_side_ends_the_copy() {
     });
 }
 
+/// The bytes before the signal are there, and the caller learns how many they are.
+#[test]
+fn a_fatal_signal_ends_the_copy_between_two_pieces() {
+    let (machine, memory) = strict::<X86_64>(64 * MIB);
+    let [one, other] = [(); 2].map(|()| AddressSpace::new(&memory, options()).unwrap());
+    for space in [&one, &other] {
+        space.mmap(&fixed(AT, 64 * PAGE_SIZE)).unwrap();
+        space.write_user(VirtAddr(AT), &vec![1; 64 * PAGE_SIZE as usize]).unwrap();
+    }
+    put(&one, AT, &[(AT + 16 * PAGE_SIZE, 16 * PAGE_SIZE)]);
+    let arguments = [7, AT, 1, AT, 1, 0];
+    for (questions, pieces) in [(0, 0), (3, 3), (17, 17), (64, 64)] {
+        let interrupted = PartialCopy { copied: pieces << 10, fault: FaultError::Interrupted };
+        for write in [false, true] {
+            machine.fatal_signal_after(Some(questions));
+            let result = if write {
+                one.copy_to(VirtAddr(AT + 16 * PAGE_SIZE), &other, VirtAddr(AT), 17 * PAGE_SIZE)
+            } else {
+                one.copy_from(VirtAddr(AT + 16 * PAGE_SIZE), &other, VirtAddr(AT), 17 * PAGE_SIZE)
+            };
+            assert_eq!(result, Err(interrupted), "after {questions} questions, write: {write}");
+        }
+        machine.fatal_signal_after(Some(questions));
+        let copied = call(&one, &other, CopyDirection::Write, arguments);
+        let expected = if pieces == 0 { -(Errno::EINTR as i64) } else { (pieces << 10) as i64 };
+        assert_eq!(copied, expected, "after {questions} questions");
+        machine.fatal_signal_after(None);
+    }
+    audit(&machine, &memory, &[&one, &other]);
+}
+
 /// Writes ranges to the program's memory; they begin at `at`.
 fn put<A: Walk>(space: &Space<'_, A>, at: u64, ranges: &[(u64, u64)]) {
     let words = ranges.iter().flat_map(|(start, length)| [*start, *length]);

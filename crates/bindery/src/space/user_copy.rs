@@ -6,6 +6,7 @@ use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights, Kind, Level};
 use crate::bytes;
 use crate::error::FaultError;
+use crate::interrupt;
 use crate::memory::written_for_another;
 use crate::platform::Platform;
 use crate::table::EntryAt;
@@ -45,7 +46,7 @@ enum Asker {
 pub struct PartialCopy {
     /// How many bytes were copied.
     pub copied: u64,
-    /// The fault at the next byte.
+    /// The fault at the next byte, or the signal that came before it.
     pub fault: FaultError,
 }
 
@@ -102,7 +103,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`PartialCopy`]: the fault that a load or a store would have had
-    /// ([`AddressSpace::read_foreign`]), and how many bytes were copied before it.
+    /// ([`AddressSpace::read_foreign`]), or [`FaultError::Interrupted`] after a fatal signal, and how
+    /// many bytes were copied before it.
     pub fn copy_from(
         &self,
         to: VirtAddr,
@@ -110,7 +112,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         from: VirtAddr,
         length: u64,
     ) -> Result<(), PartialCopy> {
-        in_pieces(to, from, length, |here, there, piece| {
+        in_pieces(self.platform(), to, from, length, |here, there, piece| {
             other.read_foreign(there, piece)?;
             self.write_user(here, piece)
         })
@@ -130,7 +132,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         to: VirtAddr,
         length: u64,
     ) -> Result<(), PartialCopy> {
-        in_pieces(from, to, length, |here, there, piece| {
+        in_pieces(self.platform(), from, to, length, |here, there, piece| {
             self.read_user(here, piece)?;
             other.write_foreign(there, piece)
         })
@@ -233,8 +235,9 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
 }
 
 /// Calls `copy` for `length` bytes in pieces. No piece crosses a page boundary on either side, so
-/// that a piece that faults is not copied in part.
-fn in_pieces(
+/// that a piece that faults is not copied in part. A fatal signal ends the copy between two.
+fn in_pieces<P: Platform>(
+    platform: &P,
     here: VirtAddr,
     there: VirtAddr,
     length: u64,
@@ -244,6 +247,7 @@ fn in_pieces(
     let mut copied = 0;
     while copied < length {
         let part = |fault| PartialCopy { copied, fault };
+        interrupt::check(platform).map_err(|_| part(FaultError::Interrupted))?;
         let done = copied as usize;
         let left = usize::try_from(length - copied).unwrap_or(usize::MAX).min(piece.len());
         let (from, fits) = step(here, done, done.saturating_add(left)).map_err(part)?;
