@@ -1,11 +1,15 @@
 //! Reclaim: memory is short, and pages go to swap and come back.
 
+use std::thread;
+use std::time::Duration;
+
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
+use bindery::platform::Cpu;
 use bindery::{AddressSpace, Advice, FaultError};
-use bindery_hosted::{Program, Walk};
+use bindery_hosted::{Program, SwapService, Walk};
 
-use super::fixture::with_little_memory;
+use super::fixture::{device, with_device, with_little_memory};
 use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 const AT: u64 = GIB;
@@ -164,6 +168,41 @@ fn a_folio_is_examined_once_in_a_turn() {
         let done = swapping.memory.reclaim(256);
         assert!(done.freed >= 256);
         assert!(done.scanned > frames, "{} of {frames} frames are no turn", done.scanned);
+    });
+}
+
+/// A thread writes without end, and its pages would be enough: but none is freed for the call.
+#[test]
+fn the_writes_of_another_thread_do_not_hold_a_call() {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<X86_64<4>>(BYTES, 4, device, |swapping| {
+        let (lazy, folio) = (VirtAddr(2 * AT), 16 * PAGE);
+        for (at, pages) in [(AT, 1024), (lazy.0, 64)] {
+            swapping.map(at, pages);
+            swapping.fill(at, pages);
+        }
+        swapping.space.madvise(lazy, 64 * PAGE, Advice::Free).unwrap();
+        device.fail(|_| true);
+        swapping.page_out(AT, 64);
+        thread::scope(|scope| {
+            let reclaim = scope
+                .spawn(|| swapping.machine.on_cpu(Cpu(1), || swapping.memory.reclaim(32).freed));
+            let mut folios = 4..64;
+            while !reclaim.is_finished() && !folios.is_empty() {
+                if swapping.machine.parked_threads() > 0 {
+                    device.serve_one(swapping.memory);
+                    swapping.page_out(AT + folio * folios.next().unwrap(), 16);
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            let is_held = !reclaim.is_finished();
+            device.fail(|_| false);
+            while !reclaim.is_finished() {
+                device.serve_one(swapping.memory);
+            }
+            let freed = reclaim.join().unwrap();
+            assert!(!is_held && freed >= 32, "{freed} pages freed; waits: {is_held}");
+        });
     });
 }
 

@@ -84,8 +84,9 @@ impl<P: Platform> Memory<P> {
     /// calls of the core do so when they would fail otherwise. The caller holds no lock of the core
     /// and is in no read section.
     ///
-    /// Once its search has ended, the call waits for at most as many writes as were in flight then:
-    /// a steady writer does not hold it.
+    /// Pages in flight count as freed, until as many completions as there were requests have freed
+    /// none for this call. Once its search has ended, the call waits for at most as many writes as
+    /// were in flight then. So a steady writer does not hold it.
     ///
     /// Context: may sleep. Complexity: linear in the frames that the clock passes and the runs of
     /// the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64
@@ -140,14 +141,16 @@ fn reclaim_until<P: Platform>(
     let mut batch = Batch::new(memory);
     done.freed += batch.sweep(target.saturating_sub(done.freed), &mut search);
     while done.freed < target && memory.free_frame_count() < enough {
-        let coming = batch.pages() + memory.swap.pages_under_writeback();
+        let coming = batch.pages() + search.coming(memory);
         if search.is_over() || done.freed + coming >= target {
             if !batch.is_empty() {
                 done.freed += batch.finish();
                 continue;
             }
             if search.may_wait(memory) {
-                done.freed += wait_for_a_write(memory);
+                let freed = wait_for_a_write(memory);
+                search.end_wait(memory, freed);
+                done.freed += freed;
                 continue;
             }
             if search.is_over() || search.is_short() {

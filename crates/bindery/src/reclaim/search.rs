@@ -59,6 +59,10 @@ pub(super) struct Search {
     is_short: bool,
     /// A turn was added for folios that were found locked into memory.
     is_longer: bool,
+    /// Pages in flight that it no longer counts on.
+    of_others: u64,
+    /// Completions that may still free nothing before it does not count on the pages in flight.
+    patience: Option<u32>,
     /// Writes that the search may still wait for, once it is over.
     waits: Option<u64>,
 }
@@ -82,6 +86,8 @@ impl Search {
             looks_at_all: nothing_left && !is_short,
             is_short,
             is_longer: false,
+            of_others: 0,
+            patience: None,
             waits: None,
         }
     }
@@ -154,6 +160,32 @@ impl Search {
             scanned: self.scanned,
             freed,
         };
+    }
+
+    /// The pages in flight that the search counts on.
+    pub(super) fn coming<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
+        let pages = memory.swap.pages_under_writeback();
+        self.of_others = self.of_others.min(pages);
+        pages - self.of_others
+    }
+
+    /// Records that a wait for a device has freed `freed` pages. After as many waits without a page
+    /// as there were requests, the pages in flight are those of threads that free them themselves,
+    /// or of a device that fails. The search goes on without them. Otherwise:
+    /// 1. Two threads take turns: while one takes its completed write, the other one is writing.
+    /// 2. The pages of that write would be enough, so this thread waits for it.
+    /// 3. The write is complete, and its own thread takes it first: back to 1.
+    pub(super) fn end_wait<P: Platform>(&mut self, memory: &Memory<P>, freed: u64) {
+        if freed > 0 {
+            self.patience = None;
+            return;
+        }
+        let left = self.patience.get_or_insert_with(|| memory.swap.requests_in_flight());
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.of_others = memory.swap.pages_under_writeback();
+            self.patience = None;
+        }
     }
 
     /// Whether to wait for a device. Before the search is over, the pages in flight may be all that

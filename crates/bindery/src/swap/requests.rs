@@ -157,6 +157,11 @@ impl Requests {
         self.groups.iter().all(Group::is_idle)
     }
 
+    /// The number of requests that are taken; may be outdated.
+    pub(super) fn count(&self) -> u32 {
+        self.groups.iter().map(|group| group.taken.load(Relaxed).count_ones()).sum()
+    }
+
     /// The pages that the device is writing, and those that it is reading without a waiting thread.
     /// Acquire: a thread that reads 0 finds the folios unlocked.
     pub(super) fn pages(&self) -> (u64, u64) {

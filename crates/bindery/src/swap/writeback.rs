@@ -185,6 +185,11 @@ impl<P: Platform> Swap<P> {
         areas.fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
     }
 
+    /// The number of requests that devices have.
+    pub(crate) fn requests_in_flight(&self) -> u32 {
+        self.areas.iter().map(|area| area.requests.count()).sum()
+    }
+
     /// The number of pages that devices are writing.
     pub(crate) fn pages_under_writeback(&self) -> u64 {
         if self.has_devices() { self.pages_in_flight().0 } else { 0 }
