@@ -7,7 +7,7 @@ use bindery::addr::VirtAddr;
 use bindery::{Access, FaultError};
 
 use crate::arch;
-use crate::files::poll;
+use crate::files::{self, poll};
 use crate::platform::{self, Threads};
 use crate::process::{self, background, parking, scheduler, signal};
 use crate::sync::{self, Parking};
@@ -25,6 +25,10 @@ pub fn begin() {
 
 impl Parking for Kernel {
     fn park(&self, word: &AtomicU32, expected: u32) {
+        // Its end must not wait for a device that never answers. The failure changes the word.
+        if self.fatal_signal() {
+            files::give_up_silent(self.thread());
+        }
         parking::park(word, expected);
     }
 

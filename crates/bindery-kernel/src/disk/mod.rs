@@ -7,17 +7,19 @@
 mod hal;
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::mem;
 use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use bindery::{KeptRead, KeptWrite, PagerError};
+use bindery::{KeptRead, KeptWrite, PagerError, Platform};
 use spin::Once;
 use virtio_drivers::device::blk::{BlkReq, BlkResp, SECTOR_SIZE, VirtIOBlk};
 
 use crate::arch::disk::{Found, Transport, find};
 use crate::memory::memory;
+use crate::platform::Machine;
 use crate::sync::{self, Mutex};
 use crate::{arch, log, options};
 use hal::KernelMemory;
@@ -31,6 +33,9 @@ const SLOTS: usize = 5;
 const JOBS: usize = 64;
 /// The most pieces that wait.
 const WAITING: usize = 512;
+/// The most jobs whose answers a silent device withholds. It fails those after them, so that other
+/// transfers find free jobs.
+const WITHHELD: usize = JOBS - 16;
 
 /// The way of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,6 +105,8 @@ static CHANGED: AtomicU32 = AtomicU32::new(0);
 static ERRORS: AtomicU64 = AtomicU64::new(0);
 /// Stretches of content that the device still answers (`disk-silent=`).
 static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The answers that a silent device withholds, each with its job and the thread that has asked.
+static SILENCE: Mutex<Vec<(u32, usize, Answer)>> = Mutex::new(Vec::new());
 /// Stretches of content that were written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
@@ -120,6 +127,7 @@ pub fn begin() {
     let number = |key| options::value(key).and_then(|value| value.parse().ok());
     ERRORS.store(number("disk-errors").unwrap_or(0), Ordering::Relaxed);
     ANSWERED.store(number("disk-silent").unwrap_or(u64::MAX), Ordering::Relaxed);
+    SILENCE.lock().reserve_exact(WITHHELD);
     let Some(found) = find::<KernelMemory>() else {
         log!("no disk was found");
         return;
@@ -318,31 +326,25 @@ impl NewJob {
         });
     }
 
-    /// Answers a request when all pieces are done. Content may fail on request of the command line.
+    /// Answers a request when all pieces are done. Content may fail, and answers may be withheld, on
+    /// request of the command line.
     pub fn answer(self, answer: Answer) {
         let errors = ERRORS.load(Ordering::Relaxed);
-        let fails = matches!(answer, Answer::Write(_))
+        let mut fails = matches!(answer, Answer::Write(_))
             && errors > 0
             && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
         let left = ANSWERED.load(Ordering::Relaxed);
         if left == 0 {
-            // A device that is silent: the request, kept or dropped, is never answered.
-            return;
-        }
-        if left != u64::MAX {
+            let mut withheld = SILENCE.lock();
+            if withheld.len() < WITHHELD {
+                withheld.push((Machine.thread(), self.0, answer));
+                return;
+            }
+            fails = true;
+        } else if left != u64::MAX {
             ANSWERED.store(left - 1, Ordering::Relaxed);
         }
-        let driver = DRIVER.get().expect("only the file system of a disk transfers");
-        let finished = {
-            let mut driver = driver.lock();
-            driver.jobs[self.0].answer = Some(answer);
-            driver.done(self.0, !fails)
-        };
-        if let Some((answer, result)) = finished {
-            give(answer, result);
-            CHANGED.fetch_add(1, Ordering::Relaxed);
-            sync::unpark(&raw const CHANGED);
-        }
+        finish(self.0, answer, !fails);
     }
 
     /// Waits until all pieces are done.
@@ -355,6 +357,48 @@ impl NewJob {
             (job.left == 1).then(|| !mem::take(job).has_failed)
         });
         if is_well { Ok(()) } else { Err(PagerError::InputOutput) }
+    }
+}
+
+/// All pieces of a job have been added: it is answered once they are done.
+fn finish(job: usize, answer: Answer, is_well: bool) {
+    let driver = DRIVER.get().expect("only the file system of a disk transfers");
+    let finished = {
+        let mut driver = driver.lock();
+        driver.jobs[job].answer = Some(answer);
+        driver.done(job, is_well)
+    };
+    if let Some((answer, result)) = finished {
+        give(answer, result);
+        CHANGED.fetch_add(1, Ordering::Relaxed);
+        sync::unpark(&raw const CHANGED);
+    }
+}
+
+/// Fails the requests of a thread that a silent device withholds: the thread is about to be killed,
+/// or has ended. Each is answered when the device is done with its memory.
+pub fn give_up(thread: u32) {
+    give_up_some(|asker| asker == thread);
+}
+
+/// Fails all requests that a silent device withholds, and withholds no more: the machine ends.
+pub fn end_silence() {
+    ANSWERED.store(u64::MAX, Ordering::Relaxed);
+    give_up_some(|_| true);
+}
+
+fn give_up_some(is_given_up: impl Fn(u32) -> bool) {
+    loop {
+        // The lock is free again when an answer wakes threads.
+        let (job, answer) = {
+            let mut withheld = SILENCE.lock();
+            let Some(at) = withheld.iter().position(|(asker, ..)| is_given_up(*asker)) else {
+                return;
+            };
+            let (_, job, answer) = withheld.swap_remove(at);
+            (job, answer)
+        };
+        finish(job, answer, false);
     }
 }
 

@@ -68,5 +68,6 @@ pub use descriptor::{Files, Inherited};
 pub use node::Mappable;
 pub use poll::changed;
 pub use program::{Program, open_program, program_of};
+pub use silent_file::{end_silence, give_up_silent};
 pub use stream::first_files;
 pub use tree::{begin, end};

@@ -1,14 +1,16 @@
 //! `/dev/silent`: a file whose pager answers stores only after an `ioctl`. It has a file system and a
 //! limit for dirty pages of its own. Tests show by it which programs a device without answers stops
-//! (`silent-file=yes` on the command line).
+//! (`silent-file=yes` on the command line). The stores of a thread that is killed fail.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::{
-    DirtyLimit, KeptWrite, Object, Pager, PagerError, ReadBuffer, StoredBytes, WriteRequest,
+    DirtyLimit, KeptWrite, Object, Pager, PagerError, Platform, ReadBuffer, StoredBytes,
+    WriteRequest,
 };
 
+use crate::disk;
 use crate::errno::{Errno, Outcome};
 use crate::memory::memory;
 use crate::platform::Machine;
@@ -33,7 +35,8 @@ const KEPT: usize = 64;
 struct Silent(Mutex<Device>);
 
 struct Device {
-    kept: Vec<KeptWrite>,
+    /// Each with the thread that has asked.
+    kept: Vec<(u32, KeptWrite)>,
     fails: bool,
 }
 
@@ -51,7 +54,7 @@ impl Pager for Silent {
             drop(device);
             request.fail(PagerError::InputOutput);
         } else {
-            device.kept.push(request.keep());
+            device.kept.push((Machine.thread(), request.keep()));
         }
     }
 
@@ -68,12 +71,32 @@ impl Pager for Silent {
 
 /// Fails the stores that are kept, and all later ones.
 fn fail() {
-    let kept = {
-        let mut device = SILENT.0.lock();
-        device.fails = true;
-        core::mem::take(&mut device.kept)
-    };
-    for write in kept {
+    SILENT.0.lock().fails = true;
+    fail_some(|_| true);
+}
+
+/// Fails the requests of a thread that a silent device has: the thread is about to be killed, or
+/// ends. The core goes on once the pager has answered, and only the pager knows that the device has
+/// no use for the memory any more.
+pub fn give_up_silent(thread: u32) {
+    disk::give_up(thread);
+    fail_some(|asker| asker == thread);
+}
+
+/// Fails all requests that a silent device has: the machine ends.
+pub fn end_silence() {
+    disk::end_silence();
+    fail();
+}
+
+fn fail_some(is_failed: impl Fn(u32) -> bool) {
+    loop {
+        // The lock is free again when an answer wakes threads.
+        let write = {
+            let kept = &mut SILENT.0.lock().kept;
+            let Some(at) = kept.iter().position(|(asker, _)| is_failed(*asker)) else { return };
+            kept.swap_remove(at).1
+        };
         if let Ok(request) = memory().resume_write(write) {
             request.fail(PagerError::InputOutput);
         }

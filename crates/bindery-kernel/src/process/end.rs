@@ -74,6 +74,9 @@ const fn status_of(code: u64) -> u32 {
 pub(super) fn end_thread() -> ! {
     let thread = scheduler::current_thread();
     futex::thread_ends(&thread);
+    // From here on it waits for no device that is silent, as if it had been killed.
+    thread.work.fetch_or(work::END, Ordering::Relaxed);
+    files::give_up_silent(thread.id());
     let process = thread.process.clone();
     table::remove_thread(thread.id());
     thread.set_files(None);
@@ -223,6 +226,7 @@ fn end_machine(status: u32) {
         signal => 128 + signal as u8,
     };
     control::send(format_args!("status {code}"));
+    files::end_silence();
     end_all_others();
     background::end();
     table::remove_process(1);
