@@ -11,10 +11,13 @@ use libtest_mimic::{Completion, Failed, Trial};
 use crate::guest::is_required;
 
 /// The expected result of a command.
-struct Expected {
-    status: i32,
-    output: Option<&'static str>,
-    message: &'static str,
+pub struct Expected {
+    /// Its exit status.
+    pub status: i32,
+    /// All of its output, if that is known.
+    pub output: Option<&'static str>,
+    /// A part of its messages.
+    pub message: &'static str,
 }
 
 /// The trials for one architecture.
@@ -267,7 +270,8 @@ fn missing(
     Ok(None)
 }
 
-fn run(
+/// Runs `bindery run`, and judges its end.
+pub fn run(
     architecture: Architecture,
     arguments: &[&str],
     expected: &Expected,

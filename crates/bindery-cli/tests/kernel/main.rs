@@ -8,6 +8,7 @@
 //! the host; each has a machine of its own.
 
 mod command;
+mod damaged_disk;
 mod guest;
 mod terminal;
 mod trials;

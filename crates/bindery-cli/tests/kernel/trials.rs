@@ -8,6 +8,7 @@ use bindery_cli::guest::{Architecture, workspace};
 use libtest_mimic::Trial;
 
 use crate::command;
+use crate::damaged_disk;
 use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
@@ -73,6 +74,7 @@ pub fn all() -> Result<Vec<Trial>, String> {
         add(&mut trials, &format!("workload_{name}"), &Program::C(source), &directives);
     }
     trials.extend(Architecture::ALL.into_iter().flat_map(command::trials));
+    trials.push(damaged_disk::trial());
     trials.extend(Architecture::ALL.into_iter().flat_map(terminal::trials));
     Ok(trials)
 }

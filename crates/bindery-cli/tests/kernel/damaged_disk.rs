@@ -1,0 +1,77 @@
+//! Disks with a damaged file system: the kernel refuses each at mount, and goes on without it.
+
+use std::fs;
+
+use bindery_cli::guest::Architecture;
+use libtest_mimic::{Completion, Failed, Trial};
+
+use crate::command::{Expected, run};
+
+/// The size of a block in bytes, the blocks of a disk, and the first one of content.
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 1024;
+const CONTENT: u32 = 257;
+
+/// The trial. One architecture is enough: the file system has no code for either.
+pub fn trial() -> Trial {
+    Trial::ignorable_test("x86_64::disk_damaged", || {
+        let damaged = "[bindery] the file system of the disk is damaged\n";
+        let shorter = "[bindery] the disk is shorter than its file system\n";
+        let whole = [(3, CONTENT, 1), (7, CONTENT + 1, 2)];
+        let images = [
+            (image(BLOCKS, &whole), "file\n"),
+            (image(0, &[]), damaged),
+            (image(CONTENT.into(), &[]), damaged),
+            (image(BLOCKS + 1, &[]), shorter),
+            (image(BLOCKS, &[(u32::MAX, CONTENT, 2)]), damaged),
+            (image(BLOCKS, &[(0, u32::MAX, 2)]), damaged),
+            (image(BLOCKS, &[(0, BLOCKS as u32 - 1, 2)]), damaged),
+            (image(BLOCKS, &[(0, CONTENT - 1, 2)]), damaged),
+            (image(BLOCKS, &[(0, CONTENT, 2), (2, CONTENT + 1, 2)]), damaged),
+            (image(BLOCKS, &[(1, CONTENT, 1), (0, CONTENT + 1, 1)]), damaged),
+            (image(BLOCKS, &[(0, CONTENT, 0)]), damaged),
+        ];
+        for (image, output) in &images {
+            let completion = mounted(image, output)?;
+            if !matches!(completion, Completion::Completed) {
+                return Ok(completion);
+            }
+        }
+        Ok(Completion::Completed)
+    })
+}
+
+/// Boots with the image, and lists its files, which gives this.
+fn mounted(image: &[u8], output: &'static str) -> Result<Completion, Failed> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("disk");
+    fs::write(&file, image)?;
+    let disk = file.to_string_lossy();
+    let script = "ls /disk 2>/dev/null; exit 7";
+    let arguments = ["--check", "--timeout", "60", "--disk", &disk, "busybox", "sh", "-c", script];
+    let expected = Expected { status: 7, output: Some(output), message: "" };
+    run(Architecture::X86_64, &arguments, &expected)
+}
+
+/// An image of [`BLOCKS`] blocks. Its superblock says that the file system has `blocks`. It has one
+/// file with these extents, each of a first page, a first block and a count.
+fn image(blocks: u64, extents: &[(u32, u32, u32)]) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK * BLOCKS as usize];
+    let mut put = |at: usize, from: &[u8]| bytes[at..at + from.len()].copy_from_slice(from);
+    put(0, b"bindery\0");
+    put(8, &1u32.to_le_bytes());
+    put(12, &(CONTENT - 1).to_le_bytes());
+    put(16, &blocks.to_le_bytes());
+    put(BLOCK, b"file");
+    put(BLOCK + 4, &0o644u32.to_le_bytes());
+    put(BLOCK + 8, &40_000u64.to_le_bytes());
+    put(BLOCK + 40, &(extents.len() as u32).to_le_bytes());
+    put(BLOCK + 44, &4u32.to_le_bytes());
+    put(BLOCK + 48, b"file");
+    for (index, (page, block, count)) in extents.iter().enumerate() {
+        for (word, value) in [page, block, count].into_iter().enumerate() {
+            put(BLOCK + 512 + index * 12 + word * 4, &value.to_le_bytes());
+        }
+    }
+    bytes
+}
