@@ -1,5 +1,7 @@
 //! Folio locks and references whose guards go while the lock or the reference stays: the table in
-//! `docs/lock-order.md` names each place, and what ends the hand-over.
+//! `docs/lock-order.md` names each place, and what ends the hand-over. And the names that a file
+//! needs to go past a type that has a rule: forgotten guards, entries of attributes that no mapping
+//! gave.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -34,6 +36,11 @@ const GUARDS: [&str; 8] = [
     "sync/rw_lock/mod.rs",
     "vmas/new_vma.rs",
 ];
+
+/// The names that make attributes or an entry of something else than a mapping's flags, and the file
+/// above the page tables that may.
+const UNGRANTED: [&str; 4] = ["page_entry(", "user_attributes(", "Attributes {", "EntryPolicy {"];
+const GRANTS: [&str; 2] = ["space/entry_policy.rs", "vma/attributes.rs"];
 
 type Places = BTreeMap<String, BTreeSet<String>>;
 
@@ -104,6 +111,40 @@ fn only_files_of_guards_forget_values() {
         }
     });
     assert_eq!(found, BTreeSet::from(GUARDS.map(str::to_owned)));
+}
+
+#[test]
+fn entries_above_the_page_tables_are_made_of_their_mappings_attributes() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = BTreeSet::new();
+    for_each_source(&source, &source, &mut |name, text| {
+        let is_above = ["space/", "vma/", "vmas/", "object/", "reclaim/", "userfault/", "swap/"];
+        if is_above.iter().any(|folder| name.starts_with(folder)) && makes_ungranted(text) {
+            found.insert(name.to_owned());
+        }
+    });
+    assert_eq!(found, BTreeSet::from(GRANTS.map(str::to_owned)));
+}
+
+/// Whether the source makes attributes or entries that no mapping need have given.
+fn makes_ungranted(source: &str) -> bool {
+    source.lines().any(|line| {
+        let code = line.split_once("//").map_or(line, |(code, _)| code);
+        UNGRANTED.iter().any(|name| {
+            code.split_once(name).is_some_and(|(before, _)| {
+                // Types that end in the name, their methods and results are not the name.
+                !before.ends_with(char::is_alphanumeric) && !before.trim_end().ends_with("->")
+            })
+        })
+    })
+}
+
+#[test]
+fn attributes_of_no_mapping_are_found() {
+    assert!(makes_ungranted("let entry = P::Arch::page_entry(frame, level, attributes);"));
+    assert!(makes_ungranted("Attributes { accessed: true, ..attributes }"));
+    assert!(!makes_ungranted("fn attributes(self) -> MappingAttributes {"));
+    assert!(!makes_ungranted("// As `user_attributes(permissions, key)`."));
 }
 
 #[test]

@@ -66,23 +66,23 @@ impl<P: Platform> Frames<P> {
     /// memory.
     #[inline(always)]
     pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<FreshFolio<'_, P>> {
-        self.allocate_folio(order).map(|folio| self.fresh(folio))
+        allocate(self, order).map(|folio| self.fresh(folio))
     }
+}
 
-    /// [`Frames::new_exclusive_folio`], which is called rather than inlined: a number is returned in
-    /// registers, a handle is not.
-    fn allocate_folio(&self, order: Order) -> Option<Folio> {
-        if order > MAX_FOLIO_ORDER {
-            return None;
-        }
-        let folio = Folio::of(self.allocate(order, AllocateFor::Use)?, order);
-        let head = self.meta(folio.head);
-        let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
-        write_tails(self, folio);
-        self.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
-        head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
-        Some(folio)
+/// [`Frames::new_exclusive_folio`], which is called rather than inlined: a number is returned in
+/// registers, a handle is not.
+fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
+    if order > MAX_FOLIO_ORDER {
+        return None;
     }
+    let folio = Folio::of(frames.allocate(order, AllocateFor::Use)?, order);
+    let head = frames.meta(folio.head);
+    let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
+    write_tails(frames, folio);
+    frames.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
+    head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
+    Some(folio)
 }
 
 impl<'a, P: Platform> FreshFolio<'a, P> {

@@ -165,15 +165,13 @@ fn unmap<P: Platform>(frames: &Frames<P>, folio: Folio, pages: u32) -> Freed {
     }
 }
 
-impl<P: Platform> Frames<P> {
-    /// Whether the frame is a folio of one page that several entries map.
-    #[inline]
-    pub(crate) fn is_shared_page(&self, frame: Frame) -> bool {
-        self.covers(frame) && {
-            let meta = self.meta(frame);
-            let state = meta.state.load(Relaxed);
-            state & KIND_AND_ORDER == state_of(Kind::Folio, Order::PAGE)
-                && mappings_in(meta.count.load(Relaxed)) > 1
-        }
+/// Whether the frame is a folio of one page that several entries map.
+#[inline]
+pub(crate) fn is_shared_page<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
+    frames.covers(frame) && {
+        let meta = frames.meta(frame);
+        let state = meta.state.load(Relaxed);
+        state & KIND_AND_ORDER == state_of(Kind::Folio, Order::PAGE)
+            && mappings_in(meta.count.load(Relaxed)) > 1
     }
 }

@@ -255,13 +255,19 @@ impl<P: Platform> Frames<P> {
     /// A reference to the folio that contains `frame`. The frame may be freed and reused during the
     /// call. `None` if the frame is in no folio, in one that is not published yet, or in one with
     /// too many references. Two loads and an atomic instruction; takes no lock.
+    #[inline(always)]
     pub(crate) fn try_hold<'a>(&'a self, frame: Frame) -> Option<FolioRef<'a, P>> {
-        match from_nothing(self, frame) {
-            Ok(folio) => folio.map(|folio| FolioRef { handle: self.folio(folio) }),
-            Err(Mistaken(folio)) => {
-                self.folio(folio).release();
-                None
-            }
+        hold(self, frame)
+    }
+}
+
+/// [`Frames::try_hold`].
+fn hold<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<FolioRef<'_, P>> {
+    match from_nothing(frames, frame) {
+        Ok(folio) => folio.map(|folio| FolioRef { handle: frames.folio(folio) }),
+        Err(Mistaken(folio)) => {
+            frames.folio(folio).release();
+            None
         }
     }
 }

@@ -61,7 +61,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         let mut kept = None;
         let walked = walk_stretch(memory, folios, |hit, part, folios, edit| {
             let looked = unless_locked(memory.platform(), hit.vma, || {
-                let attributes = hit.vma.flags().attributes();
+                let attributes = hit.vma.flags().attributes().get();
                 edit.look_at_shared(part, attributes, folios);
             });
             kept = kept.or(looked.err());
@@ -138,7 +138,7 @@ fn walk_stretch<'m, P: Platform>(
 fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<'m, P>) -> u64 {
     let _ = walk_stretch(memory, &mut folios, |hit, part, folios, edit| {
         let _ = unless_locked(memory.platform(), hit.vma, || {
-            let attributes = hit.vma.flags().attributes();
+            let attributes = hit.vma.flags().attributes().get();
             edit.swap_out_shared(part.range, attributes, folios);
         });
     });

@@ -144,7 +144,7 @@ impl<'m, P: Platform> Batch<'m, P> {
         let mut edit = Edit::new(&hit.page_table, &mut space.gather);
         let section = hit.page_table.read_section();
         let mut span = edit.span(&section, window(hit), Depth::Floor(Level::PTE));
-        let attributes = hit.vma.flags().attributes();
+        let attributes = hit.vma.flags().attributes().get();
         let _ = swap_out_deferred(&mut span, attributes, scan, &mut self.out);
         self.later |= scan.may_find_more();
         self.folios += span.counts.folios_touched;

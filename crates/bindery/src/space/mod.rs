@@ -15,6 +15,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `call/` | the memory calls, one a file |
+//! | `entry_policy` | the permissions that a mapping gives its entries |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
 //! | `op`, `sleep` | one operation from its lock to its last free; a call that may sleep |
@@ -27,6 +28,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 mod call;
+mod entry_policy;
 mod fault;
 mod folio;
 mod inspect;

@@ -16,7 +16,6 @@ use crate::table::mover::pages::{MovePlan, MoveStop, PageMover, move_pages};
 use crate::table::publish::publish;
 
 use super::AddressSpace;
-use super::fault::written_attributes;
 use super::folio::{FolioError, split_locked};
 use super::sleep::MaySleep;
 use crate::space::stack_growth::prepare_group;
@@ -158,7 +157,7 @@ impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
                 index: destination.page_offset_of(at),
                 source_owner: OwnerMark::of(AnonGroup::as_owner(source.group())),
                 source_index: source.page_offset_of(from),
-                attributes: written_attributes(destination.flags()),
+                attributes: destination.flags().attributes().written().get(),
                 keeps_protection: permit.keeps_protection(destination),
             };
             let page_table = &call.page_table;

@@ -19,7 +19,9 @@ use core::sync::atomic::AtomicU64;
 
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
-use crate::folio::{Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, OwnerKind};
+use crate::folio::{
+    Age, Eviction, ExclusiveRun, Folio, FolioLock, FolioLocked, OwnerKind, is_shared_page,
+};
 use crate::platform::Platform;
 use crate::swap::{CachedFolio, SlotRun, leave_cache, send_out_again};
 
@@ -265,8 +267,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
         // After a fork, all pages of a table are mapped twice: one pass instead of a run for each.
         // Reclaim counts the mappings of the folio that it holds, and so has to meet them.
-        if self.scan.choice == Choice::All && frames.is_shared_page(folio.head) {
-            self.span.skip_leaves(|frame| frames.is_shared_page(frame));
+        if self.scan.choice == Choice::All && is_shared_page(frames, folio.head) {
+            self.span.skip_leaves(|frame| is_shared_page(frames, frame));
         }
         Next::Run
     }

@@ -2,9 +2,8 @@
 
 use bitflags::bitflags;
 
-use crate::arch::{Attributes, Permissions, ProtectionKey};
+use crate::arch::{Permissions, ProtectionKey};
 use crate::memory::HugeAdvice;
-use crate::table::leaf::user_attributes;
 
 bitflags! {
     /// The permissions of a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of them is
@@ -197,12 +196,6 @@ impl MappingFlags {
     pub(crate) const fn with_key(self, key: ProtectionKey) -> Self {
         let others = self.bits() & !Self::KEY.bits();
         Self::from_bits_truncate(others | (key.number() as u64) << Self::KEY_SHIFT)
-    }
-
-    /// The attributes of an unused leaf of the mapping: neither accessed nor dirty.
-    #[inline]
-    pub(crate) fn attributes(self) -> Attributes {
-        user_attributes(self.protection().permissions(), self.key())
     }
 
     /// Whether the mapping counts as committed memory (Linux: `accountable_mapping`).

@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod attributes;
 mod flags;
 
 use core::marker::PhantomData;
@@ -31,6 +32,7 @@ use crate::userfault::UserfaultState;
 
 use crate::collections::range_skip_list::{Indexed, Links};
 
+pub(crate) use attributes::MappingAttributes;
 pub use flags::{MappingFlags, Protection};
 
 /// The purpose of a mapping: two neighbors merge only if all of it is equal. The records that it

@@ -10,7 +10,6 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
-#[cfg(lock_violations = "types")]
 use crate::folio::Folio;
 use crate::folio::{FolioIndex, FolioLock, FreshFolio, LiveOwner, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
@@ -270,6 +269,19 @@ pub(crate) fn map_object<P: Platform>(
     let _ = Fault::new(space, vma, at, Access::Read).map_object(object, stay);
     #[cfg(lock_violations = "types")]
     let _ = (stay, Fault::new(space, vma, at, Access::Read).map_object(object)); //~ E0061
+}
+
+/// A fault maps a page with permissions that its mapping has.
+pub(crate) fn map_folio<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    at: VirtRange,
+    page: Folio,
+    flags: MappingFlags,
+) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = fault.map_folio(at, page, flags.attributes().written());
+    #[cfg(lock_violations = "types")]
+    let _ = (flags, fault.map_folio(at, page, Attributes::default())); //~ E0308
 }
 
 /// A folio gets another owner with its lock.

@@ -6,14 +6,14 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, ProtectionKey};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
-use crate::table::protect::{EntryPolicy, Watched, Writable};
-use crate::vma::{MappingFlags, Protection, Vma};
+use crate::vma::{MappingFlags, Protection};
 use crate::vmas::VmaView;
 
 use super::mlock::LOCKS;
 use super::range::page_range;
 use crate::space::AddressSpace;
 use crate::space::call::populate::Populate;
+use crate::space::entry_policy::entry_policy;
 use crate::space::op::Op;
 
 /// The start of a change of protection. The length of the change counts from the address.
@@ -54,26 +54,6 @@ struct NewProtection {
     protection: Protection,
     /// `None`: each mapping keeps its own.
     key: Option<ProtectionKey>,
-}
-
-impl Vma {
-    /// The permissions and write policy for entries of this mapping.
-    pub(in crate::space) fn entry_policy(&self) -> EntryPolicy {
-        // Read once: the compiler does not join loads of an atomic word.
-        let flags = self.flags();
-        let writable = match self.object() {
-            _ if !flags.contains(MappingFlags::SHARED) => Writable::Exclusive,
-            Some(object) if object.notices_writes() => Writable::Noticed,
-            _ => Writable::All,
-        };
-        let soft_dirty = flags.contains(MappingFlags::SOFT_DIRTY);
-        EntryPolicy {
-            permissions: flags.protection().permissions(),
-            key: flags.key(),
-            writable,
-            watched: if soft_dirty { Watched::No } else { Watched::SoftDirty },
-        }
-    }
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -266,7 +246,7 @@ fn protect<P: Platform>(
         }
         let _reservation = op.memory().commitment().reserve(committed)?;
         let Op { vmas, edit, .. } = op;
-        vmas.with_flags(vma, part, flags, |vma| edit.protect(part, &vma.entry_policy()))?;
+        vmas.with_flags(vma, part, flags, |vma| edit.protect(part, &entry_policy(vma)))?;
         let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
         if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
             // The pages are populated after the operation. Their anon group must exist now, because

@@ -37,7 +37,7 @@ pub(in crate::space) fn page_out<P: Platform>(
     part: VirtRange,
 ) -> Result<(), Failure> {
     let memory = op.memory();
-    let attributes = vma.flags().attributes();
+    let attributes = vma.flags().attributes().get();
     let mut chunks = Chunks::of(without_shared_huge_edges(op.edit.table(), part));
     let mut batch = OutBatch::new();
     let mut scan = SwapOutScan::ALL;

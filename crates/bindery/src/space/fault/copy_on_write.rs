@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
+use crate::arch::{Arch, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
 use crate::folio::{Folio, OwnerKind, OwnerMark};
 use crate::memory::{before_execution, unmap_frames};
@@ -179,23 +179,15 @@ fn replace_page<P: Platform>(
         cursor.counts.bytes_copied += PAGE_SIZE;
     }
     let userfault = P::Arch::attributes(entry).userfault;
-    let mut attributes = Attributes {
-        accessed: true,
-        dirty: true,
-        soft_dirty: true,
-        userfault,
-        ..vma.flags().attributes()
-    };
-    if userfault {
-        // The copy is as protected as the page was.
-        attributes.permissions -= Permissions::WRITE;
-    }
-    before_execution(page_table.memory, attributes.permissions, copy);
+    let written = vma.flags().attributes().written();
+    // The copy is as protected as the page was.
+    let attributes = if userfault { written.write_protected() } else { written };
+    before_execution(page_table.memory, attributes.permissions(), copy);
     // Read-only, so the MMU can only set accessed in between, which the new entry has anyway.
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
     page_table.memory.frames.fresh(copy).map(1);
-    word.store(P::Arch::page_entry(copy.head, Level::PTE, attributes).0, Ordering::Release);
+    word.store(attributes.entry(copy.head, Level::<P::Arch>::PTE).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);
     Ok(Some((old, P::Arch::attributes(entry).dirty)))

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::Memory;
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{AbsentFormat, Arch, Attributes, Entry, Level};
+use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::effort::Collecting;
 use crate::error::Failure;
 use crate::events::RareEvents;
@@ -17,7 +17,7 @@ use crate::swap::frequent_events;
 use crate::table::fill_span::FillSpan;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
-use crate::vma::{MappingFlags, Vma};
+use crate::vma::{MappingAttributes, MappingFlags, Vma};
 
 use super::slow::{Fault, Next, Stepped, Tries};
 use super::swap_in::{Slot, slot_of};
@@ -76,7 +76,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 memory.frames.fresh(folio).discard();
                 return None;
             }
-            let entry = P::Arch::page_entry(folio.head, Level::PTE, written_attributes(flags));
+            let entry = flags.attributes().written().entry(folio.head, Level::<P::Arch>::PTE);
             memory.frames.fresh(folio).map(folio.pages());
             page_table.write_leaves(TableEntry { table, index: first }, entry, folio.pages());
             page_table.unlock(table);
@@ -184,7 +184,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             memory.platform().zero(folio.head, folio.pages());
             let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
             self.page_table().count(&zeroed);
-            let next = self.map_folio(range, folio, written_attributes(self.vma.flags()));
+            let next = self.map_folio(range, folio, self.vma.flags().attributes().written());
             if !matches!(next, Ok(Next::Done(_))) {
                 memory.frames.fresh(folio).discard();
             }
@@ -214,11 +214,11 @@ impl<P: Platform> Fault<'_, '_, P> {
         &self,
         range: VirtRange,
         folio: Folio,
-        attributes: Attributes,
+        attributes: MappingAttributes,
     ) -> Stepped {
         let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
-        before_execution(self.memory(), attributes.permissions, folio);
+        before_execution(self.memory(), attributes.permissions(), folio);
         let mapped = self
             .page_table()
             .with_tables(range, |span| map_folio_locked(span, range, folio, (attributes, level)));
@@ -244,11 +244,6 @@ pub(super) fn own_folio<P: Platform>(
 /// a few microseconds.
 const ZEROED_IN_SECTION: Order = Order(4);
 
-/// The attributes of a leaf whose page is about to be written.
-pub(in crate::space) fn written_attributes(flags: MappingFlags) -> Attributes {
-    Attributes { accessed: true, dirty: true, soft_dirty: true, ..flags.attributes() }
-}
-
 /// The range in which a folio of 2^`order` pages around `page` would be mapped.
 #[inline]
 pub(in crate::space) fn folio_place(page: VirtAddr, order: Order) -> Option<VirtRange> {
@@ -260,7 +255,7 @@ fn map_folio_locked<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
     folio: Folio,
-    (attributes, level): (Attributes, Level<P::Arch>),
+    (attributes, level): (MappingAttributes, Level<P::Arch>),
 ) -> Result<Next, NoMemory> {
     let page_table = span.page_table;
     let EntryAt { node, entry, .. } = span.entry_at(range.start());
@@ -277,7 +272,7 @@ fn map_folio_locked<P: Platform>(
         return Ok(Next::Again);
     }
     let deposit = if level > Level::PTE { Some(span.take_deposit()?) } else { None };
-    let entry = P::Arch::page_entry(folio.head, level, attributes);
+    let entry = attributes.entry(folio.head, level);
     page_table.memory.frames.fresh(folio).map(folio.pages());
     span.counts.folios_touched += 1;
     span.counts.mapped(OwnerKind::Anonymous, folio.pages());

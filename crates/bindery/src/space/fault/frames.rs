@@ -1,16 +1,16 @@
 //! Faults on mappings of frames that are not the core's ([`crate::FrameSource`]).
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, Level, Permissions};
+use crate::arch::{Arch, Entry, Level, Permissions};
 use crate::error::FaultError;
 use crate::frame::FrameRange;
 use crate::memory::{self, may_show};
 use crate::object::ShownFrames;
 use crate::platform::Platform;
 use crate::table::fill_span::FillSpan;
-use crate::table::leaf::user_attributes;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
+use crate::vma::MappingAttributes;
 
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved};
@@ -22,7 +22,7 @@ struct Shown<A> {
     first: Frame,
     /// Of frame 0, at level 1: the leaf of any other is one multiplication away.
     template: Entry,
-    attributes: Attributes,
+    attributes: MappingAttributes,
     level: Level<A>,
 }
 
@@ -66,21 +66,16 @@ fn shown<P: Platform>(
     range: VirtRange,
     first: Frame,
 ) -> Shown<P::Arch> {
-    let policy = fault.vma.entry_policy();
-    let mut permissions = policy.permissions;
-    if !fault.vma.is_shared() {
-        permissions -= Permissions::WRITE;
-    }
-    let attributes = Attributes {
-        accessed: true,
-        dirty: permissions.contains(Permissions::WRITE),
-        soft_dirty: true,
-        memory: frames.memory,
-        ..user_attributes(permissions, policy.key)
+    let unused = fault.vma.flags().attributes().of_memory(frames.memory);
+    let allowed = if fault.vma.is_shared() { unused } else { unused.read_only() };
+    let attributes = if allowed.permissions().contains(Permissions::WRITE) {
+        allowed.written()
+    } else {
+        allowed.accessed().soft_dirty()
     };
     let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
     let level = if huge { Level::PMD } else { Level::PTE };
-    let template = P::Arch::page_entry(Frame(0), Level::PTE, attributes);
+    let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
     Shown { range, first, template, attributes, level }
 }
 
@@ -102,7 +97,7 @@ fn fill_shown<P: Platform>(
         let page_table = fault.page_table();
         memory::map_shown(fault.memory(), FrameRange { first, count: range.pages() as u32 });
         let index = P::Arch::PMD.index_of(range.start());
-        let leaf = P::Arch::page_entry(first, Level::PMD, shown.attributes);
+        let leaf = shown.attributes.entry(first, Level::<P::Arch>::PMD);
         page_table.publish_huge(TableEntry { table: holder, index }, leaf);
         page_table.deposit_table(holder, deposit);
         span.counts.entries_written += 1;

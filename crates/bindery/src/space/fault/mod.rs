@@ -40,7 +40,7 @@ use crate::vma::{MappingFlags, Protection, VmaReadGuard};
 pub use try_fault::{FaultPoll, FaultReady, FaultWait, TriedFault};
 
 pub(super) use copy_on_write::folio_range;
-pub(super) use first_touch::{Occupant, folio_place, written_attributes};
+pub(super) use first_touch::{Occupant, folio_place};
 pub(super) use object::{object_attributes, stopped};
 pub(super) use present::record_access;
 pub(super) use slow::{Fault, Next, Stepped};
@@ -48,7 +48,6 @@ pub(super) use swap_in::{Reading, Slot, slot_at};
 pub(super) use try_fault::step_fault;
 pub(super) use unshare::unshare;
 pub(super) use wait::wait_for_known;
-pub(super) use zero_page::read_attributes;
 
 /// The access that faulted.
 ///

@@ -5,7 +5,7 @@ use core::sync::atomic::{Ordering, fence};
 use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Entry, EntryIndex, Kind, Level, Permissions};
+use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
 use crate::collections::page_tree::PageRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
@@ -15,17 +15,17 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::fill_span::FillSpan;
-use crate::table::leaf::user_attributes;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
 use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
-use crate::vma::{MappingFlags, Vma};
+use crate::vma::{MappingAttributes, MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
-use super::first_touch::{own_folio, written_attributes};
+use super::first_touch::own_folio;
 use super::frames::map_shown;
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved, refused};
+use crate::space::entry_policy::entry_policy;
 
 /// A read maps the object's pages in the part of this size around the address (Linux:
 /// `fault_around_bytes`), and in a longer one that goes on where mapped pages end.
@@ -60,7 +60,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         if self.access == Access::Write && !vma.is_shared() {
             return self.map_copy(frame);
         }
-        let noticed = vma.entry_policy().writable == Writable::Noticed;
+        let noticed = entry_policy(vma).writable == Writable::Noticed;
         let folio = memory.frames.folio_of(frame).ok_or(FaultError::Bus)?;
         let mut part = self.folio_part(object, frame, folio);
         if self.access == Access::Write {
@@ -179,14 +179,14 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         &self,
         range: VirtRange,
         first: Frame,
-        attributes: Attributes,
+        attributes: MappingAttributes,
     ) -> Stepped {
         let memory = self.memory();
         let huge = range.len() == P::Arch::PMD.span() && first.is_aligned(P::Arch::PMD.order());
         if huge {
             let folio = memory.frames.folio_of(first).ok_or(FaultError::Bus)?;
-            before_execution(memory, attributes.permissions, folio);
-            let entry = P::Arch::page_entry(first, Level::PMD, attributes);
+            before_execution(memory, attributes.permissions(), folio);
+            let entry = attributes.entry(first, Level::<P::Arch>::PMD);
             let mapped = self
                 .page_table()
                 .with_tables(range, |span| self.map_huge(span, range, folio, entry));
@@ -236,13 +236,13 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Maps `runs` wherever the entry of a page is empty. They lie under one entry of level 2:
     /// their table is found and locked once. Returns the result for the run with the page of the
     /// fault. Any other run is left out if its folio has no room for more mappings.
-    fn map_runs(&self, runs: &Runs<'_>, attributes: Attributes) -> Stepped {
+    fn map_runs(&self, runs: &Runs<'_>, attributes: MappingAttributes) -> Stepped {
         let Runs { origin, runs: all, .. } = *runs;
         let (Some(first), Some(last)) = (all.first(), all.last()) else {
             return Ok(Next::Again);
         };
         for run in all {
-            before_execution_of(self.memory(), attributes.permissions, run.frame);
+            before_execution_of(self.memory(), attributes.permissions(), run.frame);
         }
         let start = origin.range_of(first).start();
         let whole = VirtRange::raw(start.0, origin.range_of(last).end().0);
@@ -264,13 +264,13 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
         runs: &Runs<'_>,
-        attributes: Attributes,
+        attributes: MappingAttributes,
         table: Table<'_>,
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
         let entries = page_table.entries(table);
         // Of frame 0: that of any other is one multiplication away.
-        let template = P::Arch::page_entry(Frame(0), Level::PTE, attributes);
+        let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
         let faulted = runs.page_of_fault();
         let mut mapped = Ok(Next::Again);
         let (mut read, mut filled) = (0, 0);
@@ -349,7 +349,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         memory.platform().copy(frame, copy.head, 1);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
         self.page_table().count(&counts);
-        let next = self.map_folio(self.range(), copy, written_attributes(self.vma.flags()));
+        let next = self.map_folio(self.range(), copy, self.vma.flags().attributes().written());
         match next {
             Ok(Next::Done(_)) => Ok(Next::Done(Resolved::Copied)),
             next @ (Ok(Next::Again | Next::Wait(_)) | Err(_)) => {
@@ -439,18 +439,13 @@ fn frame_at(frame: Frame, page: VirtAddr, part: VirtRange) -> Frame {
 }
 
 /// The attributes of entries that map an object's pages for the first time.
-pub(in crate::space) fn object_attributes(vma: &Vma, access: Access) -> Attributes {
-    let policy = vma.entry_policy();
+pub(in crate::space) fn object_attributes(vma: &Vma, access: Access) -> MappingAttributes {
+    let policy = entry_policy(vma);
     let write = access == Access::Write;
-    let mut permissions = policy.permissions;
+    let mut attributes = vma.flags().attributes().accessed();
     let at_once = policy.writable == Writable::All && policy.watched == Watched::No;
     if !write && !at_once || policy.writable == Writable::Exclusive {
-        permissions -= Permissions::WRITE;
+        attributes = attributes.read_only();
     }
-    Attributes {
-        accessed: true,
-        dirty: write,
-        soft_dirty: write,
-        ..user_attributes(permissions, policy.key)
-    }
+    if write { attributes.written() } else { attributes }
 }

@@ -11,6 +11,7 @@ use crate::events::Unchanged;
 use crate::folio::Folio;
 use crate::object::pages;
 use crate::platform::Platform;
+use crate::space::entry_policy::entry_policy;
 use crate::space::userfault::{lift_protection, map_protected_page};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
@@ -30,7 +31,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     // Never: a fault on an empty entry or on a page in swap would pay for the registers.
     #[inline(never)]
     pub(super) fn handle_present_entry(&self) -> Stepped {
-        let policy = self.vma.entry_policy();
+        let policy = entry_policy(self.vma);
         let (writable, watched) = (policy.writable, policy.watched);
         let terms = Terms { writable, watched, protects: is_write_protecting(self.vma) };
         let mut mapped = None;
@@ -130,7 +131,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// page.
     fn reuse(&self, range: VirtRange) -> Stepped {
         let page_table = self.page_table();
-        page_table.edit(|edit| edit.protect(range, &self.vma.entry_policy()))?;
+        page_table.edit(|edit| edit.protect(range, &entry_policy(self.vma)))?;
         let section = self.read_section();
         let mut cursor = self.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(self.page);

@@ -21,6 +21,7 @@ use super::copy_on_write::folio_range;
 use super::first_touch::own_folio;
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved, Wait};
+use crate::space::entry_policy::entry_policy;
 
 /// The reason why a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -231,8 +232,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             place,
             start: VirtAddr(self.page.0.wrapping_sub(u64::from(number) << PAGE_SHIFT)),
             range: folio_range(self.vma, self.page, number, *folio),
-            attributes: self.vma.flags().attributes(),
-            change: self.vma.entry_policy(),
+            attributes: self.vma.flags().attributes().get(),
+            change: entry_policy(self.vma),
         }
     }
 

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Orders, VirtRange};
-use crate::arch::{Arch, Attributes, Kind, Level, Permissions};
+use crate::arch::{Arch, Kind, Level};
 use crate::events::RareEvents;
 use crate::folio::{Folio, OwnerKind};
 use crate::memory::before_execution;
@@ -12,10 +12,10 @@ use crate::swap::frequent_events;
 use crate::table::cursor::Cursor;
 use crate::table::publish::publish;
 use crate::table::{EntryAt, TableEntry};
-use crate::vma::{MappingFlags, Vma};
+use crate::vma::Vma;
 
 use super::Resolved;
-use super::first_touch::{folio_place, own_folio, written_attributes};
+use super::first_touch::{folio_place, own_folio};
 use super::slow::{Fault, Next, Stepped, Tries};
 
 impl<P: Platform> Fault<'_, '_, P> {
@@ -41,8 +41,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
             let table = span.table_at(page, Level::PTE)?;
             let index = P::Arch::PTE.index_of(page);
-            let attributes = read_attributes(self.vma.flags());
-            let entry = P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes);
+            let attributes = self.vma.flags().attributes().accessed().read_only();
+            let entry = attributes.entry(self.memory().zero_frame, Level::<P::Arch>::PTE);
             page_table.fill(TableEntry { table, index }, entry, 1);
             span.counts.entries_written += 1;
             Ok(Next::Done(Resolved::ZeroPage))
@@ -65,8 +65,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             let table = span.table_at(range.start(), Level::PMD)?;
             let deposit = span.take_deposit()?;
             let index = P::Arch::PMD.index_of(range.start());
-            let attributes = read_attributes(self.vma.flags());
-            let entry = P::Arch::page_entry(frame, Level::PMD, attributes);
+            let attributes = self.vma.flags().attributes().accessed().read_only();
+            let entry = attributes.entry(frame, Level::<P::Arch>::PMD);
             page_table.publish_huge(TableEntry { table, index }, entry);
             page_table.deposit_table(table, deposit);
             span.counts.entries_written += 1;
@@ -92,7 +92,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             return self.copy();
         };
         memory.platform().zero(folio.head, folio.pages());
-        before_execution(memory, self.vma.flags().attributes().permissions, folio);
+        before_execution(memory, self.vma.flags().attributes().permissions(), folio);
         let filled = {
             let section = self.read_section();
             let mut cursor = self.cursor_of(&section, range);
@@ -107,13 +107,6 @@ impl<P: Platform> Fault<'_, '_, P> {
             Ok(Next::Again)
         }
     }
-}
-
-/// The attributes of a leaf that maps a zero page.
-pub(in crate::space) fn read_attributes(flags: MappingFlags) -> Attributes {
-    let mut attributes = Attributes { accessed: true, ..flags.attributes() };
-    attributes.permissions -= Permissions::WRITE;
-    attributes
 }
 
 /// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns false if it
@@ -139,7 +132,7 @@ fn replace_huge_zero<P: Platform>(
     page_table.invalidate_now(range, node.level, &mut cursor.counts);
     page_table.memory.frames.fresh(folio).map(folio.pages());
     RareEvents::note(&frequent_events(page_table.memory).huge_faults);
-    let leaf = P::Arch::page_entry(folio.head, node.level, written_attributes(vma.flags()));
+    let leaf = vma.flags().attributes().written().entry(folio.head, node.level);
     word.store(leaf.0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.folios_touched += 1;

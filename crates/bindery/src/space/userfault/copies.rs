@@ -9,8 +9,8 @@ use core::sync::atomic::{Ordering, fence};
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Level};
+use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::arch::{Arch, Level};
 use crate::error::{Error, FaultError};
 use crate::folio::{Folio, FolioIndex, OnePage, OwnerKind};
 use crate::memory::before_execution;
@@ -20,6 +20,7 @@ use crate::space::op::VmaOp;
 use crate::table::fill_span::FillSpan;
 use crate::table::publish::publish;
 use crate::table::{NoMemory, run};
+use crate::vma::MappingAttributes;
 
 use super::fill::Fill;
 
@@ -53,11 +54,11 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         &self,
         range: VirtRange,
         folios: &[OnePage],
-        attributes: Attributes,
+        attributes: MappingAttributes,
     ) -> Result<usize, NoMemory> {
         let memory = self.memory();
         for page in folios {
-            before_execution(memory, attributes.permissions, page.folio());
+            before_execution(memory, attributes.permissions(), page.folio());
         }
         let mapped = self
             .page_table()
@@ -140,7 +141,7 @@ fn map_pages_locked<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
     folios: &[OnePage],
-    attributes: Attributes,
+    attributes: MappingAttributes,
 ) -> Result<usize, NoMemory> {
     let page_table = span.page_table;
     let frames = &page_table.memory.frames;
@@ -158,8 +159,9 @@ fn map_pages_locked<P: Platform>(
     }
     // A CPU that sees a leaf sees the page's contents, and its count.
     fence(Ordering::Release);
+    let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
     for (word, page) in entries.iter().zip(&folios[..vacant as usize]) {
-        let entry = P::Arch::page_entry(page.folio().head, Level::PTE, attributes);
+        let entry = P::Arch::nth_page(template, page.folio().head.0);
         word.store(entry.0, Ordering::Relaxed);
     }
     page_table.change_entry_count(table, vacant, 0);

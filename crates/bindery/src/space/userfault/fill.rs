@@ -11,26 +11,24 @@ use core::fmt;
 use bitflags::bitflags;
 
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Attributes, Level, Marker};
+use crate::arch::{Absent, AbsentFormat, Level, Marker};
 use crate::error::{Error, Failure, FaultError, NoMemory};
 use crate::folio::Folio;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
-use crate::space::fault::{
-    Access, Fault, Next, Occupant, Resolved, folio_place, written_attributes,
-};
+use crate::space::fault::{Access, Fault, Next, Occupant, Resolved, folio_place};
 use crate::space::op::VmaOp;
 use crate::space::stack_growth::prepare_group;
 use crate::space::userfault::install::is_occupied;
 use crate::space::userfault::userfault_range;
 use crate::stats::Counts;
 use crate::userfault::Userfault;
-use crate::vma::{MappingFlags, VmaReadGuard};
+use crate::vma::{MappingAttributes, MappingFlags, VmaReadGuard};
 
 use super::handler::UserfaultHandler;
 use super::is_served;
-use super::shared::{Supply, memory_of, protected};
+use super::shared::{Supply, memory_of};
 
 bitflags! {
     /// How pages are filled (`UFFDIO_COPY_MODE_*`, `UFFDIO_ZEROPAGE_MODE_*`).
@@ -431,12 +429,9 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     }
 
     /// The attributes of the entries of filled pages.
-    pub(super) fn fill_attributes(&self, mode: FillMode) -> Attributes {
-        let mut attributes = written_attributes(self.vma.flags());
-        if mode.contains(FillMode::WRITE_PROTECT) {
-            attributes = protected(attributes);
-        }
-        attributes
+    pub(super) fn fill_attributes(&self, mode: FillMode) -> MappingAttributes {
+        let written = self.vma.flags().attributes().written();
+        if mode.contains(FillMode::WRITE_PROTECT) { written.write_protected() } else { written }
     }
 }
 

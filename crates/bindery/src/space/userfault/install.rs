@@ -6,7 +6,6 @@ use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Level, Marker};
 use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
-use crate::space::fault::read_attributes;
 use crate::space::op::VmaOp;
 use crate::stats::Counts;
 use crate::table::publish::publish;
@@ -30,8 +29,8 @@ pub(super) fn is_occupied<A: Arch>(entry: Entry) -> bool {
 impl<P: Platform> VmaOp<'_, '_, P> {
     /// The entry of a zero page.
     pub(super) fn zero_entry(&self) -> Entry {
-        let attributes = read_attributes(self.vma.flags());
-        P::Arch::page_entry(self.memory().zero_frame, Level::PTE, attributes)
+        let attributes = self.vma.flags().attributes().accessed().read_only();
+        attributes.entry(self.memory().zero_frame, Level::<P::Arch>::PTE)
     }
 
     /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are

@@ -3,10 +3,11 @@
 use bitflags::bitflags;
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Level, Marker};
+use crate::arch::{Absent, AbsentFormat, Arch, Level, Marker};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
-use crate::space::fault::{Fault, Next, Resolved, Stepped, read_attributes, stopped};
+use crate::space::entry_policy::entry_policy;
+use crate::space::fault::{Fault, Next, Resolved, Stepped, stopped};
 use crate::space::op::Op;
 use crate::space::userfault::userfault_range;
 use crate::table::NoMemory;
@@ -158,7 +159,7 @@ fn lift_part<P: Platform>(
     part: VirtRange,
 ) -> Result<(), NoMemory> {
     edit.userfault_lift(part)?;
-    edit.protect(part, &vma.entry_policy())?;
+    edit.protect(part, &entry_policy(vma))?;
     edit.memory.platform().publish_entries();
     Ok(())
 }
@@ -187,8 +188,8 @@ fn map_protected<P: Platform>(fault: &Fault<'_, '_, P>, frame: Option<Frame>) ->
     let (space, page) = (fault.space, fault.page);
     let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
     let memory = space.page_table.memory;
-    let attributes = Attributes { userfault: true, ..read_attributes(fault.vma.flags()) };
-    let leaf = P::Arch::page_entry(frame.unwrap_or(memory.zero_frame), Level::PTE, attributes);
+    let attributes = fault.vma.flags().attributes().accessed().write_protected();
+    let leaf = attributes.entry(frame.unwrap_or(memory.zero_frame), Level::<P::Arch>::PTE);
     let marker = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     let mapped = space.page_table.with_tables(range, |mut span| {
         if span.entry_at(page).entry != marker {

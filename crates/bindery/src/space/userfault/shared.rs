@@ -2,7 +2,7 @@
 //! the handler says so (`UFFDIO_CONTINUE`).
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Arch, Attributes, Level, Permissions};
+use crate::arch::{Arch, Level, Permissions};
 use crate::error::{Error, Failure};
 use crate::folio::Folio;
 use crate::object::{ObjectState, Stop, pages, supply};
@@ -201,9 +201,9 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let mut attributes =
             object_attributes(vma, if vma.is_shared() { Access::Write } else { Access::Read });
         if mode.contains(FillMode::WRITE_PROTECT) {
-            attributes = protected(attributes);
+            attributes = attributes.write_protected();
         }
-        if attributes.permissions.contains(Permissions::WRITE) {
+        if attributes.permissions().contains(Permissions::WRITE) {
             let (index, count) = (vma.page_offset_of(part.start()), part.pages());
             // No pager stores shared memory, so there is no store to wait for.
             let marked = pages::mark_dirty(space.page_table.memory, object, index, count);
@@ -298,11 +298,4 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         }
         Ok(at.offset(left << PAGE_SHIFT).min(end))
     }
-}
-
-/// The attributes of pages that are write-protected.
-pub(super) fn protected(mut attributes: Attributes) -> Attributes {
-    attributes.userfault = true;
-    attributes.permissions -= Permissions::WRITE;
-    attributes
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use crate::addr::{Orders, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, Arch, Attributes, Kind, Level, Marker};
+use crate::arch::{Absent, Arch, Kind, Level, Marker};
 use crate::error::{CallError, Error, Failure, NoMemory};
 use crate::events::RareEvents;
 use crate::folio::MAX_FOLIO_ORDER;
@@ -382,8 +382,7 @@ fn collapse_by_copy<P: Platform>(
     let owner = AnonGroup::as_owner(vma.group());
     fresh.set_owner(owner, vma.folio_index_at(range.start()));
     let folio = fresh.leave();
-    let attributes =
-        Attributes { accessed: true, dirty: true, soft_dirty: true, ..vma.flags().attributes() };
+    let attributes = vma.flags().attributes().written().get();
     let what = Replacement { base: range.start(), folio, attributes, deposit };
     let done = op.edit.replace_by_copy(&what);
     if !done {
