@@ -11,6 +11,7 @@ mod fixture;
 mod missing;
 mod moves;
 mod pending_calls;
+mod polled;
 mod prot_none;
 mod protect;
 mod scan;

@@ -14,8 +14,7 @@ fn a_thread_waits_for_the_handler() {
         let mut ready = None;
         for page in 3..5 {
             let step = call.step(fixture.space, ready.take()).unwrap();
-            let Step::Blocked(mut wait) = step else { panic!("nothing is there") };
-            assert!(matches!(wait.poll(), CallPoll::NeedsThread));
+            let Step::Blocked(wait) = step else { panic!("nothing is there") };
             assert!(!fixture.fd.is_readable(), "the thread that waits sends the message");
             ready = Some(thread::scope(|scope| {
                 let waits = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || wait.wait()));
@@ -35,14 +34,30 @@ fn a_thread_waits_for_the_handler() {
 }
 
 #[test]
+fn a_poll_asks_the_handler() {
+    with_fixture(|fixture| {
+        let mut call = fixture.space.begin_mlock(at(3), 2 * PAGE, LockPages::Now).unwrap();
+        let mut ready = None;
+        for page in 3..5 {
+            let step = call.step(fixture.space, ready.take()).unwrap();
+            let Step::Blocked(mut wait) = step else { panic!("nothing is there") };
+            assert!(matches!(wait.poll(), CallPoll::Pending(_)));
+            assert_eq!(fixture.fault().address, at(page));
+            fixture.copy(page, PAGE, page as u8).unwrap();
+            let CallPoll::Ready(end) = wait.poll() else { panic!("the handler has answered") };
+            ready = Some(end);
+        }
+        assert!(matches!(call.step(fixture.space, ready), Ok(Step::Done)));
+        assert!(!fixture.fd.is_readable(), "each page was asked for once");
+        assert_eq!((fixture.byte(3), fixture.byte(4)), (3, 4));
+    });
+}
+
+#[test]
 fn a_handler_of_programs_alone_refuses_the_call() {
     with_wish(Wish { scope: UserfaultScope::UserMode, ..Wish::default() }, |fixture| {
         let mut call = fixture.space.begin_mlock(at(5), PAGE, LockPages::Now).unwrap();
-        let Ok(Step::Blocked(wait)) = call.step(fixture.space, None) else {
-            panic!("nothing is there")
-        };
-        let refused = wait.wait();
-        let step = call.step(fixture.space, Some(refused)).map(|_| ());
+        let step = call.step(fixture.space, None).map(|_| ());
         assert_eq!(step, Err(Error::Fault(at(5))));
     });
 }

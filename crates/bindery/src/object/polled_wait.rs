@@ -46,6 +46,10 @@ pub struct ParkedOn<'w> {
 }
 
 impl<'w> ParkedOn<'w> {
+    pub(crate) fn new(word: &'w AtomicU32, expected: u32) -> Self {
+        Self { word, expected }
+    }
+
     /// The word, for its address.
     pub fn word(&self) -> &'w AtomicU32 {
         self.word

@@ -30,6 +30,7 @@ mod handle;
 mod loom_model;
 mod message;
 mod notice;
+mod polled;
 mod queue;
 mod state;
 
@@ -38,6 +39,7 @@ pub use features::{UserfaultFeatures, UserfaultModes, UserfaultScope};
 pub use handle::{Userfault, WaitingFaults};
 pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
 pub(crate) use notice::Notices;
+pub(crate) use polled::PolledFault;
 pub use queue::ForkIsNext;
 pub(crate) use queue::{Content, Ending};
 pub(crate) use state::{Interrupts, QueuedFault, UserfaultState, release};

@@ -15,8 +15,8 @@ use super::state::{UserfaultState, release};
 
 /// A message to be delivered, and its userfaultfd, which it holds.
 pub(crate) struct Notice {
-    state: NonNull<UserfaultState>,
-    waiter: Waiter,
+    pub(super) state: NonNull<UserfaultState>,
+    pub(super) waiter: Waiter,
     next: Cell<Option<NonNull<Self>>>,
 }
 
@@ -38,6 +38,35 @@ unsafe fn notice<'a>(node: NonNull<Notice>) -> &'a Notice {
     unsafe { node.as_ref() }
 }
 
+impl Notice {
+    /// A notice in no list and no queue, which holds its userfaultfd.
+    ///
+    /// # Safety
+    /// 1. `state` is held during the call.
+    pub(super) unsafe fn allocate<P: Platform>(
+        memory: &Memory<P>,
+        state: NonNull<UserfaultState>,
+        content: Content,
+    ) -> Option<NonNull<Self>> {
+        let make = || Self { state, waiter: Waiter::new(content), next: Cell::new(None) };
+        let node = memory.slab::<Self>().allocate_with(&memory.frames, make)?;
+        // SAFETY: the caller's obligation 1.
+        unsafe { state.as_ref() }.hold();
+        Some(node)
+    }
+
+    /// Frees a notice, and drops its hold.
+    ///
+    /// # Safety
+    /// 1. The notice is the caller's, in no list and no queue, and is not used any more.
+    pub(super) unsafe fn free<P: Platform>(memory: &Memory<P>, node: NonNull<Self>) {
+        // SAFETY: 1. of `notice` and of `release`: it is freed below, with its own hold.
+        unsafe { release(memory, notice(node).state) };
+        // SAFETY: 1. it came from this slab; 2. the caller's obligation 1.
+        unsafe { memory.slab().free(&memory.frames, node) };
+    }
+}
+
 impl Notices {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -57,13 +86,10 @@ impl Notices {
         content: Content,
     ) -> Result<(), NoMemory> {
         memory.may_wait();
-        let make = || Notice { state, waiter: Waiter::new(content), next: Cell::new(None) };
-        let slab = memory.slab::<Notice>();
-        let node = slab.allocate_with(&memory.frames, make);
-        let node = node.ok_or(NoMemory)?;
+        // SAFETY: 1. the caller's obligation.
+        let node = unsafe { Notice::allocate(memory, state, content) }.ok_or(NoMemory)?;
         // SAFETY: it is held (the caller's obligation 1).
         let named = unsafe { state.as_ref() };
-        named.hold();
         named.begin_change();
         named.note_notice(call, content.child());
         self.append(Self { first: Some(node), last: Some(node) });
@@ -121,10 +147,8 @@ impl Notices {
                     unsafe { release(memory, child) };
                 }
             }
-            // SAFETY: 1. the notice's own hold.
-            unsafe { release(memory, one.state) };
-            // SAFETY: 1. it came from this slab; 2. it is in no queue, and this list ends here.
-            unsafe { memory.slab().free(&memory.frames, node) };
+            // SAFETY: 1. this list's, which ends here; it is in no queue.
+            unsafe { Notice::free(memory, node) };
         }
     }
 }

@@ -102,6 +102,11 @@ impl Waiter {
     pub(crate) const fn new(content: Content) -> Self {
         Self::of_word(content, AtomicU32::new(WAITS))
     }
+
+    /// The word, and its value while the wait lasts.
+    pub(super) fn parked(&self) -> (&AtomicU32, u32) {
+        (&self.word, WAITS)
+    }
 }
 
 impl<W> Waiter<W> {

@@ -109,6 +109,22 @@ impl UserfaultState {
         queued
     }
 
+    /// As [`UserfaultState::queue`], but sleeps for no lock: false too if another thread has it.
+    ///
+    /// # Safety
+    /// 1. As there, if it returns true.
+    pub(super) unsafe fn try_queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
+        let Some(lock) = self.lock.try_write_while(platform, || false) else { return false };
+        // SAFETY: 1. the lock is held for writing; 2. of `add_to`, the caller's obligation.
+        let queued = unsafe { self.with_locked(|queues| self.add_to(queues, waiter)) };
+        drop(lock);
+        if queued {
+            self.note_arrival(platform);
+            platform.userfault_arrived();
+        }
+        queued
+    }
+
     /// Closes it: lets all waiting threads continue; no thread waits any more.
     pub(crate) fn close<P: Platform>(&self, platform: &P) {
         self.end_all(platform);
@@ -222,13 +238,36 @@ impl<W: Word<u32>> UserfaultState<W> {
         parking: &impl Parking<W>,
         work: impl FnOnce(&mut Queues<W>) -> R,
     ) -> R {
-        self.lock.with_write(parking, || {
-            // SAFETY: the lock is held for writing, and `work` does not call this function.
-            let queues = unsafe { &mut *self.queues.get() };
-            let result = work(queues);
-            self.readable.store(u32::from(!queues.is_read()), Ordering::Release);
-            result
-        })
+        // SAFETY: 1. the lock is held for writing.
+        self.lock.with_write(parking, || unsafe { self.with_locked(work) })
+    }
+
+    /// As [`UserfaultState::with_queues`].
+    ///
+    /// # Safety
+    /// 1. The lock is held for writing.
+    #[inline(always)]
+    unsafe fn with_locked<R>(&self, work: impl FnOnce(&mut Queues<W>) -> R) -> R {
+        // SAFETY: the caller's obligation 1; `work` does not call this function.
+        let queues = unsafe { &mut *self.queues.get() };
+        let result = work(queues);
+        self.readable.store(u32::from(!queues.is_read()), Ordering::Release);
+        result
+    }
+
+    /// Adds a waiter to the queues, unless it is closed: asked with the lock held, since a closing
+    /// thread takes the lock once more, and would not find the message.
+    ///
+    /// # Safety
+    /// As for [`UserfaultState::queue`].
+    #[inline(always)]
+    unsafe fn add_to(&self, queues: &mut Queues<W>, waiter: &Waiter<W>) -> bool {
+        if self.is_closed() {
+            return false;
+        }
+        // SAFETY: 1. the caller's obligation.
+        unsafe { queues.add(waiter) };
+        true
     }
 
     /// Like [`UserfaultState::queue`], and wakes waiting readers.
@@ -236,16 +275,8 @@ impl<W: Word<u32>> UserfaultState<W> {
     /// # Safety
     /// As for [`UserfaultState::queue`].
     pub(super) unsafe fn add(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> bool {
-        let queued = self.with_queues(parking, |queues| {
-            // With the lock held: a closing thread takes the lock once more, and would not find the
-            // message.
-            if self.is_closed() {
-                return false;
-            }
-            // SAFETY: 1. the caller's obligation: `wait` removes it.
-            unsafe { queues.add(waiter) };
-            true
-        });
+        // SAFETY: 1. the caller's obligation: `wait` removes it.
+        let queued = self.with_queues(parking, |queues| unsafe { self.add_to(queues, waiter) });
         if queued {
             self.note_arrival(parking);
         }
@@ -349,10 +380,7 @@ impl QueuedFault<'_> {
     /// Waits, without locks, until the handler has served the fault, the userfaultfd is closed, or a
     /// signal comes that `interrupts`.
     pub(crate) fn wait<P: Platform>(self, platform: &P, interrupts: Interrupts) -> Ending {
-        self.state.wait(platform, self.waiter, || match interrupts {
-            Interrupts::Signal => platform.signal(),
-            Interrupts::FatalSignal => platform.fatal_signal(),
-        })
+        self.state.wait(platform, self.waiter, || interrupts.has_come(platform))
     }
 }
 
@@ -369,6 +397,16 @@ pub(crate) enum Interrupts {
     Signal,
     /// Fatal ones: a call of the kernel accesses the page.
     FatalSignal,
+}
+
+impl Interrupts {
+    /// Whether such a signal is pending.
+    pub(super) fn has_come<P: Platform>(self, platform: &P) -> bool {
+        match self {
+            Self::Signal => platform.signal(),
+            Self::FatalSignal => platform.fatal_signal(),
+        }
+    }
 }
 
 /// Takes a message out of its queue when it is dropped.

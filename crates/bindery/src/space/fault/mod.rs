@@ -159,7 +159,10 @@ pub(super) fn refused(failure: Failure) -> Failure<FaultError> {
 
 /// Whether a VMA with these flags allows the access.
 #[inline(always)]
-fn check_access<A: Arch>(request: &FaultRequest, flags: MappingFlags) -> Result<(), FaultError> {
+pub(super) fn check_access<A: Arch>(
+    request: &FaultRequest,
+    flags: MappingFlags,
+) -> Result<(), FaultError> {
     let &FaultRequest { access, rights, .. } = request;
     if !access.is_allowed(rights, flags) {
         return Err(FaultError::ProtectionKey(flags.key()));

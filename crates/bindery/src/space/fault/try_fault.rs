@@ -23,6 +23,7 @@ use crate::object::{Object, ParkedOn, Polled, PolledWait, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::stack_growth::{grow_down_to, prepare_group};
+use crate::space::userfault::{PolledHandler, awaits_handler};
 use crate::vma::MappingFlags;
 
 use super::slow::{Fault, Next, Tries};
@@ -40,7 +41,9 @@ pub enum TriedFault<'s, 'm, P: Platform> {
 /// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a
 /// queue: it holds no lock and no request. Waits may be performed in any order.
 ///
-/// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it.
+/// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it. A message
+/// to the handler of a userfaultfd, which a poll has sent, is withdrawn; a handler that has read it
+/// already answers for nothing.
 ///
 /// Context of the drop: may sleep, like the drop of an [`Object`].
 #[must_use = "the next attempt would find the same"]
@@ -49,10 +52,19 @@ pub struct FaultWait<'s, 'm, P: Platform> {
     request: FaultRequest,
     /// The object whose pages the fault needs.
     object: Option<Object<'m, P>>,
-    /// `None` for all that a fault which blocks waits for: a lock, a handler, memory, the mutex for
-    /// a first write or for an address that is not mapped.
-    event: Option<PolledWait<'m, P>>,
+    event: Event<'m, P>,
     is_for_storage: bool,
+}
+
+/// The event that ends a wait.
+enum Event<'m, P: Platform> {
+    /// A pager or a swap device has answered.
+    Storage(PolledWait<'m, P>),
+    /// The handler of a userfaultfd has answered.
+    Handler(PolledHandler<'m, P>),
+    /// Any other that a fault which blocks waits for: a lock, memory, the mutex for a first write or
+    /// for an address that is not mapped.
+    Other,
 }
 
 /// How far a wait has come ([`FaultWait::poll`]).
@@ -64,7 +76,8 @@ pub enum FaultPoll<'w, 'm, P: Platform> {
     /// There is nothing to do until this changes.
     Pending(ParkedOn<'w>),
     /// Only a thread that may sleep can go on, by [`FaultWait::wait`]: the fault waits for
-    /// something else than a pager or a swap device, that device has failed, or memory is short.
+    /// something else than a pager, a swap device or a handler, that device has failed, another
+    /// thread has a lock that the poll needs, or memory is short.
     NeedsThread,
 }
 
@@ -102,8 +115,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A page of a file behind which the pager is to read the next ones blocks once: the wait only
     /// begins that. A fault has to wait for a pager, a swap device, the handler of a userfaultfd,
     /// memory, a lock that another thread has, and once for each mapping for the mutex of the
-    /// address space. All faults of a mapping with a userfaultfd wait. An access to an address that
-    /// is not mapped waits too: the mutex decides whether a mapping grows down to it.
+    /// address space. An access to an address that is not mapped waits too: the mutex decides whether
+    /// a mapping grows down to it.
     ///
     /// Context: spins. Complexity: as [`AddressSpace::fault`].
     ///
@@ -145,14 +158,17 @@ fn try_request<'s, 'm, P: Platform>(
     if request.addr >= space.limit() {
         return Err(FaultError::NotMapped);
     }
-    let (object, event) = match attempt(space, &request) {
+    let (mut object, mut is_for_storage) = (None, false);
+    let event = match attempt(space, &request) {
         Ok(Attempt::Done(resolved)) => return Ok(TriedFault::Resolved(resolved)),
-        Ok(Attempt::Event(object, wait)) => (object, Some(wait)),
-        Ok(Attempt::Blocks) | Err(Failure::NoMemory) => (None, None),
+        Ok(Attempt::Event(of, wait)) => {
+            (object, is_for_storage) = (of, wait.is_major());
+            Event::Storage(PolledWait::new(space.page_table.memory, wait))
+        }
+        Ok(Attempt::Handler) => Event::Handler(PolledHandler::new(space.platform())),
+        Ok(Attempt::Blocks) | Err(Failure::NoMemory) => Event::Other,
         Err(Failure::Refused(error)) => return Err(error),
     };
-    let is_for_storage = event.as_ref().is_some_and(Wait::is_major);
-    let event = event.map(|event| PolledWait::new(space.page_table.memory, event));
     Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
 }
 
@@ -161,6 +177,8 @@ enum Attempt<'m, P: Platform> {
     Done(Resolved),
     /// It has to wait for this; the object is that of the mapping.
     Event(Option<Object<'m, P>>, Wait),
+    /// It has to wait for the handler of a userfaultfd.
+    Handler,
     /// It would sleep for another reason.
     Blocks,
 }
@@ -177,8 +195,8 @@ fn attempt<'m, P: Platform>(
         };
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
-        if flags.intersects(MappingFlags::USERFAULT) {
-            return Ok(Attempt::Blocks);
+        if flags.intersects(MappingFlags::USERFAULT) && awaits_handler(space, &locked, request)? {
+            return Ok(Attempt::Handler);
         }
         // It does not wait for memory to be collected for a large folio.
         let fault = Fault::new(space, locked.vma(), page, access);
@@ -212,9 +230,8 @@ fn attempt_with_sleep<'m, P: Platform>(
         };
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
-        if flags.intersects(MappingFlags::USERFAULT) {
-            // The message to the handler lies in the frame of the thread that waits.
-            return Ok(Attempt::Blocks);
+        if flags.intersects(MappingFlags::USERFAULT) && awaits_handler(space, &locked, request)? {
+            return Ok(Attempt::Handler);
         }
         let fault = Fault { space, vma: locked.vma(), page, access, tries };
         let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
@@ -259,9 +276,14 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
     pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
-        let Some(event) = self.event.take().and_then(PolledWait::into_wait) else {
-            return self.fault();
+        let event = match core::mem::replace(&mut self.event, Event::Other) {
+            Event::Storage(polled) => polled.into_wait(),
+            Event::Handler(polled) if polled.wait(&self.request)? => {
+                return Ok(FaultReady { _kept: None });
+            }
+            Event::Handler(_) | Event::Other => None,
         };
+        let Some(event) = event else { return self.fault() };
         let memory = self.space.page_table.memory;
         let is_major = event.is_major();
         match event.wait(memory, self.object.as_ref()).map_err(refused) {
@@ -278,9 +300,9 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     }
 
     /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
-    /// begins to read the pages, and takes the answer in when it has come. So no thread waits for a
-    /// swap device, or for a pager that keeps requests ([`crate::ReadRequest::keep`]); one that
-    /// does not is asked in the call. A task that gets [`FaultPoll::Pending`] is polled again when
+    /// begins to read the pages, or sends the message to the handler of a userfaultfd, and takes the
+    /// answer in when it has come. So no thread waits for a handler, a swap device, or a pager that
+    /// keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call. A task that gets [`FaultPoll::Pending`] is polled again when
     /// [`Platform::unpark`] was called for the word. The word may be one that many waits share, so
     /// a poll may find nothing new.
     ///
@@ -311,8 +333,12 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// # Errors
     /// As [`FaultError`] says: the fault fails.
     pub fn poll(&mut self) -> Result<FaultPoll<'_, 'm, P>, FaultError> {
-        let Some(event) = &mut self.event else { return Ok(FaultPoll::NeedsThread) };
-        match event.poll(self.object.as_ref()).map_err(refused) {
+        let polled = match &mut self.event {
+            Event::Storage(polled) => polled.poll(self.object.as_ref()).map_err(refused),
+            Event::Handler(polled) => Ok(polled.poll(self.space, &self.request)),
+            Event::Other => return Ok(FaultPoll::NeedsThread),
+        };
+        match polled {
             Ok(Polled::Ready(kept)) => Ok(FaultPoll::Ready(FaultReady { _kept: kept })),
             Ok(Polled::Pending(parked)) => Ok(FaultPoll::Pending(parked)),
             Ok(Polled::NeedsThread) | Err(Failure::NoMemory) => Ok(FaultPoll::NeedsThread),
@@ -338,10 +364,14 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
 
 impl<P: Platform> fmt::Debug for FaultWait<'_, '_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultWait")
-            .field("page", &self.request.page)
-            .field("event", &self.event)
-            .finish_non_exhaustive()
+        let mut debug = f.debug_struct("FaultWait");
+        debug.field("page", &self.request.page);
+        match &self.event {
+            Event::Storage(polled) => debug.field("event", polled),
+            Event::Handler(polled) => debug.field("event", polled),
+            Event::Other => &mut debug,
+        };
+        debug.finish_non_exhaustive()
     }
 }
 

@@ -28,7 +28,7 @@ pub use handler::UserfaultHandler;
 pub use moves::MoveMode;
 pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};
-pub(super) use wait::{Served, serve_by_userfault};
+pub(super) use wait::{PolledHandler, Served, awaits_handler, serve_by_userfault};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

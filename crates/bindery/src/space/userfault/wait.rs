@@ -2,22 +2,23 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::fmt;
 use core::ptr::NonNull;
 
 use super::shared::object_has;
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Marker};
 use crate::error::{Failure, FaultError};
-use crate::object::{HandlerWait, Wait};
+use crate::object::{HandlerWait, ParkedOn, Polled, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Fault, FaultRequest, Origin, wait_for_known};
+use crate::space::fault::{Access, Fault, FaultRequest, Origin, check_access, wait_for_known};
 use crate::stats::Counts;
 use crate::table::EntryAt;
 use crate::userfault::{
-    self, Interrupts, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
-    UserfaultState,
+    self, Ending, Interrupts, PolledFault, UserfaultFault, UserfaultFeatures, UserfaultKind,
+    UserfaultScope, UserfaultState,
 };
-use crate::vma::{MappingFlags, VmaReadGuard};
+use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 
 /// The result of a fault in a registered VMA, if it does not fail.
 pub(in crate::space) enum Served<'a, P: Platform> {
@@ -45,25 +46,12 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     locked: VmaReadGuard<'a, P>,
     request: &FaultRequest,
 ) -> Result<Served<'a, P>, Failure<FaultError>> {
-    let vma = locked.vma();
-    let fault = Fault::new(space, vma, request.page, request.access);
-    let Some(kind) = userfault_kind(&fault) else { return Ok(Served::Unserved(locked)) };
-    let (Some(pointer), Some(state)) = (vma.userfault_pointer(), vma.userfault()) else {
+    let Some(Awaited { kind, pointer, state }) = awaited(space, locked.vma(), request)? else {
         return Ok(Served::Unserved(locked));
     };
-    if state.is_closed() {
-        return Ok(Served::Unserved(locked));
-    }
-    let unserved = request.origin == Origin::Kernel && state.scope() == UserfaultScope::UserMode;
-    if unserved || state.has(UserfaultFeatures::SIGBUS) {
-        return Err(FaultError::Bus.into());
-    }
     let platform = space.platform();
-    let message = message(platform, state, request, kind);
-    let interrupts = match request.origin {
-        Origin::Program => Interrupts::Signal,
-        Origin::Kernel => Interrupts::FatalSignal,
-    };
+    let message = message(state, request, kind, || platform.thread());
+    let interrupts = interrupts(request);
     state.hold();
     let held = Held { space, state: pointer };
     let waited = held.state().with_queued(platform, message, |queued| {
@@ -79,11 +67,51 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     waited.unwrap_or(Ok(Served::Again))
 }
 
-fn message<P: Platform>(
-    platform: &P,
+/// The handler that a fault has to wait for.
+struct Awaited<'v> {
+    kind: UserfaultKind,
+    pointer: NonNull<UserfaultState>,
+    state: &'v UserfaultState,
+}
+
+/// The handler that the fault has to wait for, if any.
+///
+/// # Errors
+/// [`FaultError::Bus`].
+#[inline(always)]
+fn awaited<'v, P: Platform>(
+    space: &AddressSpace<'_, P>,
+    vma: &'v Vma,
+    request: &FaultRequest,
+) -> Result<Option<Awaited<'v>>, FaultError> {
+    let fault = Fault::new(space, vma, request.page, request.access);
+    let Some(kind) = userfault_kind(&fault) else { return Ok(None) };
+    let (Some(pointer), Some(state)) = (vma.userfault_pointer(), vma.userfault()) else {
+        return Ok(None);
+    };
+    if state.is_closed() {
+        return Ok(None);
+    }
+    let unserved = request.origin == Origin::Kernel && state.scope() == UserfaultScope::UserMode;
+    if unserved || state.has(UserfaultFeatures::SIGBUS) {
+        return Err(FaultError::Bus);
+    }
+    Ok(Some(Awaited { kind, pointer, state }))
+}
+
+/// The signals that end the wait of a fault.
+fn interrupts(request: &FaultRequest) -> Interrupts {
+    match request.origin {
+        Origin::Program => Interrupts::Signal,
+        Origin::Kernel => Interrupts::FatalSignal,
+    }
+}
+
+fn message(
     state: &UserfaultState,
     request: &FaultRequest,
     kind: UserfaultKind,
+    thread: impl FnOnce() -> u32,
 ) -> UserfaultFault {
     let exact = state.has(UserfaultFeatures::EXACT_ADDRESS);
     let named = state.has(UserfaultFeatures::THREAD_ID);
@@ -91,7 +119,90 @@ fn message<P: Platform>(
         address: if exact { request.addr } else { request.page },
         kind,
         is_write: request.access == Access::Write,
-        thread: if named { platform.thread() } else { 0 },
+        thread: if named { thread() } else { 0 },
+    }
+}
+
+/// Whether an attempt to resolve the fault has to wait for a handler.
+///
+/// # Errors
+/// [`FaultError::Bus`].
+pub(in crate::space) fn awaits_handler<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    locked: &VmaReadGuard<'_, P>,
+    request: &FaultRequest,
+) -> Result<bool, FaultError> {
+    Ok(awaited(space, locked.vma(), request)?.is_some())
+}
+
+/// A wait for a handler that is polled. It holds nothing before its first poll.
+pub(in crate::space) struct PolledHandler<'m, P: Platform> {
+    /// The number of the thread that has faulted; another one may poll.
+    thread: u32,
+    queued: Option<PolledFault<'m, P>>,
+}
+
+impl<'m, P: Platform> PolledHandler<'m, P> {
+    /// The wait of a fault of the running thread.
+    pub(in crate::space) fn new(platform: &P) -> Self {
+        Self { thread: platform.thread(), queued: None }
+    }
+
+    /// Queues the message, unless it is queued, and asks whether the handler has answered. Sleeps
+    /// for no lock. After [`Polled::Ready`] the fault is tried again: it may have to wait again.
+    pub(in crate::space) fn poll(
+        &mut self,
+        space: &AddressSpace<'m, P>,
+        request: &FaultRequest,
+    ) -> Polled<'_, 'm, P> {
+        if self.queued.is_none() {
+            let Some(locked) = space.vmas.try_read(space.platform(), request.page) else {
+                return Polled::NeedsThread;
+            };
+            let allowed = check_access::<P::Arch>(request, locked.vma().flags());
+            let Ok(Some(awaited)) = allowed.and_then(|()| awaited(space, locked.vma(), request))
+            else {
+                // The next attempt finds the same.
+                return Polled::Ready(None);
+            };
+            let message = message(awaited.state, request, awaited.kind, || self.thread);
+            // SAFETY: 1. the VMA holds it, and is locked.
+            self.queued =
+                unsafe { PolledFault::queue(space.page_table.memory, awaited.pointer, message) };
+            if self.queued.is_none() {
+                return Polled::NeedsThread;
+            }
+            // As in `serve_by_userfault`. If so, the drop withdraws the message, which may sleep.
+            let fault = Fault::new(space, locked.vma(), request.page, request.access);
+            if userfault_kind(&fault) != Some(awaited.kind) {
+                return Polled::Ready(None);
+            }
+        }
+        match &self.queued {
+            Some(queued) if !queued.is_over() => {
+                let (word, expected) = queued.parked();
+                Polled::Pending(ParkedOn::new(word, expected))
+            }
+            _ => Polled::Ready(None),
+        }
+    }
+
+    /// Waits in the thread, if the message was queued. Returns whether it was.
+    ///
+    /// # Errors
+    /// [`FaultError::Interrupted`].
+    pub(in crate::space) fn wait(&self, request: &FaultRequest) -> Result<bool, FaultError> {
+        match self.queued.as_ref().map(|queued| queued.wait(interrupts(request))) {
+            None => Ok(false),
+            Some(Ending::Woken | Ending::Closed) => Ok(true),
+            Some(Ending::Interrupted) => Err(FaultError::Interrupted),
+        }
+    }
+}
+
+impl<P: Platform> fmt::Debug for PolledHandler<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolledHandler").field("queued", &self.queued).finish_non_exhaustive()
     }
 }
 

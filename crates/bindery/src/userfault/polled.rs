@@ -1,0 +1,97 @@
+//! [`PolledFault`]: the queued message of a fault for which no thread waits.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+
+use crate::Memory;
+use crate::platform::Platform;
+
+use super::UserfaultFault;
+use super::notice::Notice;
+use super::queue::{Content, Ending, Waiter};
+use super::state::{Interrupts, UserfaultState};
+
+/// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this may move. The message
+/// is in its queue until it is done, or this is dropped: then no reader finds it, and a handler that
+/// has read it already wakes nothing.
+pub(crate) struct PolledFault<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    notice: NonNull<Notice>,
+}
+
+// SAFETY: the notice is this value's own, and its userfaultfd is held. A waiter is used from any
+// thread: its word is atomic, and the rest is used with the lock of the userfaultfd held.
+unsafe impl<P: Platform> Send for PolledFault<'_, P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for PolledFault<'_, P> {}
+
+impl<'m, P: Platform> PolledFault<'m, P> {
+    /// Queues the message of a fault, without sleeping. `None` if the userfaultfd is closed, if
+    /// another thread has its lock, or if there is no memory.
+    ///
+    /// # Safety
+    /// 1. `state` is held during the call.
+    pub(crate) unsafe fn queue(
+        memory: &'m Memory<P>,
+        state: NonNull<UserfaultState>,
+        message: UserfaultFault,
+    ) -> Option<Self> {
+        // SAFETY: 1. the caller's obligation.
+        let notice = unsafe { Notice::allocate(memory, state, Content::Fault(message)) }?;
+        // SAFETY: the caller's obligation 1, and the notice was just made.
+        let (named, waiter) = unsafe { (state.as_ref(), &notice.as_ref().waiter) };
+        // SAFETY: 1. the notice stays in its slab until the drop, which withdraws the message first.
+        if unsafe { named.try_queue(memory.platform(), waiter) } {
+            return Some(Self { memory, notice });
+        }
+        // SAFETY: 1. the notice is this call's, and in no queue.
+        unsafe { Notice::free(memory, notice) };
+        None
+    }
+
+    fn waiter(&self) -> &Waiter {
+        // SAFETY: the notice is freed in the drop.
+        unsafe { &self.notice.as_ref().waiter }
+    }
+
+    fn state(&self) -> &UserfaultState {
+        // SAFETY: as above; the notice holds its state.
+        unsafe { self.notice.as_ref().state.as_ref() }
+    }
+
+    /// The word that changes when the wait is over, and its value until then.
+    pub(crate) fn parked(&self) -> (&AtomicU32, u32) {
+        self.waiter().parked()
+    }
+
+    /// Whether the fault was woken, or the userfaultfd was closed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.waiter().ending().is_some()
+    }
+
+    /// Waits as a fault that blocks. Called without locks.
+    pub(crate) fn wait(&self, interrupts: Interrupts) -> Ending {
+        let platform = self.memory.platform();
+        self.state().wait(platform, self.waiter(), || interrupts.has_come(platform))
+    }
+}
+
+impl<P: Platform> Drop for PolledFault<'_, P> {
+    fn drop(&mut self) {
+        // A message that is done is in no queue.
+        if !self.is_over() {
+            self.state().withdraw(self.memory.platform(), self.waiter());
+        }
+        // SAFETY: 1. this value's own, which is in no queue any more.
+        unsafe { Notice::free(self.memory, self.notice) };
+    }
+}
+
+impl<P: Platform> fmt::Debug for PolledFault<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolledFault").field("is_over", &self.is_over()).finish_non_exhaustive()
+    }
+}
