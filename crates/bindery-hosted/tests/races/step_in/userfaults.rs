@@ -15,16 +15,17 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
-use bindery::arch::{AArch64, X86_64};
-use bindery::platform::Cpu;
+use bindery::arch::{AArch64, KeyRights, X86_64};
+use bindery::platform::{Cpu, Platform};
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, FillMode, Inspection, MoveMode, SizeMode,
-    Userfault, UserfaultFeatures, UserfaultMessage, UserfaultModes, UserfaultScope, check,
+    Access, AddressSpace, Advice, Error, FaultError, FaultPoll, FillMode, Inspection, MoveMode,
+    ParkedOn, SizeMode, TriedFault, Userfault, UserfaultFeatures, UserfaultMessage, UserfaultModes,
+    UserfaultScope, check,
 };
 use bindery_hosted::{Machine, Walk};
 
 use super::stepped::{Readers, Stepped, stepped};
-use super::stops::{HoldAt, Phase, Role, Stops};
+use super::stops::{self, HoldAt, Phase, Role, Stops};
 use crate::support::{GIB, MIB, fixed, options};
 
 const FROM: u64 = 4 * GIB;
@@ -93,6 +94,41 @@ impl<'m, A: Walk> World<'m, A> {
         self.space.fault(VirtAddr(at), Access::Write).is_ok()
     }
 
+    /// As [`World::fault`], in a task that polls.
+    fn polled_fault(&self, at: u64) -> bool {
+        let at = VirtAddr(at);
+        loop {
+            let tried = stops::awake(|| self.space.try_fault(at, Access::Write, KeyRights::ALL));
+            let Ok(TriedFault::Blocked(mut wait)) = tried else { return tried.is_ok() };
+            loop {
+                let polled = &mut wait;
+                match stops::awake(move || polled.poll()) {
+                    Ok(FaultPoll::Ready(_)) => break,
+                    Ok(FaultPoll::Pending(on)) => self.park(at, on),
+                    // Another thread has a lock.
+                    Ok(FaultPoll::NeedsThread) => match wait.wait() {
+                        Ok(_) => break,
+                        Err(_) => return false,
+                    },
+                    Err(_) => return false,
+                }
+            }
+        }
+    }
+
+    /// Waits for the word of a fault. If the page is there, the word changes soon.
+    fn park(&self, at: VirtAddr, on: ParkedOn<'_>) {
+        let begin = Instant::now();
+        while matches!(self.space.inspect(at), Inspection::Page { .. }) {
+            if on.has_changed() {
+                return;
+            }
+            assert!(begin.elapsed() < HANGS, "nothing wakes the fault, though its page is mapped");
+            thread::yield_now();
+        }
+        self.space.memory().platform().park_for_handler(on.word(), on.expected());
+    }
+
     /// Reads one message, and serves it.
     fn serve(&self, of: Of) -> bool {
         self.with(of, |fd| match fd.try_read() {
@@ -144,6 +180,8 @@ fn calls<A: Walk>() -> Vec<Call<A>> {
     vec![
         call(FAULT, |world| world.fault(TO + 40 * PAGE_SIZE)),
         call("fault of a page that moves", |world| world.fault(TO + PAGE_SIZE)),
+        call(POLLED, |world| world.polled_fault(TO + 40 * PAGE_SIZE)),
+        call("polled fault of a page that moves", |world| world.polled_fault(TO + PAGE_SIZE)),
         call("fault at the source", |world| world.fault(FROM + 40 * PAGE_SIZE)),
         call("move", |world| world.move_pages(Of::To, TO, FROM)),
         call("move back", |world| world.move_pages(Of::From, FROM, TO)),
@@ -161,6 +199,7 @@ fn calls<A: Walk>() -> Vec<Call<A>> {
 }
 
 const FAULT: &str = "fault";
+const POLLED: &str = "polled fault";
 const SERVE: &str = "serve";
 const CLOSE_FROM: &str = "close the source's";
 const CLOSE_TO: &str = "close the destination's";
@@ -246,7 +285,7 @@ fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> 
             return None;
         };
         let is_served = phase == Phase::Finished && other.name == SERVE;
-        let (first, second) = if is_served && [FAULT, DISCARD].contains(&held.name) {
+        let (first, second) = if is_served && [FAULT, POLLED, DISCARD].contains(&held.name) {
             // Its message was the only one.
             if join(second, other.name, "it waits for nobody") {
                 join(first, held.name, "it was served");
