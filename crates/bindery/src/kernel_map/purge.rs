@@ -21,7 +21,7 @@ use super::walk::Holes;
 use super::{KernelMap, Purging};
 
 /// The areas and tables of one round of a purge.
-pub(super) struct Batch {
+pub(super) struct PurgeBatch {
     areas: AreaList,
     /// The addresses to invalidate. The first round has those of all rounds: an area's frames may
     /// be in TLBs under the addresses of another area, which `vrealloc` has left.
@@ -30,7 +30,7 @@ pub(super) struct Batch {
     detached: TableStack,
 }
 
-impl Batch {
+impl PurgeBatch {
     /// Frees the batch after the flush: frames now, tables and areas when readers have left.
     fn free<P: Platform>(self, map: &KernelMap<'_, P>, counts: &mut Counts) {
         let memory = map.memory;
@@ -193,10 +193,10 @@ impl<P: Platform> KernelMap<'_, P> {
 }
 
 impl<P: Platform> Purge for MapTables<'_, '_, P> {
-    type Batch = Batch;
+    type Batch = PurgeBatch;
 
     /// Takes up to a round of freed areas, and detaches the tables that cover no other area.
-    fn take(&self, counts: &mut Counts) -> Option<Batch> {
+    fn take(&self, counts: &mut Counts) -> Option<PurgeBatch> {
         let mut detached = TableStack::new();
         let round = self.areas.take_round(|Purged { own, free }| {
             protocol::detach(self, own, free, counts, |table| {
@@ -206,23 +206,23 @@ impl<P: Platform> Purge for MapTables<'_, '_, P> {
         let Round { areas, freeable } = round?;
         let others = || (!detached.is_empty()).then(|| areas.range());
         let freeable = freeable.or_else(others);
-        Some(Batch { areas, freeable, detached })
+        Some(PurgeBatch { areas, freeable, detached })
     }
 
-    fn flush(&self, batch: &Batch, counts: &mut Counts) {
+    fn flush(&self, batch: &PurgeBatch, counts: &mut Counts) {
         let tables = if batch.detached.is_empty() { Tables::Unchanged } else { Tables::Changed };
         if let Some(freeable) = batch.freeable {
             self.invalidate(freeable, Level::PTE, tables, counts);
         }
     }
 
-    fn give_back(&self, batch: &Batch) {
+    fn give_back(&self, batch: &PurgeBatch) {
         // SAFETY: 1. freed areas stay in the index until a purge, and it takes each once;
-        // 2. `Batch::free` frees them after their readers.
+        // 2. `PurgeBatch::free` frees them after their readers.
         unsafe { self.areas.remove(&batch.areas) };
     }
 
-    fn free_after_readers(&self, batch: Batch, counts: &mut Counts) {
+    fn free_after_readers(&self, batch: PurgeBatch, counts: &mut Counts) {
         batch.free(self, counts);
     }
 }

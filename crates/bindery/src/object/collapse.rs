@@ -8,7 +8,7 @@ use crate::events::RareEvents;
 use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::rmap::{Locking, Seen, for_each_sight};
+use crate::rmap::{Locking, WalkProgress, for_each_sight};
 use crate::vma::MappingFlags;
 
 use super::fetch::{Wanted, demand};
@@ -168,7 +168,7 @@ fn is_served<P: Platform>(
     let mut served = false;
     let walked = for_each_sight(memory, object, &pages, Locking::Wait, |hit, _| {
         served |= hit.vma.has(MappingFlags::USERFAULT_MISSING);
-        Seen { until: hit.range.end(), entries: 1 }
+        WalkProgress { until: hit.range.end(), entries: 1 }
     });
     debug_assert!(walked.is_ok(), "it waits for locks");
     served

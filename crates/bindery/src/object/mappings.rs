@@ -4,7 +4,7 @@ use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::Arch;
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
+use crate::rmap::{HOLD, Locking, WalkProgress, for_each_sight};
 use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap_except::{Exceptions, Spared};
 use crate::vma::MappingFlags;
@@ -47,12 +47,12 @@ pub(super) fn unmap<P: Platform>(
             HOLD << PAGE_SHIFT
         };
         let Some(part) = sight.page_table.first_part(sight.range, piece, None) else {
-            return Seen { until: sight.range.end(), entries: 0 };
+            return WalkProgress { until: sight.range.end(), entries: 0 };
         };
         let zapped = edit.zap_sparing(part, except);
         // A huge leaf without its deposit is a broken invariant, which the auditor reports.
         debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
-        Seen { until: part.end(), entries: part.pages().min(HOLD) }
+        WalkProgress { until: part.end(), entries: part.pages().min(HOLD) }
     });
     debug_assert!(walked.is_ok(), "it waits for locks");
 }
@@ -69,14 +69,14 @@ pub(super) fn write_protect<P: Platform>(
 ) {
     let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, edit| {
         if !sight.vma.is_shared() {
-            return Seen { until: sight.range.end(), entries: 0 };
+            return WalkProgress { until: sight.range.end(), entries: 0 };
         }
         let pages = sight.range.pages().min(HOLD);
         let end = sight.range.start().0 + (pages << PAGE_SHIFT);
         let part = VirtRange::raw(sight.range.start().0, end);
         let done = edit.clear_use(part, UseBits::Dirty, |_, _| true);
         debug_assert!(done.is_ok(), "a huge leaf has lost its deposit");
-        Seen { until: part.end(), entries: pages }
+        WalkProgress { until: part.end(), entries: pages }
     });
     debug_assert!(walked.is_ok(), "it waits for locks");
 }

@@ -36,7 +36,7 @@ use crate::addr::PageRange;
 use crate::collections::page_tree::{PageFlags, PageIndex};
 use crate::folio::{Eviction, FolioLock, FolioOwner, FolioRef, Owner};
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, RmapHit, Seen, for_each_sight};
+use crate::rmap::{HOLD, Locking, RmapHit, WalkProgress, for_each_sight};
 use crate::swap;
 use crate::table::edit::Edit;
 use crate::table::out_batch::OutBatch;
@@ -344,7 +344,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
                     }
                     Some(_vma) => work(hit, edit),
                 }
-                Seen { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }
+                WalkProgress { until: hit.range.end(), entries: hit.range.pages().min(HOLD) }
             });
         let stop = stop.or(walked.is_err().then_some(ObjectFolio::Busy));
         stop.map_or(Ok(()), |why| Err(Obstacle::Stays(why)))

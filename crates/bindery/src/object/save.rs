@@ -212,10 +212,10 @@ fn save_batch<P: Platform>(
     pages: PageRange,
     rules: Rules,
 ) -> Saved {
-    // In this frame until the end of the function, and only borrowed shared, as `Batch::begin`
-    // requires.
+    // In this frame until the end of the function, and only borrowed shared, for
+    // `WritebackBatch::begin`.
     let records = [const { Record::new() }; RUNS];
-    let mut batch = Batch {
+    let mut batch = WritebackBatch {
         memory,
         object,
         records: &records,
@@ -242,7 +242,7 @@ fn save_batch<P: Platform>(
 }
 
 /// The step of a batch.
-enum Next {
+enum SaveStep {
     /// Pages that the rules leave, up to this one.
     Left(u64),
     /// A run, and the flags that it had.
@@ -260,7 +260,7 @@ fn pages_in(runs: &[PageRun]) -> u64 {
 }
 
 /// Runs of dirty pages that are being saved, in ascending order.
-struct Batch<'a, P: Platform> {
+struct WritebackBatch<'a, P: Platform> {
     memory: &'a Memory<P>,
     object: &'a ObjectState,
     /// One for each of the runs.
@@ -278,7 +278,7 @@ struct Batch<'a, P: Platform> {
     after: u64,
 }
 
-impl<P: Platform> Batch<'_, P> {
+impl<P: Platform> WritebackBatch<'_, P> {
     /// Adds dirty pages up to `end` to the batch and clears their flags. Stops at a page with a
     /// change older than the rules' turn; a younger change waits. The invalidate lock is held for
     /// writing, and the records do not move until the batch is dropped.
@@ -290,7 +290,7 @@ impl<P: Platform> Batch<'_, P> {
             let next = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
                 let (run, flags) = index.next_dirty(from, end)?;
                 if !rules.tried.allows(flags) {
-                    return Some(Next::Left(run.page + u64::from(run.count)));
+                    return Some(SaveStep::Left(run.page + u64::from(run.count)));
                 }
                 let mut count = run.count.min(room);
                 let stored = PageRange::from_count(run.page, count.into());
@@ -304,12 +304,12 @@ impl<P: Platform> Batch<'_, P> {
                 // `save_batch`, which has only shared references to it. `end` removes it, at the
                 // latest when the batch is dropped.
                 unsafe { in_flight.insert(ends, record, TransferKind::Write, stored) };
-                Some(Next::Taken(PageRun { count, ..run }, flags))
+                Some(SaveStep::Taken(PageRun { count, ..run }, flags))
             });
             match next {
                 None => break,
-                Some(Next::Left(after)) => self.after = after,
-                Some(Next::Taken(run, flags)) => {
+                Some(SaveStep::Left(after)) => self.after = after,
+                Some(SaveStep::Taken(run, flags)) => {
                     room -= run.count;
                     self.after = run.page + u64::from(run.count);
                     self.runs.push(run);
@@ -388,7 +388,7 @@ impl<P: Platform> Batch<'_, P> {
     }
 }
 
-impl<P: Platform> Drop for Batch<'_, P> {
+impl<P: Platform> Drop for WritebackBatch<'_, P> {
     fn drop(&mut self) {
         // Runs are left if the pager has panicked.
         let left = self.runs.len() - self.done.get();
@@ -401,7 +401,7 @@ impl<P: Platform> Drop for Batch<'_, P> {
 /// The writes of a batch whose requests the pager has got. All of them are answered when this is
 /// dropped.
 struct BegunWrites<'b, 'a, P: Platform> {
-    batch: &'b Batch<'a, P>,
+    batch: &'b WritebackBatch<'a, P>,
     asked: &'b [PageWrite<'b>],
     /// The number of those whose answer was taken.
     answered: usize,

@@ -36,7 +36,7 @@ use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
 use crate::folio::{Age, Eviction, FolioLock, FolioOwner, FolioRef, LockedFolio, Owner, Turn};
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, Seen, for_each_sight};
+use crate::rmap::{HOLD, Locking, WalkProgress, for_each_sight};
 use crate::swap::{CachedFolio, SlotRun};
 use crate::table::out_batch::{InCache, OutBatch};
 use crate::table::zap_chosen::{Fate, Mapped};
@@ -281,7 +281,7 @@ fn unmap<P: Platform>(
             });
             debug_assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
         }
-        Seen { until: part.end(), entries: part.pages().min(HOLD) }
+        WalkProgress { until: part.end(), entries: part.pages().min(HOLD) }
     });
     for Leaving { held, plan, .. } in folios {
         if !plan.mapped || plan.stays.is_some() {

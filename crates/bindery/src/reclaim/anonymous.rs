@@ -5,14 +5,14 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
 use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
 use crate::platform::Platform;
-use crate::rmap::{self, Locking, Seen, Walked};
+use crate::rmap::{self, Locking, WalkProgress, Walked};
 use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, write_out};
 use crate::table::look;
 use crate::table::split_folio::split_folio;
 use crate::table::swap_out_scan::SwapOutScan;
 
-use super::pressure::Batch;
+use super::pressure::EvictionBatch;
 use super::sweep::Which;
 
 /// The number of places that map a folio, as far as a walk has found.
@@ -27,7 +27,7 @@ enum Mapped {
     InSeveral,
 }
 
-impl<'m, P: Platform> Batch<'m, P> {
+impl<'m, P: Platform> EvictionBatch<'m, P> {
     /// Examines the folio of the frame, and the folios around it in the same table; adds those to
     /// be swapped out to the batch. Returns the number of pages freed at once.
     #[inline(never)]
@@ -88,7 +88,7 @@ impl<'m, P: Platform> Batch<'m, P> {
                 let cut = split_folio(&hit.page_table, folio, hit.range, Order::PAGE, || true);
                 is_cut = cut.is_ok();
             }
-            Seen { until: hit.range.end(), entries }
+            WalkProgress { until: hit.range.end(), entries }
         });
         self.later |= is_cut || walked == Walked::Busy;
         drop(lock);
@@ -123,7 +123,7 @@ impl<'m, P: Platform> Batch<'m, P> {
                     mapped = Mapped::InSeveral;
                 }
             }
-            Seen { until: hit.range.end(), entries }
+            WalkProgress { until: hit.range.end(), entries }
         });
         self.later |= walked == Walked::Busy;
         mapped

@@ -12,14 +12,14 @@ use crate::Memory;
 use crate::addr::Order;
 use crate::folio::{Eviction, FolioLocked, LockedFolio, Turn};
 use crate::platform::Platform;
-use crate::rmap::{self, Locking, RmapHit, Seen, Walked};
+use crate::rmap::{self, Locking, RmapHit, WalkProgress, Walked};
 use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, leave_cache, send_out_again, write_out};
 use crate::table::edit::Edit;
 use crate::table::swap_out_shared::{SharedFolio, SharedFolios, StretchPart};
 use crate::vma::{MappingFlags, Vma};
 
-use super::pressure::Batch;
+use super::pressure::EvictionBatch;
 
 /// The reason why a walk skipped a VMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ enum Kept {
     Busy,
 }
 
-impl<'m, P: Platform> Batch<'m, P> {
+impl<'m, P: Platform> EvictionBatch<'m, P> {
     /// Examines a folio that several VMAs map, and those that follow it in the memory of its owner,
     /// up to about `target` pages; swaps out the unused ones. If a mapping could not be reached, or
     /// a device uses a folio, the rest of its pages stay in the swap cache, and the remaining
@@ -130,7 +130,7 @@ fn walk_stretch<'m, P: Platform>(
             entries = part.range.pages();
             visit(hit, part, folios, edit);
         }
-        Seen { until: hit.range.end(), entries }
+        WalkProgress { until: hit.range.end(), entries }
     })
 }
 
@@ -170,7 +170,7 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
 }
 
 /// Runs `work` on the VMA's entries with the VMA locked for reading, unless its pages are locked
-/// into memory or another thread changes it ([`Batch::take_window`]).
+/// into memory or another thread changes it ([`EvictionBatch::take_window`]).
 fn unless_locked<P: Platform>(platform: &P, vma: &Vma, work: impl FnOnce()) -> Result<(), Kept> {
     let _vma = vma.try_read(platform).ok_or(Kept::Busy)?;
     if vma.has(MappingFlags::LOCKED) {

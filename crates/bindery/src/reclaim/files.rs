@@ -8,10 +8,10 @@ use crate::object::reclaim::{Looked, ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
 use crate::platform::Platform;
 
-use super::pressure::Batch;
+use super::pressure::EvictionBatch;
 use super::sweep::Which;
 
-impl<'m, P: Platform> Batch<'m, P> {
+impl<'m, P: Platform> EvictionBatch<'m, P> {
     /// Examines the folio of the frame, and those after it, up to `most` pages. They are swapped
     /// out through the batch, which is finished before. Returns the number of freed pages.
     // Separate: the list is on the stack, and the paths of other folios do not need it.

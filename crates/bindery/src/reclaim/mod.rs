@@ -1,4 +1,4 @@
-//! Reclaim: pages leave memory when it is short.
+//! Reclaim: it chooses victims, and evicts them, when memory is short.
 //!
 //! # The policy
 //! A *clock* (Corbató 1968) scans the metadata of all frames, in their order. Without lists, no
@@ -54,8 +54,8 @@ use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 use crate::swap::wait_for_a_write;
 
-use pressure::Batch;
-use search::{Search, Step};
+use pressure::EvictionBatch;
+use search::{ScanPart, Search};
 use sweep::Which;
 
 /// The result of a call of [`Memory::reclaim`], in pages.
@@ -138,7 +138,7 @@ fn reclaim_until<P: Platform>(
     memory.discard_free_slots();
     memory.clock.note_use(memory.total_frames() - memory.free_frame_count());
     let mut search = Search::new(memory, most);
-    let mut batch = Batch::new(memory);
+    let mut batch = EvictionBatch::new(memory);
     done.freed += batch.sweep(target.saturating_sub(done.freed), &mut search);
     while done.freed < target && memory.free_frame_count() < enough {
         let coming = batch.pages() + search.coming(memory);
@@ -172,10 +172,10 @@ fn reclaim_until<P: Platform>(
     done
 }
 
-impl<P: Platform> Batch<'_, P> {
+impl<P: Platform> EvictionBatch<'_, P> {
     /// Examines the folios of the step, until `target` pages are free or in flight. Returns the
     /// number of pages freed.
-    fn pass_over(&mut self, step: &Step, target: u64, search: &Search) -> u64 {
+    fn pass_over(&mut self, step: &ScanPart, target: u64, search: &Search) -> u64 {
         let memory = self.memory;
         let (mut at, mut freed) = (step.begin, 0);
         while at < step.end && freed + self.pages() < target {
@@ -195,7 +195,7 @@ impl<P: Platform> Batch<'_, P> {
     }
 
     /// Examines the folio that begins at `frame`, if any.
-    fn reclaim_at(&mut self, frame: Frame, step: &Step, target: u64) -> u64 {
+    fn reclaim_at(&mut self, frame: Frame, step: &ScanPart, target: u64) -> u64 {
         let memory = self.memory;
         let Some(folio) = memory.frames.folio_of(frame).filter(|folio| folio.head == frame) else {
             return 0;
@@ -233,7 +233,7 @@ impl<P: Platform> Batch<'_, P> {
 
     /// Whether the hand skips a folio that was found locked into memory. If not, clears the mark.
     #[cold]
-    fn passes_over(&mut self, folio: Folio, step: &Step) -> bool {
+    fn passes_over(&mut self, folio: Folio, step: &ScanPart) -> bool {
         let state = self.memory.frames.folio(folio).reclaim_state();
         if step.all {
             state.clear_unevictable();
@@ -247,7 +247,7 @@ impl<P: Platform> Batch<'_, P> {
     }
 }
 
-impl Step {
+impl ScanPart {
     /// Clears the marks from frame `from` on in a step that reached its target early: the rest is
     /// not examined in this turn, so the next turn does.
     #[cold]

@@ -49,7 +49,7 @@ struct Space<'m, P: Platform> {
 }
 
 /// A batch of folios from any address space; see the module.
-pub(super) struct Batch<'m, P: Platform> {
+pub(super) struct EvictionBatch<'m, P: Platform> {
     pub(super) memory: &'m Memory<P>,
     out: OutBatch,
     spaces: ArrayVec<Space<'m, P>, SPACES>,
@@ -68,7 +68,7 @@ pub(super) struct Batch<'m, P: Platform> {
     pub(super) later: bool,
 }
 
-impl<'m, P: Platform> Batch<'m, P> {
+impl<'m, P: Platform> EvictionBatch<'m, P> {
     pub(super) fn new(memory: &'m Memory<P>) -> Self {
         let (spaces, vmas) = (ArrayVec::new(), ArrayVec::new());
         Self {

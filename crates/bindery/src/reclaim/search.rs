@@ -17,7 +17,7 @@ use crate::frame::FrameRange;
 use crate::platform::Platform;
 use crate::swap::exhausted::Supply;
 
-use super::pressure::Batch;
+use super::pressure::EvictionBatch;
 
 /// Frames that one step of the hand passes.
 const STEP: u32 = 64;
@@ -25,7 +25,7 @@ const STEP: u32 = 64;
 const TURNS: u64 = 4;
 
 /// A part of the frames, which only this step examines in this turn.
-pub(super) struct Step {
+pub(super) struct ScanPart {
     pub(super) begin: u32,
     pub(super) end: u32,
     pub(super) turn: Turn,
@@ -102,18 +102,18 @@ impl Search {
     }
 
     /// The next frames to look at.
-    pub(super) fn step<P: Platform>(&mut self, memory: &Memory<P>) -> Step {
+    pub(super) fn step<P: Platform>(&mut self, memory: &Memory<P>) -> ScanPart {
         self.step_of(memory, STEP)
     }
 
     /// Like [`Search::step`], with `frames` frames, or fewer at the end of a turn.
-    pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> Step {
+    pub(super) fn step_of<P: Platform>(&mut self, memory: &Memory<P>, frames: u32) -> ScanPart {
         let FrameRange { count, .. } = memory.frames.span();
         let all = self.looks_at_all || memory.clock.looks_at_all();
         let (Range { start: begin, end }, turn) = memory.clock.advance(frames, count);
         self.scanned += u64::from(end - begin);
         let room_in_swap = memory.swap.has_room(&memory.frames);
-        Step { begin, end, turn, all, room_in_swap }
+        ScanPart { begin, end, turn, all, room_in_swap }
     }
 
     /// Ends a step; `freed` pages were freed in total.
@@ -121,7 +121,7 @@ impl Search {
         &mut self,
         memory: &Memory<P>,
         freed: u64,
-        batch: &mut Batch<'_, P>,
+        batch: &mut EvictionBatch<'_, P>,
     ) {
         if self.is_short {
             return;

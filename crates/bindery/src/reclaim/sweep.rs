@@ -9,7 +9,7 @@ use crate::folio::{Age, OwnerKind, Turn};
 use crate::object::reclaim::Spare;
 use crate::platform::Platform;
 
-use super::pressure::Batch;
+use super::pressure::EvictionBatch;
 use super::search::Search;
 
 /// The folios to evict among those that reclaim reaches.
@@ -31,7 +31,7 @@ impl Which {
     }
 }
 
-impl<P: Platform> Batch<'_, P> {
+impl<P: Platform> EvictionBatch<'_, P> {
     /// Swaps out passing folios, up to `target` pages. Returns the number of freed pages; the batch
     /// is finished.
     pub(super) fn sweep(&mut self, target: u64, search: &mut Search) -> u64 {

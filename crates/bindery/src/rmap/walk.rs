@@ -98,7 +98,7 @@ pub(crate) struct RmapHit<'a, 'm, P: Platform> {
 }
 
 /// The progress that the visitor of a hit reports.
-pub(crate) struct Seen {
+pub(crate) struct WalkProgress {
     /// The visitor is done with the range up to here. If that is not the end, the walk calls it
     /// again for the rest.
     pub(crate) until: VirtAddr,
@@ -121,7 +121,7 @@ pub(crate) fn for_each_sight<'m, P: Platform>(
     object: &ObjectState,
     ranges: &[PageRange],
     locking: Locking,
-    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Result<(), Busy> {
     let mut walk = ObjectWalk::new(object, ranges);
     while !walk.hold(memory, locking, &mut visit)? {}
@@ -131,12 +131,12 @@ pub(crate) fn for_each_sight<'m, P: Platform>(
 /// A walk over the VMAs that map an object, hold by hold.
 pub(crate) struct ObjectWalk<'a> {
     object: &'a ObjectState,
-    walk: Walk<'a>,
+    walk: TreeWalk<'a>,
 }
 
 impl<'a> ObjectWalk<'a> {
     pub(crate) fn new(object: &'a ObjectState, ranges: &'a [PageRange]) -> Self {
-        Self { object, walk: Walk::new(ranges) }
+        Self { object, walk: TreeWalk::new(ranges) }
     }
 
     /// Continues for one lock span. Returns whether the walk is done.
@@ -144,7 +144,7 @@ impl<'a> ObjectWalk<'a> {
         &mut self,
         memory: &'m Memory<P>,
         locking: Locking,
-        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
     ) -> Result<bool, Busy> {
         let tree_lock = &self.object.mapping_lock;
         let _held = lock(memory, tree_lock, locking)?;
@@ -178,7 +178,7 @@ fn lock<'a, P: Platform>(
 }
 
 /// A walk over one tree; see the module's documentation.
-struct Walk<'r> {
+struct TreeWalk<'r> {
     ranges: &'r [PageRange],
     /// From 1; 0 before the first hold.
     pass: u32,
@@ -193,7 +193,7 @@ struct Walk<'r> {
 }
 
 /// The next step of a walk.
-enum Step<'t> {
+enum WalkStep<'t> {
     /// A part of a range, in a VMA that maps it.
     Part(&'t Vma, PageRange),
     /// A VMA.
@@ -202,7 +202,7 @@ enum Step<'t> {
     End,
 }
 
-impl<'r> Walk<'r> {
+impl<'r> TreeWalk<'r> {
     fn new(ranges: &'r [PageRange]) -> Self {
         Self { ranges, pass: 0, stamps: (0, 0), place: None, page: 0, visited: 0 }
     }
@@ -213,7 +213,7 @@ impl<'r> Walk<'r> {
         memory: &'m Memory<P>,
         tree: LockedTree<'_, Vma, M>,
         left: &mut u64,
-        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
     ) -> bool {
         let mut gather = Gather::new();
         let mut hit: Option<RmapHit<'_, 'm, P>> = None;
@@ -225,7 +225,7 @@ impl<'r> Walk<'r> {
                 break false;
             }
             match self.step(tree) {
-                Step::Part(vma, pages) => {
+                WalkStep::Part(vma, pages) => {
                     let Some(range) = part_of(vma, pages) else { continue };
                     // SAFETY: 1. the VMA is in a tree that does not change, and leaves it before
                     // its address space is dropped.
@@ -241,15 +241,15 @@ impl<'r> Walk<'r> {
                     self.page = vma.page_offset_of(seen.until.min(range.end()));
                     *left = left.saturating_sub(seen.entries);
                 }
-                Step::Arrived => {
+                WalkStep::Arrived => {
                     if let Some(last) = hit.take() {
                         Edit::new(&last.page_table, &mut gather).finish();
                     }
                     looked_at_one(memory);
                     *left = left.saturating_sub(1);
                 }
-                Step::End if !self.next_pass(tree.now()) => break true,
-                Step::End => {}
+                WalkStep::End if !self.next_pass(tree.now()) => break true,
+                WalkStep::End => {}
             }
         };
         if let Some(last) = hit {
@@ -259,26 +259,26 @@ impl<'r> Walk<'r> {
     }
 
     /// Advances by one part of a range, or by one VMA.
-    fn step<'t, M: Member<Vma>>(&mut self, tree: LockedTree<'t, Vma, M>) -> Step<'t> {
+    fn step<'t, M: Member<Vma>>(&mut self, tree: LockedTree<'t, Vma, M>) -> WalkStep<'t> {
         let here = self.place.and_then(|place| tree.at(place));
         if let Some(vma) = here
             && let Some(PageRange { first, end }) = self.range_from(self.page)
             && first.max(self.page) <= M::interval(vma).last
         {
-            return Step::Part(vma, PageRange { first: first.max(self.page), end });
+            return WalkStep::Part(vma, PageRange { first: first.max(self.page), end });
         }
         // VMAs after the place overlap no range before this one.
         let begin = self.place.map_or(0, |place| place.first);
-        let Some(PageRange { first, .. }) = self.range_from(begin) else { return Step::End };
+        let Some(PageRange { first, .. }) = self.range_from(begin) else { return WalkStep::End };
         let last = self.ranges.last().map_or(0, |pages| pages.end - 1);
         let asked = Asked { first, last, since: self.stamps.0, after: self.place };
-        let Some(vma) = tree.first(&asked) else { return Step::End };
+        let Some(vma) = tree.first(&asked) else { return WalkStep::End };
         let place = IntervalTree::<Vma, M>::place(vma);
         self.place = Some(place);
         // A VMA with a later stamp is for the next pass.
         self.page = if place.stamp <= self.stamps.1 { place.first } else { u64::MAX };
         self.visited += 1;
-        Step::Arrived
+        WalkStep::Arrived
     }
 
     /// The first of the ranges that has a page at or after `page`.
@@ -332,7 +332,7 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
     locking: Locking,
-    visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+    visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Walked {
     for_each_sight_from(memory, folio, u64::from(folio.pages()), locking, visit)
 }
@@ -343,7 +343,7 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
     folio: Folio,
     pages: u64,
     locking: Locking,
-    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+    mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Walked {
     let frames = &memory.frames;
     let (node, first) = {
@@ -375,10 +375,10 @@ fn walk_family<'m, P: Platform>(
     top: &AnonGroup,
     ranges: &[PageRange],
     locking: Locking,
-    visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+    visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Result<u64, Busy> {
     let tree_lock = top.family_lock();
-    let mut walk = FamilyWalk { top, at: top, walk: Walk::new(ranges), visited: 0 };
+    let mut walk = FamilyWalk { top, at: top, walk: TreeWalk::new(ranges), visited: 0 };
     // The place of the walk between two holds, so that it stays in the tree.
     let mut kept: Option<NonNull<AnonGroup>> = None;
     let result = loop {
@@ -405,7 +405,7 @@ fn walk_family<'m, P: Platform>(
 struct FamilyWalk<'a, 'r> {
     top: &'a AnonGroup,
     at: &'a AnonGroup,
-    walk: Walk<'r>,
+    walk: TreeWalk<'r>,
     visited: u64,
 }
 
@@ -418,7 +418,7 @@ impl FamilyWalk<'_, '_> {
     unsafe fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
-        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> Seen,
+        visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
     ) -> bool {
         let mut left = HOLD;
         loop {
@@ -431,7 +431,7 @@ impl FamilyWalk<'_, '_> {
             let vmas = unsafe { self.at.vmas.locked() };
             if left == 0 || self.walk.hold(memory, vmas, &mut left, visit) {
                 self.visited += self.walk.visited;
-                self.walk = Walk::new(self.walk.ranges);
+                self.walk = TreeWalk::new(self.walk.ranges);
                 // SAFETY: 1. the caller's obligation 1; `try_hold` keeps the place from then on.
                 let next = unsafe { self.at.next_below(self.top) };
                 let Some(next) = next else { return true };

@@ -48,7 +48,7 @@ struct SwapOut<'c, 'l, 'a, 'm, P: Platform> {
 }
 
 /// The step after a run.
-enum Next {
+enum AfterRun {
     /// The next one.
     Run,
     /// Nothing: there are no slots any more.
@@ -127,10 +127,10 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
                 self.store_absent(&run, first)
             };
             match next {
-                Next::Run => {}
-                Next::NoSlots => return Ok(SwapOutStop::NoSlots),
-                Next::Cut(folio) => return Ok(SwapOutStop::Cut(folio, run.at)),
-                Next::Again => return Ok(SwapOutStop::Full(run.at)),
+                AfterRun::Run => {}
+                AfterRun::NoSlots => return Ok(SwapOutStop::NoSlots),
+                AfterRun::Cut(folio) => return Ok(SwapOutStop::Cut(folio, run.at)),
+                AfterRun::Again => return Ok(SwapOutStop::Full(run.at)),
             }
         }
         Ok(SwapOutStop::End)
@@ -139,14 +139,14 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// Makes swap entries of the run if it is all that maps its folio, and of what follows of the
     /// folio. Says how to go on.
     // The run is not copied: that would be a call for each page.
-    fn store_run(&mut self, run: &mut Run<P::Arch>, first: Entry) -> Next {
+    fn store_run(&mut self, run: &mut Run<P::Arch>, first: Entry) -> AfterRun {
         let memory = self.span.page_table.memory;
         let frames = &memory.frames;
         let frame = P::Arch::frame(first);
         let Some(folio) =
             frames.folio_of(frame).filter(|folio| frames.folio(*folio).is_anonymous())
         else {
-            return Next::Run;
+            return AfterRun::Run;
         };
         let number = frame.0 - folio.head.0;
         let held = self.scan.holds(folio);
@@ -159,12 +159,12 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             return self.ask_for_split(folio);
         }
         if self.stays(run, folio, || P::Arch::attributes(first).accessed) {
-            return Next::Run;
+            return AfterRun::Run;
         }
-        let Some(lock) = self.lock(folio) else { return Next::Run };
+        let Some(lock) = self.lock(folio) else { return AfterRun::Run };
         if frames.folio(folio).is_lazy() && !frames.folio(folio).is_dirty() {
             self.drop_lazy(run, folio, pages);
-            return Next::Run;
+            return AfterRun::Run;
         }
         let left = (self.span.range().end().0 - run.at.0) >> PAGE_SHIFT;
         let Some(slots) = self.batch.slots(memory, folio.order, left.min(512) as u32) else {
@@ -184,29 +184,29 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), InCache::New);
-        Next::Run
+        AfterRun::Run
     }
 
     /// No slots are free for the folio. A large folio is cut if slots for single pages are free,
     /// since only a block of its size is missing.
     #[cold]
     #[inline(never)]
-    fn without_slots(&mut self, folio: Folio) -> Next {
+    fn without_slots(&mut self, folio: Folio) -> AfterRun {
         let memory = self.span.page_table.memory;
         if folio.order == Order::PAGE {
-            return Next::NoSlots;
+            return AfterRun::NoSlots;
         }
         if !memory.swap.has_room(&memory.frames) {
-            return Next::Run;
+            return AfterRun::Run;
         }
         if self.scan.choice == Choice::All {
             let tried = self.scan.unsplittable == Some(folio);
-            return if tried { Next::Run } else { Next::Cut(folio) };
+            return if tried { AfterRun::Run } else { AfterRun::Cut(folio) };
         }
         self.scan.cut_held |= self.scan.holds(folio);
         // The hand comes to the others by itself.
         self.scan.later = true;
-        Next::Run
+        AfterRun::Run
     }
 
     /// The slots that a folio of the cache has. Entries refer to `pages` of them once more, from
@@ -217,16 +217,16 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         folio: FolioLocked<'_>,
         number: u32,
         pages: u32,
-    ) -> Result<SlotRun, Next> {
+    ) -> Result<SlotRun, AfterRun> {
         let memory = self.span.page_table.memory;
         if let Some(slots) = send_out_again(memory, folio, number, pages) {
             return Ok(slots);
         }
         if !leave_cache(memory, folio) {
-            return Err(Next::Run);
+            return Err(AfterRun::Run);
         }
         self.scan.later = true;
-        Err(if self.scan.choice == Choice::All { Next::Again } else { Next::Run })
+        Err(if self.scan.choice == Choice::All { AfterRun::Again } else { AfterRun::Run })
     }
 
     /// The lock of a folio that is to go out. `None` if another thread has it.
@@ -255,7 +255,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be
     /// split.
     #[cold]
-    fn ask_for_split(&mut self, folio: Folio) -> Next {
+    fn ask_for_split(&mut self, folio: Folio) -> AfterRun {
         let page_table = self.span.page_table;
         let frames = &page_table.memory.frames;
         let tried = self.scan.choice != Choice::All || self.scan.unsplittable == Some(folio);
@@ -263,14 +263,14 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         let may = frames.folio(folio).mappings() <= folio.pages()
             && frames.folio(folio).is_mapped_and_held(frames.folio(folio).mappings(), 0);
         if folio.order > Order::PAGE && !tried && may {
-            return Next::Cut(folio);
+            return AfterRun::Cut(folio);
         }
         // After a fork, all pages of a table are mapped twice: one pass instead of a run for each.
         // Reclaim counts the mappings of the folio that it holds, and so has to meet them.
         if self.scan.choice == Choice::All && is_shared_page(frames, folio.head) {
             self.span.skip_leaves(|frame| is_shared_page(frames, frame));
         }
-        Next::Run
+        AfterRun::Run
     }
 
     /// Whether the pages of the run go one by one: the baseline.

@@ -2,7 +2,7 @@
 
 use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::platform::Platform;
-use crate::rmap::{self, HOLD, Locking, Seen, Walked};
+use crate::rmap::{self, HOLD, Locking, WalkProgress, Walked};
 use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
@@ -47,12 +47,12 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
         let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, edit| {
             inside(sight.range.start());
             let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE, None) else {
-                return Seen { until: sight.range.end(), entries: 1 };
+                return WalkProgress { until: sight.range.end(), entries: 1 };
             };
             let except = Exceptions { spared: Spared::Guards, protected: Protected::Forgotten };
             let zapped = edit.zap_sparing(rest, except);
             assert!(zapped.is_ok(), "a huge leaf has lost its deposit");
-            Seen { until: rest.end(), entries: HOLD }
+            WalkProgress { until: rest.end(), entries: HOLD }
         });
         done.ok()
     }
@@ -89,7 +89,7 @@ pub fn walk_anonymous<P: Platform>(
                     found += if there == folio { stretch.range.pages() } else { 0 };
                 }
             });
-            Seen { until: sight.range.end(), entries: sight.range.pages() }
+            WalkProgress { until: sight.range.end(), entries: sight.range.pages() }
         })
     });
     let mappings = u64::from(frames.folio(folio).mappings());

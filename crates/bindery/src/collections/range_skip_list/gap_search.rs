@@ -29,14 +29,14 @@ impl GapShape {
 }
 
 /// The criteria of a search for a gap.
-pub(crate) struct Wanted {
+pub(crate) struct GapRequest {
     pub(crate) shape: GapShape,
     pub(crate) low: u64,
     /// The highest address that leaves room for the length.
     pub(crate) last: u64,
 }
 
-impl Wanted {
+impl GapRequest {
     /// `None` if the bounds leave no room.
     pub(crate) fn new(shape: GapShape, low: u64, high: u64) -> Option<Self> {
         let GapShape { len, align, congruent } = shape;

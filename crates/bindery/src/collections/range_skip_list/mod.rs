@@ -87,8 +87,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use super::heights::Heights;
+use gap_search::GapRequest;
 pub(crate) use gap_search::GapShape;
-use gap_search::Wanted;
 
 /// The height of the tallest tower. One node in four reaches each further level, which keeps
 /// searches logarithmic up to some 4^9 = 262,144 nodes: four times Linux's limit of mappings. A
@@ -345,7 +345,7 @@ impl<T: Indexed> Index<T> {
         // level, if a link leads across `low` or `high` and its widest gap lies outside, and for
         // each gap that is wide enough but badly aligned.
         loop {
-            let wanted = Wanted::new(shape, low, high)?;
+            let wanted = GapRequest::new(shape, low, high)?;
             let place = self.last_candidate(&wanted);
             let next = self.links(place).next(0);
             let found = wanted.highest_in(self.end(place), self.start(next));
@@ -358,7 +358,7 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: like [`Index::find_gap_top_down`], for the lowest address.
     pub(crate) fn find_gap_bottom_up(&self, shape: GapShape, low: u64, high: u64) -> Option<u64> {
-        let wanted = Wanted::new(shape, low, high)?;
+        let wanted = GapRequest::new(shape, low, high)?;
         let mut place = None;
         let mut level = self.levels() - 1;
         while self.end(place) <= wanted.last {
@@ -382,7 +382,7 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: like [`Index::find_gap_bottom_up`], only in the gap right after `node`. O(1).
     pub(crate) fn find_gap_after(&self, node: &T, shape: GapShape, high: u64) -> Option<u64> {
-        let wanted = Wanted::new(shape, node.end(), high)?;
+        let wanted = GapRequest::new(shape, node.end(), high)?;
         wanted.lowest_in(node.end(), self.start(node.links().next(0)))
     }
 
@@ -438,7 +438,7 @@ impl<T: Indexed> Index<T> {
     }
 
     /// The last place whose gap may match: no later one does.
-    fn last_candidate(&self, wanted: &Wanted) -> LinkTarget<T> {
+    fn last_candidate(&self, wanted: &GapRequest) -> LinkTarget<T> {
         let mut place = None;
         let mut until = None;
         for level in (0..self.levels()).rev() {
@@ -462,7 +462,7 @@ impl<T: Indexed> Index<T> {
 
     /// Whether a gap below the link of `place` at `level` may be wide enough and inside the bounds.
     /// The caller has checked the upper bound.
-    fn is_candidate(&self, place: LinkTarget<T>, level: usize, wanted: &Wanted) -> bool {
+    fn is_candidate(&self, place: LinkTarget<T>, level: usize, wanted: &GapRequest) -> bool {
         self.widest(place, level) >= wanted.shape.len
             && self.start(self.links(place).next(level)) > wanted.low
     }

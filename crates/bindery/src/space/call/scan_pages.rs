@@ -210,7 +210,7 @@ const MATCHES: usize = 64;
 const TABLES: u64 = 64;
 
 /// The state of a scan.
-struct Walk<'a, 'r> {
+struct PagemapScan<'a, 'r> {
     scan: &'a PageScan,
     regions: Option<&'a mut PageRegions<'r>>,
     pages: u64,
@@ -224,7 +224,7 @@ struct Walk<'a, 'r> {
     resumes: Option<VirtAddr>,
 }
 
-impl Walk<'_, '_> {
+impl PagemapScan<'_, '_> {
     fn is_over(&self) -> bool {
         self.stopped.is_some() || self.resumes.is_some()
     }
@@ -312,7 +312,7 @@ fn scan_pages<P: Platform>(
     regions: Option<&mut PageRegions<'_>>,
 ) -> Result<Scanned, Error> {
     let start = scan.range.start();
-    let mut walk = Walk {
+    let mut walk = PagemapScan {
         scan,
         regions,
         pages: 0,
@@ -347,7 +347,7 @@ fn scan_pages<P: Platform>(
 fn scan_part<P: Platform>(
     op: &mut Op<'_, '_, P>,
     end: VirtAddr,
-    walk: &mut Walk<'_, '_>,
+    walk: &mut PagemapScan<'_, '_>,
 ) -> Result<(), Failure> {
     walk.resumes = None;
     let range = VirtRange::raw(walk.at.0, end.0);
@@ -432,7 +432,7 @@ fn scan_tables<P: Platform>(
     page_table: &PageTable<'_, P>,
     part: VirtRange,
     common: PageCategories,
-    walk: &mut Walk<'_, '_>,
+    walk: &mut PagemapScan<'_, '_>,
 ) -> VirtAddr {
     let vacant = common | PageCategories::WRITTEN;
     let size = TABLES * P::Arch::PMD.span();

@@ -65,7 +65,7 @@ enum Announced {
 }
 
 /// The result of a search for a page in swap.
-enum Found {
+enum FoundInSwap {
     Page(VirtAddr),
     /// No page below this address is in swap.
     NoneBefore(VirtAddr),
@@ -142,8 +142,8 @@ fn bring_in_private<P: Platform>(
         let Some(locked) = call.lock_vma(at) else { break };
         let rest = VirtRange::raw(at.0, part.end().0).intersection(locked.vma().range());
         let page = match next_in_swap(&call.page_table, rest) {
-            Found::Page(page) => page,
-            Found::NoneBefore(end) => {
+            FoundInSwap::Page(page) => page,
+            FoundInSwap::NoneBefore(end) => {
                 at = end;
                 continue;
             }
@@ -214,17 +214,17 @@ fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Announced
 }
 
 /// Finds the first page of `range` that is in swap, in the first [`LOOKS`] entries.
-fn next_in_swap<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) -> Found {
-    let (mut looks, mut found) = (0, Found::NoneBefore(range.end()));
+fn next_in_swap<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) -> FoundInSwap {
+    let (mut looks, mut found) = (0, FoundInSwap::NoneBefore(range.end()));
     look::look(page_table, range, |looked| {
         looks += 1;
         let absent = looked.node.level.kind(looked.raw) == Kind::Absent;
         if absent && matches!(P::Arch::decode_absent(looked.raw), Some(Absent::Swap { .. })) {
-            found = Found::Page(looked.range.start());
+            found = FoundInSwap::Page(looked.range.start());
             return false;
         }
         if looks == LOOKS {
-            found = Found::NoneBefore(looked.range.end());
+            found = FoundInSwap::NoneBefore(looked.range.end());
         }
         looks < LOOKS
     });

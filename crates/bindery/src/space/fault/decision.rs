@@ -40,7 +40,7 @@ pub(super) enum Present {
 
 /// The page that a leaf maps. `F` reads the state of its folio, which few decisions depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Content<F> {
+pub(super) enum MappedPage<F> {
     /// The zero page.
     Zero,
     /// A page of the huge zero page, mapped by a huge leaf.
@@ -95,7 +95,7 @@ impl Terms {
         self,
         access: Access,
         entry: Present,
-        page: impl FnOnce() -> Content<F>,
+        page: impl FnOnce() -> MappedPage<F>,
     ) -> Decision {
         match entry {
             Present::Vacant | Present::Swap => Decision::Again,
@@ -119,12 +119,12 @@ impl Terms {
 
     /// As [`Terms::decide`], for a write to a page that is mapped read-only.
     #[inline(always)]
-    fn decide_write<F: FnOnce() -> FolioState>(self, page: Content<F>) -> Decision {
+    fn decide_write<F: FnOnce() -> FolioState>(self, page: MappedPage<F>) -> Decision {
         let state = match page {
-            Content::Zero => return Decision::Copy,
-            Content::HugeZero => return Decision::FillHuge,
-            Content::Shown { readable } => return self.decide_shown(readable),
-            Content::Folio(state) => state,
+            MappedPage::Zero => return Decision::Copy,
+            MappedPage::HugeZero => return Decision::FillHuge,
+            MappedPage::Shown { readable } => return self.decide_shown(readable),
+            MappedPage::Folio(state) => state,
         };
         match self.writable {
             Writable::Noticed => Decision::NotifyWrite,
@@ -178,14 +178,14 @@ mod tests {
         Present::ProtectedVacant,
         Present::Swap,
     ];
-    const PAGES: [Content<FolioState>; 7] = [
-        Content::Zero,
-        Content::HugeZero,
-        Content::Shown { readable: true },
-        Content::Shown { readable: false },
-        Content::Folio(FolioState::OfObject),
-        Content::Folio(FolioState::Exclusive),
-        Content::Folio(FolioState::Shared),
+    const PAGES: [MappedPage<FolioState>; 7] = [
+        MappedPage::Zero,
+        MappedPage::HugeZero,
+        MappedPage::Shown { readable: true },
+        MappedPage::Shown { readable: false },
+        MappedPage::Folio(FolioState::OfObject),
+        MappedPage::Folio(FolioState::Exclusive),
+        MappedPage::Folio(FolioState::Shared),
     ];
 
     fn all_terms() -> Vec<Terms> {
@@ -205,7 +205,7 @@ mod tests {
         terms: Terms,
         access: Access,
         entry: Present,
-        page: Content<FolioState>,
+        page: MappedPage<FolioState>,
     ) -> (Decision, bool, bool) {
         let (page_read, state_read) = (Cell::new(false), Cell::new(false));
         let state_read_by = &state_read;
@@ -218,10 +218,10 @@ mod tests {
                 }
             };
             match page {
-                Content::Zero => Content::Zero,
-                Content::HugeZero => Content::HugeZero,
-                Content::Shown { readable } => Content::Shown { readable },
-                Content::Folio(state) => Content::Folio(read(state)),
+                MappedPage::Zero => MappedPage::Zero,
+                MappedPage::HugeZero => MappedPage::HugeZero,
+                MappedPage::Shown { readable } => MappedPage::Shown { readable },
+                MappedPage::Folio(state) => MappedPage::Folio(read(state)),
             }
         };
         let decision = terms.decide(access, entry, content);
@@ -274,7 +274,7 @@ mod tests {
         terms: Terms,
         access: Access,
         entry: Present,
-        page: Content<FolioState>,
+        page: MappedPage<FolioState>,
     ) -> Decision {
         let write = access == Access::Write;
         if entry == Present::Refused {
@@ -303,7 +303,7 @@ mod tests {
                         let refused = entry == Present::Refused && access == Access::Write;
                         assert_eq!(page_read, refused, "{case:?}");
                         let private = terms.writable == Writable::Exclusive;
-                        let folio = matches!(page, Content::Folio(_));
+                        let folio = matches!(page, MappedPage::Folio(_));
                         assert_eq!(state_read, refused && private && folio, "{case:?}");
                         cases += 1;
                     }
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn a_claimed_page_is_treated_as_an_exclusive_one() {
         for terms in all_terms() {
-            let exclusive = Content::Folio(FolioState::Exclusive);
+            let exclusive = MappedPage::Folio(FolioState::Exclusive);
             let (decision, ..) = decide(terms, Access::Write, Present::Refused, exclusive);
             if terms.writable != Writable::Noticed {
                 assert_eq!(terms.decide_exclusive(), decision);

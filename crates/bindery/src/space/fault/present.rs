@@ -22,7 +22,7 @@ use crate::table::{EntryAt, Table, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
-use super::decision::{Content, Decision, FolioState, Present, Terms};
+use super::decision::{Decision, FolioState, MappedPage, Present, Terms};
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved};
 
@@ -88,7 +88,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             };
             let number = frame.0 - folio.head.0;
             *mapped = Some((folio, number));
-            Content::Folio(move || {
+            MappedPage::Folio(move || {
                 if !frames.folio(folio).is_anonymous() {
                     FolioState::OfObject
                 } else if frames.folio(folio).exclusive().contains(number)
@@ -220,12 +220,12 @@ fn content_without_folio<P: Platform, F>(
     memory: &Memory<P>,
     level: Level<P::Arch>,
     frame: Frame,
-) -> Content<F> {
+) -> MappedPage<F> {
     match memory.is_zero(frame) {
         // Frames of the memory are in the direct map.
-        false => Content::Shown { readable: memory.frames.manages(frame) },
-        true if level == Level::PMD => Content::HugeZero,
-        true => Content::Zero,
+        false => MappedPage::Shown { readable: memory.frames.manages(frame) },
+        true if level == Level::PMD => MappedPage::HugeZero,
+        true => MappedPage::Zero,
     }
 }
 

@@ -18,14 +18,14 @@ use crate::swap::cluster_lists::Lists;
 use crate::swap::slots::{AreasStay, while_areas_stay};
 
 /// The slots that an allocation wants.
-struct Wanted {
+struct SlotRequest {
     /// The number of the area.
     area: u8,
     order: Order,
     most: u32,
 }
 
-impl Wanted {
+impl SlotRequest {
     /// The slots that were taken of a cluster: the first, and their number.
     fn run(&self, cluster: u32, (first, count): (u32, u32)) -> SlotRun {
         let base = u64::from(cluster) * u64::from(CLUSTER_SLOTS);
@@ -53,7 +53,7 @@ impl<P: Platform> SlotArea<P> {
             let clusters = record.swap.clusters.get(usize::from(number))?;
             Some(OwnCluster { cpu: record.swap.cpu, number: clusters.get(usize::from(order.0))? })
         });
-        let wanted = Wanted { area: number, order, most };
+        let wanted = SlotRequest { area: number, order, most };
         if let Some(own) = &own
             && let Some(run) =
                 while_areas_stay(memory.platform(), |stay| self.take_own(stay, own, &wanted))
@@ -64,7 +64,12 @@ impl<P: Platform> SlotArea<P> {
     }
 
     /// Takes slots of the cluster that the CPU has taken last, if it owns it.
-    fn take_own(&self, stay: &AreasStay, own: &OwnCluster<'_>, wanted: &Wanted) -> Option<SlotRun> {
+    fn take_own(
+        &self,
+        stay: &AreasStay,
+        own: &OwnCluster<'_>,
+        wanted: &SlotRequest,
+    ) -> Option<SlotRun> {
         let clusters = self.clusters_in(stay);
         let number = link(own.number.load(Relaxed))?.0;
         let mut live = LiveCluster::lock(self, clusters.get(number as usize)?)?;
@@ -79,7 +84,7 @@ impl<P: Platform> SlotArea<P> {
     /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room, the
     /// CPUs lose the owned clusters that may have room.
     #[inline(never)]
-    fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &Wanted) -> Option<SlotRun> {
+    fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &SlotRequest) -> Option<SlotRun> {
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
         if let Some(own) = own
@@ -103,7 +108,7 @@ impl<P: Platform> SlotArea<P> {
         lists: &mut Lists,
         clusters: &[Cluster<P>],
         own: Option<&OwnCluster<'_>>,
-        wanted: &Wanted,
+        wanted: &SlotRequest,
     ) -> Option<SlotRun> {
         let order = wanted.order;
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);

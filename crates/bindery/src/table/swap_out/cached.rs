@@ -7,7 +7,7 @@ use crate::platform::Platform;
 
 use super::super::out_batch::InCache;
 use super::super::run::Run;
-use super::{Arch, Next, SwapOut};
+use super::{AfterRun, Arch, SwapOut};
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
@@ -21,16 +21,16 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         first: Entry,
         folio: Folio,
         pages: u32,
-    ) -> Next {
+    ) -> AfterRun {
         let memory = self.span.page_table.memory;
         let frames = &memory.frames;
         let held = self.scan.holds(folio);
         let references = u32::from(held) + InCache::Before.references();
         let only_here = frames.folio(folio).is_mapped_and_held(pages, references);
         if !only_here || self.stays(run, folio, || P::Arch::attributes(first).accessed) {
-            return Next::Run;
+            return AfterRun::Run;
         }
-        let Some(lock) = self.lock(folio) else { return Next::Run };
+        let Some(lock) = self.lock(folio) else { return AfterRun::Run };
         let number = P::Arch::frame(first).0 - folio.head.0;
         let slots = match self.slots_again(lock.locked(), number, pages) {
             Ok(slots) => slots,
@@ -43,6 +43,6 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         self.write_entries(&run, folio, number, slots);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), InCache::Before);
-        Next::Run
+        AfterRun::Run
     }
 }

@@ -17,7 +17,7 @@ use crate::swap::{CachedFolio, SlotRun};
 use super::super::PageTable;
 use super::super::out_batch::InCache;
 use super::super::run::{self, Run};
-use super::{Next, SwapOut};
+use super::{AfterRun, SwapOut};
 
 /// The frame of the first of a run of absent entries, and whether one of them was used, if they
 /// belong to a VMA without access, whose leaves would have `attributes`.
@@ -76,15 +76,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// As [`SwapOut::store_run`], of absent entries.
     #[cold]
     #[inline(never)]
-    pub(super) fn store_absent(&mut self, run: &Run<P::Arch>, first: Entry) -> Next {
+    pub(super) fn store_absent(&mut self, run: &Run<P::Arch>, first: Entry) -> AfterRun {
         let memory = self.span.page_table.memory;
         let frames = &memory.frames;
         let found = page_without_access::<P::Arch>(first, self.attributes);
-        let Some((frame, used)) = found else { return Next::Run };
+        let Some((frame, used)) = found else { return AfterRun::Run };
         let Some(folio) =
             frames.folio_of(frame).filter(|folio| frames.folio(*folio).is_anonymous())
         else {
-            return Next::Run;
+            return AfterRun::Run;
         };
         let number = frame.0 - folio.head.0;
         let pages = self.without_access_here(run, folio, number);
@@ -97,9 +97,9 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             return self.ask_for_split(folio);
         }
         if self.stays(&run, folio, || used) {
-            return Next::Run;
+            return AfterRun::Run;
         }
-        let Some(lock) = self.lock(folio) else { return Next::Run };
+        let Some(lock) = self.lock(folio) else { return AfterRun::Run };
         let slots = match in_cache {
             InCache::Before => self.slots_again(lock.locked(), number, pages),
             InCache::New => {
@@ -124,7 +124,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         self.span.gather.stale(run.range(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), in_cache);
-        Next::Run
+        AfterRun::Run
     }
 
     /// How many pages of the folio the entries from the run's first on have, one after another: the
