@@ -34,7 +34,7 @@ pub(crate) struct Allocator<P: Platform> {
     pub(super) front_limit: AtomicU32,
     pub(super) drains: Drains<P>,
     /// Each allocation writes it, so no line that is only read has a part of it.
-    pub(super) lists: CachePadded<Lists<P>>,
+    pub(super) lists: CachePadded<FreeLists<P>>,
     #[cfg(any(test, feature = "testing"))]
     pub(crate) inject: Inject,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Allocator<P: Platform> {
 /// The free lists, and the counts that change with them: an allocation of a single frame writes one
 /// cache line, if the platform's spin lock has at most 24 bytes.
 #[repr(C)]
-pub(super) struct Lists<P: Platform> {
+pub(super) struct FreeLists<P: Platform> {
     /// As in `buddy`, to be read without the lock.
     pub(super) free: AtomicU64,
     /// Frames that were taken so far; changes with the lock of `buddy` held.
@@ -88,7 +88,7 @@ impl<P: Platform> Allocator<P> {
             fronts: CpuTable::new(),
             front_limit: AtomicU32::new(0),
             drains: Drains::new(),
-            lists: CachePadded::new(Lists {
+            lists: CachePadded::new(FreeLists {
                 free: AtomicU64::new(total),
                 taken: AtomicU64::new(0),
                 buddy: Mutex::new(buddy),
@@ -378,7 +378,7 @@ impl<P: Platform> Allocator<P> {
 mod layout {
     use core::mem::offset_of;
 
-    use super::{Allocator, Buddy, Lists};
+    use super::{Allocator, Buddy, FreeLists};
     use crate::frame::Frames;
     use crate::frame::tests::Machine;
 
@@ -389,7 +389,7 @@ mod layout {
             0
         );
         // The lock is a word in front of the lists.
-        let lists = offset_of!(Lists<Machine>, buddy) + size_of::<u64>();
+        let lists = offset_of!(FreeLists<Machine>, buddy) + size_of::<u64>();
         assert!(lists + Buddy::USED_BY_SINGLE_FRAMES <= 64);
     }
 }

@@ -79,12 +79,16 @@ pub(crate) struct Front<P: Platform> {
     held: AtomicU32,
     /// Frames that were allocated from this front so far; changes with the lock held.
     taken: AtomicU64,
-    runs: Mutex<P::SpinLock, Runs>,
+    runs: Mutex<P::SpinLock, FreedRuns>,
 }
 
 impl<P: Platform> Front<P> {
     pub(crate) const fn new() -> Self {
-        Self { held: AtomicU32::new(0), taken: AtomicU64::new(0), runs: Mutex::new(Runs::new()) }
+        Self {
+            held: AtomicU32::new(0),
+            taken: AtomicU64::new(0),
+            runs: Mutex::new(FreedRuns::new()),
+        }
     }
 
     /// Locks the front. The lock of the free lists may be taken inside, but no other front's.
@@ -107,7 +111,7 @@ impl<P: Platform> Front<P> {
 /// A front whose lock is held.
 pub(super) struct Locked<'a, P: Platform> {
     front: &'a Front<P>,
-    runs: MutexGuard<'a, P::SpinLock, Runs>,
+    runs: MutexGuard<'a, P::SpinLock, FreedRuns>,
 }
 
 impl<P: Platform> Locked<'_, P> {
@@ -233,7 +237,7 @@ impl<P: Platform> Locked<'_, P> {
 }
 
 /// The runs of a front, in a ring: the oldest are given up first.
-struct Runs {
+struct FreedRuns {
     /// The sum of all runs in the ring.
     held: u32,
     /// Whether the CPU has asked for a block of [`HUGE`] since the front was last emptied.
@@ -246,7 +250,7 @@ struct Runs {
     ring: [Run; RUNS],
 }
 
-impl Runs {
+impl FreedRuns {
     const fn new() -> Self {
         let ring = [Run::NONE; RUNS];
         Self { held: 0, keeps_huge: false, huge: None, oldest: 0, len: 0, ring }

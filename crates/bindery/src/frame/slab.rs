@@ -93,7 +93,7 @@ const NO_SLOT: u16 = u16::MAX;
 pub(crate) struct Slab<T, P: Platform> {
     /// The place of the slab's magazine among those of a CPU.
     pub(super) place: usize,
-    lists: Line<Mutex<P::SpinLock, Lists>>,
+    lists: Line<Mutex<P::SpinLock, SlabLists>>,
     /// Objects are reached only through the pointers that were handed out.
     objects: PhantomData<fn(T) -> T>,
 }
@@ -102,7 +102,7 @@ pub(crate) struct Slab<T, P: Platform> {
 #[repr(align(64))]
 struct Line<T>(T);
 
-pub(super) struct Lists {
+pub(super) struct SlabLists {
     /// The first of the frames with room and objects.
     partial: u32,
     /// The first of the frames without objects.
@@ -138,7 +138,7 @@ impl Slots {
     }
 }
 
-impl Lists {
+impl SlabLists {
     const EMPTY: Self = Self { partial: NONE, spare: NONE, drains: 0, objects: 0, frames: 0 };
 
     /// Whether a frame has both room and objects.
@@ -177,11 +177,11 @@ impl<T, P: Platform> Slab<T, P> {
     /// slab uses that place with the same [`Frames`]. At [`MAGAZINES`] and above, the slab has no
     /// magazines.
     pub(crate) const fn with_magazine(place: usize) -> Self {
-        Self { place, lists: Line(Mutex::new(Lists::EMPTY)), objects: PhantomData }
+        Self { place, lists: Line(Mutex::new(SlabLists::EMPTY)), objects: PhantomData }
     }
 
     #[inline(always)]
-    pub(super) fn lock(&self) -> MutexGuard<'_, P::SpinLock, Lists> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, P::SpinLock, SlabLists> {
         self.lists.0.lock()
     }
 
@@ -221,7 +221,7 @@ impl<T, P: Platform> Slab<T, P> {
 
     /// Takes a slot of the lists; if need be of a new frame.
     #[inline(always)]
-    pub(super) fn take(lists: &mut Lists, frames: &Frames<P>) -> Option<NonNull<u8>> {
+    pub(super) fn take(lists: &mut SlabLists, frames: &Frames<P>) -> Option<NonNull<u8>> {
         let frame = Self::frame_with_room(lists, frames)?;
         lists.objects += 1;
         Some(Self::take_slot(lists, frames, frame))
@@ -239,7 +239,7 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// A frame that is on the partial list, if need be a new one.
-    fn frame_with_room(lists: &mut Lists, frames: &Frames<P>) -> Option<Frame> {
+    fn frame_with_room(lists: &mut SlabLists, frames: &Frames<P>) -> Option<Frame> {
         if lists.partial != NONE {
             return Some(Frame(lists.partial));
         }
@@ -277,7 +277,7 @@ impl<T, P: Platform> Slab<T, P> {
         let _ = header.as_ptr().expose_provenance();
     }
 
-    fn take_spare(lists: &mut Lists, frames: &Frames<P>) -> Option<Frame> {
+    fn take_spare(lists: &mut SlabLists, frames: &Frames<P>) -> Option<Frame> {
         let spare = Frame(lists.spare);
         if lists.spare == NONE {
             return None;
@@ -304,7 +304,7 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Takes a slot of a frame on the partial list.
-    fn take_slot(lists: &mut Lists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
+    fn take_slot(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
         let slot;
@@ -385,7 +385,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// As for `free_slot`.
     #[inline(always)]
     unsafe fn put(
-        lists: &mut Lists,
+        lists: &mut SlabLists,
         frames: &Frames<P>,
         slot: NonNull<u8>,
         shape: Option<Shape>,
@@ -464,7 +464,7 @@ impl<T, P: Platform> Slab<T, P> {
         unsafe { frames.platform().direct_map(frame).add(offset) }
     }
 
-    fn link(lists: &mut Lists, frames: &Frames<P>, frame: Frame) {
+    fn link(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
         meta.next.store(lists.partial, Relaxed);
         meta.previous.store(NONE, Relaxed);
@@ -474,7 +474,7 @@ impl<T, P: Platform> Slab<T, P> {
         lists.partial = frame.0;
     }
 
-    fn unlink(lists: &mut Lists, frames: &Frames<P>, frame: Frame) {
+    fn unlink(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
         let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));
         if next != NONE {

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtRange};
 use crate::arch::{Level, MemoryType};
-use crate::collections::range_skip_list::{Indexed, Links};
+use crate::collections::range_skip_list::{Indexed, SkipLinks};
 use crate::deferred::Linked;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
@@ -22,7 +22,7 @@ use super::request::{AreaKind, KernelArea, Pauses, Pieces};
 /// An area's record. Fields that change are written by the caller that has claimed the area, or
 /// under the lock.
 pub(crate) struct Area {
-    links: Links<Self>,
+    links: SkipLinks<Self>,
     start: AtomicU64,
     /// Includes the guard page, and the addresses that a shrunken area has kept.
     end: AtomicU64,
@@ -66,7 +66,7 @@ pub(super) enum State {
 
 impl Indexed for Area {
     #[inline]
-    fn links(&self) -> &Links<Self> {
+    fn links(&self) -> &SkipLinks<Self> {
         &self.links
     }
 
@@ -103,7 +103,7 @@ impl Area {
     /// An area for a caller that is about to map it; not in the index yet.
     pub(super) fn new(traits: AreaTraits) -> Self {
         Self {
-            links: Links::new(),
+            links: SkipLinks::new(),
             start: AtomicU64::new(0),
             end: AtomicU64::new(0),
             pages: AtomicU64::new(0),

@@ -12,7 +12,7 @@ use crate::table::{EntryAt, ReadSection};
 
 use super::KernelMap;
 use super::area::{Area, State};
-use super::protocol::{self, Found};
+use super::protocol::{self, FoundEntry};
 use super::request::{KernelAddress, KernelArea, KernelPiece, Resolution};
 
 /// Walks the tables to the entry of `at`.
@@ -20,7 +20,7 @@ fn find<P: Platform>(
     map: &KernelMap<'_, P>,
     section: &ReadSection<'_, P>,
     at: VirtAddr,
-) -> Found<P::Arch> {
+) -> FoundEntry<P::Arch> {
     protocol::find(&map.tables_in(section), at)
 }
 

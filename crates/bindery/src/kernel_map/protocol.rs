@@ -55,7 +55,7 @@ pub(super) trait KernelTree {
 }
 
 /// The result of a walk without a claim.
-pub(super) struct Found<A: Arch> {
+pub(super) struct FoundEntry<A: Arch> {
     /// Empty or a leaf; for a paused leaf, with its valid bit.
     pub(super) entry: Entry,
     pub(super) level: Level<A>,
@@ -152,10 +152,10 @@ pub(super) fn descend<T: KernelTree>(
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
 /// 3. the dump reads the entry again, finds no leaf, and goes on after the table: a hole.
-pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> Found<T::Arch> {
+pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> FoundEntry<T::Arch> {
     let EntryAt { node, index, entry } = descend(tree, at, &mut Counts::default());
     let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
-    Found { entry: whole::<T::Arch>(entry), level: node.level, index, paused }
+    FoundEntry { entry: whole::<T::Arch>(entry), level: node.level, index, paused }
 }
 
 /// An entry as it was before a pause.

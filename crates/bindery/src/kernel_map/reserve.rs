@@ -22,7 +22,7 @@ pub(super) struct Placement {
 
 /// Which try a retried operation is at.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempt {
+enum ReserveAttempt {
     First,
     AfterPurge,
 }
@@ -59,8 +59,8 @@ impl Placement {
         let memory = map.memory;
         let mut area = None;
         // A purge of freed areas may provide missing addresses or memory.
-        for attempt in [Attempt::First, Attempt::AfterPurge] {
-            if attempt == Attempt::AfterPurge {
+        for attempt in [ReserveAttempt::First, ReserveAttempt::AfterPurge] {
+            if attempt == ReserveAttempt::AfterPurge {
                 map.purge_freed();
             }
             let slab = &memory.slab::<Area>();

@@ -3,7 +3,9 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::collections::interval_tree::{Asked, Interval, IntervalTree, Links, LockedTree, Member};
+use crate::collections::interval_tree::{
+    Asked, Interval, IntervalLinks, IntervalTree, LockedTree, Member,
+};
 
 use super::Opaque;
 
@@ -26,7 +28,7 @@ impl Name {
 
 /// A record's name, and its place among the named ones. Part of the record.
 pub(crate) struct NameLinks {
-    links: Links<Self>,
+    links: IntervalLinks<Self>,
     name: Name,
     /// The record, once it is among the named ones.
     record: AtomicPtr<Opaque>,
@@ -35,7 +37,7 @@ pub(crate) struct NameLinks {
 impl NameLinks {
     /// Those of a record that is not among the named ones.
     pub(crate) const fn new(name: Name) -> Self {
-        Self { links: Links::new(), name, record: AtomicPtr::new(ptr::null_mut()) }
+        Self { links: IntervalLinks::new(), name, record: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// The name; `None` if the record has none.
@@ -58,7 +60,7 @@ impl NameLinks {
 pub(crate) struct ByNumber;
 
 impl Member<NameLinks> for ByNumber {
-    fn links(node: &NameLinks) -> &Links<NameLinks> {
+    fn links(node: &NameLinks) -> &IntervalLinks<NameLinks> {
         &node.links
     }
 

@@ -14,10 +14,10 @@ use crate::collections::page_tree::{PAGE_LIMIT, PageFlags};
 use crate::error::Error;
 use crate::platform::Platform;
 
-use super::dropping::{Piece, drop_pages};
+use super::dropping::{DropPiece, drop_pages};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
-use super::mappings::{Copies, unmap};
+use super::mappings::{MappingCopies, unmap};
 use super::reclaim::{ObjectFolio, Spare, reclaim_folio};
 use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState};
@@ -101,7 +101,7 @@ fn evict<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange
         return 0;
     }
     let (mut from, mut freed) = (pages.first, 0);
-    let mut piece = Piece::first_of(memory);
+    let mut piece = DropPiece::first_of(memory);
     loop {
         // A page in the index has a reference to its folio, so it is the object's until the index
         // is unlocked; then the reference keeps it.
@@ -141,8 +141,8 @@ fn forget<P: Platform>(
             let done = state.invalidate_lock.with_write(memory.platform(), |proof| match dirty {
                 Dirty::Stay => drop_clean(memory, state, pages, proof),
                 Dirty::Leave => {
-                    unmap(memory, state, pages, Copies::Kept, proof);
-                    drop_pages(memory, state, pages, &mut Piece::first_of(memory), proof);
+                    unmap(memory, state, pages, MappingCopies::Kept, proof);
+                    drop_pages(memory, state, pages, &mut DropPiece::first_of(memory), proof);
                     true
                 }
             });
@@ -160,7 +160,7 @@ fn drop_clean<P: Platform>(
     proof: &PagesMayGo,
 ) -> bool {
     let (mut from, mut all) = (pages.first, true);
-    let mut piece = Piece::first_of(memory);
+    let mut piece = DropPiece::first_of(memory);
     while from < pages.end {
         let dirty = object
             .pages
@@ -168,7 +168,7 @@ fn drop_clean<P: Platform>(
             .map(|run| PageRange::from_count(run.page, run.count.into()));
         let clean = PageRange { first: from, end: dirty.map_or(pages.end, |dirty| dirty.first) };
         if clean.first < clean.end {
-            unmap(memory, object, clean, Copies::Kept, proof);
+            unmap(memory, object, clean, MappingCopies::Kept, proof);
             drop_pages(memory, object, clean, &mut piece, proof);
         }
         all &= dirty.is_none();

@@ -14,7 +14,7 @@ use crate::vma::MappingFlags;
 use super::fetch::{Wanted, demand};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
-use super::mappings::{self, Copies};
+use super::mappings::{self, MappingCopies};
 use super::pages;
 use super::placed_folio::PlacedFolio;
 use super::state::Accounting;
@@ -142,7 +142,7 @@ fn collapse_alone<P: Platform>(
         frames.fresh(folio).discard();
         return Err(failure);
     }
-    mappings::unmap(memory, object, pages, Copies::Kept, proof);
+    mappings::unmap(memory, object, pages, MappingCopies::Kept, proof);
     // Pins come through mappings, so no pin can be added now.
     if pages::any_folio(memory, object, first, first + count, |folio| {
         frames.folio(folio).pins() > 0

@@ -26,7 +26,7 @@ use crate::memory::written_by_call;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::fetch::{FillSource, Moved, Purpose, Wanted, Writing, demand, obtain};
+use super::fetch::{FetchPurpose, FillSource, Moved, Wanted, Writing, demand, obtain};
 use super::in_flight::Reads;
 use super::read_ahead::next_window;
 use super::seals::Seals;
@@ -44,7 +44,7 @@ const AHEAD: usize = 2 << 20;
 
 /// The number of bytes that are left to be read.
 #[derive(Clone, Copy)]
-struct Left {
+struct BytesLeft {
     /// By this piece.
     now: usize,
     /// By the whole call.
@@ -149,7 +149,7 @@ impl<P: Platform> Object<'_, P> {
                 let mut done = part.start;
                 while done < end {
                     let at = offset + done as u64;
-                    let left = Left { now: end - done, all: all - done };
+                    let left = BytesLeft { now: end - done, all: all - done };
                     let copy = |from, length| copy(done, from, length).min(length);
                     match self.read_run(at, left, copy) {
                         Ok(Moved { count, stopped }) => {
@@ -187,7 +187,7 @@ impl<P: Platform> Object<'_, P> {
     fn read_run(
         &self,
         at: u64,
-        left: Left,
+        left: BytesLeft,
         copy: impl FnOnce(NonNull<u8>, usize) -> usize,
     ) -> Result<Moved, Stop> {
         let (memory, object) = (self.memory, self.state());
@@ -385,7 +385,7 @@ impl<P: Platform> Object<'_, P> {
         let orders = object.orders(self.memory, MappingFlags::empty());
         let end = object.size_in_pages().max(pages_of(writing.end));
         let reserve = self.memory.fault_reserve();
-        let purpose = Purpose::Change;
+        let purpose = FetchPurpose::Change;
         Wanted { writing: Some(writing), reserve, purpose, ..Wanted::one(orders, end) }
     }
 

@@ -24,7 +24,7 @@ pub(super) fn drop_pages<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     pages: PageRange,
-    piece: &mut Piece<'_, P>,
+    piece: &mut DropPiece<'_, P>,
     proof: &PagesMayGo,
 ) {
     if object.pages.swapped() > 0 {
@@ -58,7 +58,7 @@ fn drop_swapped<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     pages: PageRange,
-    piece: &mut Piece<'_, P>,
+    piece: &mut DropPiece<'_, P>,
 ) {
     loop {
         let taken = object.pages.change(memory, |index, nodes| {
@@ -82,12 +82,12 @@ fn drop_swapped<P: Platform>(
 }
 
 /// Work on pages since other threads could last run.
-pub(super) struct Piece<'m, P: Platform> {
+pub(super) struct DropPiece<'m, P: Platform> {
     pages: u32,
     platform: &'m P,
 }
 
-impl<'m, P: Platform> Piece<'m, P> {
+impl<'m, P: Platform> DropPiece<'m, P> {
     /// The first of several pieces.
     pub(super) fn first_of(memory: &'m Memory<P>) -> Self {
         Self { pages: 0, platform: memory.platform() }

@@ -19,9 +19,9 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 use super::Object;
-use super::dropping::{Piece, drop_pages};
+use super::dropping::{DropPiece, drop_pages};
 use super::in_flight::Reads;
-use super::mappings::{Copies, unmap};
+use super::mappings::{MappingCopies, unmap};
 
 impl<P: Platform> Object<'_, P> {
     /// Forgets the pages of a file that the pager has failed to store, and that were not written
@@ -61,7 +61,7 @@ fn discard_failed<P: Platform>(object: &Object<'_, P>) -> Result<u64, Error> {
 /// Drops those of the pages that have failed. Returns their number. The changes are held.
 fn drop_failed<P: Platform>(object: &Object<'_, P>, pages: PageRange) -> u64 {
     let (memory, state) = (object.memory, object.state());
-    let mut piece = Piece::first_of(memory);
+    let mut piece = DropPiece::first_of(memory);
     state.invalidate_lock.with_write(memory.platform(), |proof| {
         let (mut from, mut dropped) = (pages.first, 0);
         // Another call may have written or stored some since they were found.
@@ -71,7 +71,7 @@ fn drop_failed<P: Platform>(object: &Object<'_, P>, pages: PageRange) -> u64 {
             let failed = PageRange::from_count(run.page, run.count.into());
             from = failed.end;
             if flags.contains(PageFlags::FAILED) {
-                unmap(memory, state, failed, Copies::Kept, proof);
+                unmap(memory, state, failed, MappingCopies::Kept, proof);
                 drop_pages(memory, state, failed, &mut piece, proof);
                 dropped += u64::from(run.count);
             }

@@ -51,14 +51,14 @@ pub(super) struct Wanted<'a> {
     /// ([`Memory::set_fault_reserve`]) and reclaims rather than use them.
     pub(super) reserve: u64,
     /// The call that needs it.
-    pub(super) purpose: Purpose,
+    pub(super) purpose: FetchPurpose,
     /// Whether pages after those are read ahead.
     pub(super) pattern: ReadPattern,
 }
 
 /// The call that needs a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Purpose {
+pub(super) enum FetchPurpose {
     /// A fault: reading the page from swap counts as a major fault.
     Fault,
     /// A call that begins again after a wait.
@@ -95,7 +95,7 @@ pub(super) struct Moved {
 impl<'a> Wanted<'a> {
     /// One folio of these orders that ends at or before page `end`, and no page ahead.
     pub(super) const fn one(orders: Orders, end: u64) -> Self {
-        let (purpose, pattern) = (Purpose::Read, ReadPattern::Random);
+        let (purpose, pattern) = (FetchPurpose::Read, ReadPattern::Random);
         Self { orders, end, ahead: 1, writing: None, reserve: 0, purpose, pattern }
     }
 
@@ -112,7 +112,7 @@ impl<'a> Wanted<'a> {
 /// # Errors
 /// [`Error::OutOfMemory`], also if the reserve would be used; [`Error::NoSpace`] if no more may be
 /// committed; [`Error::InputOutput`] if the content is in swap and lost. [`Stop::Wait`] if the
-/// pager has the page, or a swap device unless the call is a [`Purpose::Change`].
+/// pager has the page, or a swap device unless the call is a [`FetchPurpose::Change`].
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -129,10 +129,12 @@ pub(super) fn obtain<P: Platform>(
         }
         if object.pages.swapped() > 0 {
             let found = match wanted.purpose {
-                Purpose::Fault | Purpose::Read => swap_in(memory, object, page, wanted.orders)?,
-                Purpose::Change => swap_in_here(memory, object, page, wanted.orders)?,
+                FetchPurpose::Fault | FetchPurpose::Read => {
+                    swap_in(memory, object, page, wanted.orders)?
+                }
+                FetchPurpose::Change => swap_in_here(memory, object, page, wanted.orders)?,
             };
-            if found == Swapped::Read && wanted.purpose == Purpose::Fault {
+            if found == Swapped::Read && wanted.purpose == FetchPurpose::Fault {
                 memory.note_major_fault();
                 swap_in_ahead(memory, object, page, wanted.ahead, wanted.orders);
             }

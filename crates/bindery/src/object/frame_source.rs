@@ -14,7 +14,7 @@ use crate::frame::FrameRange;
 use crate::platform::Platform;
 
 use super::lent::Lent;
-use super::mappings::{Copies, unmap};
+use super::mappings::{MappingCopies, unmap};
 use super::seals::Seals;
 use super::state::{Backing, ObjectState, pages_of};
 use super::{Object, add};
@@ -271,7 +271,7 @@ impl<P: Platform> Object<'_, P> {
 /// lock for reading; so its leaves are unmapped too.
 fn revoke<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange) {
     object.invalidate_lock.with_write(memory.platform(), |proof| {
-        unmap(memory, object, pages, Copies::Kept, proof);
+        unmap(memory, object, pages, MappingCopies::Kept, proof);
     });
 }
 

@@ -15,7 +15,7 @@ use crate::collections::page_tree::PAGE_LIMIT;
 use crate::platform::Platform;
 
 use super::ObjectState;
-use super::dropping::{Piece, drop_pages};
+use super::dropping::{DropPiece, drop_pages};
 use super::page_read::{end_reads, wait_for_reads_ahead};
 use super::registry::{Leave, Registry};
 use super::save;
@@ -87,7 +87,7 @@ fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     // A reclaimer has no holder, only this lock.
     object.invalidate_lock.with_write(memory.platform(), |proof| {
         let all = PageRange { first: 0, end: PAGE_LIMIT };
-        drop_pages(memory, object, all, &mut Piece::first_of(memory), proof);
+        drop_pages(memory, object, all, &mut DropPiece::first_of(memory), proof);
     });
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {

@@ -17,7 +17,7 @@ const TABLES: u64 = 512;
 
 /// The treatment of the copies that private mappings have made of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Copies {
+pub(crate) enum MappingCopies {
     /// They are dropped too: the object has no such pages any more.
     Dropped,
     /// They stay with the program.
@@ -29,14 +29,14 @@ pub(super) fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     pages: PageRange,
-    copies: Copies,
+    copies: MappingCopies,
     _: &PagesMayGo,
 ) {
     let walked = for_each_sight(memory, object, &[pages], Locking::Wait, |sight, edit| {
         let private = !sight.vma.is_shared();
         let spared = match copies {
-            Copies::Kept if private => Spared::GuardsAndCopies,
-            Copies::Kept | Copies::Dropped => Spared::Guards,
+            MappingCopies::Kept if private => Spared::GuardsAndCopies,
+            MappingCopies::Kept | MappingCopies::Dropped => Spared::Guards,
         };
         let guards = sight.vma.has(MappingFlags::MAYBE_GUARDS);
         let except = Exceptions { spared, protected: sight.vma.dropped_protection() };

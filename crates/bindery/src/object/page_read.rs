@@ -260,7 +260,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
     pub(super) fn finish(self, page: u64) -> (Kept, Result<Option<FolioRef<'m, P>>, Failure>) {
         let kept = self.ask();
-        (kept, self.take_answer(Fate::Enters(Some(page))))
+        (kept, self.take_answer(ReadFate::Enters(Some(page))))
     }
 
     /// As [`BegunRead::leave`], and follows the read.
@@ -282,7 +282,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     }
 
     /// Waits for the answer of a read that is the caller's, and settles the read.
-    fn take_answer(self, fate: Fate) -> Result<Option<FolioRef<'m, P>>, Failure> {
+    fn take_answer(self, fate: ReadFate) -> Result<Option<FolioRef<'m, P>>, Failure> {
         // SAFETY: the read lives until the thread that has begun it, the caller, settles it.
         let is_answered = || unsafe { self.read.as_ref() }.answer.get().is_some();
         if !is_answered() {
@@ -300,14 +300,14 @@ impl<P: Platform> Drop for BegunRead<'_, '_, P> {
     fn drop(&mut self) {
         if self.taker == Taker::Beginner {
             let Self { memory, object, read, taker } = *self;
-            drop(BegunRead { memory, object, read, taker }.take_answer(Fate::Dropped));
+            drop(BegunRead { memory, object, read, taker }.take_answer(ReadFate::Dropped));
         }
     }
 }
 
 /// The future of the folios of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum ReadFate {
     /// They enter the page index, unless they are stale. The folio with this page is kept, and only
     /// its insertion can fail. Without a page, any can.
     Enters(Option<u64>),
@@ -326,14 +326,14 @@ enum Fate {
 unsafe fn settle<P: Platform>(
     memory: &Memory<P>,
     read: NonNull<PageRead>,
-    fate: Fate,
+    fate: ReadFate,
 ) -> Result<Option<FolioRef<'_, P>>, Failure> {
     // SAFETY: the read lives until it is freed below; the object until its list lacks the record
     // (obligation 1).
     let (state, object) = unsafe { (read.as_ref(), read.as_ref().object.as_ref()) };
     let answer = state.answer.get().unwrap_or(Err(PagerError::InputOutput));
     let result = match (answer, fate) {
-        (Ok(()), Fate::Enters(page)) => enter(memory, object, state, page),
+        (Ok(()), ReadFate::Enters(page)) => enter(memory, object, state, page),
         (answer, _) => {
             state.fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
             answer.map(|()| None).map_err(Failure::from)
@@ -459,16 +459,16 @@ pub(super) unsafe fn buffer_of<'a, P: Platform>(
 /// Takes all answers to reads ahead, and puts their folios into the page indexes. Called without
 /// locks. May wait for memory.
 pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
-    settle_all(memory, Fate::Enters(None));
+    settle_all(memory, ReadFate::Enters(None));
 }
 
 /// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait
 /// needs. Takes only spin locks, and allocates nothing: for reclaim.
 pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
-    settle_all(memory, Fate::Dropped);
+    settle_all(memory, ReadFate::Dropped);
 }
 
-fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) {
+fn settle_all<P: Platform>(memory: &Memory<P>, fate: ReadFate) {
     let mut next = memory.answers.take_all();
     let mut puts_back = false;
     while let Some(record) = next {
@@ -476,7 +476,7 @@ fn settle_all<P: Platform>(memory: &Memory<P>, fate: Fate) {
         // SAFETY: `answer` has added it, and it lives until `settle`.
         let state = unsafe { read.as_ref() };
         next = state.earlier.get();
-        if fate == Fate::Dropped && state.end.is_followed() {
+        if fate == ReadFate::Dropped && state.end.is_followed() {
             let earlier = NonNull::from(&state.earlier);
             // SAFETY: 1. it was taken out of the list, and lives until it is taken again.
             unsafe { memory.answers.add(record, earlier) };

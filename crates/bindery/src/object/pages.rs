@@ -16,8 +16,8 @@ use crate::memory::{folio_limit, written_by_call};
 use crate::platform::Platform;
 use crate::swap;
 
-use super::dropping::{Piece, drop_pages};
-use super::fetch::{Purpose, Wanted, obtain};
+use super::dropping::{DropPiece, drop_pages};
+use super::fetch::{FetchPurpose, Wanted, obtain};
 use super::invalidate::{PagesMayGo, PagesStay};
 use super::read_ahead::ReadPattern;
 use super::unsaved::Room;
@@ -211,7 +211,7 @@ pub(crate) fn get_ahead<P: Platform>(
 ) -> Result<Frame, Stop> {
     let ahead = if object.is_file() { 1 } else { ahead };
     let one = Wanted::one(orders, object.size_in_pages());
-    let wanted = Wanted { purpose: Purpose::Fault, ahead, pattern, ..one };
+    let wanted = Wanted { purpose: FetchPurpose::Fault, ahead, pattern, ..one };
     obtain(memory, object, page, &wanted)
 }
 
@@ -343,7 +343,7 @@ pub(super) fn drop_untouched<P: Platform>(
     end: u64,
     proof: &PagesMayGo,
 ) {
-    let (mut from, mut piece) = (first, Piece::first_of(memory));
+    let (mut from, mut piece) = (first, DropPiece::first_of(memory));
     while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(from, end)) {
         from = run.page + u64::from(run.count);
         for_each_part(memory, run, |page, _, folio, count| {

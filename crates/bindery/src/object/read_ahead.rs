@@ -87,13 +87,13 @@ pub(crate) struct ReadAhead {
 
 /// A mark, and the window that begins there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Window {
+pub(crate) struct ReadAheadWindow {
     /// The index of its mark in the table.
     place: usize,
     word: u64,
 }
 
-impl Window {
+impl ReadAheadWindow {
     fn mark(self) -> u64 {
         self.word >> LENGTH_BITS
     }
@@ -115,18 +115,18 @@ impl ReadAhead {
 
     /// The window whose mark is the first one in `pages`.
     #[inline]
-    pub(super) fn window_in(&self, pages: PageRange) -> Option<Window> {
+    pub(super) fn window_in(&self, pages: PageRange) -> Option<ReadAheadWindow> {
         // A pager that answers at once leaves no marks: then this is all.
         if self.used.load(Relaxed) { self.find(pages) } else { None }
     }
 
     #[cold]
-    fn find(&self, pages: PageRange) -> Option<Window> {
+    fn find(&self, pages: PageRange) -> Option<ReadAheadWindow> {
         let windows = self
             .words
             .iter()
             .enumerate()
-            .map(|(place, word)| Window { place, word: word.load(Relaxed) });
+            .map(|(place, word)| ReadAheadWindow { place, word: word.load(Relaxed) });
         windows
             .filter(|window| window.word != 0 && (pages.first..pages.end).contains(&window.mark()))
             .min_by_key(|window| window.mark())
@@ -135,11 +135,11 @@ impl ReadAhead {
     /// The first mark in `pages`, or their end.
     #[inline]
     pub(crate) fn next_mark(&self, pages: PageRange) -> u64 {
-        self.window_in(pages).map_or(pages.end, Window::mark)
+        self.window_in(pages).map_or(pages.end, ReadAheadWindow::mark)
     }
 
     /// Removes a mark. Returns false if another thread was faster.
-    fn take(&self, window: Window) -> bool {
+    fn take(&self, window: ReadAheadWindow) -> bool {
         self.words[window.place % MARKS].compare_exchange(window.word, 0, Relaxed, Relaxed).is_ok()
     }
 
@@ -215,7 +215,7 @@ fn stretch_before<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u
 /// An access has reached a mark: the window after it is to be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextWindow {
-    reached: Window,
+    reached: ReadAheadWindow,
     orders: Orders,
     /// Upper bound for the end of a folio, in pages.
     end: u64,

@@ -75,18 +75,18 @@ impl ObjectFolio {
 
 /// The result of a reclaim attempt on folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Looked {
+pub(crate) struct LookedAt {
     /// The number of freed pages.
     pub(crate) freed: u64,
     /// Another attempt may free more: a folio was used, or another thread had it locked.
     pub(crate) later: bool,
 }
 
-impl Looked {
+impl LookedAt {
     pub(crate) const NOTHING: Self = Self { freed: 0, later: false };
 }
 
-impl From<ObjectFolio> for Looked {
+impl From<ObjectFolio> for LookedAt {
     fn from(folio: ObjectFolio) -> Self {
         let freed = if let ObjectFolio::Freed(pages) = folio { u64::from(pages) } else { 0 };
         Self { freed, later: folio.may_go_later() }

@@ -16,7 +16,7 @@ use crate::platform::Platform;
 use crate::table::out_batch::OutBatch;
 
 use super::ObjectState;
-use super::reclaim::{Looked, ObjectFolio, Spare};
+use super::reclaim::{LookedAt, ObjectFolio, Spare};
 use super::swap_out::{Leaving, add_folios, swap_out};
 
 /// Folios in the same aligned window of this many pages of an object are taken together: one table
@@ -35,12 +35,12 @@ pub(crate) fn reclaim_around<P: Platform>(
     turn: Option<Turn>,
     most: u64,
     batch: &mut OutBatch,
-) -> Looked {
+) -> LookedAt {
     let Some(lock) = memory.frames.folio(*held).try_lock() else {
         return ObjectFolio::Busy.into();
     };
     let FolioOwner { owner: Owner::Memory(object), first } = lock.owner() else {
-        return Looked::NOTHING;
+        return LookedAt::NOTHING;
     };
     let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
     // SAFETY: the object owns the folio, whose lock is held: it lives until it has released the
@@ -66,5 +66,5 @@ pub(crate) fn reclaim_around<P: Platform>(
     });
     let spare = if turn.is_some() { Spare::Used } else { Spare::Nothing };
     let later = swap_out(memory, object, &mut folios, spare, batch).may_go_later();
-    Looked { freed: batch.write_out(memory), later }
+    LookedAt { freed: batch.write_out(memory), later }
 }

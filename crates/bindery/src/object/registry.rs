@@ -19,12 +19,12 @@ use super::ObjectState;
 use super::unsaved::UnsavedFiles;
 
 /// An object's links in the list.
-pub(super) struct Links {
+pub(super) struct RegistryLinks {
     next: AtomicPtr<ObjectState>,
     previous: AtomicPtr<ObjectState>,
 }
 
-impl Links {
+impl RegistryLinks {
     pub(super) const fn new() -> Self {
         Self { next: AtomicPtr::new(ptr::null_mut()), previous: AtomicPtr::new(ptr::null_mut()) }
     }
@@ -356,7 +356,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// # Safety
     /// 1. The list's lock is held until the last use of the reference, and the object is in the
     ///    list or being added: so it is not freed before.
-    unsafe fn links<'a>(node: NonNull<ObjectState>) -> &'a Links {
+    unsafe fn links<'a>(node: NonNull<ObjectState>) -> &'a RegistryLinks {
         // SAFETY: the caller's obligation 1.
         unsafe { &node.as_ref().links }
     }

@@ -6,11 +6,11 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::dropping::{Piece, drop_pages};
-use super::fetch::{Purpose, Wanted, demand, obtain};
+use super::dropping::{DropPiece, drop_pages};
+use super::fetch::{FetchPurpose, Wanted, demand, obtain};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
-use super::mappings::{self, Copies};
+use super::mappings::{self, MappingCopies};
 use super::pages::mark_run_dirty;
 use super::seals::Seals;
 use super::state::{ObjectState, pages_of};
@@ -103,8 +103,8 @@ impl<P: Platform> Object<'_, P> {
             object.set_size(bytes);
             let first = pages_of(bytes);
             let beyond = PageRange { first, end: PAGE_LIMIT };
-            mappings::unmap(memory, object, beyond, Copies::Dropped, proof);
-            drop_pages(memory, object, beyond, &mut Piece::first_of(memory), proof);
+            mappings::unmap(memory, object, beyond, MappingCopies::Dropped, proof);
+            drop_pages(memory, object, beyond, &mut DropPiece::first_of(memory), proof);
             pages::zero_part(memory, object, bytes, first << PAGE_SHIFT, proof.rest_stays());
         });
     }
@@ -194,8 +194,8 @@ impl<P: Platform> Object<'_, P> {
         }
         if first < after {
             let whole = PageRange { first, end: after };
-            mappings::unmap(memory, object, whole, Copies::Kept, proof);
-            drop_pages(memory, object, whole, &mut Piece::first_of(memory), proof);
+            mappings::unmap(memory, object, whole, MappingCopies::Kept, proof);
+            drop_pages(memory, object, whole, &mut DropPiece::first_of(memory), proof);
         }
         let stay = proof.rest_stays();
         pages::zero_part(memory, object, offset, first << PAGE_SHIFT, stay);
@@ -254,13 +254,13 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         let orders = object.orders(memory, MappingFlags::empty());
         let limit = end.max(object.size_in_pages());
-        let (reserve, purpose) = (memory.fault_reserve(), Purpose::Change);
+        let (reserve, purpose) = (memory.fault_reserve(), FetchPurpose::Change);
         let wanted = Wanted { reserve, purpose, ..Wanted::one(orders, limit) };
         if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
             // Fails early for a range that can never fit.
             return Err(Error::NoSpace.into());
         }
-        let (mut page, mut piece) = (first, Piece::first_of(memory));
+        let (mut page, mut piece) = (first, DropPiece::first_of(memory));
         let mut is_own = false;
         while page < end {
             // The changes are held, so no page is dropped during the walk.

@@ -25,7 +25,7 @@ use super::page_index::Pages;
 use super::pager::Pager;
 use super::quota::Quota;
 use super::read_ahead::ReadAhead;
-use super::registry::Links;
+use super::registry::RegistryLinks;
 use super::seals::{SealState, Seals};
 use super::swap_ahead::SwapAhead;
 use super::unsaved::Unsaved;
@@ -114,7 +114,7 @@ pub(crate) struct ObjectState {
     pub(super) seals: SealState,
     pub(crate) mapping_lock: TreeLock,
     pub(crate) mappers: ObjectTree,
-    pub(super) links: Links,
+    pub(super) links: RegistryLinks,
     pub(super) name: NameLinks,
     pub(super) write_errors: WriteErrors,
     pub(super) swap_ahead: SwapAhead,
@@ -175,7 +175,7 @@ impl ObjectState {
             seals: SealState::new(seals),
             mapping_lock: TreeLock::new(),
             mappers: ObjectTree::new(),
-            links: Links::new(),
+            links: RegistryLinks::new(),
             name: NameLinks::new(name),
             write_errors: WriteErrors::new(),
             swap_ahead: SwapAhead::new(),

@@ -123,14 +123,16 @@ pub(super) fn read_in<P: Platform>(
         let Some(fresh) = memory.frames.new_folio(order) else { continue };
         match read_folio(memory, object, fresh, run, slot.slot) {
             Ok(()) => return Ok(Swapped::Read),
-            Err(Unread::Wait(wait)) => return Err(Stop::Wait(wait)),
-            Err(Unread::Content) if order == Order::PAGE => return Err(Error::InputOutput.into()),
-            Err(Unread::Slots) if order == Order::PAGE => {
+            Err(UnreadPage::Wait(wait)) => return Err(Stop::Wait(wait)),
+            Err(UnreadPage::Content) if order == Order::PAGE => {
+                return Err(Error::InputOutput.into());
+            }
+            Err(UnreadPage::Slots) if order == Order::PAGE => {
                 // Another thread reads the page, or has it.
                 memory.platform().relax();
                 return Ok(Swapped::Cached);
             }
-            Err(Unread::Slots | Unread::Content) => {}
+            Err(UnreadPage::Slots | UnreadPage::Content) => {}
         }
     }
     Err(NoMemory.into())
@@ -170,7 +172,7 @@ pub(super) fn slots_of(run: SwappedRun) -> SlotRun {
 }
 
 /// The reason why nothing was read.
-enum Unread {
+enum UnreadPage {
     /// A slot is in the cache, or about to be.
     Slots,
     /// The content is lost.
@@ -185,26 +187,26 @@ fn read_folio<P: Platform>(
     fresh: FreshFolio<'_, P>,
     run: SwappedRun,
     wanted: u64,
-) -> Result<(), Unread> {
+) -> Result<(), UnreadPage> {
     let slots = slots_of(run);
     let claimed =
-        ClaimedFolio::claim(memory, fresh, slots.area, slots.first).ok_or(Unread::Slots)?;
+        ClaimedFolio::claim(memory, fresh, slots.area, slots.first).ok_or(UnreadPage::Slots)?;
     let folio = claimed.folio();
     let locked = if memory.swap.is_on_device(slots.area) {
         match claimed.begin_device_read(memory, wanted) {
             Load::Done(locked) => locked,
-            Load::Lost => return Err(Unread::Content),
-            Load::Full => return Err(Unread::Wait(Wait::SwapRequest { area: slots.area })),
+            Load::Lost => return Err(UnreadPage::Content),
+            Load::Full => return Err(UnreadPage::Wait(Wait::SwapRequest { area: slots.area })),
             Load::Begun(read) => {
                 if memory.clock.has_reclaimed() {
                     let place = object.place_of(run.page);
                     memory.clock.passing.note_way(&memory.frames, folio, place);
                 }
-                return Err(Unread::Wait(Wait::SwapRead(read)));
+                return Err(UnreadPage::Wait(Wait::SwapRead(read)));
             }
         }
     } else {
-        claimed.load(memory).ok_or(Unread::Content)?
+        claimed.load(memory).ok_or(UnreadPage::Content)?
     };
     PlacedFolio { memory, object, folio, first: run.page }.swap_in(slots.place(), locked.lock());
     Ok(())

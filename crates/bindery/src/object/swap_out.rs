@@ -39,7 +39,7 @@ use crate::platform::Platform;
 use crate::rmap::{HOLD, Locking, WalkProgress, for_each_sight};
 use crate::swap::{CachedFolio, SlotRun};
 use crate::table::out_batch::{InCache, OutBatch};
-use crate::table::zap_chosen::{Fate, Mapped};
+use crate::table::zap_chosen::{Mapped, ZapChoice};
 use crate::vma::MappingFlags;
 
 use super::ObjectState;
@@ -275,7 +275,7 @@ fn unmap<P: Platform>(
                 let passed = folios[next..].iter().take_while(|leaving| leaving.end() <= page);
                 next += passed.count();
                 let here = folios.get_mut(next).filter(|leaving| *leaving.held == mapped.folio);
-                here.map_or(Fate::Stays, |leaving| {
+                here.map_or(ZapChoice::Stays, |leaving| {
                     fate(memory, &mut leaving.plan, mapped, spare, recurs)
                 })
             });
@@ -304,9 +304,9 @@ fn fate<P: Platform>(
     mapped: Mapped,
     spare: Spare,
     recurs: bool,
-) -> Fate {
+) -> ZapChoice {
     if plan.stays.is_some() {
-        return Fate::Stays;
+        return ZapChoice::Stays;
     }
     plan.used |= mapped.used && recurs;
     match spare {
@@ -314,12 +314,12 @@ fn fate<P: Platform>(
             if plan.used || memory.frames.folio(mapped.folio).reclaim_state().age() == Age::Hot =>
         {
             if mapped.used {
-                Fate::Ages
+                ZapChoice::Ages
             } else {
-                Fate::Stays
+                ZapChoice::Stays
             }
         }
-        Spare::Used | Spare::Nothing => Fate::Goes,
+        Spare::Used | Spare::Nothing => ZapChoice::Goes,
     }
 }
 

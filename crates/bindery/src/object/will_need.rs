@@ -8,7 +8,7 @@ use crate::error::Failure;
 use crate::folio::FOLIO_ORDERS;
 use crate::platform::Platform;
 use crate::swap;
-use crate::swap::early_read::{Begun, Cause, Source};
+use crate::swap::early_read::{Begun, Cause, EarlySource};
 
 use super::read_ahead::read_missing;
 use super::swap_in::{next_run, read_in, slots_of, swap_in_here};
@@ -65,8 +65,12 @@ pub(super) fn bring_in<P: Platform>(
     let look = |index: &PageIndex| index.swapped(page);
     let Some(slot) = object.pages.look(memory.platform(), look) else { return Some(page + 1) };
     match swap::source_of_slot(memory, slot.area, slot.slot) {
-        Some(Source::Device | Source::SynchronousDevice) if sources == Sources::Memory => None,
-        Some(Source::Memory | Source::SynchronousDevice) => {
+        Some(EarlySource::Device | EarlySource::SynchronousDevice)
+            if sources == Sources::Memory =>
+        {
+            None
+        }
+        Some(EarlySource::Memory | EarlySource::SynchronousDevice) => {
             match read_in(memory, object, page, slot, orders) {
                 Err(Stop::Failed(Failure::NoMemory)) => None,
                 // Lost content is an error only for an access that needs it.
@@ -80,10 +84,10 @@ pub(super) fn bring_in<P: Platform>(
                 }
             }
         }
-        Some(Source::Device) if memory.swap.has_free_request(slot.area) => {
+        Some(EarlySource::Device) if memory.swap.has_free_request(slot.area) => {
             Some(begin(memory, object, page, slot, &mut orders))
         }
-        Some(Source::Device | Source::Cache) | None => Some(page + 1),
+        Some(EarlySource::Device | EarlySource::Cache) | None => Some(page + 1),
     }
 }
 

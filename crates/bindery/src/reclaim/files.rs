@@ -4,7 +4,7 @@ use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::OwnerKind;
 use crate::frame::FrameRange;
-use crate::object::reclaim::{Looked, ObjectFolio, Spare, reclaim_folio};
+use crate::object::reclaim::{LookedAt, ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
 use crate::platform::Platform;
 
@@ -28,7 +28,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     pub(super) fn reclaim_of_file(&mut self, frame: Frame, spare: Spare) -> u64 {
         let memory = self.memory;
         let held = memory.frames.try_hold(frame);
-        self.note(held.map_or(Looked::NOTHING, |held| reclaim_folio(memory, held, spare).into()))
+        self.note(held.map_or(LookedAt::NOTHING, |held| reclaim_folio(memory, held, spare).into()))
     }
 }
 

@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::arch::Arch;
-use crate::object::reclaim::Looked;
+use crate::object::reclaim::LookedAt;
 use crate::platform::Platform;
 use crate::rmap::RmapHit;
 use crate::table::PageTable;
@@ -86,7 +86,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     }
 
     /// Records the result for folios outside the batch. Returns the number of pages freed.
-    pub(super) fn note(&mut self, looked: Looked) -> u64 {
+    pub(super) fn note(&mut self, looked: LookedAt) -> u64 {
         self.later |= looked.later;
         looked.freed
     }

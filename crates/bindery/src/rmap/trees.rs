@@ -6,10 +6,10 @@
 use crate::addr::PAGE_SHIFT;
 use crate::vma::Vma;
 
-use crate::collections::interval_tree::{Interval, IntervalTree, Links, Member};
+use crate::collections::interval_tree::{Interval, IntervalLinks, IntervalTree, Member};
 
 /// A VMA's place in one tree.
-pub(crate) type TreeLinks = Links<Vma>;
+pub(crate) type TreeLinks = IntervalLinks<Vma>;
 
 /// In the tree of an object.
 pub(crate) struct OfObject;

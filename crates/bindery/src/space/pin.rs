@@ -196,11 +196,11 @@ fn pin<'m, P: Platform>(
         let section = space.page_table.read_section();
         let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
         let own = match pages_to_pin(&mut cursor, access, own) {
-            Present::Pages(found) => return pin_pages(space, &mut cursor, vma, found, count),
-            Present::Other => own,
+            PinnablePage::Pages(found) => return pin_pages(space, &mut cursor, vma, found, count),
+            PinnablePage::Other => own,
             // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
             // would leave it in place.
-            Present::ZeroPage => true,
+            PinnablePage::ZeroPage => true,
         };
         drop(cursor);
         drop(section);
@@ -246,25 +246,25 @@ fn pages_to_pin<'s, P: Platform>(
     cursor: &mut Cursor<'s, '_, P>,
     access: Access,
     own: bool,
-) -> Present<'s, P::Arch> {
+) -> PinnablePage<'s, P::Arch> {
     let (page_table, range) = (cursor.page_table, cursor.range());
     let (memory, at) = (page_table.memory, range.start());
     let leaf = cursor.entry_at(at);
     let EntryAt { node, index, entry: raw } = leaf;
     if node.level.kind(raw) != Kind::Leaf {
-        return Present::Other;
+        return PinnablePage::Other;
     }
     let entry = node.single(raw, index);
     let permissions = P::Arch::attributes(entry).permissions;
     let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
     let first = P::Arch::frame(entry).plus(inside as u32);
-    let Some(folio) = memory.frames.folio_of(first) else { return Present::ZeroPage };
+    let Some(folio) = memory.frames.folio_of(first) else { return PinnablePage::ZeroPage };
     let number = first.0 - folio.head.0;
     let limit = (folio.pages() - number).min(range.pages() as u32);
     let found = memory.frames.folio(folio).exclusive().run(number, limit);
     let shared = memory.frames.folio(folio).is_of_object() && !own;
     if !permissions.contains(access.permission()) || own && !found.exclusive {
-        return Present::Other;
+        return PinnablePage::Other;
     }
     let wanted = if shared { limit } else { found.count };
     let pages = if node.level > Level::PTE {
@@ -275,11 +275,11 @@ fn pages_to_pin<'s, P: Platform>(
         let step = P::Arch::STEP;
         P::Arch::match_leaves(&entries[index.positions(wanted)], index, equal, step, 0).0
     };
-    Present::Pages(PagesToPin { leaf, folio, first, pages, access, shared })
+    PinnablePage::Pages(PagesToPin { leaf, folio, first, pages, access, shared })
 }
 
 /// The page that a pin finds.
-enum Present<'s, A: Arch> {
+enum PinnablePage<'s, A: Arch> {
     Pages(PagesToPin<'s, A>),
     /// A zero page, or a page of the huge one: only private mappings have them.
     ZeroPage,

@@ -27,7 +27,7 @@ use core::sync::atomic::{
 
 use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::{Cluster, ClusterState, List};
-use super::cluster_lists::{Lists, linked};
+use super::cluster_lists::{ClusterLists, linked};
 use super::device::SwapDevice;
 use super::requests::Requests;
 use super::slots::{AreasStay, while_areas_stay};
@@ -63,7 +63,7 @@ const CELLS: Order = Order(1);
 
 /// The lists of an area, locked, and its clusters.
 struct LockedLists<'a, P: Platform> {
-    lists: MutexGuard<'a, P::SpinLock, Lists>,
+    lists: MutexGuard<'a, P::SpinLock, ClusterLists>,
     /// They may be freed once the lists are unlocked.
     clusters: &'a [Cluster<P>],
 }
@@ -71,7 +71,7 @@ struct LockedLists<'a, P: Platform> {
 impl<P: Platform> LockedLists<'_, P> {
     /// The lists and the clusters, while the lists are locked.
     #[inline]
-    fn parts(&mut self) -> (&mut Lists, &[Cluster<P>]) {
+    fn parts(&mut self) -> (&mut ClusterLists, &[Cluster<P>]) {
         (&mut self.lists, self.clusters)
     }
 }
@@ -91,7 +91,7 @@ pub(crate) struct SlotArea<P: Platform> {
     /// [`LiveCluster::lock`](super::cluster::LiveCluster::lock).
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
-    lists: Mutex<P::SpinLock, Lists>,
+    lists: Mutex<P::SpinLock, ClusterLists>,
     /// Whether there is a device: without one, the content is in compressed memory.
     on_device: AtomicBool,
     /// Whether the device accepts discards of free slots.
@@ -116,7 +116,7 @@ impl<P: Platform> SlotArea<P> {
             listed: AtomicU32::new(0),
             allocates: AtomicBool::new(false),
             priority: AtomicI16::new(0),
-            lists: Mutex::new(Lists::EMPTY),
+            lists: Mutex::new(ClusterLists::EMPTY),
             on_device: AtomicBool::new(false),
             discards: AtomicBool::new(false),
             lets_pages_change: AtomicBool::new(false),
@@ -324,7 +324,7 @@ impl<P: Platform> SlotArea<P> {
         let (lists, clusters) = locked.parts();
         // A thread that freed the last slots of the area's earlier life may have listed a cluster
         // until now.
-        *lists = Lists::EMPTY;
+        *lists = ClusterLists::EMPTY;
         self.listed.store(0, Relaxed);
         for number in (0..count).rev() {
             self.put_on(lists, clusters, number, List::Free);
@@ -349,7 +349,7 @@ impl<P: Platform> SlotArea<P> {
                 return false;
             }
             self.allocates.store(false, Release);
-            *lists = Lists::EMPTY;
+            *lists = ClusterLists::EMPTY;
             self.listed.store(0, Relaxed);
             self.clusters.swap(ptr::null_mut(), Acquire)
         };
@@ -405,20 +405,20 @@ impl<P: Platform> SlotArea<P> {
     }
 
     /// Moves a cluster to the list where it belongs. Its lock is held, too.
-    fn move_to(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32, list: List) {
+    fn move_to(&self, lists: &mut ClusterLists, clusters: &[Cluster<P>], number: u32, list: List) {
         if clusters.get(number as usize).is_some_and(|cluster| !cluster.is_on(list)) {
             self.take_off(lists, clusters, number);
             self.put_on(lists, clusters, number, list);
         }
     }
 
-    fn take_off(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32) {
+    fn take_off(&self, lists: &mut ClusterLists, clusters: &[Cluster<P>], number: u32) {
         if let Some(list) = lists.take_off(clusters, number) {
             self.listed.fetch_sub(u32::from(list != List::Owned), Relaxed);
         }
     }
 
-    fn put_on(&self, lists: &mut Lists, clusters: &[Cluster<P>], number: u32, list: List) {
+    fn put_on(&self, lists: &mut ClusterLists, clusters: &[Cluster<P>], number: u32, list: List) {
         let (Some(head), Some(cluster)) = (lists.head(list), clusters.get(number as usize)) else {
             return;
         };

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
 use super::cluster::{ClusterState, LiveCluster};
-use super::content::Written;
+use super::content::FilledPages;
 use super::cpu;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
@@ -157,7 +157,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     /// caller's reference and the cache's are left, the folio is the caller's, frozen, and the
     /// result is true. Otherwise it stays in the cache, its slots are no longer busy, and the
     /// caller keeps its reference.
-    pub(super) fn evict(&self, written: Option<&Written>) -> bool {
+    pub(super) fn evict(&self, written: Option<&FilledPages>) -> bool {
         let done = |page: u32, old: SlotState| {
             let content = written.map_or(0, |written| written.content(page));
             SlotState(old.0 & !SlotState::BUSY | content)

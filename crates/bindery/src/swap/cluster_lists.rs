@@ -9,7 +9,7 @@ use crate::frame::meta::{NONE, link};
 use crate::platform::Platform;
 
 /// The heads of the lists.
-pub(super) struct Lists {
+pub(super) struct ClusterLists {
     free: u32,
     freed: u32,
     holes: u32,
@@ -17,7 +17,7 @@ pub(super) struct Lists {
     room: [u32; MAX_FOLIO_ORDER.0 as usize + 1],
 }
 
-impl Lists {
+impl ClusterLists {
     pub(super) const EMPTY: Self = Self {
         free: NONE,
         freed: NONE,

@@ -28,7 +28,7 @@ impl<P: Platform> CachedFolio<'_, P> {
     /// all pages were stored; none is stored if one does not fit, or an entry maps the folio.
     /// `written` is empty.
     // An out parameter: the set would be copied for each folio.
-    pub(super) fn write_out(&self, written: &mut Written) -> bool {
+    pub(super) fn write_out(&self, written: &mut FilledPages) -> bool {
         let (memory, run) = (self.memory, self.slots());
         if !self.is_unmapped() {
             return false;
@@ -44,7 +44,7 @@ impl<P: Platform> CachedFolio<'_, P> {
 
     /// As [`CachedFolio::write_pages`], of a base page.
     #[inline(always)]
-    fn write_base_page(&self, written: &mut Written) -> bool {
+    fn write_base_page(&self, written: &mut FilledPages) -> bool {
         let Memory { swap, frames, .. } = self.memory;
         let head = self.folio.head;
         // SAFETY: 1. as in `sort_part`.
@@ -67,7 +67,7 @@ impl<P: Platform> CachedFolio<'_, P> {
     }
 
     /// Writes the content of the pages, as [`CachedFolio::write_out`].
-    fn write_pages(&self, written: &mut Written) -> bool {
+    fn write_pages(&self, written: &mut FilledPages) -> bool {
         let Memory { swap, frames, .. } = self.memory;
         let run = self.slots();
         let mut next = 0;
@@ -97,7 +97,7 @@ impl<P: Platform> CachedFolio<'_, P> {
     /// page that none fills, or the end of the part. No entry maps the folio.
     // In the section of the look-up, which serves all pages of the part.
     #[inline(always)]
-    fn sort_part(&self, part: Range<u32>, written: &mut Written) -> Option<u32> {
+    fn sort_part(&self, part: Range<u32>, written: &mut FilledPages) -> Option<u32> {
         let platform = self.memory.platform();
         while_areas_stay(platform, |stay| {
             let (_, _, values) = self.slots().cells(stay, self.memory)?;
@@ -123,7 +123,7 @@ impl<P: Platform> CachedFolio<'_, P> {
     /// 2. No thread loads the content.
     #[cold]
     #[inline(never)]
-    unsafe fn forget_stored(&self, written: &Written, pages: u32) {
+    unsafe fn forget_stored(&self, written: &FilledPages, pages: u32) {
         let Memory { swap, frames, .. } = self.memory;
         for page in (0..pages).filter(|page| !written.is_filled(*page)) {
             let Some((_, handle)) = self.slots().content_of(self.memory, page) else { return };
@@ -134,8 +134,8 @@ impl<P: Platform> CachedFolio<'_, P> {
 
     /// Finds the pages of the folio that one repeated word fills, and stores the words and marks in
     /// their slots, which are busy. Finds none if an entry maps the folio.
-    pub(super) fn sort_pages(&self) -> Written {
-        let mut written = Written::NOTHING;
+    pub(super) fn sort_pages(&self) -> FilledPages {
+        let mut written = FilledPages::NOTHING;
         let (platform, head) = (self.memory.platform(), self.folio.head);
         let run = self.slots();
         if !self.is_unmapped() {
@@ -168,7 +168,7 @@ impl<P: Platform> CachedFolio<'_, P> {
     }
 
     /// The result of the last [`CachedFolio::sort_pages`].
-    pub(super) fn sorted_pages(&self) -> Written {
+    pub(super) fn sorted_pages(&self) -> FilledPages {
         let mut filled = PageSet::EMPTY;
         while_areas_stay(self.memory.platform(), |stay| {
             let Some((_, cells, _)) = self.slots().cells(stay, self.memory) else { return };
@@ -176,7 +176,7 @@ impl<P: Platform> CachedFolio<'_, P> {
                 filled.add(page, u32::from(SlotState(cell.load(Relaxed)).has(SlotState::FILLED)));
             }
         });
-        Written { filled }
+        FilledPages { filled }
     }
 }
 
@@ -483,12 +483,12 @@ fn abandon<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) {
 }
 
 /// The place of each of a folio's pages after a write.
-pub(crate) struct Written {
+pub(crate) struct FilledPages {
     /// The pages that one repeated word fills; the area's store has the others.
     filled: PageSet,
 }
 
-impl Written {
+impl FilledPages {
     pub(super) const NOTHING: Self = Self { filled: PageSet::EMPTY };
 
     /// The content bits for the page's cell.

@@ -37,7 +37,7 @@ pub(crate) enum Cause {
 
 /// The source for the content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
+pub(crate) enum EarlySource {
     /// The cache: it has the content already, or another thread reads it in or writes it out.
     Cache,
     /// Compressed memory.
@@ -68,12 +68,12 @@ pub(super) enum Stored {
 
 impl<P: Platform> Swap<P> {
     /// The source of the content of a slot of the area, given a recent copy of its cell.
-    pub(crate) fn source_of(&self, area: u8, cell: SlotState) -> Source {
+    pub(crate) fn source_of(&self, area: u8, cell: SlotState) -> EarlySource {
         match cell.frame() {
-            Some(_) => Source::Cache,
-            None if self.reads_around(area) => Source::Device,
-            None if self.is_on_device(area) => Source::SynchronousDevice,
-            None => Source::Memory,
+            Some(_) => EarlySource::Cache,
+            None if self.reads_around(area) => EarlySource::Device,
+            None if self.is_on_device(area) => EarlySource::SynchronousDevice,
+            None => EarlySource::Memory,
         }
     }
 
@@ -90,7 +90,7 @@ pub(crate) fn source_of_slot<P: Platform>(
     memory: &Memory<P>,
     area: u8,
     slot: u64,
-) -> Option<Source> {
+) -> Option<EarlySource> {
     state_of(memory, area, slot).map(|cell| memory.swap.source_of(area, cell))
 }
 

@@ -64,7 +64,7 @@ pub(super) enum ContentPlace {
 
 /// Pages to be read, with consecutive numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Window {
+pub(crate) struct ReadAroundWindow {
     pub(crate) first: u64,
     pub(crate) pages: u32,
 }
@@ -90,7 +90,7 @@ impl ReadAround {
     }
 
     /// The window around a page that has to be read.
-    fn around(&self, page: u64) -> Window {
+    fn around(&self, page: u64) -> ReadAroundWindow {
         let most = (1 << self.cluster.load(Relaxed).min(31)).min(MOST_PAGES);
         let last = self.last.swap(page, Relaxed);
         let hits = self.hits.swap(0, Relaxed);
@@ -101,7 +101,7 @@ impl ReadAround {
             _ if page.wrapping_add(1) == last => pages - 1,
             _ => (pages - 1) / 2,
         };
-        Window { first: page.saturating_sub(u64::from(before)), pages }
+        ReadAroundWindow { first: page.saturating_sub(u64::from(before)), pages }
     }
 }
 
@@ -146,7 +146,7 @@ impl<P: Platform> Swap<P> {
 
     /// The page numbers to read around one whose slot is in an area with read-around
     /// ([`Swap::reads_around`]), if any.
-    pub(crate) fn window_around(&self, page: u64) -> Option<Window> {
+    pub(crate) fn window_around(&self, page: u64) -> Option<ReadAroundWindow> {
         Some(self.around.around(page)).filter(|window| window.pages > 1)
     }
 
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn windows_go_where_the_pages_are_wanted() {
         let around = ReadAround::new();
-        let window = |first, pages| Window { first, pages };
+        let window = |first, pages| ReadAroundWindow { first, pages };
         assert_eq!(around.around(100), window(100, 1));
         assert_eq!(around.around(101), window(101, 2));
         around.hits.store(1, Relaxed);

@@ -16,7 +16,7 @@
 use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
-use super::content::Written;
+use super::content::FilledPages;
 use super::cpu;
 use super::device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 use super::slots::Stored;
@@ -88,7 +88,7 @@ pub(crate) fn write_out<P: Platform>(
     {
         return send_to_device(memory, area, leaving, place);
     }
-    let mut written = Written::NOTHING;
+    let mut written = FilledPages::NOTHING;
     let cached = CachedFolio::new(memory, leaving.locked(), place);
     if !cached.write_out(&mut written) {
         cached.unlock_unwritten();
@@ -102,7 +102,7 @@ fn finish_write_out<P: Platform>(
     memory: &Memory<P>,
     leaving: LockedFolio<'_, P>,
     place: SwapPlace,
-    written: Option<&Written>,
+    written: Option<&FilledPages>,
 ) -> bool {
     let evicted = CachedFolio::new(memory, leaving.locked(), place).evict(written);
     if evicted {

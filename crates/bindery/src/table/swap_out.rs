@@ -44,7 +44,7 @@ struct SwapOut<'c, 'l, 'a, 'm, P: Platform> {
     batch: &'c mut OutBatch,
     /// The attributes of the VMA's leaves.
     attributes: Attributes,
-    flush: Flush,
+    flush: FlushTime,
 }
 
 /// The step after a run.
@@ -79,7 +79,7 @@ impl<P: Platform> OutLock<'_, P> {
 
 /// When what is stale is flushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flush {
+enum FlushTime {
     /// Before the locks are released.
     Here,
     /// Later, with other places: the tables are marked as pending.
@@ -95,7 +95,7 @@ pub(crate) fn swap_out<P: Platform>(
     scan: &mut SwapOutScan<'_>,
     batch: &mut OutBatch,
 ) -> Result<SwapOutStop, NoMemory> {
-    let mut work = SwapOut { scan, span, batch, attributes, flush: Flush::Here };
+    let mut work = SwapOut { scan, span, batch, attributes, flush: FlushTime::Here };
     let stop = work.store_entries();
     work.unmap_lazy();
     work.unmap_folios();
@@ -111,7 +111,7 @@ pub(crate) fn swap_out_deferred<P: Platform>(
     scan: &mut SwapOutScan<'_>,
     batch: &mut OutBatch,
 ) -> Result<SwapOutStop, NoMemory> {
-    SwapOut { scan, span, batch, attributes, flush: Flush::Deferred }.store_entries()
+    SwapOut { scan, span, batch, attributes, flush: FlushTime::Deferred }.store_entries()
 }
 
 impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
@@ -278,7 +278,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     fn is_page_by_page(&self, run: &Run<P::Arch>) -> bool {
         self.span.page_table.reach.is_page()
             && run.node.level == Level::PTE
-            && self.flush == Flush::Here
+            && self.flush == FlushTime::Here
     }
 
     /// The baseline: each page gets its own entry, under the lock of its slot's cluster, and its
@@ -341,7 +341,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     /// thread that does not know these counters.
     #[inline]
     fn defer(&mut self, table: Table<'_>, unmapped: u32, named: u32) {
-        if self.flush == Flush::Deferred {
+        if self.flush == FlushTime::Deferred {
             self.span.mark_pending(table);
             let counts = &mut self.span.counts;
             counts.unmapped(OwnerKind::Anonymous, unmapped);
@@ -382,8 +382,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         let scale = run.node.level.order().0;
         let uniform = !matches!(run.what, What::Leaf(_)) || self.is_uniform(run);
         let narrowing = match self.flush {
-            Flush::Here => self.span.narrow_until_flush(run),
-            Flush::Deferred => self.span.narrow(run),
+            FlushTime::Here => self.span.narrow_until_flush(run),
+            FlushTime::Deferred => self.span.narrow(run),
         };
         let mut done = 0;
         while done < run.count {

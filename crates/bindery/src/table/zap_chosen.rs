@@ -35,7 +35,7 @@ pub(crate) struct Mapped {
 
 /// The decision about a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fate {
+pub(crate) enum ZapChoice {
     /// It stays.
     Stays,
     /// It stays, and its accessed bits are cleared.
@@ -59,7 +59,7 @@ pub(super) fn zap_chosen<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
     protected: Protected,
-    mut fate: impl FnMut(Mapped) -> Fate,
+    mut fate: impl FnMut(Mapped) -> ZapChoice,
 ) -> Result<(), NoMemory> {
     let memory = edit.memory;
     let mut chunks = Chunks::of(range);
@@ -75,17 +75,17 @@ pub(super) fn zap_chosen<P: Platform>(
             };
             let Some(mapped) = mapped_by(memory, &run, range.start()) else { continue };
             match (fate(mapped), run.what) {
-                (Fate::Goes, _) if protected == Protected::Marked && is_protected(&run) => {
+                (ZapChoice::Goes, _) if protected == Protected::Marked && is_protected(&run) => {
                     leave_markers(&mut span, &run);
                 }
-                (Fate::Goes, What::Leaf(_)) => {
+                (ZapChoice::Goes, What::Leaf(_)) => {
                     suspend_one_of_many(&mut span, &run, &mut suspended);
                 }
-                (Fate::Goes, What::Absent(first)) => clear_absent(&mut span, &run, first),
-                (Fate::Ages, What::Leaf(_)) => clear_accessed(&mut span, &run),
-                (Fate::Goes | Fate::Ages, What::Empty | What::Table(_))
-                | (Fate::Ages, What::Absent(_))
-                | (Fate::Stays, _) => {}
+                (ZapChoice::Goes, What::Absent(first)) => clear_absent(&mut span, &run, first),
+                (ZapChoice::Ages, What::Leaf(_)) => clear_accessed(&mut span, &run),
+                (ZapChoice::Goes | ZapChoice::Ages, What::Empty | What::Table(_))
+                | (ZapChoice::Ages, What::Absent(_))
+                | (ZapChoice::Stays, _) => {}
             }
         };
         drop_all(&mut span, suspended.take());

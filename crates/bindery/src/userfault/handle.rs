@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 use super::message::UserfaultMessage;
-use super::queue::{Content, ForkIsNext, Forks};
+use super::queue::{ForkIsNext, Forks, QueuedMessage};
 use super::state::{UserfaultState, release};
 use super::{Built, UserfaultFeatures, UserfaultScope};
 
@@ -138,14 +138,16 @@ impl<'m, P: Platform> Userfault<'m, P> {
         }
         let read = self.state().read(self.memory.platform(), forks)?;
         Ok(read.map(|content| match content {
-            Content::Fault(fault) => UserfaultMessage::Fault(fault),
-            Content::Fork(child) => {
+            QueuedMessage::Fault(fault) => UserfaultMessage::Fault(fault),
+            QueuedMessage::Fork(child) => {
                 // SAFETY: 1. the hold of the message, which was read once.
                 UserfaultMessage::Fork(unsafe { self.of_held(child) })
             }
-            Content::Remap { from, to, length } => UserfaultMessage::Remap { from, to, length },
-            Content::Remove(range) => UserfaultMessage::Remove(range),
-            Content::Unmap(range) => UserfaultMessage::Unmap(range),
+            QueuedMessage::Remap { from, to, length } => {
+                UserfaultMessage::Remap { from, to, length }
+            }
+            QueuedMessage::Remove(range) => UserfaultMessage::Remove(range),
+            QueuedMessage::Unmap(range) => UserfaultMessage::Unmap(range),
         }))
     }
 

@@ -16,7 +16,7 @@ use crate::sync::model::sync::atomic::AtomicU32;
 use crate::sync::model::sync::atomic::Ordering::Relaxed;
 use crate::sync::model::{self, thread};
 
-use super::queue::{Content, Ending, Forks, Waiter};
+use super::queue::{Ending, Forks, QueuedMessage, Waiter};
 use super::{UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope, UserfaultState};
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::sync::parking::model::{SecondLook, Sleepers};
@@ -102,7 +102,7 @@ impl World {
             let address = range_of(page).start();
             let kind = UserfaultKind::Missing;
             let fault = UserfaultFault { address, kind, is_write: false, thread: 0 };
-            let waiter = Waiter::of_word(Content::Fault(fault), AtomicU32::new(0));
+            let waiter = Waiter::of_word(QueuedMessage::Fault(fault), AtomicU32::new(0));
             if !self.queue(&waiter) {
                 continue;
             }
@@ -120,7 +120,7 @@ impl World {
     /// Like `Notices::deliver`, for one message.
     fn change(&self) {
         self.state.begin_change();
-        let waiter = Waiter::of_word(Content::Remove(range_of(0)), AtomicU32::new(0));
+        let waiter = Waiter::of_word(QueuedMessage::Remove(range_of(0)), AtomicU32::new(0));
         let ending = match self.queue(&waiter) {
             true => self.state.wait(&self.sleepers, &waiter, || false),
             false => Ending::Closed,
@@ -132,7 +132,7 @@ impl World {
     }
 
     /// Like `Userfault::read`.
-    fn read(&self) -> Content {
+    fn read(&self) -> QueuedMessage {
         loop {
             let mut seen = self.state.messages_seen();
             if self.state.is_readable()
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    fn next(&self) -> Result<Option<Content>, super::ForkIsNext> {
+    fn next(&self) -> Result<Option<QueuedMessage>, super::ForkIsNext> {
         if self.omit != Omit::OverBeforeWake {
             return self.state.read(&self.sleepers, Forks::Read);
         }
@@ -173,7 +173,7 @@ impl World {
     /// Serves the fault of the next message.
     fn serve(&self) {
         match self.read() {
-            Content::Fault(fault) => self.fill((fault.address.0 / PAGE_SIZE) as usize),
+            QueuedMessage::Fault(fault) => self.fill((fault.address.0 / PAGE_SIZE) as usize),
             other => panic!("{other:?}"),
         }
     }
@@ -223,7 +223,7 @@ fn fill(world: &World) {
 }
 
 fn read_event(world: &World) {
-    assert!(matches!(world.read(), Content::Remove(_)));
+    assert!(matches!(world.read(), QueuedMessage::Remove(_)));
 }
 
 #[test]

@@ -42,5 +42,5 @@ pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
 pub(crate) use notice::Notices;
 pub(crate) use polled::PolledFault;
 pub use queue::ForkIsNext;
-pub(crate) use queue::{Content, Ending};
+pub(crate) use queue::{Ending, QueuedMessage};
 pub(crate) use state::{Interrupts, QueuedFault, UserfaultState, release};

@@ -10,7 +10,7 @@ use crate::error::NoMemory;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 
-use super::queue::{Content, Ending, Waiter};
+use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{UserfaultState, release};
 
 /// A message to be delivered, and its userfaultfd, which it holds.
@@ -46,7 +46,7 @@ impl Notice {
     pub(super) unsafe fn allocate<P: Platform>(
         memory: &Memory<P>,
         state: NonNull<UserfaultState>,
-        content: Content,
+        content: QueuedMessage,
     ) -> Option<NonNull<Self>> {
         let make = || Self { state, waiter: Waiter::new(content), next: Cell::new(None) };
         let node = memory.slab::<Self>().allocate_with(&memory.frames, make)?;
@@ -83,7 +83,7 @@ impl Notices {
         memory: &Memory<P>,
         call: u64,
         state: NonNull<UserfaultState>,
-        content: Content,
+        content: QueuedMessage,
     ) -> Result<(), NoMemory> {
         memory.may_wait();
         // SAFETY: 1. the caller's obligation.
@@ -140,7 +140,7 @@ impl Notices {
             let state = unsafe { one.state.as_ref() };
             if deliver(state, &one.waiter) != Ending::Woken {
                 state.end_change();
-                if let Content::Fork(child) = one.waiter.content() {
+                if let QueuedMessage::Fork(child) = one.waiter.content() {
                     // SAFETY: the message's hold, which no reader got.
                     unsafe { child.as_ref() }.close(memory.platform());
                     // SAFETY: 1. as above.

@@ -11,7 +11,7 @@ use crate::platform::Platform;
 
 use super::UserfaultFault;
 use super::notice::Notice;
-use super::queue::{Content, Ending, Waiter};
+use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{Interrupts, UserfaultState};
 
 /// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this may move. The message
@@ -40,7 +40,7 @@ impl<'m, P: Platform> PolledFault<'m, P> {
         message: UserfaultFault,
     ) -> Option<Self> {
         // SAFETY: 1. the caller's obligation.
-        let notice = unsafe { Notice::allocate(memory, state, Content::Fault(message)) }?;
+        let notice = unsafe { Notice::allocate(memory, state, QueuedMessage::Fault(message)) }?;
         // SAFETY: the caller's obligation 1, and the notice was just made.
         let (named, waiter) = unsafe { (state.as_ref(), &notice.as_ref().waiter) };
         // SAFETY: 1. the notice stays in its slab until the drop, which withdraws the message first.

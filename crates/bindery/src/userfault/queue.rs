@@ -14,7 +14,7 @@ use super::{UserfaultFault, UserfaultState};
 
 /// The content of a queued message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Content {
+pub(crate) enum QueuedMessage {
     Fault(UserfaultFault),
     /// The child's state; the waiting thread holds it for the message.
     Fork(NonNull<UserfaultState>),
@@ -27,7 +27,7 @@ pub(crate) enum Content {
     Unmap(VirtRange),
 }
 
-impl Content {
+impl QueuedMessage {
     /// The child's state, if the message is about a fork.
     pub(super) fn child(&self) -> Option<NonNull<UserfaultState>> {
         if let Self::Fork(child) = self { Some(*child) } else { None }
@@ -89,7 +89,7 @@ enum Place {
 /// held.
 #[derive(Debug)]
 pub(crate) struct Waiter<W = AtomicU32> {
-    content: Content,
+    content: QueuedMessage,
     /// The word that the thread parks on: the last write of the thread that wakes it.
     pub(super) word: W,
     place: Cell<Place>,
@@ -99,7 +99,7 @@ pub(crate) struct Waiter<W = AtomicU32> {
 
 impl Waiter {
     /// A waiter in no queue.
-    pub(crate) const fn new(content: Content) -> Self {
+    pub(crate) const fn new(content: QueuedMessage) -> Self {
         Self::of_word(content, AtomicU32::new(WAITS))
     }
 
@@ -111,7 +111,7 @@ impl Waiter {
 
 impl<W> Waiter<W> {
     /// A waiter in no queue, with the word at 0.
-    pub(super) const fn of_word(content: Content, word: W) -> Self {
+    pub(super) const fn of_word(content: QueuedMessage, word: W) -> Self {
         Self {
             content,
             word,
@@ -122,12 +122,12 @@ impl<W> Waiter<W> {
     }
 
     /// The content of the message.
-    pub(crate) fn content(&self) -> Content {
+    pub(crate) fn content(&self) -> QueuedMessage {
         self.content
     }
 
     fn concerns(&self, range: VirtRange) -> bool {
-        matches!(self.content, Content::Fault(fault) if range.contains(fault.address))
+        matches!(self.content, QueuedMessage::Fault(fault) if range.contains(fault.address))
     }
 }
 
@@ -222,7 +222,7 @@ impl<W: Word<u32>> Queues<W> {
     /// # Safety
     /// 1. The waiter lives, and does not move, until it is removed.
     pub(super) unsafe fn add(&mut self, node: &Waiter<W>) {
-        let fault = matches!(node.content, Content::Fault(_));
+        let fault = matches!(node.content, QueuedMessage::Fault(_));
         self.push(node, if fault { Place::UnreadFaults } else { Place::Events });
     }
 
@@ -242,7 +242,7 @@ impl<W: Word<u32>> Queues<W> {
         forks: Forks,
         done: impl FnOnce(),
         wake: impl FnOnce(*const W),
-    ) -> Result<Option<Content>, ForkIsNext> {
+    ) -> Result<Option<QueuedMessage>, ForkIsNext> {
         if let Some(first) = self.unread.first {
             // SAFETY: 1. the first of a queue of `self`; it stays in one.
             let fault = unsafe { waiter(first) };
@@ -254,7 +254,7 @@ impl<W: Word<u32>> Queues<W> {
         // SAFETY: 1. the first of a queue of `self`, until `end` takes it out, which is the last use.
         let event = unsafe { waiter(first) };
         let content = event.content;
-        if forks == Forks::Left && matches!(content, Content::Fork(_)) {
+        if forks == Forks::Left && matches!(content, QueuedMessage::Fork(_)) {
             return Err(ForkIsNext);
         }
         done();

@@ -16,7 +16,7 @@ use crate::sync::rw_lock::RwLock;
 use crate::sync::word::Word;
 
 use super::WaitingFaults;
-use super::queue::{Content, Ending, ForkIsNext, Forks, Queues, Waiter};
+use super::queue::{Ending, ForkIsNext, Forks, QueuedMessage, Queues, Waiter};
 use super::{UserfaultFault, UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd. Its words are those of the core library or of a model checker (`loom_model`).
@@ -85,7 +85,7 @@ impl UserfaultState {
         message: UserfaultFault,
         work: impl FnOnce(QueuedFault<'_>) -> R,
     ) -> Option<R> {
-        let waiter = Waiter::new(Content::Fault(message));
+        let waiter = Waiter::new(QueuedMessage::Fault(message));
         // SAFETY: 1. the waiter stays in this frame, and `_queued`, which is dropped before it, takes
         // it out of its queue.
         if !unsafe { self.queue(platform, &waiter) } {
@@ -296,11 +296,11 @@ impl<W: Word<u32>> UserfaultState<W> {
                 return self.withdraw(parking, waiter);
             }
             match waiter.content() {
-                Content::Fault(_) => parking.park_for_handler(&waiter.word, 0),
-                Content::Fork(_)
-                | Content::Remap { .. }
-                | Content::Remove(_)
-                | Content::Unmap(_) => {
+                QueuedMessage::Fault(_) => parking.park_for_handler(&waiter.word, 0),
+                QueuedMessage::Fork(_)
+                | QueuedMessage::Remap { .. }
+                | QueuedMessage::Remove(_)
+                | QueuedMessage::Unmap(_) => {
                     parking.park(&waiter.word, 0);
                 }
             }
@@ -329,7 +329,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         &self,
         parking: &impl Parking<W>,
         forks: Forks,
-    ) -> Result<Option<Content>, ForkIsNext> {
+    ) -> Result<Option<QueuedMessage>, ForkIsNext> {
         self.with_queues(parking, |queues| {
             // After its message is read, the change is over.
             queues.read(forks, || self.end_change(), |word| parking.unpark(word))

@@ -30,7 +30,7 @@ use crate::table::TreeState;
 use crate::table::zap_except::Protected;
 use crate::userfault::UserfaultState;
 
-use crate::collections::range_skip_list::{Indexed, Links};
+use crate::collections::range_skip_list::{Indexed, SkipLinks};
 
 pub(crate) use attributes::MappingAttributes;
 pub use flags::{MappingFlags, Protection};
@@ -100,7 +100,7 @@ impl<'h> Purpose<'h> {
 pub(crate) struct Vma {
     start: AtomicU64,
     end: AtomicU64,
-    links: Links<Self>,
+    links: SkipLinks<Self>,
     pub(crate) object_links: TreeLinks,
     pub(crate) group_links: TreeLinks,
     lock: RwLock,
@@ -117,7 +117,7 @@ pub(crate) struct Vma {
 }
 
 impl Indexed for Vma {
-    fn links(&self) -> &Links<Self> {
+    fn links(&self) -> &SkipLinks<Self> {
         &self.links
     }
 
@@ -163,7 +163,7 @@ impl Vma {
         tree: NonNull<TreeState>,
     ) -> Self {
         Self {
-            links: Links::new(),
+            links: SkipLinks::new(),
             start: AtomicU64::new(range.start().0),
             end: AtomicU64::new(range.end().0),
             lock: RwLock::new(),

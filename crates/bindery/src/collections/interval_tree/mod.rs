@@ -1,8 +1,8 @@
 //! Intervals in a balanced tree: finds all that overlap a range, in logarithmic time.
 //!
-//! The tree is intrusive: a node has its own [`Links`], so adding one allocates nothing and cannot
-//! fail. It is an AVL tree, so its height depends only on the number of nodes, and no program can
-//! choose it.
+//! The tree is intrusive: a node has its own [`IntervalLinks`], so adding one allocates nothing and
+//! cannot fail. It is an AVL tree, so its height depends only on the number of nodes, and no program
+//! can choose it.
 //!
 //! # Order and stamps
 //! The tree has a clock. A node that is added or [renewed](IntervalTree::renew) gets the next tick
@@ -33,12 +33,12 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 pub(crate) use locked::LockedTree;
 
-/// Bits of [`Links::own`] that hold the height. The other 56 hold the stamp: with one tick each
-/// nanosecond they last for two years, at the rate of system calls a thousand times longer.
+/// Bits of [`IntervalLinks::own`] that hold the height. The other 56 hold the stamp: with one tick
+/// each nanosecond they last for two years, at the rate of system calls a thousand times longer.
 const HEIGHT_BITS: u32 = 8;
 
 /// A node's part of a tree, embedded in the node. The tree's lock guards it.
-pub(crate) struct Links<T> {
+pub(crate) struct IntervalLinks<T> {
     /// The left and the right subtree.
     children: [AtomicPtr<T>; 2],
     parent: AtomicPtr<T>,
@@ -50,7 +50,7 @@ pub(crate) struct Links<T> {
     own: AtomicU64,
 }
 
-impl<T> Links<T> {
+impl<T> IntervalLinks<T> {
     /// The links of a node that is in no tree.
     pub(crate) const fn new() -> Self {
         Self {
@@ -103,7 +103,7 @@ pub(crate) struct Interval {
 /// The linking of nodes of type `T` in one kind of tree.
 pub(crate) trait Member<T> {
     /// The node's links in such a tree, always the same ones.
-    fn links(node: &T) -> &Links<T>;
+    fn links(node: &T) -> &IntervalLinks<T>;
     /// The node's interval.
     fn interval(node: &T) -> Interval;
 }

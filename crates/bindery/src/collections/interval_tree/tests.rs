@@ -16,7 +16,7 @@ std::thread_local! {
 }
 
 struct Node {
-    links: Links<Self>,
+    links: IntervalLinks<Self>,
     first: AtomicU64,
     last: AtomicU64,
 }
@@ -24,7 +24,7 @@ struct Node {
 struct OfTest;
 
 impl Member<Node> for OfTest {
-    fn links(node: &Node) -> &Links<Node> {
+    fn links(node: &Node) -> &IntervalLinks<Node> {
         &node.links
     }
 
@@ -38,7 +38,7 @@ type Tree = IntervalTree<Node, OfTest>;
 
 fn node(first: u64, last: u64) -> Box<Node> {
     let (first, last) = (AtomicU64::new(first), AtomicU64::new(last));
-    Box::new(Node { links: Links::new(), first, last })
+    Box::new(Node { links: IntervalLinks::new(), first, last })
 }
 
 fn insert(tree: &Tree, node: &Node) {

@@ -6,8 +6,8 @@
 //! **One writer.** A thread that changes the index, or needs an exact answer from it, holds the
 //! *writer lock*: the address space's mutex. **Any number of readers.**
 //! [`Index::find_at_or_before`] takes no lock; it runs in a read section. The index owns no memory:
-//! a node has its own [`Links`], and may be freed, or inserted again, only when a grace period has
-//! passed since [`Index::remove`].
+//! a node has its own [`SkipLinks`], and may be freed, or inserted again, only when a grace period
+//! has passed since [`Index::remove`].
 //!
 //! A tower of height h is in the levels 0 to h - 1. Three towers in four have height 1, and level 0
 //! has every node in rising order. A link of level l > 0 also knows the widest gap beneath it, for
@@ -102,7 +102,7 @@ const LINKS_BENEATH: usize = 32;
 /// The node's part of the index, embedded in the node. First comes all that the lowest levels use,
 /// so that the writer reaches no further into most nodes.
 #[repr(C)]
-pub(crate) struct Links<T> {
+pub(crate) struct SkipLinks<T> {
     /// The number of levels that link this node. For the head, the number of levels that ever
     /// linked any node, at least two, so that the auditor always has a stored gap to compare.
     /// Readers begin there: one that sees too few finds the same node, since each level holds all
@@ -115,7 +115,7 @@ pub(crate) struct Links<T> {
     widest: [AtomicU64; HEIGHT - 1],
 }
 
-impl<T> Links<T> {
+impl<T> SkipLinks<T> {
     /// The links of a node that is in no index.
     pub(crate) const fn new() -> Self {
         Self {
@@ -153,7 +153,7 @@ impl<T> Links<T> {
 /// A member of an [`Index`]: a range of addresses with links.
 pub(crate) trait Indexed: Sized {
     /// The links inside this node, always the same.
-    fn links(&self) -> &Links<Self>;
+    fn links(&self) -> &SkipLinks<Self>;
     /// The first byte. Readers may read it while the writer changes it.
     fn start(&self) -> u64;
     /// The byte after the last.
@@ -178,7 +178,7 @@ pub(crate) struct Spot<T> {
 /// fill a line of 64 bytes, and the rest.
 #[repr(C)]
 pub(crate) struct Index<T: Indexed> {
-    head: Links<T>,
+    head: SkipLinks<T>,
     count: AtomicUsize,
     heights: Heights,
     /// The number of nodes that all searches have read.
@@ -195,7 +195,7 @@ impl<T: Indexed> Index<T> {
     /// though a search is short whatever they do.
     pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self {
-            head: Links::of_head(),
+            head: SkipLinks::of_head(),
             count: AtomicUsize::new(0),
             heights: Heights::new(key),
             #[cfg(any(test, feature = "measure"))]
@@ -468,7 +468,7 @@ impl<T: Indexed> Index<T> {
     }
 
     #[inline]
-    fn links(&self, place: LinkTarget<T>) -> &Links<T> {
+    fn links(&self, place: LinkTarget<T>) -> &SkipLinks<T> {
         place.map_or(&self.head, |node| self.node(node).links())
     }
 

@@ -22,14 +22,14 @@ std::thread_local! {
 
 /// A node. `owner` is the purpose of the node, and distinguishes nodes from garbage.
 struct Node {
-    links: Links<Node>,
+    links: SkipLinks<Node>,
     start: AtomicU64,
     end: AtomicU64,
     owner: u64,
 }
 
 impl Indexed for Node {
-    fn links(&self) -> &Links<Self> {
+    fn links(&self) -> &SkipLinks<Self> {
         &self.links
     }
     fn start(&self) -> u64 {
@@ -45,7 +45,7 @@ impl Indexed for Node {
 impl Node {
     fn new(start: u64, end: u64, owner: u64) -> Self {
         let (start, end) = (AtomicU64::new(start), AtomicU64::new(end));
-        Self { links: Links::new(), start, end, owner }
+        Self { links: SkipLinks::new(), start, end, owner }
     }
 }
 

@@ -180,27 +180,27 @@ impl Advice {
 /// The effect of one kind of advice.
 #[derive(Clone, Copy)]
 pub(in crate::space) struct Effect {
-    pub(in crate::space) change: Change,
+    pub(in crate::space) change: AdviceChange,
     /// The contents that the program or a child loses by it.
     pub(in crate::space) loss: Loss,
 }
 
 const fn call(call: Call, loss: Loss) -> Effect {
-    Effect { change: Change::Call(call), loss }
+    Effect { change: AdviceChange::Call(call), loss }
 }
 
 const fn entries(change: EntryChange, loss: Loss) -> Effect {
-    Effect { change: Change::Vmas(VmaChange::Entries(change)), loss }
+    Effect { change: AdviceChange::Vmas(VmaChange::Entries(change)), loss }
 }
 
 const fn flags(clear: MappingFlags, set: MappingFlags, to: AppliesTo, loss: Loss) -> Effect {
     let change = FlagChange { clear, set, applies: to };
-    Effect { change: Change::Vmas(VmaChange::Flags(change)), loss }
+    Effect { change: AdviceChange::Vmas(VmaChange::Flags(change)), loss }
 }
 
 /// The part of an address space that advice changes.
 #[derive(Clone, Copy)]
-pub(in crate::space) enum Change {
+pub(in crate::space) enum AdviceChange {
     /// A call of its own, which holds no lock over the whole range.
     Call(Call),
     /// A change VMA by VMA, under the mutex.

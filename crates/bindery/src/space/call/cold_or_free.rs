@@ -25,7 +25,7 @@ use crate::space::fault::folio_range;
 use crate::space::op::Op;
 
 /// A large folio of private memory, and the entries that map it.
-struct MappedFolio {
+struct LargeFolio {
     folio: Folio,
     /// The number in the folio of the first mapped page.
     number: u32,
@@ -79,7 +79,7 @@ fn clear_use_of_cut_folios<P: Platform>(
 ) -> Result<(), NoMemory> {
     let (mut at, frames) = (part.start(), &op.memory().frames);
     while let Some(seen) = first_large_folio(op.edit.table(), VirtRange::raw(at.0, part.end().0)) {
-        let MappedFolio { folio, number, range, pages } = seen;
+        let LargeFolio { folio, number, range, pages } = seen;
         at = range.end();
         let unbroken = range.pages() == u64::from(pages);
         let whole = unbroken && frames.folio(folio).mappings() == pages;
@@ -173,9 +173,9 @@ pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
 fn first_large_folio<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
-) -> Option<MappedFolio> {
+) -> Option<LargeFolio> {
     let frames = &page_table.memory.frames;
-    let mut seen: Option<MappedFolio> = None;
+    let mut seen: Option<LargeFolio> = None;
     look::look(page_table, range, |looked| {
         let frame = looked.frame();
         let folio = frame
@@ -191,7 +191,7 @@ fn first_large_folio<P: Platform>(
             (Some(_), _) => looked.raw.is_empty(),
             (None, Some((frame, folio))) => {
                 let number = frame.0 - folio.head.0;
-                seen = Some(MappedFolio { folio, number, range: looked.range, pages });
+                seen = Some(LargeFolio { folio, number, range: looked.range, pages });
                 true
             }
             (None, None) => true,

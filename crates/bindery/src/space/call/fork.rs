@@ -48,7 +48,7 @@ fn fork_once<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpac
         child.program_break.copy_from(&space.program_break);
         child.keys.copy_from(&space.keys);
         child.change_vmas(|vmas| {
-            Copies { space: &child, vmas, notices: Notices::default() }.copy_all(op)
+            ForkCopies { space: &child, vmas, notices: Notices::default() }.copy_all(op)
         })
     });
     // On failure, dropping the child frees its memory.
@@ -56,14 +56,14 @@ fn fork_once<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpac
 }
 
 /// The child, and the copies of the VMAs that it has so far.
-struct Copies<'c, 'op, 'm, P: Platform> {
+struct ForkCopies<'c, 'op, 'm, P: Platform> {
     space: &'c AddressSpace<'m, P>,
     vmas: &'c mut VmaSet<'op, 'm, P>,
     /// Messages about the child, sent if the fork succeeds.
     notices: Notices,
 }
 
-impl<'m, P: Platform> Copies<'_, '_, 'm, P> {
+impl<'m, P: Platform> ForkCopies<'_, '_, 'm, P> {
     /// Copies all VMAs, with their entries, to the child.
     fn copy_all(mut self, op: &mut Op<'_, 'm, P>) -> Result<(), Failure> {
         let Op { space, vmas, edit, .. } = op;

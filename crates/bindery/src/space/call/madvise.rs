@@ -13,7 +13,7 @@ use crate::table::zap_except::{Exceptions, Protected, Spared};
 use crate::vma::{MappingFlags, Protection, Vma};
 use crate::vmas::Parts;
 
-use super::advice::{Advice, Call, Change, Effect, EntryChange, Loss, VmaChange};
+use super::advice::{Advice, AdviceChange, Call, Effect, EntryChange, Loss, VmaChange};
 use super::cold_or_free::cold_or_free;
 use super::guard_pages;
 use super::page_out::{page_out, page_out_shared};
@@ -87,7 +87,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         rights: KeyRights,
     ) -> Result<Populate, Error> {
         let range = page_range::<P::Arch>(start, length)?;
-        if let Change::Call(Call::Populate(want)) = advice.effect().change {
+        if let AdviceChange::Call(Call::Populate(want)) = advice.effect().change {
             return Ok(Populate::all_of(range, want));
         }
         madvise(self, range, advice, rights).map(|()| Populate::default())
@@ -121,11 +121,11 @@ fn madvise<P: Platform>(
         notify_removed(space, range, &refuses)?;
     }
     match effect.change {
-        Change::Call(Call::WillNeed) => will_need(space, range),
-        Change::Call(Call::Populate(want)) => Populate::all_of(range, want).finish(space),
-        Change::Call(Call::Remove) => remove_contents(space, range, effect.loss),
-        Change::Call(Call::Collapse) => space.collapse_range(range),
-        Change::Vmas(change) => {
+        AdviceChange::Call(Call::WillNeed) => will_need(space, range),
+        AdviceChange::Call(Call::Populate(want)) => Populate::all_of(range, want).finish(space),
+        AdviceChange::Call(Call::Remove) => remove_contents(space, range, effect.loss),
+        AdviceChange::Call(Call::Collapse) => space.collapse_range(range),
+        AdviceChange::Vmas(change) => {
             let advice = VmaAdvice { change, loss: effect.loss, rights };
             // The part before an error is done; a second attempt does it again without harm.
             let result = space.operate_with_reclaim(|op| advise(op, range, advice));
@@ -203,10 +203,10 @@ fn advise<P: Platform>(
 fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {
     match effect.change {
         _ if !may_be_advised(vma, effect.loss, rights) => Some(Error::Sealed(vma.range().start())),
-        Change::Call(Call::Remove) => refusal_of_removal(vma),
-        Change::Vmas(VmaChange::Entries(change)) => refusal_of_change(vma, change),
-        Change::Call(Call::WillNeed | Call::Populate(_) | Call::Collapse)
-        | Change::Vmas(VmaChange::Flags(_)) => None,
+        AdviceChange::Call(Call::Remove) => refusal_of_removal(vma),
+        AdviceChange::Vmas(VmaChange::Entries(change)) => refusal_of_change(vma, change),
+        AdviceChange::Call(Call::WillNeed | Call::Populate(_) | Call::Collapse)
+        | AdviceChange::Vmas(VmaChange::Flags(_)) => None,
     }
 }
 

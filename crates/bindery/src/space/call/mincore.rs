@@ -78,7 +78,7 @@ fn mincore<P: Platform>(
     if range.end() > limit {
         return Err(Error::OutOfRange { limit });
     }
-    let mut report = Report { page_table: &space.page_table, tell };
+    let mut report = MincoreReport { page_table: &space.page_table, tell };
     let vmas = space.vmas.lock();
     let mut at = range.start();
     while at < range.end() {
@@ -98,13 +98,13 @@ fn mincore<P: Platform>(
 }
 
 /// A report of a call to its caller.
-struct Report<'r, 'm, P: Platform, T> {
+struct MincoreReport<'r, 'm, P: Platform, T> {
     page_table: &'r PageTable<'m, P>,
     /// Takes a residence, and the number of pages that have it.
     tell: T,
 }
 
-impl<P: Platform, T: FnMut(Residence, u64)> Report<'_, '_, P, T> {
+impl<P: Platform, T: FnMut(Residence, u64)> MincoreReport<'_, '_, P, T> {
     /// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
     /// which it reads the table.
     fn part(&mut self, vma: &Vma, part: VirtRange) {

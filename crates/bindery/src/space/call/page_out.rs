@@ -21,7 +21,7 @@ use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
 use crate::table::swap_out;
 use crate::table::swap_out_scan::{SwapOutScan, SwapOutStop};
-use crate::table::zap_chosen::{Fate, Mapped};
+use crate::table::zap_chosen::{Mapped, ZapChoice};
 use crate::vma::Vma;
 
 use crate::space::op::Op;
@@ -119,7 +119,7 @@ fn unmap_alone<P: Platform>(
     let frames = &op.memory().frames;
     let fate = |mapped: Mapped| {
         let goes = alone.has(mapped.number) && frames.folio(mapped.folio).is_of_object();
-        if goes { Fate::Goes } else { Fate::Stays }
+        if goes { ZapChoice::Goes } else { ZapChoice::Stays }
     };
     op.edit.zap_chosen(here, vma.dropped_protection(), fate)?;
     Ok(alone)

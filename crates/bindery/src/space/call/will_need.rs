@@ -21,7 +21,7 @@ use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::object::{Object, Wait};
 use crate::platform::Platform;
-use crate::swap::early_read::{Begun, Cause, Source};
+use crate::swap::early_read::{Begun, Cause, EarlySource};
 use crate::table::PageTable;
 use crate::table::look;
 use crate::vma::Vma;
@@ -186,10 +186,12 @@ fn bring_in<P: Platform>(fault: &Fault<'_, '_, P>, was_read: bool) -> Announced 
     let Some(slot) = slot_at(page_table, page) else { return next };
     let Some(state) = slot.state else { return next };
     match memory.swap.source_of(slot.area, state) {
-        Source::Cache if !was_read => next,
-        Source::Cache | Source::Memory | Source::SynchronousDevice => map_announced(fault, slot),
-        Source::Device if !memory.swap.has_free_request(slot.area) => next,
-        Source::Device => {
+        EarlySource::Cache if !was_read => next,
+        EarlySource::Cache | EarlySource::Memory | EarlySource::SynchronousDevice => {
+            map_announced(fault, slot)
+        }
+        EarlySource::Device if !memory.swap.has_free_request(slot.area) => next,
+        EarlySource::Device => {
             while let Some((order, slots)) = fault.next_run(slot, &mut orders) {
                 if slots.begin_read(memory, order, Cause::Advice) == Begun::Yes {
                     let size = PAGE_SIZE << order.0;

@@ -107,7 +107,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                     // Pages around it need not be mapped.
                     if range.contains(self.page) { next? } else { continue }
                 }
-                runs => self.map_runs(&Runs { origin, runs, page: self.page }, attributes)?,
+                runs => self.map_runs(&FolioRuns { origin, runs, page: self.page }, attributes)?,
             };
             if !matches!(next, Next::Again) {
                 mapped = next;
@@ -197,7 +197,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         }
         let run = PageRun { page: 0, frame: first, count: range.pages() as u32 };
         let origin = Origin { start: range.start(), page: 0 };
-        self.map_runs(&Runs { origin, runs: &[run], page: range.start() }, attributes)
+        self.map_runs(&FolioRuns { origin, runs: &[run], page: range.start() }, attributes)
     }
 
     /// Maps all of `folio` by one huge entry; `None` if there is a table already.
@@ -236,8 +236,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     /// Maps `runs` wherever the entry of a page is empty. They lie under one entry of level 2:
     /// their table is found and locked once. Returns the result for the run with the page of the
     /// fault. Any other run is left out if its folio has no room for more mappings.
-    fn map_runs(&self, runs: &Runs<'_>, attributes: MappingAttributes) -> Stepped {
-        let Runs { origin, runs: all, .. } = *runs;
+    fn map_runs(&self, runs: &FolioRuns<'_>, attributes: MappingAttributes) -> Stepped {
+        let FolioRuns { origin, runs: all, .. } = *runs;
         let (Some(first), Some(last)) = (all.first(), all.last()) else {
             return Ok(Next::Again);
         };
@@ -263,7 +263,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     fn fill_runs(
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
-        runs: &Runs<'_>,
+        runs: &FolioRuns<'_>,
         attributes: MappingAttributes,
         table: Table<'_>,
     ) -> Result<Next, FaultError> {
@@ -386,14 +386,14 @@ impl Origin {
 
 /// Runs of pages, each of one folio, that a fault maps, in ascending order.
 #[derive(Clone, Copy)]
-struct Runs<'r> {
+struct FolioRuns<'r> {
     origin: Origin,
     runs: &'r [PageRun],
     /// The page of the fault.
     page: VirtAddr,
 }
 
-impl Runs<'_> {
+impl FolioRuns<'_> {
     /// The number of the page of the fault.
     #[inline]
     fn page_of_fault(&self) -> u64 {

@@ -63,9 +63,9 @@ impl<P: Platform> Fault<'_, '_, P> {
                     }
                     return stepped;
                 }
-                Err(Unread::Slots) => {}
-                Err(Unread::Content) if order > Order::PAGE => {}
-                Err(Unread::Content) => return Err(FaultError::Bus.into()),
+                Err(UnreadSlot::Slots) => {}
+                Err(UnreadSlot::Content) if order > Order::PAGE => {}
+                Err(UnreadSlot::Content) => return Err(FaultError::Bus.into()),
             }
             if order == Order::PAGE {
                 // Another thread reads the page, or has mapped or dropped it.
@@ -187,14 +187,14 @@ impl<P: Platform> Fault<'_, '_, P> {
         fresh: FreshFolio<'_, P>,
         slots: SlotRun,
         wanted: u64,
-    ) -> Result<Stepped, Unread> {
+    ) -> Result<Stepped, UnreadSlot> {
         let memory = self.memory();
         let claimed =
-            ClaimedFolio::claim(memory, fresh, slots.area, slots.first).ok_or(Unread::Slots)?;
+            ClaimedFolio::claim(memory, fresh, slots.area, slots.first).ok_or(UnreadSlot::Slots)?;
         if memory.swap.is_on_device(slots.area) {
             return self.begin_device_read(claimed, wanted);
         }
-        let locked = claimed.load(memory).ok_or(Unread::Content)?;
+        let locked = claimed.load(memory).ok_or(UnreadSlot::Content)?;
         let mapped = self.map_loaded(&locked, slots);
         locked.end();
         mapped
@@ -206,13 +206,13 @@ impl<P: Platform> Fault<'_, '_, P> {
         &self,
         claimed: ClaimedFolio<'_, P>,
         wanted: u64,
-    ) -> Result<Stepped, Unread> {
+    ) -> Result<Stepped, UnreadSlot> {
         let (memory, folio, slots) = (self.memory(), claimed.folio(), claimed.slots());
         // Until it is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
         match claimed.begin_device_read(memory, wanted) {
             Load::Done(locked) => self.map_loaded(&locked, slots),
-            Load::Lost => Err(Unread::Content),
+            Load::Lost => Err(UnreadSlot::Content),
             Load::Full => Ok(Ok(Next::Wait(Wait::SwapRequest { area: slots.area }))),
             Load::Begun(read) => {
                 if memory.clock.has_reclaimed() {
@@ -227,7 +227,11 @@ impl<P: Platform> Fault<'_, '_, P> {
 
     /// Maps a folio that has the content of these slots.
     #[inline(always)]
-    fn map_loaded(&self, locked: &LockedFolio<'_, P>, slots: SlotRun) -> Result<Stepped, Unread> {
+    fn map_loaded(
+        &self,
+        locked: &LockedFolio<'_, P>,
+        slots: SlotRun,
+    ) -> Result<Stepped, UnreadSlot> {
         let (folio, place, page) = (locked.folio(), slots.place(), self.page);
         // The folio may have pages below the one of the fault: the address tells the number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
@@ -239,7 +243,7 @@ impl<P: Platform> Fault<'_, '_, P> {
 }
 
 /// The reason why nothing was read.
-enum Unread {
+enum UnreadSlot {
     /// The slots are not as the entries said.
     Slots,
     /// The device has lost the content.

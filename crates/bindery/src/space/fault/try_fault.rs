@@ -153,27 +153,27 @@ fn try_request<'s, 'm, P: Platform>(
     attempt: impl FnOnce(
         &AddressSpace<'m, P>,
         &FaultRequest,
-    ) -> Result<Attempt<'m, P>, Failure<FaultError>>,
+    ) -> Result<FaultAttempt<'m, P>, Failure<FaultError>>,
 ) -> Result<TriedFault<'s, 'm, P>, FaultError> {
     if request.addr >= space.limit() {
         return Err(FaultError::NotMapped);
     }
     let (mut object, mut is_for_storage) = (None, false);
     let event = match attempt(space, &request) {
-        Ok(Attempt::Done(resolved)) => return Ok(TriedFault::Resolved(resolved)),
-        Ok(Attempt::Event(of, wait)) => {
+        Ok(FaultAttempt::Done(resolved)) => return Ok(TriedFault::Resolved(resolved)),
+        Ok(FaultAttempt::Event(of, wait)) => {
             (object, is_for_storage) = (of, wait.is_major());
             Event::Storage(PolledWait::new(space.page_table.memory, wait))
         }
-        Ok(Attempt::Handler) => Event::Handler(PolledHandler::new(space.platform())),
-        Ok(Attempt::Blocks) | Err(Failure::NoMemory) => Event::Other,
+        Ok(FaultAttempt::Handler) => Event::Handler(PolledHandler::new(space.platform())),
+        Ok(FaultAttempt::Blocks) | Err(Failure::NoMemory) => Event::Other,
         Err(Failure::Refused(error)) => return Err(error),
     };
     Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
 }
 
 /// The end of an attempt that has not failed.
-enum Attempt<'m, P: Platform> {
+enum FaultAttempt<'m, P: Platform> {
     Done(Resolved),
     /// It has to wait for this; the object is that of the mapping.
     Event(Option<Object<'m, P>>, Wait),
@@ -187,30 +187,30 @@ enum Attempt<'m, P: Platform> {
 fn attempt<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &FaultRequest,
-) -> Result<Attempt<'m, P>, Failure<FaultError>> {
+) -> Result<FaultAttempt<'m, P>, Failure<FaultError>> {
     let &FaultRequest { page, access, .. } = request;
     loop {
         let Some(locked) = space.vmas.try_read(space.platform(), page) else {
-            return Ok(Attempt::Blocks);
+            return Ok(FaultAttempt::Blocks);
         };
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
         if flags.intersects(MappingFlags::USERFAULT) && awaits_handler(space, &locked, request)? {
-            return Ok(Attempt::Handler);
+            return Ok(FaultAttempt::Handler);
         }
         // It does not wait for memory to be collected for a large folio.
         let fault = Fault::new(space, locked.vma(), page, access);
         let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
         if makes_private && fault.vma.group_pointer().is_none() {
-            return Ok(Attempt::Blocks);
+            return Ok(FaultAttempt::Blocks);
         }
         match fault.try_resolve()? {
-            Some(Next::Done(resolved)) => return Ok(Attempt::Done(resolved)),
+            Some(Next::Done(resolved)) => return Ok(FaultAttempt::Done(resolved)),
             Some(Next::Again) => {}
             Some(Next::Wait(wait)) => {
-                return Ok(Attempt::Event(space.object_of(locked.vma()), wait));
+                return Ok(FaultAttempt::Event(space.object_of(locked.vma()), wait));
             }
-            None => return Ok(Attempt::Blocks),
+            None => return Ok(FaultAttempt::Blocks),
         }
     }
 }
@@ -220,7 +220,7 @@ fn attempt<'m, P: Platform>(
 fn attempt_with_sleep<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &FaultRequest,
-) -> Result<Attempt<'m, P>, Failure<FaultError>> {
+) -> Result<FaultAttempt<'m, P>, Failure<FaultError>> {
     let &FaultRequest { page, access, .. } = request;
     let mut tries = Tries::First;
     loop {
@@ -231,7 +231,7 @@ fn attempt_with_sleep<'m, P: Platform>(
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
         if flags.intersects(MappingFlags::USERFAULT) && awaits_handler(space, &locked, request)? {
-            return Ok(Attempt::Handler);
+            return Ok(FaultAttempt::Handler);
         }
         let fault = Fault { space, vma: locked.vma(), page, access, tries };
         let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
@@ -244,7 +244,7 @@ fn attempt_with_sleep<'m, P: Platform>(
             continue;
         }
         match fault.resolve()? {
-            Next::Done(resolved) => return Ok(Attempt::Done(resolved)),
+            Next::Done(resolved) => return Ok(FaultAttempt::Done(resolved)),
             Next::Again => {}
             Next::Wait(Wait::Memory) => {
                 // No device works for it.
@@ -253,7 +253,7 @@ fn attempt_with_sleep<'m, P: Platform>(
                 tries = Tries::Last;
             }
             Next::Wait(wait) => {
-                return Ok(Attempt::Event(space.object_of(locked.vma()), wait));
+                return Ok(FaultAttempt::Event(space.object_of(locked.vma()), wait));
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
-use crate::userfault::{Content, Notices, UserfaultFeatures, UserfaultState};
+use crate::userfault::{Notices, QueuedMessage, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
 
 /// The VMA's userfaultfd, if it subscribed to this event.
@@ -42,7 +42,7 @@ pub(in crate::space) fn prepare_unmap<P: Platform>(
             continue;
         }
         // SAFETY: 1. the VMA holds it, and the operation the mutex.
-        let pushed = unsafe { prepared.push(memory, call, state, Content::Unmap(range)) };
+        let pushed = unsafe { prepared.push(memory, call, state, QueuedMessage::Unmap(range)) };
         if pushed.is_err() {
             prepared.cancel(memory);
             return Err(NoMemory);
@@ -71,8 +71,8 @@ pub(in crate::space) fn prepare_move<P: Platform>(
     let unmapped = subscriber(vma, UserfaultFeatures::EVENT_UNMAP).filter(|_| unmapped);
     let (from, length) = (source.start(), source.len());
     let contents = [
-        moved.map(|state| (state, Content::Remap { from, to, length })),
-        unmapped.map(|state| (state, Content::Unmap(source))),
+        moved.map(|state| (state, QueuedMessage::Remap { from, to, length })),
+        unmapped.map(|state| (state, QueuedMessage::Unmap(source))),
     ];
     for (state, content) in contents.into_iter().flatten() {
         // SAFETY: 1. the VMA holds it, and the operation the mutex.
@@ -105,7 +105,7 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let made = memory.slab().allocate_with(&memory.frames, make);
     let made = made.ok_or(NoMemory)?;
     // SAFETY: 1. the VMA holds it, and the fork the mutex.
-    if unsafe { notices.push(memory, identity, parent, Content::Fork(made)) }.is_err() {
+    if unsafe { notices.push(memory, identity, parent, QueuedMessage::Fork(made)) }.is_err() {
         // SAFETY: 1. the only hold, which no other thread knows of.
         unsafe { crate::userfault::release(memory, made) };
         return Err(NoMemory);
@@ -162,7 +162,7 @@ fn notice_of_removal<P: Platform>(
     if let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_REMOVE) {
         let memory = space.page_table.memory;
         // SAFETY: 1. the VMA holds it, and the mutex is held.
-        unsafe { notices.push(memory, memory.new_identity(), state, Content::Remove(part)) }?;
+        unsafe { notices.push(memory, memory.new_identity(), state, QueuedMessage::Remove(part)) }?;
     }
     Ok(Some((part.end(), notices)))
 }

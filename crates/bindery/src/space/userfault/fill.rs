@@ -28,7 +28,7 @@ use crate::vma::{MappingAttributes, MappingFlags, VmaReadGuard};
 
 use super::handler::UserfaultHandler;
 use super::is_served;
-use super::shared::{Supply, memory_of};
+use super::shared::{SuppliedPage, memory_of};
 
 bitflags! {
     /// How pages are filled (`UFFDIO_COPY_MODE_*`, `UFFDIO_ZEROPAGE_MODE_*`).
@@ -352,7 +352,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
     /// Maps a filled folio, or discards it. Returns its end; `at` if a smaller one may fit.
     fn map_folio(&self, at: VirtAddr, end: VirtAddr, folio: Folio) -> Result<VirtAddr, Error> {
         let memory = self.space.page_table.memory;
-        let mut supplied = Supply { folio, given: false };
+        let mut supplied = SuppliedPage { folio, given: false };
         let done = memory.retry(|| {
             self.in_vma(at, end, |op| match memory_of(op.vma).filter(|_| op.vma.is_shared()) {
                 Some(object) => op.fill_shared(object, at, self.mode, &mut supplied),

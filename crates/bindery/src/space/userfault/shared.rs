@@ -22,7 +22,7 @@ use super::fill::{Fill, FillMode, PartialFill};
 use super::handler::UserfaultHandler;
 
 /// A folio that is filled, on its way to an object.
-pub(super) struct Supply {
+pub(super) struct SuppliedPage {
     pub(super) folio: Folio,
     /// The object has it.
     pub(super) given: bool,
@@ -253,7 +253,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         object: &ObjectState,
         at: VirtAddr,
         mode: FillMode,
-        supplied: &mut Supply,
+        supplied: &mut SuppliedPage,
     ) -> Result<VirtAddr, Failure> {
         let (space, vma) = (self.space, self.vma);
         let memory = space.page_table.memory;

@@ -14,7 +14,7 @@ use crate::frame::meta::{NONE, link};
 use crate::platform::{Cpu, Platform};
 use crate::swap::bitmap::CLUSTER_SLOTS;
 use crate::swap::cluster::{Cluster, ClusterState, List, LiveCluster};
-use crate::swap::cluster_lists::Lists;
+use crate::swap::cluster_lists::ClusterLists;
 use crate::swap::slots::{AreasStay, while_areas_stay};
 
 /// The slots that an allocation wants.
@@ -105,7 +105,7 @@ impl<P: Platform> SlotArea<P> {
 
     fn take_from_lists(
         &self,
-        lists: &mut Lists,
+        lists: &mut ClusterLists,
         clusters: &[Cluster<P>],
         own: Option<&OwnCluster<'_>>,
         wanted: &SlotRequest,
@@ -163,7 +163,7 @@ impl<P: Platform> SlotArea<P> {
     /// one.
     pub(super) fn disown_all(
         &self,
-        lists: &mut Lists,
+        lists: &mut ClusterLists,
         clusters: &[Cluster<P>],
         which: impl Fn(&ClusterState) -> bool,
     ) -> bool {
@@ -180,7 +180,7 @@ impl<P: Platform> SlotArea<P> {
     /// Returns a cluster to the lists if a CPU owns it and `which` is true. Returns whether it did.
     fn disown_one(
         &self,
-        lists: &mut Lists,
+        lists: &mut ClusterLists,
         clusters: &[Cluster<P>],
         number: u32,
         which: impl Fn(&ClusterState) -> bool,

@@ -16,7 +16,7 @@ use crate::sync::model::sync::atomic::{
 };
 use crate::sync::model::{self, thread};
 
-use super::quota::{Credit, Quota};
+use super::quota::{CompressedQuota, Credit};
 use crate::frame::drains::{self, DRAINING, EMPTY, Machine, UNKNOWN};
 use crate::sync::word::Word;
 
@@ -37,7 +37,7 @@ struct Pool(Credit, u64);
 
 struct World {
     omit: Omit,
-    quota: Quota<AtomicU64>,
+    quota: CompressedQuota<AtomicU64>,
     pools: [Mutex<Pool>; 2],
     state: AtomicU8,
     search: Mutex<()>,
@@ -70,7 +70,7 @@ impl World {
     fn new(omit: Omit, limit: u64) -> Self {
         Self {
             omit,
-            quota: Quota::of_words(limit, AtomicU64::new),
+            quota: CompressedQuota::of_words(limit, AtomicU64::new),
             pools: [(); 2].map(|()| Mutex::new(Pool(Credit::new(true), 0))),
             state: AtomicU8::new(UNKNOWN),
             search: Mutex::new(()),

@@ -23,7 +23,7 @@ use arrayvec::ArrayVec;
 
 use super::extent::{CHUNK, CHUNKS, Extent};
 use super::pools::SHARED;
-use super::quota::{Credit, Quota};
+use super::quota::{CompressedQuota, Credit};
 use super::{Corrupt, StoreError, object};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::drains::{self, Drains, Machine};
@@ -81,7 +81,7 @@ impl Pool {
     }
 
     /// Returns the credit to the quota.
-    pub(super) fn return_credit(&mut self, quota: &Quota) {
+    pub(super) fn return_credit(&mut self, quota: &CompressedQuota) {
         self.credit.return_all(quota);
     }
 
@@ -94,7 +94,7 @@ impl Pool {
     pub(super) fn in_frames<'a, P: Platform>(
         &'a mut self,
         frames: &'a Frames<P>,
-        quota: &'a Quota,
+        quota: &'a CompressedQuota,
         searches: &'a Drains<P>,
     ) -> PoolInFrames<'a, P> {
         PoolInFrames { pool: self, frames, quota, searches }
@@ -105,7 +105,7 @@ impl Pool {
 pub(super) struct PoolInFrames<'a, P: Platform> {
     pool: &'a mut Pool,
     frames: &'a Frames<P>,
-    quota: &'a Quota,
+    quota: &'a CompressedQuota,
     searches: &'a Drains<P>,
 }
 

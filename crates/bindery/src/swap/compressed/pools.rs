@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::extent::Extent;
 use super::pool::{Emptied, Extents, Pool, PoolInFrames, pool_of};
-use super::quota::Quota;
+use super::quota::CompressedQuota;
 use super::workspace::WorkspaceSlot;
 use super::{Corrupt, StoreError};
 use crate::addr::Frame;
@@ -55,7 +55,7 @@ impl<P: Platform> StorePart<P> {
 pub(super) struct Pools<P: Platform> {
     shared: Mutex<P::SpinLock, Pool>,
     pub(super) parts: CpuTable<StorePart<P>>,
-    quota: Quota,
+    quota: CompressedQuota,
     searches: Drains<P>,
     /// Whether the last search failed for lack of memory, not by the limit.
     lacked_memory: AtomicBool,
@@ -66,7 +66,7 @@ impl<P: Platform> Pools<P> {
         Self {
             shared: Mutex::new(Pool::new(SHARED)),
             parts: CpuTable::new(),
-            quota: Quota::new(limit),
+            quota: CompressedQuota::new(limit),
             searches: Drains::unknown(),
             lacked_memory: AtomicBool::new(false),
         }

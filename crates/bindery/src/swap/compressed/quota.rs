@@ -1,4 +1,4 @@
-//! [`Quota`]: the limit of the frames of all pools, which take from it in batches.
+//! [`CompressedQuota`]: the limit of the frames of all pools, which take from it in batches.
 //!
 //! If each pool counted its frames in one word, CPUs that store pages would write the same line. So
 //! the word counts the frames that were *granted*: those in use, and the *credit* of the pools. A
@@ -26,7 +26,7 @@ use crate::sync::word::Word;
 pub(super) const BATCH: u64 = 16;
 
 /// The limit, and the frames that were granted.
-pub(super) struct Quota<W = AtomicU64> {
+pub(super) struct CompressedQuota<W = AtomicU64> {
     limit: W,
     /// 1 while a search of all pools is under way.
     searching: W,
@@ -40,7 +40,7 @@ struct Written<W> {
     most: W,
 }
 
-impl Quota {
+impl CompressedQuota {
     pub(super) const fn new(limit: u64) -> Self {
         let written = Written { granted: AtomicU64::new(0), most: AtomicU64::new(0) };
         let (limit, searching) = (AtomicU64::new(limit), AtomicU64::new(0));
@@ -48,7 +48,7 @@ impl Quota {
     }
 }
 
-impl<W: Word<u64>> Quota<W> {
+impl<W: Word<u64>> CompressedQuota<W> {
     /// A quota in words of another type.
     #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn of_words(limit: u64, word: impl Fn(u64) -> W) -> Self {
@@ -80,7 +80,7 @@ impl<W: Word<u64>> Quota<W> {
         self.written.granted.load(Relaxed)
     }
 
-    /// The maximum of [`Quota::granted`] so far.
+    /// The maximum of [`CompressedQuota::granted`] so far.
     pub(super) fn most(&self) -> u64 {
         self.written.most.load(Relaxed)
     }
@@ -135,7 +135,7 @@ impl Credit {
     }
 
     /// Takes one frame of the credit or of the quota; `keeps`: with a batch more.
-    pub(super) fn take<W: Word<u64>>(&mut self, quota: &Quota<W>, keeps: bool) -> bool {
+    pub(super) fn take<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>, keeps: bool) -> bool {
         if self.frames > 0 && quota.granted() <= quota.limit() {
             self.frames -= 1;
             return true;
@@ -146,7 +146,7 @@ impl Credit {
     }
 
     /// Returns one frame to the credit; to the quota, unless `keeps`, or if there is much credit.
-    pub(super) fn put<W: Word<u64>>(&mut self, quota: &Quota<W>, keeps: bool) {
+    pub(super) fn put<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>, keeps: bool) {
         if !keeps || !self.batches {
             quota.give_back(1);
         } else if self.frames < 2 * BATCH {
@@ -158,7 +158,7 @@ impl Credit {
     }
 
     /// Returns all credit to the quota.
-    pub(super) fn return_all<W: Word<u64>>(&mut self, quota: &Quota<W>) {
+    pub(super) fn return_all<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>) {
         quota.give_back(core::mem::take(&mut self.frames));
     }
 }

@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use super::super::cursor::Cursor;
 use super::super::run::Run;
 use super::super::zap_rmap::free_deposit;
-use super::{Flush, SwapOut};
+use super::{FlushTime, SwapOut};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written
@@ -16,7 +16,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     #[cold]
     pub(super) fn drop_lazy(&mut self, run: &Run<P::Arch>, folio: Folio, pages: u32) {
         if self.batch.lazy.is_full() {
-            if self.flush == Flush::Deferred {
+            if self.flush == FlushTime::Deferred {
                 return;
             }
             self.unmap_lazy();
@@ -30,10 +30,10 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             return;
         }
         match self.flush {
-            Flush::Here => suspended.clear_until_flush(),
-            Flush::Deferred => suspended.clear(),
+            FlushTime::Here => suspended.clear_until_flush(),
+            FlushTime::Deferred => suspended.clear(),
         }
-        if self.flush == Flush::Deferred {
+        if self.flush == FlushTime::Deferred {
             self.span.counts.unmapped(OwnerKind::Anonymous, pages);
         }
         if run.node.level > Level::PTE {
