@@ -25,7 +25,7 @@
 //! 3. The lists are tried again even if the magazines were empty: another drain may have moved slots
 //!    there.
 //!
-//! [`Lists::drains`]: super::slab::Lists
+//! [`Lists::drains`]: super::slab::SlabLists
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

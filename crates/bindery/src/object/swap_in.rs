@@ -74,7 +74,7 @@ pub(super) fn swap_in<P: Platform>(
 }
 
 /// Like [`swap_in`], but waits for the device under the caller's locks, for a call whose effect other
-/// calls see whole ([`super::fetch::Purpose::Change`]). The caller holds no VMA's lock.
+/// calls see whole ([`super::fetch::FetchPurpose::Change`]). The caller holds no VMA's lock.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`].
