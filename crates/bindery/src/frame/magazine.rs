@@ -20,12 +20,12 @@
 //! to free its frame. Then the caller's second attempt, after reclaim, finds the frame.
 //! 1. A magazine's lock is held until its slots are on the lists. Otherwise a second drain could find
 //!    both empty.
-//! 2. While a drain runs ([`Lists::drains`]), a refill takes one slot only. Otherwise it could move
-//!    slots from the lists to a magazine that the drain has left.
+//! 2. While a drain runs ([`SlabLists::drains`]), a refill takes one slot only. Otherwise it could
+//!    move slots from the lists to a magazine that the drain has left.
 //! 3. The lists are tried again even if the magazines were empty: another drain may have moved slots
 //!    there.
 //!
-//! [`Lists::drains`]: super::slab::SlabLists
+//! [`SlabLists::drains`]: super::slab::SlabLists
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
