@@ -61,6 +61,8 @@ pub struct Regular {
     object: Object<'static, Machine>,
     /// The object once more, for the one writer at a time: held for as long as a write lasts.
     writer: SleepingMutex<Object<'static, Machine>>,
+    /// The storage that has the content, and its number for the file.
+    store: Option<(&'static dyn Store, u64)>,
 }
 
 /// The errno of an object's refusal.
@@ -93,9 +95,31 @@ impl Regular {
 
     /// A file of an object that exists (`memfd_create`).
     pub fn of(object: Object<'static, Machine>, mode: u32) -> Result<Arc<Self>, Errno> {
+        Self::with_store(object, mode, None)
+    }
+
+    /// A file whose content a store keeps, by its number there.
+    pub fn stored(
+        object: Object<'static, Machine>,
+        store: &'static dyn Store,
+        number: u64,
+    ) -> Result<Arc<Self>, Errno> {
+        Self::with_store(object, 0, Some((store, number)))
+    }
+
+    fn with_store(
+        object: Object<'static, Machine>,
+        mode: u32,
+        store: Option<(&'static dyn Store, u64)>,
+    ) -> Result<Arc<Self>, Errno> {
         let common = Common::new(object.identity(), mode)?;
         let writer = SleepingMutex::new(object.clone());
-        Ok(Arc::new(Self { common, object, writer }))
+        Ok(Arc::new(Self { common, object, writer, store }))
+    }
+
+    /// The part of a write that the storage has room for, in bytes. The writer's lock is held.
+    fn room(&self, at: u64, length: u64) -> Result<u64, Errno> {
+        self.store.map_or(Ok(length), |(store, number)| store.reserve(number, at, length))
     }
 
     /// Copies from `at` on to a program's memory, page by page where they are.
@@ -122,6 +146,30 @@ impl Regular {
     /// Copies a program's memory to `at` in the object of `writer`, which is locked: other writers
     /// see all of it or nothing, even if the copy has to fault pages in.
     fn copy_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
+        match self.store {
+            None => self.copy_all_in(object, at, from),
+            Some(_) => self.copy_in_with_room(object, at, from),
+        }
+    }
+
+    /// [`Regular::copy_in`], as far as the storage has room.
+    // Apart: files in memory pay a comparison.
+    #[cold]
+    fn copy_in_with_room(
+        &self,
+        object: &Object<'static, Machine>,
+        at: u64,
+        from: &Segments,
+    ) -> Outcome {
+        let room = self.room(at, from.total())?;
+        if room == from.total() {
+            return self.copy_all_in(object, at, from);
+        }
+        self.copy_all_in(object, at, &from.first(room)?)
+    }
+
+    #[inline]
+    fn copy_all_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
         let total = from.total() as usize;
         let step = |done: usize| {
             let mut stopped = false;
@@ -183,6 +231,8 @@ impl Node for Regular {
     fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
         let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
         let _writer = self.writer.lock();
+        let room = self.room(at.cast_unsigned(), from.len() as u64)?;
+        let from = &from[..room as usize];
         let count = from_raw(linux::pwrite(&self.opened(O_RDWR), from, at))? as usize;
         self.common.written();
         Ok(count)

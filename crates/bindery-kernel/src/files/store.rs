@@ -8,6 +8,13 @@ use super::node::Node;
 
 /// The storage of a directory's files, where that is not memory.
 pub trait Store: Sync {
+    /// Reserves room for a write of `length` bytes at `at` to the file of this number. Returns the
+    /// number of bytes that may be written: their store finds room.
+    ///
+    /// # Errors
+    /// `ENOSPC` if there is room for none of them; `ENOMEM`.
+    fn reserve(&self, file: u64, at: u64, length: u64) -> Result<u64, Errno>;
+
     /// Makes an empty regular file.
     ///
     /// # Errors

@@ -3,12 +3,13 @@
 //! | file | what |
 //! |---|---|
 //! | [`layout`] | the blocks of the disk |
-//! | [`volume`] | files and free blocks in memory |
+//! | [`volume`], [`reservations`] | files and free blocks in memory |
 //! | [`storage`] | the pager, and the changes of the disk |
 //! | [`node`] | the nodes of the files |
 
 mod layout;
 mod node;
+mod reservations;
 mod storage;
 mod volume;
 
@@ -16,6 +17,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::Operation;
+use bindery::addr::PAGE_SIZE;
 
 use crate::errno::Errno;
 use crate::{disk, heap, log, time};
@@ -105,6 +107,19 @@ pub fn synchronize() -> Result<(), Errno> {
 }
 
 impl Store for Storage {
+    fn reserve(&self, file: u64, at: u64, length: u64) -> Result<u64, Errno> {
+        let Some(behind) = at.checked_add(length).filter(|_| length > 0) else {
+            // The object refuses what cannot be, and writes nothing.
+            return Ok(length);
+        };
+        let pages = at / PAGE_SIZE..behind.div_ceil(PAGE_SIZE);
+        match self.volume.lock().reserve(file, pages) {
+            Ok(end) => Ok((end * PAGE_SIZE).min(behind) - at),
+            Err(bindery::PagerError::OutOfMemory) => Err(Errno::ENOMEM),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
     fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
         if name.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);

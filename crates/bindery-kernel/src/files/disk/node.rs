@@ -73,7 +73,8 @@ impl File {
         let size = self.size();
         let system = file_system().ok_or(Errno::EIO)?;
         let object = system.file(self.number, size).map_err(|_| Errno::ENOMEM)?;
-        let regular = Regular::of(object, 0)?;
+        let storage = storage().ok_or(Errno::EIO)?;
+        let regular = Regular::stored(object, storage, self.number)?;
         *opened = Arc::downgrade(&regular);
         Ok(regular)
     }

@@ -263,6 +263,8 @@ impl Pager for Storage {
             Some(record) => record.name.is_some(),
             None => return,
         };
+        // Of pages that no write has made dirty after all.
+        self.volume.lock().unreserve(file, &(0..u64::MAX));
         // An error has no reader any more.
         let _ = if has_name { self.write_record(file) } else { self.remove(file) };
     }

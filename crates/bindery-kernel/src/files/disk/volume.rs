@@ -1,10 +1,12 @@
 //! The files and the free blocks of the mounted disk, in memory.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use bindery::PagerError;
 
 use super::layout::{CONTENT, EXTENTS_MAX, Extent, FILES, Record};
+use super::reservations::Reservations;
 
 /// The mounted disk.
 pub struct Volume {
@@ -14,6 +16,10 @@ pub struct Volume {
     used: Vec<u64>,
     blocks: u64,
     free: u64,
+    /// The holes of each file that have a right to a block.
+    reservations: Vec<Reservations>,
+    /// The number of all of them. No other page gets the last so many free blocks.
+    reserved: u64,
     /// The last naming.
     pub sequence: u64,
 }
@@ -35,15 +41,21 @@ impl Volume {
             used: alloc::vec![0; blocks.div_ceil(64) as usize],
             blocks,
             free: blocks,
+            reservations: (0..FILES).map(|_| Reservations::new()).collect(),
+            reserved: 0,
             sequence: 0,
         };
         (0..CONTENT).for_each(|block| volume.take(block));
         volume
     }
 
-    /// The number of blocks, and of those that are free.
+    /// The number of blocks, and of those that are free and not reserved.
     pub fn size_and_free(&self) -> (u64, u64) {
-        (self.blocks - CONTENT, self.free)
+        (self.blocks - CONTENT, self.unreserved())
+    }
+
+    fn unreserved(&self) -> u64 {
+        self.free.saturating_sub(self.reserved)
     }
 
     fn is_used(&self, block: u64) -> bool {
@@ -105,16 +117,58 @@ impl Volume {
         Run { block: None, pages }
     }
 
+    /// Reserves a block for each hole among pages of a file that are to be written. Returns the end
+    /// of the pages for which there is room.
+    ///
+    /// # Errors
+    /// [`PagerError::NoSpace`] if there is none for the first; [`PagerError::OutOfMemory`].
+    pub fn reserve(&mut self, number: u64, pages: Range<u64>) -> Result<u64, PagerError> {
+        let mut at = pages.start;
+        while at < pages.end {
+            let run = self.run(number, at, pages.end - at);
+            let behind = at + run.pages;
+            let mut end = behind;
+            if run.block.is_none() {
+                let room = self.unreserved();
+                let file = self.reservations.get_mut(number as usize);
+                let file = file.ok_or(PagerError::InputOutput)?;
+                end = file.end_with(&(at..behind), room);
+                let new = end - at - file.count(&(at..end));
+                if end > at && !file.add(at..end) {
+                    return Err(PagerError::OutOfMemory);
+                }
+                self.reserved += new;
+            }
+            at = end;
+            if end < behind {
+                break;
+            }
+        }
+        if at == pages.start { Err(PagerError::NoSpace) } else { Ok(at) }
+    }
+
+    /// Takes the reservations of pages of a file back.
+    pub fn unreserve(&mut self, number: u64, pages: &Range<u64>) {
+        if let Some(file) = self.reservations.get_mut(number as usize) {
+            self.reserved -= file.remove(pages);
+        }
+    }
+
     /// Gives a page of a file a block, unless it has one.
     ///
     /// # Errors
-    /// [`PagerError::NoSpace`] if no block is free, or the file has too many extents.
+    /// [`PagerError::NoSpace`] if no block is free, or only reserved ones are, or the file has too
+    /// many extents.
     pub fn allocate(&mut self, number: u64, page: u64) -> Result<(), PagerError> {
         if self.run(number, page, 1).block.is_some() {
             return Ok(());
         }
         let page = u32::try_from(page).map_err(|_| PagerError::NoSpace)?;
+        let place = u64::from(page)..u64::from(page) + 1;
         let record = self.records[number as usize].as_ref().ok_or(PagerError::InputOutput)?;
+        if self.unreserved() == 0 && self.reservations[number as usize].count(&place) == 0 {
+            return Err(PagerError::NoSpace);
+        }
         let index = record.extents.partition_point(|extent| extent.page < page);
         let before = index.checked_sub(1).map(|index| record.extents[index]);
         let before = before.filter(|extent| extent.page + extent.count == page);
@@ -132,6 +186,7 @@ impl Volume {
         } else {
             extents.insert(index, Extent { page, block: block as u32, count: 1 });
         }
+        self.unreserve(number, &place);
         Ok(())
     }
 
@@ -158,6 +213,7 @@ impl Volume {
             return Err(PagerError::NoSpace);
         }
         record.extents = kept;
+        self.unreserve(number, &(first..end));
         Ok(freed)
     }
 

@@ -1,0 +1,85 @@
+//! The holes of a file that were promised a block when a write made their pages dirty.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Promised pages.
+#[derive(Default)]
+pub struct Reservations {
+    /// By rising page. They neither overlap nor touch each other.
+    ranges: Vec<Range<u64>>,
+}
+
+impl Reservations {
+    /// No page.
+    pub const fn new() -> Self {
+        Self { ranges: Vec::new() }
+    }
+
+    /// The number of promised pages in a range.
+    pub fn count(&self, pages: &Range<u64>) -> u64 {
+        let first = self.ranges.partition_point(|range| range.end <= pages.start);
+        let met = self.ranges[first..].iter().take_while(|range| range.start < pages.end);
+        met.map(|range| range.end.min(pages.end) - range.start.max(pages.start)).sum()
+    }
+
+    /// The end of the first of these pages, of which at most `room` are not promised yet.
+    pub fn end_with(&self, pages: &Range<u64>, room: u64) -> u64 {
+        let (mut at, mut room) = (pages.start, room);
+        let first = self.ranges.partition_point(|range| range.end <= pages.start);
+        for range in self.ranges[first..].iter().take_while(|range| range.start < pages.end) {
+            let gap = range.start.saturating_sub(at);
+            if gap > room {
+                break;
+            }
+            room -= gap;
+            at = range.end;
+        }
+        at.saturating_add(room).min(pages.end)
+    }
+
+    /// Adds pages, some of which may be there already. Returns whether there was memory for it.
+    pub fn add(&mut self, pages: Range<u64>) -> bool {
+        let first = self.ranges.partition_point(|range| range.end < pages.start);
+        let behind = self.ranges.partition_point(|range| range.start <= pages.end);
+        if first == behind {
+            if self.ranges.try_reserve(1).is_err() {
+                return false;
+            }
+            self.ranges.insert(first, pages);
+            return true;
+        }
+        let start = pages.start.min(self.ranges[first].start);
+        let end = pages.end.max(self.ranges[behind - 1].end);
+        self.ranges[first] = start..end;
+        self.ranges.drain(first + 1..behind);
+        true
+    }
+
+    /// Removes pages; returns how many. Those behind them go too if there is no memory for a range
+    /// that falls apart.
+    pub fn remove(&mut self, pages: &Range<u64>) -> u64 {
+        let first = self.ranges.partition_point(|range| range.end <= pages.start);
+        let behind = self.ranges.partition_point(|range| range.start < pages.end);
+        if first >= behind {
+            return 0;
+        }
+        // The one range that is removed leaves room for one.
+        let has_room = self.ranges.try_reserve(1).is_ok();
+        let before = self.ranges[first].start..pages.start;
+        let after = pages.end..self.ranges[behind - 1].end;
+        let mut removed: u64 =
+            self.ranges.drain(first..behind).map(|range| range.end - range.start).sum();
+        let mut at = first;
+        if !before.is_empty() {
+            removed -= before.end - before.start;
+            self.ranges.insert(at, before);
+            at += 1;
+        }
+        if !after.is_empty() && (at == first || has_room) {
+            removed -= after.end - after.start;
+            self.ranges.insert(at, after);
+        }
+        removed
+    }
+}
