@@ -333,16 +333,19 @@ impl NewJob {
         let mut fails = matches!(answer, Answer::Write(_))
             && errors > 0
             && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
-        let left = ANSWERED.load(Ordering::Relaxed);
-        if left == 0 {
+        if ANSWERED.load(Ordering::Relaxed) != u64::MAX {
+            // Read again with the lock held: `end_silence` changes it under the lock. An answer that
+            // joined the others after that would be withheld for ever.
             let mut withheld = SILENCE.lock();
-            if withheld.len() < WITHHELD {
-                withheld.push((Machine.thread(), self.0, answer));
-                return;
+            match ANSWERED.load(Ordering::Relaxed) {
+                0 if withheld.len() < WITHHELD => {
+                    withheld.push((Machine.thread(), self.0, answer));
+                    return;
+                }
+                0 => fails = true,
+                u64::MAX => {}
+                left => ANSWERED.store(left - 1, Ordering::Relaxed),
             }
-            fails = true;
-        } else if left != u64::MAX {
-            ANSWERED.store(left - 1, Ordering::Relaxed);
         }
         finish(self.0, answer, !fails);
     }
@@ -383,7 +386,10 @@ pub fn give_up(thread: u32) {
 
 /// Fails all requests that a silent device withholds, and withholds no more: the machine ends.
 pub fn end_silence() {
-    ANSWERED.store(u64::MAX, Ordering::Relaxed);
+    {
+        let _withheld = SILENCE.lock();
+        ANSWERED.store(u64::MAX, Ordering::Relaxed);
+    }
     give_up_some(|_| true);
 }
 
