@@ -5,7 +5,9 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
-use bindery::{CallPoll, CallReady, CallWait, Error, LockPages, Populate, Step, SwapOperation};
+use bindery::{
+    CallPoll, CallReady, CallWait, Error, LockPages, Populate, Protection, Step, SwapOperation,
+};
 use bindery_hosted::{Machine, SwapFile, SwapService};
 
 use super::fixture::{Swapping, device, with_device};
@@ -136,6 +138,23 @@ fn a_range_that_is_unmapped_meanwhile_is_passed() {
         drop(next);
         assert_eq!(finish(swapping, device, call), Ok(PAGES / 2));
         assert_eq!(device.counts().reads, 1 + PAGES / 2);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}
+
+/// The call looks at the mapping as it is when the wait has ended.
+#[test]
+fn a_mapping_that_changes_during_the_wait_is_looked_at_again() {
+    with_mlock(|swapping, device, mut call| {
+        let Ok(Step::Blocked(wait)) = call.step(swapping.space, None) else { panic!("a device") };
+        swapping.space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+        let ready = until_ready(swapping, device, wait);
+        swapping.space.mprotect(VirtAddr(AT), LENGTH, Protection::READ).unwrap();
+        let mut ready = Some(ready);
+        while let Step::Blocked(wait) = call.step(swapping.space, ready.take()).unwrap() {
+            ready = Some(until_ready(swapping, device, wait));
+        }
+        assert!(call.remaining().is_empty());
         audit(swapping.machine, swapping.memory, &[swapping.space]);
     });
 }

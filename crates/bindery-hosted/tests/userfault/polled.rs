@@ -211,6 +211,20 @@ fn a_thread_takes_the_wait_over_with_its_message() {
 }
 
 #[test]
+fn the_message_names_the_thread_that_has_faulted() {
+    with_features(UserfaultFeatures::THREAD_ID, |fixture| {
+        let wait = blocked(fixture.space, 3, Access::Write);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || wait.wait().map(|_| ())));
+            assert_eq!(fixture.fault(), UserfaultFault { thread: 1, ..missing(3, true) });
+            fixture.copy(3, PAGE, 7).unwrap();
+            assert_eq!(waits.join().unwrap(), Ok(()));
+        });
+        assert_resolved(fixture, 3, Access::Write);
+    });
+}
+
+#[test]
 fn a_signal_takes_the_message_of_such_a_thread_back() {
     with_fixture(|fixture| {
         let mut wait = blocked(fixture.space, 3, Access::Write);

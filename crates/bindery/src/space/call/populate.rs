@@ -185,6 +185,8 @@ impl Populate {
         {
             match result {
                 Ok(kept) => _kept = Some(kept),
+                // That of the mapping as it was. The fault looks at the mapping as it is.
+                Err(FaultError::NotMapped | FaultError::Protection) => {}
                 Err(error) => self.fail(space, error)?,
             }
         }
@@ -243,6 +245,8 @@ impl Populate {
             match fill(space, &mut self.at, end, access, &mut fault) {
                 Ok(Ended::Whole) => {}
                 Ok(Ended::Blocked) => return Ok(Ended::Blocked),
+                Err(FaultError::NotMapped | FaultError::Protection)
+                    if !self.wants(space, access) => {}
                 Err(error) => self.fail(space, error)?,
             }
         }
@@ -288,6 +292,15 @@ impl Populate {
         self.want == Want::Usual
     }
 
+    /// Whether the page at which the rest begins is still to be faulted with this access. If not,
+    /// another thread has changed the mapping since it was looked up.
+    #[cold]
+    fn wants<P: Platform>(&self, space: &AddressSpace<'_, P>, access: Access) -> bool {
+        let vmas = space.vmas.lock();
+        let wanted = vmas.view().at(self.at).map(|vma| self.want.of(vma, self.at));
+        matches!(wanted, Some(Ok(Some(wanted))) if wanted == access)
+    }
+
     /// The page at which the rest begins cannot be mapped. Returns the error of the call, if that
     /// ends the call.
     #[cold]
@@ -297,15 +310,9 @@ impl Populate {
         error: FaultError,
     ) -> Result<(), Error> {
         let at = self.at;
-        let refused = matches!(error, FaultError::NotMapped | FaultError::Protection);
         let end = {
             let vmas = space.vmas.lock();
             let vma = vmas.view().at(at);
-            let is_refused = vma.is_some_and(|vma| matches!(self.want.of(vma, at), Ok(Some(_))));
-            if refused && !is_refused {
-                // Another thread has changed the mapping since it was looked up.
-                return Ok(());
-            }
             vma.map_or(at.offset(PAGE_SIZE), |vma| VirtAddr(vma.end())).min(self.end)
         };
         match (error_at(at, error), self.on_failure) {

@@ -278,10 +278,13 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
         let event = match core::mem::replace(&mut self.event, Event::Other) {
             Event::Storage(polled) => polled.into_wait(),
-            Event::Handler(polled) if polled.wait(&self.request)? => {
-                return Ok(FaultReady { _kept: None });
+            Event::Handler(mut polled) => {
+                if polled.wait(self.space, &self.request)? {
+                    return Ok(FaultReady { _kept: None });
+                }
+                None
             }
-            Event::Handler(_) | Event::Other => None,
+            Event::Other => None,
         };
         let Some(event) = event else { return self.fault() };
         let memory = self.space.page_table.memory;
@@ -302,9 +305,9 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
     /// begins to read the pages, or sends the message to the handler of a userfaultfd, and takes the
     /// answer in when it has come. So no thread waits for a handler, a swap device, or a pager that
-    /// keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call. A task that gets [`FaultPoll::Pending`] is polled again when
-    /// [`Platform::unpark`] was called for the word. The word may be one that many waits share, so
-    /// a poll may find nothing new.
+    /// keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call. A task
+    /// that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was called for the
+    /// word. The word may be one that many waits share, so a poll may find nothing new.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};

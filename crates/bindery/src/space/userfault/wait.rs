@@ -140,12 +140,14 @@ pub(in crate::space) struct PolledHandler<'m, P: Platform> {
     /// The number of the thread that has faulted; another one may poll.
     thread: u32,
     queued: Option<PolledFault<'m, P>>,
+    /// The page needed no handler any more once the message was queued: nothing may answer it.
+    is_needless: bool,
 }
 
 impl<'m, P: Platform> PolledHandler<'m, P> {
     /// The wait of a fault of the running thread.
     pub(in crate::space) fn new(platform: &P) -> Self {
-        Self { thread: platform.thread(), queued: None }
+        Self { thread: platform.thread(), queued: None, is_needless: false }
     }
 
     /// Queues the message, unless it is queued, and asks whether the handler has answered. Sleeps
@@ -174,12 +176,10 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
             }
             // As in `serve_by_userfault`. If so, the drop withdraws the message, which may sleep.
             let fault = Fault::new(space, locked.vma(), request.page, request.access);
-            if userfault_kind(&fault) != Some(awaited.kind) {
-                return Polled::Ready(None);
-            }
+            self.is_needless = userfault_kind(&fault) != Some(awaited.kind);
         }
         match &self.queued {
-            Some(queued) if !queued.is_over() => {
+            Some(queued) if !self.is_needless && !queued.is_over() => {
                 let (word, expected) = queued.parked();
                 Polled::Pending(ParkedOn::new(word, expected))
             }
@@ -187,14 +187,23 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
         }
     }
 
-    /// Waits in the thread, if the message was queued. Returns whether it was.
+    /// Waits in the thread that performs the wait, with the message of the thread that has faulted.
+    /// Returns false if that message cannot be queued without sleeping.
     ///
     /// # Errors
     /// [`FaultError::Interrupted`].
-    pub(in crate::space) fn wait(&self, request: &FaultRequest) -> Result<bool, FaultError> {
+    pub(in crate::space) fn wait(
+        &mut self,
+        space: &AddressSpace<'m, P>,
+        request: &FaultRequest,
+    ) -> Result<bool, FaultError> {
+        match self.poll(space, request) {
+            Polled::Ready(_) => return Ok(true),
+            Polled::NeedsThread => return Ok(false),
+            Polled::Pending(_) => {}
+        }
         match self.queued.as_ref().map(|queued| queued.wait(interrupts(request))) {
-            None => Ok(false),
-            Some(Ending::Woken | Ending::Closed) => Ok(true),
+            None | Some(Ending::Woken | Ending::Closed) => Ok(true),
             Some(Ending::Interrupted) => Err(FaultError::Interrupted),
         }
     }
