@@ -326,16 +326,16 @@ impl NewJob {
         });
     }
 
-    /// Answers a request when all pieces are done. Content may fail, and answers may be withheld, on
-    /// request of the command line.
+    /// Answers a request when all pieces are done. Content may fail, and answers may be withheld,
+    /// on request of the command line.
     pub fn answer(self, answer: Answer) {
         let errors = ERRORS.load(Ordering::Relaxed);
         let mut fails = matches!(answer, Answer::Write(_))
             && errors > 0
             && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
         if ANSWERED.load(Ordering::Relaxed) != u64::MAX {
-            // Read again with the lock held: `end_silence` changes it under the lock. An answer that
-            // joined the others after that would be withheld for ever.
+            // Read again with the lock held: `end_silence` changes it under the lock. An answer
+            // that joined the others after that would be withheld for ever.
             let mut withheld = SILENCE.lock();
             match ANSWERED.load(Ordering::Relaxed) {
                 0 if withheld.len() < WITHHELD => {

@@ -1,6 +1,6 @@
-//! `/dev/silent`: a file whose pager answers stores only after an `ioctl`. It has a file system and a
-//! limit for dirty pages of its own. Tests show by it which programs a device without answers stops
-//! (`silent-file=yes` on the command line). The stores of a thread that is killed fail.
+//! `/dev/silent`: a file whose pager answers stores only after an `ioctl`. It has a file system and
+//! a limit for dirty pages of its own. Tests show by it which programs a device without answers
+//! stops (`silent-file=yes` on the command line). The stores of a thread that is killed fail.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

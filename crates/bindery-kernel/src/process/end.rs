@@ -121,7 +121,8 @@ fn end_process(process: &Arc<Process>) {
     // Pollers of a descriptor of the process are to see its end.
     files::changed();
     // In the middle of a call of another thread, folios are locked and slots busy, so not all
-    // invariants hold. One that waits for a userfaultfd is in the middle of none. The audit at the machine's end always comes.
+    // invariants hold. One that waits for a userfaultfd is in the middle of none. The audit at the
+    // machine's end always comes.
     let is_quiet = scheduler::yielded() + parking::parked() == 0;
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) && is_quiet {
         audit();

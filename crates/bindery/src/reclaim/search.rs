@@ -171,7 +171,9 @@ impl Search {
 
     /// Records that a wait for a device has freed `freed` pages. After as many waits without a page
     /// as there were requests, the pages in flight are those of threads that free them themselves,
-    /// or of a device that fails. The search goes on without them. Otherwise:
+    /// or of a device that fails. The search goes on without them, and counts on those that begin
+    /// later: so beside a steady writer it may wait so often again, between two of its steps.
+    /// Otherwise:
     /// 1. Two threads take turns: while one takes its completed write, the other one is writing.
     /// 2. The pages of that write would be enough, so this thread waits for it.
     /// 3. The write is complete, and its own thread takes it first: back to 1.

@@ -14,9 +14,9 @@ use super::notice::Notice;
 use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{Interrupts, UserfaultState};
 
-/// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this may move. The message
-/// is in its queue until it is done, or this is dropped: then no reader finds it, and a handler that
-/// has read it already wakes nothing.
+/// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this may
+/// move. The message is in its queue until it is done, or this is dropped: then no reader finds it,
+/// and a handler that has read it already wakes nothing.
 pub(crate) struct PolledFault<'m, P: Platform> {
     memory: &'m Memory<P>,
     notice: NonNull<Notice>,
@@ -43,7 +43,8 @@ impl<'m, P: Platform> PolledFault<'m, P> {
         let notice = unsafe { Notice::allocate(memory, state, QueuedMessage::Fault(message)) }?;
         // SAFETY: the caller's obligation 1, and the notice was just made.
         let (named, waiter) = unsafe { (state.as_ref(), &notice.as_ref().waiter) };
-        // SAFETY: 1. the notice stays in its slab until the drop, which withdraws the message first.
+        // SAFETY: 1. the notice stays in its slab until the drop, which withdraws the message
+        // first.
         if unsafe { named.try_queue(memory.platform(), waiter) } {
             return Some(Self { memory, notice });
         }

@@ -1,7 +1,7 @@
 //! Calls that stop where they would wait, and go on: the result of a step, and the wait.
 //!
-//! No lock is held during the wait, as in a call that blocks (docs/lock-order.md). So a call can give
-//! the wait away at the places at which it would block. Its state is the rest of its range.
+//! No lock is held during the wait, as in a call that blocks (docs/lock-order.md). So a call can
+//! give the wait away at the places at which it would block. Its state is the rest of its range.
 
 use core::fmt;
 
@@ -26,9 +26,9 @@ pub enum Step<'s, 'm, P: Platform> {
     Blocked(CallWait<'s, 'm, P>),
 }
 
-/// The thing that a call has to wait for, as a [`FaultWait`]. It may be moved to another thread, and
-/// may lie in a queue: it holds no lock and no request. Dropping it cancels the wait: nothing is read
-/// for the call, unless a poll has begun it.
+/// The thing that a call has to wait for, as a [`FaultWait`]. It may be moved to another thread,
+/// and may lie in a queue: it holds no lock and no request. Dropping it cancels the wait: nothing
+/// is read for the call, unless a poll has begun it.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]

@@ -41,9 +41,9 @@ pub enum TriedFault<'s, 'm, P: Platform> {
 /// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a
 /// queue: it holds no lock and no request. Waits may be performed in any order.
 ///
-/// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it. A message
-/// to the handler of a userfaultfd, which a poll has sent, is withdrawn; a handler that has read it
-/// already answers for nothing.
+/// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it. A
+/// message to the handler of a userfaultfd, which a poll has sent, is withdrawn; a handler that has
+/// read it already answers for nothing.
 ///
 /// Context of the drop: may sleep, like the drop of an [`Object`].
 #[must_use = "the next attempt would find the same"]
@@ -62,8 +62,8 @@ enum Event<'m, P: Platform> {
     Storage(PolledWait<'m, P>),
     /// The handler of a userfaultfd has answered.
     Handler(PolledHandler<'m, P>),
-    /// Any other that a fault which blocks waits for: a lock, memory, the mutex for a first write or
-    /// for an address that is not mapped.
+    /// Any other that a fault which blocks waits for: a lock, memory, the mutex for a first write
+    /// or for an address that is not mapped.
     Other,
 }
 
@@ -115,8 +115,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// A page of a file behind which the pager is to read the next ones blocks once: the wait only
     /// begins that. A fault has to wait for a pager, a swap device, the handler of a userfaultfd,
     /// memory, a lock that another thread has, and once for each mapping for the mutex of the
-    /// address space. An access to an address that is not mapped waits too: the mutex decides whether
-    /// a mapping grows down to it.
+    /// address space. An access to an address that is not mapped waits too: the mutex decides
+    /// whether a mapping grows down to it.
     ///
     /// Context: spins. Complexity: as [`AddressSpace::fault`].
     ///
@@ -303,11 +303,11 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     }
 
     /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
-    /// begins to read the pages, or sends the message to the handler of a userfaultfd, and takes the
-    /// answer in when it has come. So no thread waits for a handler, a swap device, or a pager that
-    /// keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call. A task
-    /// that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was called for the
-    /// word. The word may be one that many waits share, so a poll may find nothing new.
+    /// begins to read the pages, or sends the message to the handler of a userfaultfd, and takes
+    /// the answer in when it has come. So no thread waits for a handler, a swap device, or a pager
+    /// that keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call.
+    /// A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was called
+    /// for the word. The word may be one that many waits share, so a poll may find nothing new.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};

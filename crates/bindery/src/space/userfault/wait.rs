@@ -33,8 +33,8 @@ pub(in crate::space) enum Served<'a, P: Platform> {
 /// Lets a fault in a registered VMA wait for its handler, if the userfaultfd serves it.
 ///
 /// The message is queued with the VMA locked, so that no change of the registration comes between.
-/// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message lies in the frame of
-/// this call, and so does the wait: its caller would get a value that has expired.
+/// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message lies in the frame
+/// of this call, and so does the wait: its caller would get a value that has expired.
 ///
 /// # Errors
 /// [`FaultError::Bus`] if the userfaultfd asks for signals or does not serve the kernel;
@@ -55,7 +55,8 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     state.hold();
     let held = Held { space, state: pointer };
     let waited = held.state().with_queued(platform, message, |queued| {
-        // Checked again with the message queued: a thread that fills the page from here on finds it.
+        // Checked again with the message queued: a thread that fills the page from here on finds
+        // it.
         let fault = Fault::new(space, locked.vma(), request.page, request.access);
         if userfault_kind(&fault) != Some(kind) {
             return Ok(Served::Again);
