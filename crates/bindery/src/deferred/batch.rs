@@ -101,20 +101,20 @@ impl<T: Linked> Chain<T> {
 }
 
 /// Page tables that were detached, linked through their metadata.
-pub(crate) struct Tables {
+pub(crate) struct DetachedTables {
     first: u32,
     last: u32,
     count: u32,
 }
 
-impl Default for Tables {
+impl Default for DetachedTables {
     #[inline]
     fn default() -> Self {
         Self { first: NONE, last: NONE, count: 0 }
     }
 }
 
-impl Tables {
+impl DetachedTables {
     /// Adds a detached table before the others.
     ///
     /// # Safety
@@ -191,19 +191,19 @@ impl Tables {
 }
 
 /// A [`Chain`] of records with their type erased.
-struct Records<P: Platform> {
+struct RecordChain<P: Platform> {
     first: *mut Opaque,
     /// The link of the last record.
     last: *const AtomicPtr<Opaque>,
     count: u32,
-    /// [`Records::free_as`] of the type, once the chain has records.
+    /// [`RecordChain::free_as`] of the type, once the chain has records.
     free: unsafe fn(&mut Self, &Memory<P>, u32),
 }
 
 // SAFETY: as for a `Chain`: the records are `Sync`.
-unsafe impl<P: Platform> Send for Records<P> {}
+unsafe impl<P: Platform> Send for RecordChain<P> {}
 
-impl<P: Platform> Records<P> {
+impl<P: Platform> RecordChain<P> {
     const NONE: Self =
         Self { first: ptr::null_mut(), last: ptr::null(), count: 0, free: |_, _, _| {} };
 
@@ -250,14 +250,14 @@ impl<P: Platform> Records<P> {
 
 /// Unlinked items that readers may still use.
 pub(crate) struct Batch<P: Platform> {
-    pub(crate) tables: Tables,
-    records: [Records<P>; DEFERRED_KINDS],
+    pub(crate) tables: DetachedTables,
+    records: [RecordChain<P>; DEFERRED_KINDS],
 }
 
 impl<P: Platform> Default for Batch<P> {
     #[inline]
     fn default() -> Self {
-        Self::of(Tables::default())
+        Self::of(DetachedTables::default())
     }
 }
 
@@ -268,8 +268,8 @@ const TABLE: u64 = 8;
 impl<P: Platform> Batch<P> {
     /// A batch of tables only.
     #[inline]
-    pub(crate) fn of(tables: Tables) -> Self {
-        Self { tables, records: [const { Records::NONE }; DEFERRED_KINDS] }
+    pub(crate) fn of(tables: DetachedTables) -> Self {
+        Self { tables, records: [const { RecordChain::NONE }; DEFERRED_KINDS] }
     }
 
     /// The batch with the records of the chain, the only ones of their type.
@@ -277,7 +277,7 @@ impl<P: Platform> Batch<P> {
     pub(crate) fn with<T: Linked>(mut self, chain: Chain<T>) -> Self {
         // No record is larger than its weight allows.
         const { assert!(size_of::<T>() <= PAGE_SIZE as usize / TABLE as usize) };
-        self.records[T::KIND as usize] = Records::of(chain);
+        self.records[T::KIND as usize] = RecordChain::of(chain);
         self
     }
 

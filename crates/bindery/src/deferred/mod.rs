@@ -70,9 +70,9 @@ use crate::Memory;
 use crate::memory::{CpuRecord, Cpus};
 use crate::platform::{GracePeriod, Platform};
 
-pub(crate) use batch::{Batch, Chain, Linked, Tables};
+pub(crate) use batch::{Batch, Chain, DetachedTables, Linked};
 pub(crate) use locked::LockedQueue;
-use queue::Machine;
+use queue::QueueMachine;
 
 /// The number of other calls' items that one call frees.
 const FREED_AT_ONCE: u32 = 64;
@@ -131,7 +131,7 @@ impl<P: Platform> Deferral<P> {
     }
 }
 
-impl<P: Platform> Machine for Memory<P> {
+impl<P: Platform> QueueMachine for Memory<P> {
     type Batch = Batch<P>;
 
     fn is_empty(batch: &Batch<P>) -> bool {
@@ -248,7 +248,7 @@ impl<P: Platform> Batch<P> {
 #[inline]
 pub(crate) unsafe fn free_unlinked<P: Platform, A: Linked, B: Linked>(
     memory: &Memory<P>,
-    tables: Tables,
+    tables: DetachedTables,
     some: Chain<A>,
     others: Chain<B>,
 ) {

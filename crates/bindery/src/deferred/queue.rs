@@ -8,7 +8,7 @@
 use crate::platform::GracePeriod;
 
 /// The machine and the items, as the order needs them.
-pub(super) trait Machine {
+pub(super) trait QueueMachine {
     /// Items that wait together.
     type Batch: Default;
 
@@ -30,7 +30,7 @@ pub(super) trait Machine {
 /// 2. CPU B enters a read section, and finds the VMA in the index;
 /// 3. CPU A removes the VMA, finds the period over, and frees it; CPU B reads it.
 #[inline]
-pub(super) fn no_reader_left<M: Machine>(machine: &M) -> bool {
+pub(super) fn no_reader_left<M: QueueMachine>(machine: &M) -> bool {
     let period = machine.grace_period();
     machine.is_over(period)
 }
@@ -82,14 +82,14 @@ impl<B: Default> Queue<B> {
     }
 
     /// Adds items that were unlinked before.
-    pub(super) fn push<M: Machine<Batch = B>>(&mut self, machine: &M, batch: B) {
+    pub(super) fn push<M: QueueMachine<Batch = B>>(&mut self, machine: &M, batch: B) {
         // Not to the closed batch, whose grace period may have begun before the unlinking.
         machine.append(&mut self.open, batch);
     }
 
     /// Takes the items whose readers have all left, and begins the next grace period. `None`: no
     /// item is ripe, or another thread frees some.
-    pub(super) fn take_ripe<M: Machine<Batch = B>>(&mut self, machine: &M) -> Option<B> {
+    pub(super) fn take_ripe<M: QueueMachine<Batch = B>>(&mut self, machine: &M) -> Option<B> {
         if self.is_freeing {
             return None;
         }
@@ -99,7 +99,7 @@ impl<B: Default> Queue<B> {
 
     /// Ends what [`Queue::take_ripe`] or [`Queue::take_drained`] began: puts back the items that
     /// were not freed. Returns whether a drain waits for it.
-    pub(super) fn end_free<M: Machine<Batch = B>>(&mut self, machine: &M, left: B) -> bool {
+    pub(super) fn end_free<M: QueueMachine<Batch = B>>(&mut self, machine: &M, left: B) -> bool {
         machine.append(&mut self.ripe, left);
         self.is_freeing = false;
         core::mem::take(&mut self.is_awaited)
@@ -107,7 +107,11 @@ impl<B: Default> Queue<B> {
 
     /// Closes all items for a drain with this number. Returns whether it must wait for readers
     /// before it calls [`Queue::take_drained`].
-    pub(super) fn close_for<M: Machine<Batch = B>>(&mut self, machine: &M, drain: u64) -> bool {
+    pub(super) fn close_for<M: QueueMachine<Batch = B>>(
+        &mut self,
+        machine: &M,
+        drain: u64,
+    ) -> bool {
         self.ripen(machine);
         if M::is_empty(&self.closed) {
             return false;
@@ -124,7 +128,7 @@ impl<B: Default> Queue<B> {
     /// Takes all items that were closed for the drain with this number, and the ripe ones. The
     /// drain has waited for the readers since. `None`: another thread is to free some of them; the
     /// drain waits for its [`Queue::end_free`], and tries again.
-    pub(super) fn take_drained<M: Machine<Batch = B>>(
+    pub(super) fn take_drained<M: QueueMachine<Batch = B>>(
         &mut self,
         machine: &M,
         drain: u64,
@@ -142,7 +146,7 @@ impl<B: Default> Queue<B> {
 
     /// Takes all items, for another queue, in which they are open: their grace period begins anew.
     /// The items that a thread frees just now stay with it.
-    pub(super) fn take_all<M: Machine<Batch = B>>(&mut self, machine: &M) -> B {
+    pub(super) fn take_all<M: QueueMachine<Batch = B>>(&mut self, machine: &M) -> B {
         let mut all = core::mem::take(&mut self.open);
         machine.append(&mut all, core::mem::take(&mut self.closed));
         machine.append(&mut all, core::mem::take(&mut self.ripe));
@@ -156,7 +160,7 @@ impl<B: Default> Queue<B> {
     }
 
     /// Finds items whose readers have all left, and begins the next grace period.
-    fn ripen<M: Machine<Batch = B>>(&mut self, machine: &M) {
+    fn ripen<M: QueueMachine<Batch = B>>(&mut self, machine: &M) {
         loop {
             if !M::is_empty(&self.closed) {
                 if !machine.is_over(self.period) {
@@ -174,7 +178,7 @@ impl<B: Default> Queue<B> {
         }
     }
 
-    fn take_all_ripe<M: Machine<Batch = B>>(&mut self) -> Option<B> {
+    fn take_all_ripe<M: QueueMachine<Batch = B>>(&mut self) -> Option<B> {
         self.is_freeing = !M::is_empty(&self.ripe);
         self.is_freeing.then(|| core::mem::take(&mut self.ripe))
     }

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering;
 const RELEASED: u32 = 1 << 31;
 
 /// The operations of an atomic word that the protocol uses.
-pub(crate) trait Word {
+pub(crate) trait PendingWord {
     fn load(&self, order: Ordering) -> u32;
     fn fetch_add(&self, value: u32, order: Ordering) -> u32;
     fn fetch_sub(&self, value: u32, order: Ordering) -> u32;
@@ -26,7 +26,7 @@ pub(crate) trait Word {
 
 macro_rules! word {
     ($word:ty) => {
-        impl Word for $word {
+        impl PendingWord for $word {
             fn load(&self, order: Ordering) -> u32 {
                 <$word>::load(self, order)
             }
@@ -62,26 +62,26 @@ pub(crate) enum Last {
 
 /// How many flushes are pending.
 #[inline]
-pub(crate) fn count(word: &impl Word) -> u32 {
+pub(crate) fn count(word: &impl PendingWord) -> u32 {
     // Acquire: the thread that finds zero comes after the flushes.
     word.load(Ordering::Acquire) & !RELEASED
 }
 
 /// Whether a flush is pending for a table that hangs in the tree.
 #[inline]
-pub(crate) fn is_any(word: &impl Word) -> bool {
+pub(crate) fn is_any(word: &impl PendingWord) -> bool {
     word.load(Ordering::Acquire) != 0
 }
 
 /// One flush more is pending. Called with the table's lock held.
 #[inline]
-pub(crate) fn raise(word: &impl Word) {
+pub(crate) fn raise(word: &impl PendingWord) {
     // Relaxed: the release of the lock publishes it, and so does the store that clears an entry.
     word.fetch_add(1, Ordering::Relaxed);
 }
 
 /// One flush is over.
-pub(crate) fn lower(word: &impl Word) -> Last {
+pub(crate) fn lower(word: &impl PendingWord) -> Last {
     // Release: the thread that finds zero comes after the flush. Acquire: the free comes after all
     // of them.
     let before = word.fetch_sub(1, Ordering::AcqRel);
@@ -91,7 +91,7 @@ pub(crate) fn lower(word: &impl Word) -> Last {
 
 /// The table was detached, and no reader can reach it any more.
 #[inline]
-pub(crate) fn release(word: &impl Word) -> Last {
+pub(crate) fn release(word: &impl PendingWord) -> Last {
     if word.load(Ordering::Acquire) == 0 || word.fetch_or(RELEASED, Ordering::AcqRel) == 0 {
         return Last::Yes;
     }

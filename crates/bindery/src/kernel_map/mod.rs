@@ -104,7 +104,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, EntryIndex, Level};
-use crate::deferred::{Batch, Tables as DetachedTables};
+use crate::deferred::{Batch, DetachedTables};
 use crate::platform::{Platform, Tables};
 use crate::stats::{Counts, Stats};
 use crate::sync::Mutex;

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, Kind, Level};
-use crate::deferred::{Batch as Unlinked, Chain, Tables as DetachedTables};
+use crate::deferred::{Batch as Unlinked, Chain, DetachedTables};
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Platform, Tables};
 use crate::stats::Counts;

@@ -40,7 +40,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let leaves = options.leaves(self)?;
         self.pages((pages.len() as u64) << PAGE_SHIFT)?;
         let place = Placement::of_list(pages, &leaves);
-        let mapping = Mapping { place, traits: options.traits(AreaKind::Vmap) };
+        let mapping = VmapWork { place, traits: options.traits(AreaKind::Vmap) };
         mapping.make(self, |walk, at| walk.map_list(at, pages, &leaves))
     }
 
@@ -76,7 +76,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let congruent = u64::from(first.0).wrapping_sub(offset) & (piece - 1);
         let place =
             Placement { pages, align: piece << PAGE_SHIFT, congruent: congruent << PAGE_SHIFT };
-        let mapping = Mapping { place, traits: options.traits(AreaKind::Vmap) };
+        let mapping = VmapWork { place, traits: options.traits(AreaKind::Vmap) };
         mapping.make(self, |walk, mut at| {
             for (first, count) in joined(ranges) {
                 walk.map_run(at, first, count, &leaves)?;
@@ -150,7 +150,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let base = from.0 - offset;
         let place = Placement { pages, align, congruent: base & (align - 1) };
         let first = Frame((base >> PAGE_SHIFT) as u32);
-        let mapping = Mapping { place, traits: options.traits(AreaKind::Ioremap) };
+        let mapping = VmapWork { place, traits: options.traits(AreaKind::Ioremap) };
         let start = mapping.make(self, |walk, at| walk.map_run(at, first, pages, &leaves))?;
         Ok(start.offset(offset))
     }
@@ -176,12 +176,12 @@ impl<P: Platform> KernelMap<'_, P> {
 }
 
 /// A new area for the caller's frames.
-struct Mapping {
+struct VmapWork {
     place: Placement,
     traits: AreaTraits,
 }
 
-impl Mapping {
+impl VmapWork {
     /// Reserves the area, aligned for large pieces if possible, and lets `fill` map its pages.
     /// Returns its address.
     fn make<'m, P: Platform>(

@@ -51,7 +51,7 @@ impl<P: Platform> CpuRecord<P> {
 
 /// All records of one CPU, in one block of frames.
 #[repr(C)]
-struct Block<P: Platform> {
+struct CpuBlock<P: Platform> {
     front: CachePadded<Front<P>>,
     magazines: Magazines<P>,
     record: CachePadded<CpuRecord<P>>,
@@ -63,7 +63,7 @@ const fn order_of(bytes: usize) -> Order {
     Order(bytes.div_ceil(PAGE_SIZE as usize).next_power_of_two().ilog2() as u8)
 }
 
-impl<P: Platform> Block<P> {
+impl<P: Platform> CpuBlock<P> {
     /// The block is not larger than 2^this frames.
     const ORDER: Order = {
         assert!(size_of::<Self>() <= 32 << 10, "the records of a CPU are too large");
@@ -188,12 +188,12 @@ unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&Cpu
             store.give_slots(slots.add(3 * SLOTS_SIZE));
         }
     }
-    let block = take_frames(&memory.frames, Block::<P>::ORDER)?;
-    let block = memory.platform().direct_map(block).cast::<Block<P>>();
+    let block = take_frames(&memory.frames, CpuBlock::<P>::ORDER)?;
+    let block = memory.platform().direct_map(block).cast::<CpuBlock<P>>();
     // SAFETY: the frames were just allocated, are consecutive in the direct map and aligned to a
-    // page, and have room for a block (`Block::ORDER`). The block is never freed.
+    // page, and have room for a block (`CpuBlock::ORDER`). The block is never freed.
     let block = unsafe {
-        block.write(Block::new(cpu));
+        block.write(CpuBlock::new(cpu));
         block.as_ref()
     };
     // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's

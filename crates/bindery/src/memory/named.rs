@@ -88,11 +88,11 @@ pub(crate) struct Records {
     /// Those with a name.
     pub(crate) named: NamedTree,
     /// Those with pages that are to be stored.
-    pub(crate) unsaved: Ends,
+    pub(crate) unsaved: ListEnds,
 }
 
 /// The ends of a list of records, which the layer links.
-pub(crate) struct Ends {
+pub(crate) struct ListEnds {
     pub(crate) first: AtomicPtr<Opaque>,
     pub(crate) last: AtomicPtr<Opaque>,
 }
@@ -102,7 +102,7 @@ impl Records {
         Self {
             first: AtomicPtr::new(ptr::null_mut()),
             named: IntervalTree::new(),
-            unsaved: Ends {
+            unsaved: ListEnds {
                 first: AtomicPtr::new(ptr::null_mut()),
                 last: AtomicPtr::new(ptr::null_mut()),
             },

@@ -11,7 +11,7 @@ use crate::platform::Platform;
 
 /// Frames that the core does not use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Block {
+enum FrameUser {
     /// Those of a block of [`Memory::allocate_frames`], by its first frame.
     Embedder(Frame),
     /// Those that are not of the memory.
@@ -39,7 +39,7 @@ pub(crate) fn shown_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: 
 /// Counts new leaves of these frames, which may be shown.
 pub(crate) fn map_shown<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
     each_block(memory, frames, |block, count| {
-        if let Some(Block::Embedder(head)) = block {
+        if let Some(FrameUser::Embedder(head)) = block {
             memory.frames.meta(head).word.fetch_add(u64::from(count), Ordering::Relaxed);
         }
         true
@@ -57,7 +57,7 @@ pub(crate) fn unmap_shown<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
 #[cold]
 fn count_removed<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
     each_block(memory, frames, |block, count| {
-        if let Some(Block::Embedder(head)) = block {
+        if let Some(FrameUser::Embedder(head)) = block {
             // Release: the block is freed after all accesses through the leaves.
             memory.frames.meta(head).word.fetch_sub(u64::from(count), Ordering::Release);
         }
@@ -71,22 +71,22 @@ fn count_removed<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
 fn each_block<P: Platform>(
     memory: &Memory<P>,
     frames: FrameRange,
-    mut visit: impl FnMut(Option<Block>, u32) -> bool,
+    mut visit: impl FnMut(Option<FrameUser>, u32) -> bool,
 ) -> bool {
     let span = memory.frame_span();
     let (mut at, mut left) = (frames.first, frames.count);
     while left > 0 {
         // Before the memory, and behind it, there are no blocks.
         let (block, count) = if at < span.first {
-            (Some(Block::Other), span.first.0 - at.0)
+            (Some(FrameUser::Other), span.first.0 - at.0)
         } else if !span.contains(at) {
-            (Some(Block::Other), left)
+            (Some(FrameUser::Other), left)
         } else if let Some((head, order)) = embedder_block(memory, at) {
-            (Some(Block::Embedder(head)), head.0 + order.pages() - at.0)
+            (Some(FrameUser::Embedder(head)), head.0 + order.pages() - at.0)
         } else if memory.frames.manages(at) {
             (None, 1)
         } else {
-            (Some(Block::Other), 1)
+            (Some(FrameUser::Other), 1)
         };
         let count = count.min(left);
         if !visit(block, count) {

@@ -8,7 +8,7 @@ use crate::events::RareEvents;
 use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
 use crate::interrupt;
 use crate::platform::Platform;
-use crate::rmap::{Locking, WalkProgress, for_each_sight};
+use crate::rmap::{WalkLocking, WalkProgress, for_each_sight};
 use crate::vma::MappingFlags;
 
 use super::fetch::{Wanted, demand};
@@ -166,7 +166,7 @@ fn is_served<P: Platform>(
 ) -> bool {
     let pages = [PageRange::from_count(first, count)];
     let mut served = false;
-    let walked = for_each_sight(memory, object, &pages, Locking::Wait, |hit, _| {
+    let walked = for_each_sight(memory, object, &pages, WalkLocking::Wait, |hit, _| {
         served |= hit.vma.has(MappingFlags::USERFAULT_MISSING);
         WalkProgress { until: hit.range.end(), entries: 1 }
     });

@@ -4,7 +4,7 @@ use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::Arch;
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, WalkProgress, for_each_sight};
+use crate::rmap::{HOLD, WalkLocking, WalkProgress, for_each_sight};
 use crate::table::rewrite::use_bits::UseBits;
 use crate::table::zap_except::{Exceptions, Spared};
 use crate::vma::MappingFlags;
@@ -32,7 +32,7 @@ pub(super) fn unmap<P: Platform>(
     copies: MappingCopies,
     _: &PagesMayGo,
 ) {
-    let walked = for_each_sight(memory, object, &[pages], Locking::Wait, |sight, edit| {
+    let walked = for_each_sight(memory, object, &[pages], WalkLocking::Wait, |sight, edit| {
         let private = !sight.vma.is_shared();
         let spared = match copies {
             MappingCopies::Kept if private => Spared::GuardsAndCopies,
@@ -67,7 +67,7 @@ pub(super) fn write_protect<P: Platform>(
     ranges: &[PageRange],
     _: &PagesMayGo,
 ) {
-    let walked = for_each_sight(memory, object, ranges, Locking::Wait, |sight, edit| {
+    let walked = for_each_sight(memory, object, ranges, WalkLocking::Wait, |sight, edit| {
         if !sight.vma.is_shared() {
             return WalkProgress { until: sight.range.end(), entries: 0 };
         }

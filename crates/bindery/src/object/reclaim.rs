@@ -36,7 +36,7 @@ use crate::addr::PageRange;
 use crate::collections::page_tree::{PageFlags, PageIndex};
 use crate::folio::{Eviction, FolioLock, FolioOwner, FolioRef, Owner};
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, RmapHit, WalkProgress, for_each_sight};
+use crate::rmap::{HOLD, RmapHit, WalkLocking, WalkProgress, for_each_sight};
 use crate::swap;
 use crate::table::edit::Edit;
 use crate::table::out_batch::OutBatch;
@@ -333,7 +333,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         let ranges = [PageRange { first: self.first, end: self.end() }];
         let mut stop = None;
         let walked =
-            for_each_sight(self.memory, self.object, &ranges, Locking::Try, |hit, edit| {
+            for_each_sight(self.memory, self.object, &ranges, WalkLocking::Try, |hit, edit| {
                 // `mlock` sets the flag with the VMA locked for writing, and then looks for the
                 // pages.
                 match hit.vma.try_read(self.memory.platform()) {

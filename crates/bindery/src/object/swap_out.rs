@@ -36,10 +36,10 @@ use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
 use crate::folio::{Age, Eviction, FolioLock, FolioOwner, FolioRef, LockedFolio, Owner, Turn};
 use crate::platform::Platform;
-use crate::rmap::{HOLD, Locking, WalkProgress, for_each_sight};
+use crate::rmap::{HOLD, WalkLocking, WalkProgress, for_each_sight};
 use crate::swap::{CachedFolio, SlotRun};
 use crate::table::out_batch::{InCache, OutBatch};
-use crate::table::zap_chosen::{Mapped, ZapChoice};
+use crate::table::zap_chosen::{MappedFolio, ZapChoice};
 use crate::vma::MappingFlags;
 
 use super::ObjectState;
@@ -246,7 +246,7 @@ fn unmap<P: Platform>(
     let first = mapped().map(|leaving| leaving.first).min().unwrap_or(0);
     let end = mapped().map(Leaving::end).max();
     let ranges = [PageRange { first, end: end.unwrap_or(first) }];
-    let walked = for_each_sight(memory, object, &ranges, Locking::Try, |hit, edit| {
+    let walked = for_each_sight(memory, object, &ranges, WalkLocking::Try, |hit, edit| {
         let part = hit.range;
         // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
         let locked = hit.vma.try_read(memory.platform());
@@ -301,7 +301,7 @@ fn unmap<P: Platform>(
 fn fate<P: Platform>(
     memory: &Memory<P>,
     plan: &mut Plan,
-    mapped: Mapped,
+    mapped: MappedFolio,
     spare: Spare,
     recurs: bool,
 ) -> ZapChoice {

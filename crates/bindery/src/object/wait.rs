@@ -9,7 +9,7 @@ use crate::folio::{Folio, FolioRef};
 use crate::platform::Platform;
 use crate::swap::device_read::DeviceRead;
 use crate::swap::{find_cached, lock_folio, wait_for_request};
-use crate::userfault::{Ending, Interrupts, QueuedFault};
+use crate::userfault::{Ending, QueuedFault, WaitSignals};
 
 use super::Object;
 use super::ask::Fetch;
@@ -72,7 +72,7 @@ impl ForHandler for Infallible {
 
 /// A fault whose message is in the queue of a userfaultfd, and the signals that end its wait.
 #[derive(Debug)]
-pub(crate) struct HandlerWait<'w>(pub(crate) QueuedFault<'w>, pub(crate) Interrupts);
+pub(crate) struct HandlerWait<'w>(pub(crate) QueuedFault<'w>, pub(crate) WaitSignals);
 
 impl ForHandler for HandlerWait<'_> {
     #[inline(always)]

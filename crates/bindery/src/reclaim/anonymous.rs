@@ -5,7 +5,7 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
 use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
 use crate::platform::Platform;
-use crate::rmap::{self, Locking, WalkProgress, Walked};
+use crate::rmap::{self, WalkLocking, WalkProgress, Walked};
 use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, write_out};
 use crate::table::look;
@@ -81,7 +81,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         // The window's entries are marked as pending until then.
         let freed = self.finish();
         let (memory, folio, mut is_cut) = (self.memory, *held, false);
-        let walked = rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |hit, _| {
+        let walked = rmap::for_each_anonymous_sight(memory, folio, WalkLocking::Try, |hit, _| {
             let mut entries = 0;
             if !is_cut && let Some(_vma) = hit.vma.try_read(memory.platform()) {
                 entries = hit.range.pages();
@@ -107,7 +107,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             return Mapped::InSeveral;
         }
         let mut mapped = Mapped::Nowhere;
-        let walked = rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |hit, _| {
+        let walked = rmap::for_each_anonymous_sight(memory, folio, WalkLocking::Try, |hit, _| {
             let mut entries = 0;
             if mapped == Mapped::Nowhere {
                 entries = hit.range.pages();

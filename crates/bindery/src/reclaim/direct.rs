@@ -39,7 +39,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        Tried::default().repeat(self, call)
+        Attempts::default().repeat(self, call)
     }
 
     /// As [`Memory::retry`], for a call that takes memory for the content of files. If frames are
@@ -50,7 +50,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        Tried { hook: self.fault_reserve() > 0, ..Tried::default() }.repeat(self, call)
+        Attempts { hook: self.fault_reserve() > 0, ..Attempts::default() }.repeat(self, call)
     }
 
     /// As [`Memory::retry`], but the embedder is not asked to end a program.
@@ -58,7 +58,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        Tried { hook: true, ..Tried::default() }.repeat(self, call)
+        Attempts { hook: true, ..Attempts::default() }.repeat(self, call)
     }
 }
 
@@ -74,7 +74,7 @@ fn finish<P: Platform>(memory: &Memory<P>, has_succeeded: bool) {
 
 /// The measures taken so far for a call that finds no memory.
 #[derive(Default)]
-struct Tried {
+struct Attempts {
     rounds: u32,
     /// Items that waited for readers were freed.
     drain: bool,
@@ -86,7 +86,7 @@ struct Tried {
     hook: bool,
 }
 
-impl Tried {
+impl Attempts {
     /// Calls until the call does not fail for lack of memory, or no measure is left.
     #[inline]
     fn repeat<P: Platform, T, E: CallError>(

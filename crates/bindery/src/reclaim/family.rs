@@ -12,7 +12,7 @@ use crate::Memory;
 use crate::addr::Order;
 use crate::folio::{Eviction, FolioLocked, LockedFolio, Turn};
 use crate::platform::Platform;
-use crate::rmap::{self, Locking, RmapHit, WalkProgress, Walked};
+use crate::rmap::{self, RmapHit, WalkLocking, WalkProgress, Walked};
 use crate::swap::page_set::PageSet;
 use crate::swap::{CachedFolio, leave_cache, send_out_again, write_out};
 use crate::table::edit::Edit;
@@ -23,7 +23,7 @@ use super::pressure::EvictionBatch;
 
 /// The reason why a walk skipped a VMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kept {
+enum Skipped {
     /// Its pages are locked into memory.
     Locked,
     /// Another thread changes it.
@@ -68,14 +68,14 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         });
         let complete = matches!(walked, Walked::Visited(_));
         // Folios that are locked into memory stay until `Clock::note_unlocked`.
-        self.later |= walked == Walked::Busy || kept == Some(Kept::Busy);
+        self.later |= walked == Walked::Busy || kept == Some(Skipped::Busy);
         folios.folios.retain(|shared| {
             let handle = memory.frames.folio(shared.leaving.folio());
             if !complete || shared.met < handle.mappings() {
-                if complete && kept == Some(Kept::Locked) {
+                if complete && kept == Some(Skipped::Locked) {
                     handle.reclaim_state().mark_unevictable();
                 }
-                self.later |= shared.met > 0 && kept != Some(Kept::Locked);
+                self.later |= shared.met > 0 && kept != Some(Skipped::Locked);
                 return false;
             }
             handle.reclaim_state().note_look(turn);
@@ -123,7 +123,7 @@ fn walk_stretch<'m, P: Platform>(
     let folio = first.leaving.folio();
     let pages = folios.pages();
     let count = pages.end - pages.first;
-    rmap::for_each_sight_from(memory, folio, count, Locking::Try, |hit, edit| {
+    rmap::for_each_sight_from(memory, folio, count, WalkLocking::Try, |hit, edit| {
         let mut entries = 0;
         let index = hit.vma.page_offset_of(hit.range.start());
         if let Some(part) = folios.part_of(index, hit.range) {
@@ -171,10 +171,10 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
 
 /// Runs `work` on the VMA's entries with the VMA locked for reading, unless its pages are locked
 /// into memory or another thread changes it ([`EvictionBatch::take_window`]).
-fn unless_locked<P: Platform>(platform: &P, vma: &Vma, work: impl FnOnce()) -> Result<(), Kept> {
-    let _vma = vma.try_read(platform).ok_or(Kept::Busy)?;
+fn unless_locked<P: Platform>(platform: &P, vma: &Vma, work: impl FnOnce()) -> Result<(), Skipped> {
+    let _vma = vma.try_read(platform).ok_or(Skipped::Busy)?;
     if vma.has(MappingFlags::LOCKED) {
-        return Err(Kept::Locked);
+        return Err(Skipped::Locked);
     }
     work();
     Ok(())

@@ -76,7 +76,7 @@ pub(crate) use trees::{ObjectTree, TreeLinks};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use walk::ObjectWalk;
 pub(crate) use walk::{
-    HOLD, Locking, RmapHit, WalkProgress, Walked, for_each_anonymous_sight, for_each_sight,
+    HOLD, RmapHit, WalkLocking, WalkProgress, Walked, for_each_anonymous_sight, for_each_sight,
     for_each_sight_from,
 };
 

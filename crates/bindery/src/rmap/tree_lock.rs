@@ -19,21 +19,21 @@ impl TreeLock {
         platform: &'a P,
     ) -> Option<TreeReadGuard<'a, P>> {
         let guard = self.0.try_read(platform)?;
-        Some(TreeReadGuard { held: Held::new(platform), _guard: guard })
+        Some(TreeReadGuard { held: Measured::new(platform), _guard: guard })
     }
 
     /// Locks for reading.
     #[inline]
     pub(crate) fn read<'a, P: Platform>(&'a self, platform: &'a P) -> TreeReadGuard<'a, P> {
         let guard = self.0.read(platform);
-        TreeReadGuard { held: Held::new(platform), _guard: guard }
+        TreeReadGuard { held: Measured::new(platform), _guard: guard }
     }
 
     /// Locks for writing.
     #[inline]
     pub(crate) fn write<'a, P: Platform>(&'a self, platform: &'a P) -> TreeWriteGuard<'a, P> {
         let guard = self.0.write(platform);
-        TreeWriteGuard { held: Held::new(platform), _guard: guard }
+        TreeWriteGuard { held: Measured::new(platform), _guard: guard }
     }
 
     /// Runs `work` with the lock held for writing.
@@ -49,7 +49,7 @@ impl TreeLock {
 pub(crate) struct TreeReadGuard<'a, P: Platform> {
     // Dropped first: the platform is informed before the lock is free.
     #[allow(dead_code, reason = "works by being dropped")]
-    held: Held<'a, P>,
+    held: Measured<'a, P>,
     _guard: ReadGuard<'a, P>,
 }
 
@@ -57,16 +57,16 @@ pub(crate) struct TreeReadGuard<'a, P: Platform> {
 #[must_use = "dropping the guard unlocks"]
 pub(crate) struct TreeWriteGuard<'a, P: Platform> {
     #[allow(dead_code, reason = "works by being dropped")]
-    held: Held<'a, P>,
+    held: Measured<'a, P>,
     _guard: WriteGuard<'a, P>,
 }
 
 /// Informs a measuring platform while the lock is held, and when it is released.
-struct Held<'a, P: Platform>(
+struct Measured<'a, P: Platform>(
     #[cfg_attr(not(any(test, feature = "measure")), expect(dead_code))] &'a P,
 );
 
-impl<'a, P: Platform> Held<'a, P> {
+impl<'a, P: Platform> Measured<'a, P> {
     #[inline]
     fn new(platform: &'a P) -> Self {
         #[cfg(any(test, feature = "measure"))]
@@ -75,7 +75,7 @@ impl<'a, P: Platform> Held<'a, P> {
     }
 }
 
-impl<P: Platform> Drop for Held<'_, P> {
+impl<P: Platform> Drop for Measured<'_, P> {
     #[inline]
     fn drop(&mut self) {
         #[cfg(any(test, feature = "measure"))]

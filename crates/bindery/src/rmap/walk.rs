@@ -76,7 +76,7 @@ const PASSES: u32 = 8;
 
 /// How a walk takes locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Locking {
+pub(crate) enum WalkLocking {
     /// It waits.
     Wait,
     /// It returns [`Busy`] instead of waiting: for a reclaimer, inside of an allocation.
@@ -120,7 +120,7 @@ pub(crate) fn for_each_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     ranges: &[PageRange],
-    locking: Locking,
+    locking: WalkLocking,
     mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Result<(), Busy> {
     let mut walk = ObjectWalk::new(object, ranges);
@@ -143,7 +143,7 @@ impl<'a> ObjectWalk<'a> {
     pub(crate) fn hold<'m, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
-        locking: Locking,
+        locking: WalkLocking,
         visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
     ) -> Result<bool, Busy> {
         let tree_lock = &self.object.mapping_lock;
@@ -169,11 +169,11 @@ fn looked_at_one<P: Platform>(_memory: &Memory<P>) {
 fn lock<'a, P: Platform>(
     memory: &'a Memory<P>,
     tree_lock: &'a TreeLock,
-    locking: Locking,
+    locking: WalkLocking,
 ) -> Result<TreeReadGuard<'a, P>, Busy> {
     match locking {
-        Locking::Wait => Ok(tree_lock.read(memory.platform())),
-        Locking::Try => tree_lock.try_read(memory.platform()).ok_or(Busy),
+        WalkLocking::Wait => Ok(tree_lock.read(memory.platform())),
+        WalkLocking::Try => tree_lock.try_read(memory.platform()).ok_or(Busy),
     }
 }
 
@@ -331,7 +331,7 @@ pub(crate) enum Walked {
 pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
-    locking: Locking,
+    locking: WalkLocking,
     visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Walked {
     for_each_sight_from(memory, folio, u64::from(folio.pages()), locking, visit)
@@ -342,7 +342,7 @@ pub(crate) fn for_each_sight_from<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,
     pages: u64,
-    locking: Locking,
+    locking: WalkLocking,
     mut visit: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Walked {
     let frames = &memory.frames;
@@ -374,7 +374,7 @@ fn walk_family<'m, P: Platform>(
     memory: &'m Memory<P>,
     top: &AnonGroup,
     ranges: &[PageRange],
-    locking: Locking,
+    locking: WalkLocking,
     visit: &mut impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>) -> WalkProgress,
 ) -> Result<u64, Busy> {
     let tree_lock = top.family_lock();

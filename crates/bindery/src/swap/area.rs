@@ -29,7 +29,7 @@ use super::bitmap::CLUSTER_SLOTS;
 use super::cluster::{Cluster, ClusterState, List};
 use super::cluster_lists::{ClusterLists, linked};
 use super::device::SwapDevice;
-use super::requests::Requests;
+use super::requests::RequestTable;
 use super::slots::{AreasStay, while_areas_stay};
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SIZE};
@@ -103,7 +103,7 @@ pub(crate) struct SlotArea<P: Platform> {
     /// Changed while no slot is taken.
     device: Mutex<P::SpinLock, Option<&'static dyn SwapDevice<P>>>,
     /// Requests in flight on the device.
-    pub(super) requests: Requests,
+    pub(super) requests: RequestTable,
 }
 
 impl<P: Platform> SlotArea<P> {
@@ -122,7 +122,7 @@ impl<P: Platform> SlotArea<P> {
             lets_pages_change: AtomicBool::new(false),
             has_freed: AtomicBool::new(false),
             device: Mutex::new(None),
-            requests: Requests::new(),
+            requests: RequestTable::new(),
         }
     }
 

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::MAX_SWAP_AREAS;
 use super::clock::Evictions;
-use super::requests::Requests;
+use super::requests::RequestTable;
 use crate::Memory;
 use crate::events::FrequentEvents;
 use crate::folio::{Age, MAX_FOLIO_ORDER};
@@ -109,7 +109,7 @@ pub(crate) fn hand_over<'a, P: Platform>(
     part: &SwapPart,
     mut online: impl Iterator<Item = &'a SwapPart>,
 ) {
-    let is_alone = !online.any(|other| Requests::share_a_group(other.cpu, part.cpu));
+    let is_alone = !online.any(|other| RequestTable::share_a_group(other.cpu, part.cpu));
     for area in &memory.swap.areas {
         area.disown(Some(part.cpu));
         if is_alone {

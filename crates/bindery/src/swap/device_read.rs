@@ -17,7 +17,7 @@ use super::cached_folio::CachedFolio;
 use super::content::ClaimedFolio;
 use super::cpu;
 use super::device::SwapOperation;
-use super::early_read::Stored;
+use super::early_read::DevicePages;
 use super::page_set::PageSet;
 use super::polled::PolledSlot;
 use super::slot_state::SlotState;
@@ -63,7 +63,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         finish_own_writes(memory);
         // The slots are busy: that keeps the area and their content.
         let content = slots.content(memory);
-        if content == Some(Stored::None) {
+        if content == Some(DevicePages::None) {
             self.fill_filled_pages(memory);
             cpu::note_swapped_in(memory, slots.count);
             return Load::Done(self.into_locked());

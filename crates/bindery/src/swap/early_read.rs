@@ -61,7 +61,7 @@ pub(crate) enum Begun {
 
 /// The number of a run's pages that a device has; words fill the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stored {
+pub(super) enum DevicePages {
     None,
     Some,
 }
@@ -112,10 +112,10 @@ impl SlotRun {
         // The slots are busy, which keeps the area and their content.
         let content = slots.content(memory);
         let worth = match cause {
-            Cause::Around => content == Some(Stored::Some),
+            Cause::Around => content == Some(DevicePages::Some),
             Cause::Advice => content.is_some(),
         };
-        if worth && content == Some(Stored::None) {
+        if worth && content == Some(DevicePages::None) {
             claimed.fill_filled_pages(memory);
             cpu::note_swapped_in(memory, slots.count);
             let locked = claimed.into_locked();
@@ -148,12 +148,12 @@ impl SlotRun {
     }
 
     /// The number of pages that a device has; the slots are busy. `None` if a slot has no content.
-    pub(super) fn content<P: Platform>(self, memory: &Memory<P>) -> Option<Stored> {
+    pub(super) fn content<P: Platform>(self, memory: &Memory<P>) -> Option<DevicePages> {
         let count = |content| {
             (0..self.count).filter(|page| self.page_has(memory, *page, content)).count() as u32
         };
         let (stored, filled) = (count(SlotState::STORED), count(SlotState::FILLED));
-        let some = if stored == 0 { Stored::None } else { Stored::Some };
+        let some = if stored == 0 { DevicePages::None } else { DevicePages::Some };
         (stored + filled == self.count).then_some(some)
     }
 

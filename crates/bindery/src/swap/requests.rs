@@ -84,7 +84,7 @@ impl Group {
 const OVERFLOWED: u32 = 1 << GROUPS;
 
 /// The table of an area.
-pub(super) struct Requests {
+pub(super) struct RequestTable {
     groups: [Group; GROUPS],
     /// The groups in which every CPU looks for completions: a bit for each that no CPU uses first
     /// that is online, and [`OVERFLOWED`] for all. A word that is mostly read. It only changes by
@@ -93,7 +93,7 @@ pub(super) struct Requests {
     for_all: AtomicU32,
 }
 
-impl Requests {
+impl RequestTable {
     pub(super) const fn new() -> Self {
         // Threads without a CPU use the first group, whether or not a CPU does.
         Self { groups: [const { Group::new() }; GROUPS], for_all: AtomicU32::new(1) }
@@ -142,12 +142,12 @@ impl Requests {
         self.for_all.fetch_or(1 << Self::of_cpu(Some(cpu)), Relaxed);
     }
 
-    /// Ends [`Requests::share_group`]: `cpu` is online, and looks there.
+    /// Ends [`RequestTable::share_group`]: `cpu` is online, and looks there.
     pub(super) fn adopt_group(&self, cpu: Cpu) {
         self.for_all.fetch_and(!(1 << Self::of_cpu(Some(cpu))), Relaxed);
     }
 
-    /// Whether [`Requests::take`] would find one; may be outdated.
+    /// Whether [`RequestTable::take`] would find one; may be outdated.
     pub(super) fn has_free(&self) -> bool {
         self.groups.iter().any(Group::has_free)
     }
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn the_table_hands_out_what_is_free() {
-        let requests = Requests::new();
+        let requests = RequestTable::new();
         let free = |number| {
             let (group, number) = requests.group(number);
             group.free(number);
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_cpu_finds_its_own_completions_and_all_are_found_without_one() {
-        let requests = Requests::new();
+        let requests = RequestTable::new();
         for cpu in [2, 5] {
             let (group, number) = requests.group(requests.take(Some(Cpu(cpu))).unwrap());
             group.begin(number, Frame(9), 0);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn an_overflowed_group_ends_and_others_find_its_requests() {
-        let requests = Requests::new();
+        let requests = RequestTable::new();
         let begin = |cpu| {
             let number = requests.take(Some(Cpu(cpu))).unwrap();
             let (group, number_there) = requests.group(number);
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_look_at_all_groups_overflows_none() {
-        let requests = Requests::new();
+        let requests = RequestTable::new();
         let (group, number) = requests.group(requests.take(Some(Cpu(2))).unwrap());
         group.begin(number, Frame(9), 0);
         assert_eq!(requests.take_done(None), 0);
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_late_request_of_an_offline_cpu_is_found() {
-        let requests = Requests::new();
+        let requests = RequestTable::new();
         let end = |cpu, by| {
             let number = requests.take(Some(Cpu(cpu))).unwrap();
             let (group, number_there) = requests.group(number);
@@ -448,14 +448,14 @@ mod tests {
         requests.note_overflow();
         assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle again");
         assert!(end(2, 6) && !end(3, 6));
-        assert!(Requests::share_a_group(Cpu(2), Cpu(10)));
+        assert!(RequestTable::share_a_group(Cpu(2), Cpu(10)));
         requests.adopt_group(Cpu(10));
         assert!(!end(2, 6) && end(2, 10));
     }
 
     #[test]
     fn requests_of_threads_without_a_cpu_are_found() {
-        let requests = Requests::new();
+        let requests = RequestTable::new();
         let (group, number) = requests.group(requests.take(None).unwrap());
         group.begin(number, Frame(9), 0);
         group.complete(number, SwapOperation::Write, false);

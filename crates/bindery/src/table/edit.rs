@@ -24,7 +24,7 @@ use super::rewrite::use_bits::{self, UseBits};
 use super::rewrite::{marker, write_protect};
 use super::swap_out_shared::{self, SharedFolios, StretchPart};
 use super::zap::{self, Flush};
-use super::zap_chosen::{self, Mapped, ZapChoice};
+use super::zap_chosen::{self, MappedFolio, ZapChoice};
 use super::zap_except::{self, Exceptions, Protected};
 use super::{PageTable, detach};
 
@@ -111,7 +111,7 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         &mut self,
         range: VirtRange,
         protected: Protected,
-        fate: impl FnMut(Mapped) -> ZapChoice,
+        fate: impl FnMut(MappedFolio) -> ZapChoice,
     ) -> Result<(), NoMemory> {
         zap_chosen::zap_chosen(self, range, protected, fate)
     }

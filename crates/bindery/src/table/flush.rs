@@ -4,7 +4,7 @@
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
-use crate::deferred::{Batch, Tables as DetachedTables};
+use crate::deferred::{Batch, DetachedTables};
 use crate::platform::{Invalidation, Platform, Tables};
 use crate::stats::Counts;
 use crate::tlb::{self, Gather};

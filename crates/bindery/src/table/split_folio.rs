@@ -28,7 +28,7 @@ impl From<NoMemory> for Uncut {
 }
 
 /// A bit for each page of a folio.
-type Mapped = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
+type PageBits = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
 
 /// Cuts a folio whose pages are mapped in `range`, in their order, into folios of `order`. The only
 /// reference to it becomes one to each of them: `hold` takes it, or says that the folio cannot be
@@ -43,7 +43,7 @@ pub(crate) fn split_folio<P: Platform>(
     let frames = &page_table.memory.frames;
     let section = page_table.read_section();
     let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PTE));
-    let mut mapped: Mapped = [0; _];
+    let mut mapped: PageBits = [0; _];
     let mut at = range.start();
     while at < range.end() {
         let EntryAt { node, .. } = cursor.entry_at(at);

@@ -24,7 +24,7 @@ use super::{NoMemory, Table};
 
 /// A run of entries that map pages of one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedFolio {
     /// The folio.
     pub(crate) folio: Folio,
     /// The start of the run, in pages from the start of the range.
@@ -45,7 +45,7 @@ pub(crate) enum ZapChoice {
 }
 
 /// Entries of a table that are suspended.
-struct Suspended<'s, A: Arch> {
+struct SuspendedEntries<'s, A: Arch> {
     node: Node<A, Table<'s>>,
     /// The address of the table's first entry.
     start: u64,
@@ -59,7 +59,7 @@ pub(super) fn zap_chosen<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
     protected: Protected,
-    mut fate: impl FnMut(Mapped) -> ZapChoice,
+    mut fate: impl FnMut(MappedFolio) -> ZapChoice,
 ) -> Result<(), NoMemory> {
     let memory = edit.memory;
     let mut chunks = Chunks::of(range);
@@ -99,10 +99,10 @@ fn mapped_by<P: Platform>(
     memory: &Memory<P>,
     run: &Run<P::Arch>,
     start: VirtAddr,
-) -> Option<Mapped> {
+) -> Option<MappedFolio> {
     let of = |frame, used| {
         let number = ((run.at.0 - start.0) >> PAGE_SHIFT) as u32;
-        Some(Mapped { folio: memory.frames.folio_of(frame)?, number, used })
+        Some(MappedFolio { folio: memory.frames.folio_of(frame)?, number, used })
     };
     match run.what {
         What::Leaf(first) => of(P::Arch::frame(first), P::Arch::attributes(first).accessed),
@@ -118,20 +118,20 @@ fn mapped_by<P: Platform>(
 fn suspend_one_of_many<'s, P: Platform>(
     span: &mut Span<'_, '_, P>,
     run: &Run<'s, P::Arch>,
-    suspended: &mut Option<Suspended<'s, P::Arch>>,
+    suspended: &mut Option<SuspendedEntries<'s, P::Arch>>,
 ) {
     if suspended.as_ref().is_some_and(|before| before.node.table != run.node.table) {
         drop_all(span, suspended.take());
     }
     let start = run.at.0 - (u64::from(run.index.number()) << run.node.level.span_shift());
-    let new = || Suspended { node: run.node, start, entries: PageSet::EMPTY };
+    let new = || SuspendedEntries { node: run.node, start, entries: PageSet::EMPTY };
     suspended.get_or_insert_with(new).entries.add(run.index.number(), run.count);
     suspend(span, run);
 }
 
 /// Flushes, and drops what was suspended.
-fn drop_all<P: Platform>(span: &mut Span<'_, '_, P>, suspended: Option<Suspended<P::Arch>>) {
-    let Some(Suspended { node, start, entries }) = suspended else { return };
+fn drop_all<P: Platform>(span: &mut Span<'_, '_, P>, suspended: Option<SuspendedEntries<P::Arch>>) {
+    let Some(SuspendedEntries { node, start, entries }) = suspended else { return };
     span.flush();
     let at = |index: u32| start + (u64::from(index) << node.level.span_shift());
     let mut next = entries.next_run(0);

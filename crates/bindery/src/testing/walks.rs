@@ -2,7 +2,7 @@
 
 use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::platform::Platform;
-use crate::rmap::{self, HOLD, Locking, WalkProgress, Walked};
+use crate::rmap::{self, HOLD, WalkLocking, WalkProgress, Walked};
 use crate::table::look;
 use crate::table::look::MappedRun;
 use crate::table::zap_except::{Exceptions, Protected, Spared};
@@ -44,7 +44,7 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     /// held. Returns whether the walk is done. `None` if the lock is held for a change of the set
     /// of mappings: it is only tried.
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
-        let done = self.walk.hold(self.memory, Locking::Try, &mut |sight, edit| {
+        let done = self.walk.hold(self.memory, WalkLocking::Try, &mut |sight, edit| {
             inside(sight.range.start());
             let Some(rest) = sight.page_table.first_part(sight.range, PAGE_SIZE, None) else {
                 return WalkProgress { until: sight.range.end(), entries: 1 };
@@ -83,7 +83,7 @@ pub fn walk_anonymous<P: Platform>(
     let locked = frames.folio(folio).try_lock();
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
-        rmap::for_each_anonymous_sight(memory, folio, Locking::Try, |sight, _| {
+        rmap::for_each_anonymous_sight(memory, folio, WalkLocking::Try, |sight, _| {
             look::survey(&sight.page_table, sight.range, |stretch| {
                 if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
                     found += if there == folio { stretch.range.pages() } else { 0 };

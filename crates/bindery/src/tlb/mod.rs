@@ -67,7 +67,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, VirtRange};
 use crate::arch::{Arch, Level};
-use crate::deferred::Tables as DetachedTables;
+use crate::deferred::DetachedTables;
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;

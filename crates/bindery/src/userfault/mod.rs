@@ -43,4 +43,4 @@ pub(crate) use notice::Notices;
 pub(crate) use polled::PolledFault;
 pub use queue::ForkIsNext;
 pub(crate) use queue::{Ending, QueuedMessage};
-pub(crate) use state::{Interrupts, QueuedFault, UserfaultState, release};
+pub(crate) use state::{QueuedFault, UserfaultState, WaitSignals, release};

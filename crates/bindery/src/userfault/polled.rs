@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use super::UserfaultFault;
 use super::notice::Notice;
 use super::queue::{Ending, QueuedMessage, Waiter};
-use super::state::{Interrupts, UserfaultState};
+use super::state::{UserfaultState, WaitSignals};
 
 /// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this may
 /// move. The message is in its queue until it is done, or this is dropped: then no reader finds it,
@@ -74,7 +74,7 @@ impl<'m, P: Platform> PolledFault<'m, P> {
     }
 
     /// Waits as a fault that blocks. Called without locks.
-    pub(crate) fn wait(&self, interrupts: Interrupts) -> Ending {
+    pub(crate) fn wait(&self, interrupts: WaitSignals) -> Ending {
         let platform = self.memory.platform();
         self.state().wait(platform, self.waiter(), || interrupts.has_come(platform))
     }

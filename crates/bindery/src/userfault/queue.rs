@@ -78,7 +78,7 @@ const CLOSED: u32 = 2;
 
 /// The queue that a waiter is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum WaiterQueue {
     Nowhere,
     UnreadFaults,
     ReadFaults,
@@ -92,7 +92,7 @@ pub(crate) struct Waiter<W = AtomicU32> {
     content: QueuedMessage,
     /// The word that the thread parks on: the last write of the thread that wakes it.
     pub(super) word: W,
-    place: Cell<Place>,
+    place: Cell<WaiterQueue>,
     next: Cell<Option<NonNull<Self>>>,
     previous: Cell<Option<NonNull<Self>>>,
 }
@@ -115,7 +115,7 @@ impl<W> Waiter<W> {
         Self {
             content,
             word,
-            place: Cell::new(Place::Nowhere),
+            place: Cell::new(WaiterQueue::Nowhere),
             next: Cell::new(None),
             previous: Cell::new(None),
         }
@@ -145,21 +145,21 @@ impl<W: Word<u32>> Waiter<W> {
 
 /// A doubly linked list of waiters, oldest first.
 #[derive(Debug)]
-struct List<W> {
+struct WaiterList<W> {
     first: Option<NonNull<Waiter<W>>>,
     last: Option<NonNull<Waiter<W>>>,
 }
 
-impl<W> List<W> {
+impl<W> WaiterList<W> {
     const EMPTY: Self = Self { first: None, last: None };
 }
 
 /// The queues of one userfaultfd.
 #[derive(Debug)]
 pub(super) struct Queues<W> {
-    unread: List<W>,
-    read: List<W>,
-    events: List<W>,
+    unread: WaiterList<W>,
+    read: WaiterList<W>,
+    events: WaiterList<W>,
 }
 
 /// A queued waiter.
@@ -174,19 +174,19 @@ unsafe fn waiter<'a, W>(node: NonNull<Waiter<W>>) -> &'a Waiter<W> {
 
 impl<W: Word<u32>> Queues<W> {
     pub(super) const fn new() -> Self {
-        Self { unread: List::EMPTY, read: List::EMPTY, events: List::EMPTY }
+        Self { unread: WaiterList::EMPTY, read: WaiterList::EMPTY, events: WaiterList::EMPTY }
     }
 
-    fn list(&mut self, place: Place) -> Option<&mut List<W>> {
+    fn list(&mut self, place: WaiterQueue) -> Option<&mut WaiterList<W>> {
         match place {
-            Place::Nowhere => None,
-            Place::UnreadFaults => Some(&mut self.unread),
-            Place::ReadFaults => Some(&mut self.read),
-            Place::Events => Some(&mut self.events),
+            WaiterQueue::Nowhere => None,
+            WaiterQueue::UnreadFaults => Some(&mut self.unread),
+            WaiterQueue::ReadFaults => Some(&mut self.read),
+            WaiterQueue::Events => Some(&mut self.events),
         }
     }
 
-    fn push(&mut self, node: &Waiter<W>, place: Place) {
+    fn push(&mut self, node: &Waiter<W>, place: WaiterQueue) {
         let Some(list) = self.list(place) else { return };
         let pointer = NonNull::from(node);
         node.place.set(place);
@@ -214,7 +214,7 @@ impl<W: Word<u32>> Queues<W> {
             Some(next) => unsafe { waiter(next) }.previous.set(previous),
             None => list.last = previous,
         }
-        node.place.set(Place::Nowhere);
+        node.place.set(WaiterQueue::Nowhere);
     }
 
     /// Queues a waiter that is in no queue.
@@ -223,7 +223,7 @@ impl<W: Word<u32>> Queues<W> {
     /// 1. The waiter lives, and does not move, until it is removed.
     pub(super) unsafe fn add(&mut self, node: &Waiter<W>) {
         let fault = matches!(node.content, QueuedMessage::Fault(_));
-        self.push(node, if fault { Place::UnreadFaults } else { Place::Events });
+        self.push(node, if fault { WaiterQueue::UnreadFaults } else { WaiterQueue::Events });
     }
 
     /// Whether all messages are read.
@@ -247,7 +247,7 @@ impl<W: Word<u32>> Queues<W> {
             // SAFETY: 1. the first of a queue of `self`; it stays in one.
             let fault = unsafe { waiter(first) };
             self.take(fault);
-            self.push(fault, Place::ReadFaults);
+            self.push(fault, WaiterQueue::ReadFaults);
             return Ok(Some(fault.content));
         }
         let Some(first) = self.events.first else { return Ok(None) };
@@ -273,7 +273,7 @@ impl<W: Word<u32>> Queues<W> {
 
     /// The number of waiting faults.
     pub(super) fn faults(&self) -> WaitingFaults {
-        let count = |list: &List<W>| {
+        let count = |list: &WaiterList<W>| {
             // SAFETY: 1. from a queue of `self`, which does not change during the count.
             let next = |node: &NonNull<Waiter<W>>| unsafe { waiter(*node) }.next.get();
             core::iter::successors(list.first, next).count() as u64
@@ -299,7 +299,7 @@ impl<W: Word<u32>> Queues<W> {
 
     /// Lets all waiting threads continue: their messages will not be served any more.
     pub(super) fn close(&mut self, mut wake: impl FnMut(*const W)) {
-        for place in [Place::UnreadFaults, Place::ReadFaults, Place::Events] {
+        for place in [WaiterQueue::UnreadFaults, WaiterQueue::ReadFaults, WaiterQueue::Events] {
             while let Some(node) = self.list(place).and_then(|list| list.first) {
                 // SAFETY: 1. the first of a queue of `self`, as in `wake`.
                 self.end(unsafe { waiter(node) }, CLOSED, &mut wake);

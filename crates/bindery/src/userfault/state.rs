@@ -379,7 +379,7 @@ pub(crate) struct QueuedFault<'w> {
 impl QueuedFault<'_> {
     /// Waits, without locks, until the handler has served the fault, the userfaultfd is closed, or a
     /// signal comes that `interrupts`.
-    pub(crate) fn wait<P: Platform>(self, platform: &P, interrupts: Interrupts) -> Ending {
+    pub(crate) fn wait<P: Platform>(self, platform: &P, interrupts: WaitSignals) -> Ending {
         self.state.wait(platform, self.waiter, || interrupts.has_come(platform))
     }
 }
@@ -392,14 +392,14 @@ impl fmt::Debug for QueuedFault<'_> {
 
 /// The signals that end a wait for a handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Interrupts {
+pub(crate) enum WaitSignals {
     /// Any: the program repeats its access.
     Signal,
     /// Fatal ones: a call of the kernel accesses the page.
     FatalSignal,
 }
 
-impl Interrupts {
+impl WaitSignals {
     /// Whether such a signal is pending.
     pub(super) fn has_come<P: Platform>(self, platform: &P) -> bool {
         match self {

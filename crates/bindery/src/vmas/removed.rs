@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use crate::Memory;
-use crate::deferred::{Chain, Tables, free_unlinked};
+use crate::deferred::{Chain, DetachedTables, free_unlinked};
 use crate::object;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Groups};
@@ -37,7 +37,7 @@ impl Removed {
     #[cold]
     pub(crate) unsafe fn free_without_tables<P: Platform>(self, memory: &Memory<P>) {
         // SAFETY: 1. the caller's obligation 1; 2. there are none.
-        unsafe { self.free(memory, Tables::default()) };
+        unsafe { self.free(memory, DetachedTables::default()) };
     }
 
     /// Releases the objects, anon groups and userfaultfds of the removed VMAs. Frees the VMAs and
@@ -50,7 +50,7 @@ impl Removed {
     /// # Safety
     /// 1. The VMAs and anon groups were removed by operations on address spaces of `memory`.
     /// 2. `tables` are detached, flushed and emptied.
-    pub(crate) unsafe fn free<P: Platform>(self, memory: &Memory<P>, tables: Tables) {
+    pub(crate) unsafe fn free<P: Platform>(self, memory: &Memory<P>, tables: DetachedTables) {
         let Self { vmas, mut groups, mut unlocked } = self;
         for vma in vmas.iter() {
             unlocked |= vma.has(MappingFlags::LOCKED);

@@ -26,7 +26,7 @@ use crate::table::locking::Depth;
 use crate::table::run::Run;
 use crate::table::span::Span;
 use crate::table::{PageTable, ReadSection};
-use crate::userfault::{Interrupts, UserfaultFault, UserfaultState};
+use crate::userfault::{UserfaultFault, UserfaultState, WaitSignals};
 use crate::vma::{MappingFlags, Vma, VmaReadGuard, VmaWriteGuard};
 use crate::vmas::{NewVma, Removed, ReservedVma, VmaIndex, VmaSet, VmaView};
 
@@ -182,7 +182,7 @@ pub(crate) fn handler_outlived<P: Platform>(
     let mut _kept = None;
     #[cfg(not(lock_violations = "moves"))]
     state.with_queued(platform, message, |queued| {
-        _kept = Some(queued.wait(platform, Interrupts::Signal));
+        _kept = Some(queued.wait(platform, WaitSignals::Signal));
     });
     #[cfg(lock_violations = "moves")]
     state.with_queued(platform, message, |queued| _kept = Some(queued)); //~ E0521

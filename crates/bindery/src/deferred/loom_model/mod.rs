@@ -24,7 +24,7 @@ use crate::sync::model::sync::Mutex;
 use crate::sync::model::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::model::{self, thread};
 
-use super::queue::{self, Machine, Queue};
+use super::queue::{self, Queue, QueueMachine};
 use crate::platform::GracePeriod;
 
 /// The rule that a model leaves out.
@@ -97,7 +97,7 @@ struct World {
     first: AtomicU64,
 }
 
-impl Machine for World {
+impl QueueMachine for World {
     type Batch = Vec<usize>;
 
     fn is_empty(batch: &Vec<usize>) -> bool {

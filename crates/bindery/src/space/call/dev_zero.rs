@@ -7,7 +7,7 @@ use crate::object::{Accounting, Sealing};
 use crate::platform::Platform;
 
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
-use super::mmap::Backing;
+use super::mmap::MapSource;
 use crate::space::AddressSpace;
 use crate::space::call::mmap::map_unpopulated;
 use crate::space::call::populate::{Populate, populated};
@@ -85,5 +85,5 @@ fn map_zeroes<P: Platform>(
     let mut may = MappingFlags::MAY_ALL;
     may.set(MappingFlags::MAY_WRITE, !shared);
     let request = MapRequest { sharing: Sharing::Private, ..*request };
-    map_unpopulated(space, &request, Backing::anonymous(may))
+    map_unpopulated(space, &request, MapSource::anonymous(may))
 }

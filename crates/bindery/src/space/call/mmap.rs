@@ -27,7 +27,7 @@ use crate::space::op::Op;
 
 /// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
 /// handle is borrowed.
-pub(in crate::space) struct Backing<'o> {
+pub(in crate::space) struct MapSource<'o> {
     object: Option<NonNull<ObjectState>>,
     handle: PhantomData<&'o ()>,
     /// In pages; `None` for private anonymous memory, whose address determines it.
@@ -38,7 +38,7 @@ pub(in crate::space) struct Backing<'o> {
     flags: MappingFlags,
 }
 
-impl<'o> Backing<'o> {
+impl<'o> MapSource<'o> {
     /// Private anonymous memory.
     pub(in crate::space) fn anonymous(may: MappingFlags) -> Self {
         Self { object: None, handle: PhantomData, offset: None, may, flags: MappingFlags::empty() }
@@ -197,7 +197,7 @@ fn mmap_object<'m, P: Platform>(
     }
     match admit(request, source) {
         Ok((may, _admitted)) => {
-            map_unpopulated(space, request, Backing::of(source.object, offset, may))
+            map_unpopulated(space, request, MapSource::of(source.object, offset, may))
         }
         Err(error) => {
             // Linux looks for a place first.
@@ -213,7 +213,7 @@ fn mmap<P: Platform>(
 ) -> Result<(VirtAddr, Populate), Error> {
     let may = MappingFlags::MAY_ALL;
     if request.sharing == Sharing::Private {
-        return map_unpopulated(space, request, Backing::anonymous(may));
+        return map_unpopulated(space, request, MapSource::anonymous(may));
     }
     // Before any allocation for it.
     let length = map_length::<P>(request)?;
@@ -224,13 +224,13 @@ fn mmap<P: Platform>(
     };
     let memory = space.page_table.memory;
     let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-    map_unpopulated(space, request, Backing::of(&object, 0, may))
+    map_unpopulated(space, request, MapSource::of(&object, 0, may))
 }
 
 pub(in crate::space) fn map_unpopulated<P: Platform>(
     space: &AddressSpace<'_, P>,
     request: &MapRequest,
-    backing: Backing<'_>,
+    backing: MapSource<'_>,
 ) -> Result<(VirtAddr, Populate), Error> {
     let length = map_length::<P>(request)?;
     let (range, flags) = space.operate_with_reclaim(|op| map(op, request, length, &backing))?;
@@ -250,7 +250,7 @@ pub(in crate::space) fn map_unpopulated<P: Platform>(
 fn map_flags<P: Platform>(
     space: &AddressSpace<'_, P>,
     request: &MapRequest,
-    backing: &Backing<'_>,
+    backing: &MapSource<'_>,
 ) -> MappingFlags {
     let asked = request.flags;
     let mut flags = MappingFlags::of(heeded(space, request.protection)) | backing.may;
@@ -312,7 +312,7 @@ pub(in crate::space) fn map_length<P: Platform>(request: &MapRequest) -> Result<
 fn object_alignment<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    backing: &Backing<'_>,
+    backing: &MapSource<'_>,
     (flags, length): (MappingFlags, u64),
 ) -> Alignment {
     let first = backing.offset.unwrap_or(0);
@@ -355,7 +355,7 @@ pub(in crate::space) fn map<P: Platform>(
     op: &mut Op<'_, '_, P>,
     request: &MapRequest,
     length: u64,
-    backing: &Backing<'_>,
+    backing: &MapSource<'_>,
 ) -> Result<(VirtRange, MappingFlags), Failure> {
     // As on Linux, a new mapping may be the first beyond the limit.
     op.vmas.room_for(0)?;

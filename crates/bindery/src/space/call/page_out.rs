@@ -21,7 +21,7 @@ use crate::table::locking::Depth;
 use crate::table::out_batch::OutBatch;
 use crate::table::swap_out;
 use crate::table::swap_out_scan::{SwapOutScan, SwapOutStop};
-use crate::table::zap_chosen::{Mapped, ZapChoice};
+use crate::table::zap_chosen::{MappedFolio, ZapChoice};
 use crate::vma::Vma;
 
 use crate::space::op::Op;
@@ -117,7 +117,7 @@ fn unmap_alone<P: Platform>(
         return Ok(PageSet::EMPTY);
     }
     let frames = &op.memory().frames;
-    let fate = |mapped: Mapped| {
+    let fate = |mapped: MappedFolio| {
         let goes = alone.has(mapped.number) && frames.folio(mapped.folio).is_of_object();
         if goes { ZapChoice::Goes } else { ZapChoice::Stays }
     };

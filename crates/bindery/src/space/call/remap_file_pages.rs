@@ -6,7 +6,7 @@ use crate::platform::Platform;
 
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::mlock::LOCKS;
-use super::mmap::{Backing, admit, map};
+use super::mmap::{MapSource, admit, map};
 use crate::space::AddressSpace;
 use crate::space::call::populate::{Populate, populated};
 use crate::space::op::Op;
@@ -116,6 +116,6 @@ fn remap<P: Platform>(
     let access = FileAccess::READ | FileAccess::WRITE;
     let source = MapObject { object: &object, offset, access };
     let (may, _admitted) = admit(&request, &source)?;
-    let backing = Backing::of(&object, offset >> PAGE_SHIFT, may);
+    let backing = MapSource::of(&object, offset >> PAGE_SHIFT, may);
     map(op, &request, range.len(), &backing).map(|(_, flags)| flags)
 }

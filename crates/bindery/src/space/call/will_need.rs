@@ -29,7 +29,7 @@ use crate::vma::Vma;
 use crate::vmas::Parts;
 
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Fault, Next, Reading, Resolved, Slot, slot_at};
+use crate::space::fault::{Access, Fault, FaultSlot, Next, Reading, Resolved, slot_at};
 use crate::space::sleep::MaySleep;
 
 /// The number of entries read between two checks for a fatal signal.
@@ -39,7 +39,7 @@ const PAGES: u64 = 64;
 
 /// The result of one part of the range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
+enum WillNeedEnd {
     /// The whole part is done.
     Whole,
     /// The call stopped, because memory is short.
@@ -82,7 +82,7 @@ pub(in crate::space) fn will_need<P: Platform>(
     range: VirtRange,
 ) -> Result<(), Error> {
     let mut parts = Parts::of(range);
-    let mut ended = Ended::Whole;
+    let mut ended = WillNeedEnd::Whole;
     loop {
         let (part, object) = {
             let vmas = space.vmas.lock();
@@ -90,11 +90,11 @@ pub(in crate::space) fn will_need<P: Platform>(
             (part, ObjectPart::of(space, vma, part))
         };
         // The call reports holes even if memory is short.
-        if ended == Ended::Whole && space.counts().swap_pages as i64 > 0 {
+        if ended == WillNeedEnd::Whole && space.counts().swap_pages as i64 > 0 {
             ended = bring_in_private(space, part)?;
         }
         if let Some(object) = object
-            && ended == Ended::Whole
+            && ended == WillNeedEnd::Whole
         {
             ended = object.bring_in()?;
         }
@@ -114,16 +114,16 @@ impl<'m, P: Platform> ObjectPart<'m, P> {
     }
 
     /// Brings the pages in, or begins to.
-    fn bring_in(&self) -> Result<Ended, Error> {
+    fn bring_in(&self) -> Result<WillNeedEnd, Error> {
         let PageRange { mut first, end } = self.pages;
         while first < end {
             interrupt::check(self.object.memory.platform())?;
             match self.object.bring_in(PageRange { first, end }, self.orders, PAGES) {
                 Some(next) => first = next,
-                None => return Ok(Ended::Short),
+                None => return Ok(WillNeedEnd::Short),
             }
         }
-        Ok(Ended::Whole)
+        Ok(WillNeedEnd::Whole)
     }
 }
 
@@ -131,7 +131,7 @@ impl<'m, P: Platform> ObjectPart<'m, P> {
 fn bring_in_private<P: Platform>(
     space: &AddressSpace<'_, P>,
     part: VirtRange,
-) -> Result<Ended, Error> {
+) -> Result<WillNeedEnd, Error> {
     let mut at = part.start();
     let mut call = MaySleep::new(space);
     // The page that a device has read last, and its folio, which stays until it is mapped.
@@ -152,7 +152,7 @@ fn bring_in_private<P: Platform>(
         let fault = Fault::new(&call, locked.vma(), page, Access::Read);
         at = match bring_in(&fault, was_read) {
             Announced::Next(next) => next,
-            Announced::Short => return Ok(Ended::Short),
+            Announced::Short => return Ok(WillNeedEnd::Short),
             Announced::Wait(wait) => {
                 drop(locked);
                 // Nothing was read by a wait for a request.
@@ -170,7 +170,7 @@ fn bring_in_private<P: Platform>(
             }
         };
     }
-    Ok(Ended::Whole)
+    Ok(WillNeedEnd::Whole)
 }
 
 /// Swaps in the run around the page, or begins to read it. `was_read`: a device has read it for
@@ -204,7 +204,7 @@ fn bring_in<P: Platform>(fault: &Fault<'_, '_, P>, was_read: bool) -> Announced 
 }
 
 /// Maps a page, with the run around it, unless a device must read it first.
-fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: Slot) -> Announced {
+fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: FaultSlot) -> Announced {
     let next = fault.page.offset(PAGE_SIZE);
     match fault.swap_in(slot, Reading::Advice) {
         Ok(Next::Done(Resolved::FromSwap(range))) => Announced::Next(range.end().max(next)),

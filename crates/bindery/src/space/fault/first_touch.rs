@@ -20,13 +20,13 @@ use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 use crate::vma::{MappingAttributes, MappingFlags, Vma};
 
 use super::slow::{Fault, Next, Stepped, Tries};
-use super::swap_in::{Slot, slot_of};
+use super::swap_in::{FaultSlot, slot_of};
 use super::{Access, Resolved, Wait};
 
 /// The content of an entry that is not empty.
 pub(in crate::space) enum Occupant<A: Arch> {
     /// A reference to a swap slot.
-    Slot(Slot),
+    Slot(FaultSlot),
     /// Anything else, at its level.
     Entry(Entry, Level<A>),
 }

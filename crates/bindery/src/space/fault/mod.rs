@@ -44,7 +44,7 @@ pub(super) use first_touch::{Occupant, folio_place};
 pub(super) use object::{object_attributes, stopped};
 pub(super) use present::record_access;
 pub(super) use slow::{Fault, Next, Stepped};
-pub(super) use swap_in::{Reading, Slot, slot_at};
+pub(super) use swap_in::{FaultSlot, Reading, slot_at};
 pub(super) use try_fault::step_fault;
 pub(super) use unshare::unshare;
 pub(super) use wait::wait_for_known;

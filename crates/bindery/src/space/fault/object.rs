@@ -88,7 +88,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
         let attributes = object_attributes(vma, Access::Read);
-        let origin = Origin { start: whole.start(), page: vma.page_offset_of(whole.start()) };
+        let origin = FirstPage { start: whole.start(), page: vma.page_offset_of(whole.start()) };
         let end = origin.page + whole.pages();
         // A page with a mark stays unmapped: its fault begins to read more.
         let after = PageRange { first: vma.page_offset_of(self.page) + 1, end };
@@ -196,7 +196,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             }
         }
         let run = PageRun { page: 0, frame: first, count: range.pages() as u32 };
-        let origin = Origin { start: range.start(), page: 0 };
+        let origin = FirstPage { start: range.start(), page: 0 };
         self.map_runs(&FolioRuns { origin, runs: &[run], page: range.start() }, attributes)
     }
 
@@ -370,12 +370,12 @@ pub(in crate::space) fn stopped(stop: Stop) -> Stepped {
 
 /// A page of an object and the address where it is mapped; the other pages follow in order.
 #[derive(Clone, Copy)]
-struct Origin {
+struct FirstPage {
     start: VirtAddr,
     page: u64,
 }
 
-impl Origin {
+impl FirstPage {
     /// The range in which a run that does not begin before `page` is mapped.
     #[inline]
     fn range_of(self, run: &PageRun) -> VirtRange {
@@ -387,7 +387,7 @@ impl Origin {
 /// Runs of pages, each of one folio, that a fault maps, in ascending order.
 #[derive(Clone, Copy)]
 struct FolioRuns<'r> {
-    origin: Origin,
+    origin: FirstPage,
     runs: &'r [PageRun],
     /// The page of the fault.
     page: VirtAddr,
@@ -397,7 +397,7 @@ impl FolioRuns<'_> {
     /// The number of the page of the fault.
     #[inline]
     fn page_of_fault(&self) -> u64 {
-        let Origin { start, page } = self.origin;
+        let FirstPage { start, page } = self.origin;
         page.wrapping_add(self.page.0.wrapping_sub(start.0) >> PAGE_SHIFT)
     }
 }

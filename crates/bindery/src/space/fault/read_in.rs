@@ -18,7 +18,7 @@ use crate::table::run::Entries;
 use super::Wait;
 use super::first_touch::folio_place;
 use super::slow::{Fault, Next, Stepped};
-use super::swap_in::{CachedPage, Home, Reading, Slot, slot_at};
+use super::swap_in::{CachedPage, FaultSlot, Home, Reading, slot_at};
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// Reads the content of the slots around the page into a fresh folio, and maps it: the largest
@@ -27,7 +27,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// ([`Swap::orders_to_read`]).
     ///
     /// [`Swap::orders_to_read`]: crate::swap::Swap::orders_to_read
-    pub(super) fn read_in(&self, slot: Slot, reading: Reading) -> Stepped {
+    pub(super) fn read_in(&self, slot: FaultSlot, reading: Reading) -> Stepped {
         let (memory, page) = (self.memory(), self.page);
         let allowed = self.swap_in_orders();
         let mut orders = allowed;
@@ -90,7 +90,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[inline(always)]
     pub(in crate::space) fn next_run(
         &self,
-        slot: Slot,
+        slot: FaultSlot,
         orders: &mut Orders,
     ) -> Option<(Order, SlotRun)> {
         while let Some(order) = orders.take_largest() {
@@ -110,7 +110,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Notes that the fault has read a folio of that order, for a policy with large folios.
     // Separate, so that a fault costs no more if the policy has none.
     #[inline(never)]
-    fn note_streak(&self, slot: Slot, order: Order) {
+    fn note_streak(&self, slot: FaultSlot, order: Order) {
         let first = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
         let went_out = slot.went_out();
         self.memory().swap.note_streak(ReadByFault { first, order, went_out });
@@ -152,7 +152,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 let order = state.order();
                 state.frame().is_none() && (order == Order::PAGE || !allowed.contains(order))
             };
-            let is_to_be_read = |slot: &Slot| slot.state.is_some_and(comes_back_as_page);
+            let is_to_be_read = |slot: &FaultSlot| slot.state.is_some_and(comes_back_as_page);
             if let Some(slot) = slot_at(self.page_table(), at).filter(is_to_be_read)
                 && !begin_read_around(memory, slot.area, slot.number)
             {

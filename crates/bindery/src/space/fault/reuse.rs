@@ -99,8 +99,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         let leaves = leaves_of::<P::Arch>(entries, index - number, folio)?;
         self.take_over(folio, owner);
         let written = match leaves {
-            Leaves::Alike(head) => make_alike_writable::<P::Arch>(entries, head),
-            Leaves::Mixed => make_leaves_writable::<P::Arch>(entries),
+            LeafUniformity::Alike(head) => make_alike_writable::<P::Arch>(entries, head),
+            LeafUniformity::Mixed => make_leaves_writable::<P::Arch>(entries),
         };
         // Read-only until now, so it is counted already.
         P::Arch::replace_entry(word, load(word), |entry| P::Arch::make_writable(entry, Write::Now));
@@ -143,7 +143,7 @@ fn reusable_folio<P: Platform>(memory: &Memory<P>, entry: Entry) -> Option<Folio
 }
 
 /// The leaves of a folio.
-enum Leaves {
+enum LeafUniformity {
     /// They differ from the first, which is this one, in their frames alone, and the MMU changes
     /// none of them.
     Alike(Entry),
@@ -154,7 +154,11 @@ enum Leaves {
 /// The entries, which are from `first` on in their locked table, if they map the folio's pages in
 /// order, none of them in a contiguous run.
 #[inline(always)]
-fn leaves_of<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) -> Option<Leaves> {
+fn leaves_of<A: Arch>(
+    entries: &[AtomicU64],
+    first: EntryIndex,
+    folio: Folio,
+) -> Option<LeafUniformity> {
     let head = load(&entries[0]);
     let differ = A::bits_that_differ(entries, first, A::STEP, 0);
     let is_whole = Level::<A>::PTE.kind(head) == Kind::Leaf
@@ -162,8 +166,11 @@ fn leaves_of<A: Arch>(entries: &[AtomicU64], first: EntryIndex, folio: Folio) ->
         && differ & A::compare_mask(Equal::empty()) == 0
         // The compiler keeps the loads, even where no leaf is in a contiguous run.
         && (A::CONTIG_ENTRIES == 1 || !entries.iter().any(|word| A::is_contig(load(word))));
-    let leaves =
-        if differ == 0 && A::is_saturated(head) { Leaves::Alike(head) } else { Leaves::Mixed };
+    let leaves = if differ == 0 && A::is_saturated(head) {
+        LeafUniformity::Alike(head)
+    } else {
+        LeafUniformity::Mixed
+    };
     is_whole.then_some(leaves)
 }
 

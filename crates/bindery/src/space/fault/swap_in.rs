@@ -55,14 +55,14 @@ pub(super) struct Home {
 
 /// The slot to which an entry refers for one page.
 #[derive(Clone, Copy)]
-pub(in crate::space) struct Slot {
+pub(in crate::space) struct FaultSlot {
     pub(in crate::space) area: u8,
     pub(super) number: u64,
     /// A copy, read in the same read section as the entry; `None` if no area has such a slot.
     pub(in crate::space) state: Option<SlotState>,
 }
 
-impl Slot {
+impl FaultSlot {
     /// The order of the folio in which the page went out.
     #[inline]
     pub(super) fn went_out(self) -> Order {
@@ -74,7 +74,7 @@ impl Slot {
 pub(in crate::space) fn slot_at<P: Platform>(
     page_table: &PageTable<'_, P>,
     page: VirtAddr,
-) -> Option<Slot> {
+) -> Option<FaultSlot> {
     let section = page_table.read_section();
     let seen = page_table.peek(&section, page, &mut Counts::default());
     slot_of(page_table, seen, page)
@@ -87,7 +87,7 @@ pub(super) fn slot_of<P: Platform>(
     page_table: &PageTable<'_, P>,
     seen: EntryAt<P::Arch, Table<'_>>,
     page: VirtAddr,
-) -> Option<Slot> {
+) -> Option<FaultSlot> {
     let EntryAt { node, entry, .. } = seen;
     let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
     match P::Arch::decode_absent(entry)? {
@@ -95,7 +95,7 @@ pub(super) fn slot_of<P: Platform>(
             let number = slot + inside;
             let memory = page_table.memory;
             let state = swap::state_of(memory, device, number);
-            Some(Slot { area: device, number, state })
+            Some(FaultSlot { area: device, number, state })
         }
         Absent::Swap { .. } | Absent::Marker(_) | Absent::ProtNone { .. } => None,
     }
@@ -105,7 +105,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Brings back the page whose entry refers to `slot`, with the pages around it that were
     /// swapped out with it. Does not wait for devices.
     #[inline(never)]
-    pub(in crate::space) fn swap_in(&self, slot: Slot, reading: Reading) -> Stepped {
+    pub(in crate::space) fn swap_in(&self, slot: FaultSlot, reading: Reading) -> Stepped {
         let memory = self.memory();
         // If no area has such a slot, the entry is corrupted.
         let state = slot.state.ok_or(FaultError::Bus)?;

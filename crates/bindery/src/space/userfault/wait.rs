@@ -15,8 +15,8 @@ use crate::space::fault::{Access, Fault, FaultRequest, Origin, check_access, wai
 use crate::stats::Counts;
 use crate::table::EntryAt;
 use crate::userfault::{
-    self, Ending, Interrupts, PolledFault, UserfaultFault, UserfaultFeatures, UserfaultKind,
-    UserfaultScope, UserfaultState,
+    self, Ending, PolledFault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
+    UserfaultState, WaitSignals,
 };
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 
@@ -101,10 +101,10 @@ fn awaited<'v, P: Platform>(
 }
 
 /// The signals that end the wait of a fault.
-fn interrupts(request: &FaultRequest) -> Interrupts {
+fn interrupts(request: &FaultRequest) -> WaitSignals {
     match request.origin {
-        Origin::Program => Interrupts::Signal,
-        Origin::Kernel => Interrupts::FatalSignal,
+        Origin::Program => WaitSignals::Signal,
+        Origin::Kernel => WaitSignals::FatalSignal,
     }
 }
 

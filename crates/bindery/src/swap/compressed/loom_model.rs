@@ -16,7 +16,7 @@ use crate::sync::model::sync::atomic::{
 };
 use crate::sync::model::{self, thread};
 
-use super::quota::{CompressedQuota, Credit};
+use super::quota::{CompressedQuota, FrameCredit};
 use crate::frame::drains::{self, DRAINING, EMPTY, Machine, UNKNOWN};
 use crate::sync::word::Word;
 
@@ -33,7 +33,7 @@ enum Omit {
 }
 
 /// A pool: its credit, and its frames in use.
-struct Pool(Credit, u64);
+struct Pool(FrameCredit, u64);
 
 struct World {
     omit: Omit,
@@ -71,7 +71,7 @@ impl World {
         Self {
             omit,
             quota: CompressedQuota::of_words(limit, AtomicU64::new),
-            pools: [(); 2].map(|()| Mutex::new(Pool(Credit::new(true), 0))),
+            pools: [(); 2].map(|()| Mutex::new(Pool(FrameCredit::new(true), 0))),
             state: AtomicU8::new(UNKNOWN),
             search: Mutex::new(()),
         }

@@ -23,7 +23,7 @@ use arrayvec::ArrayVec;
 
 use super::extent::{CHUNK, CHUNKS, Extent};
 use super::pools::SHARED;
-use super::quota::{CompressedQuota, Credit};
+use super::quota::{CompressedQuota, FrameCredit};
 use super::{Corrupt, StoreError, object};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::drains::{self, Drains, Machine};
@@ -49,13 +49,13 @@ pub(super) struct Pool {
     lists: [u32; CHUNKS as usize],
     /// The lists that are not empty, one bit each.
     listed: u64,
-    credit: Credit,
-    pub(super) counts: Counts,
+    credit: FrameCredit,
+    pub(super) counts: PoolCounts,
 }
 
 /// The counts of a pool.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct PoolCounts {
     /// As in [`CompressedUsage`](super::CompressedUsage).
     pub(super) pages_stored: u64,
     pub(super) pages_raw: u64,
@@ -65,9 +65,10 @@ pub(super) struct Counts {
 
 impl Pool {
     pub(super) const fn new(number: u32) -> Self {
-        let counts = Counts { pages_stored: 0, pages_raw: 0, bytes_compressed: 0, frames_used: 0 };
+        let counts =
+            PoolCounts { pages_stored: 0, pages_raw: 0, bytes_compressed: 0, frames_used: 0 };
         let lists = [NONE; CHUNKS as usize];
-        Self { number, lists, listed: 0, credit: Credit::new(number != SHARED), counts }
+        Self { number, lists, listed: 0, credit: FrameCredit::new(number != SHARED), counts }
     }
 
     /// The list of the narrowest holes that are at least `chunks` wide; 0 if there is none.

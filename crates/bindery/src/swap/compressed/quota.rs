@@ -119,13 +119,13 @@ impl<W: Word<u64>> CompressedQuota<W> {
 }
 
 /// The credit of a pool, which its lock guards.
-pub(super) struct Credit {
+pub(super) struct FrameCredit {
     frames: u64,
     /// Whether the pool is that of one CPU. The pool of CPUs without their own keeps none.
     batches: bool,
 }
 
-impl Credit {
+impl FrameCredit {
     pub(super) const fn new(batches: bool) -> Self {
         Self { frames: 0, batches }
     }

@@ -17,7 +17,7 @@ use crate::table::{EntryAt, Table, TableEntry};
 use super::{MoveStop, PagesPiece};
 
 /// Consecutive entries of one table of the source, and of one table of the target.
-struct Stretch<'t> {
+struct TablePair<'t> {
     /// The first entries.
     from: TableEntry<'t>,
     to: TableEntry<'t>,
@@ -124,7 +124,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         };
         self.mark(table);
         self.mark(there);
-        let mut stretch = Stretch {
+        let mut stretch = TablePair {
             from: TableEntry { table, index: from },
             to: TableEntry { table: there, index: to },
             entries,
@@ -148,7 +148,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     }
 
     /// Moves the entries of a stretch. Returns the number of entries that are done.
-    fn move_entries(&mut self, stretch: &mut Stretch<'_>) -> (u32, Option<MoveStop>) {
+    fn move_entries(&mut self, stretch: &mut TablePair<'_>) -> (u32, Option<MoveStop>) {
         let count = stretch.entries.len() as u32;
         let numbered = self.policy.numbered;
         let first_index = self.index_at(stretch.page);
@@ -205,7 +205,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     #[inline(never)]
     fn move_other(
         &mut self,
-        stretch: &mut Stretch<'_>,
+        stretch: &mut TablePair<'_>,
         at: u32,
         entry: Entry,
     ) -> Result<u32, MoveStop> {
@@ -248,7 +248,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// Moves a folio whose mappings are all among the entries of its run, which begins at `at`.
     fn move_folio(
         &mut self,
-        stretch: &mut Stretch<'_>,
+        stretch: &mut TablePair<'_>,
         at: u32,
         run: FolioRun,
     ) -> Result<(), MoveStop> {
@@ -282,7 +282,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
 
     /// Moves the zero page, or a page of the huge one, as it is.
     #[cold]
-    fn move_zero_page(&mut self, stretch: &mut Stretch<'_>, at: u32, entry: Entry) -> u32 {
+    fn move_zero_page(&mut self, stretch: &mut TablePair<'_>, at: u32, entry: Entry) -> u32 {
         if P::Arch::is_contig(entry) {
             let addr = VirtAddr(self.source_at(stretch.page + at));
             self.page_table.unfold(stretch.from.plus(at), addr, self.counts);
