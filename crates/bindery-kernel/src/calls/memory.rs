@@ -4,11 +4,11 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
 use bindery::{Access, FaultError, FileAccess};
 use bindery_linux::{self as linux, Call, Numbers, OpenFile};
-use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE};
+use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE, MS_SYNC};
 
 use crate::arch;
 use crate::errno::{Errno, Outcome, from_raw};
-use crate::files::{Files, Mappable};
+use crate::files::{Files, Mappable, disk};
 use crate::memory::Space;
 use crate::platform::Machine;
 use crate::process;
@@ -64,11 +64,11 @@ pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
     let more = match call {
         Call::Mmap => arguments[3] as u32 & WITH_MORE != MAP_ANONYMOUS,
         Call::ProcessMadvise => true,
+        Call::Msync => arguments[2] as u32 & MS_SYNC != 0 && disk::is_mounted(),
         Call::Mprotect
         | Call::Munmap
         | Call::Brk
         | Call::Mremap
-        | Call::Msync
         | Call::Mincore
         | Call::Madvise
         | Call::Mlock
@@ -92,8 +92,8 @@ fn make(call: Call, arguments: [u64; 6], file: Option<Mappable>, other: Option<&
     })
 }
 
-/// A call that needs a descriptor, or may run out of memory without saying so. Apart, so that the
-/// others are quick.
+/// A call that needs a descriptor or the disk, or may run out of memory without saying so. Apart, so
+/// that the others are quick.
 #[inline(never)]
 fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);
@@ -132,6 +132,11 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         | Call::Mseal => {}
     }
     let outcome = make(call, arguments, file, other.as_deref());
+    if call == Call::Msync {
+        // The pages are stored. The disk has to know their places too.
+        let kept = disk::commit();
+        return outcome.and_then(|done| kept.map(|()| done));
+    }
     if call == Call::ProcessMadvise && outcome == Err(Errno::EBADF) {
         return Err(refused);
     }

@@ -94,6 +94,8 @@ struct Driver {
     page: u64,
     jobs: [Job; JOBS],
     waiting: VecDeque<Piece>,
+    /// Whether pieces were written since the last flush.
+    has_written: bool,
 }
 
 static DRIVER: Once<Mutex<Driver>> = Once::new();
@@ -148,6 +150,7 @@ pub fn begin() {
         page: hal::physical(page),
         jobs: core::array::from_fn(|_| Job::default()),
         waiting: VecDeque::with_capacity(WAITING),
+        has_written: true,
     };
     DRIVER.call_once(|| Mutex::new(driver));
 }
@@ -253,6 +256,15 @@ impl Driver {
         Some((answer, result))
     }
 
+    /// Makes the device keep what was written. It works on nothing.
+    fn flush(&mut self) -> Result<(), PagerError> {
+        if self.has_written {
+            self.device.flush().map_err(|_| PagerError::InputOutput)?;
+            self.has_written = false;
+        }
+        Ok(())
+    }
+
     /// Begins a piece, or puts it into the list.
     fn start(&mut self, piece: Piece) {
         let Some(index) = self.slots.iter().position(Option::is_none) else {
@@ -262,6 +274,7 @@ impl Driver {
         let [count, bytes] = &TRANSFERS[piece.direction as usize];
         count.fetch_add(1, Ordering::Relaxed);
         bytes.fetch_add(piece.length as u64, Ordering::Relaxed);
+        self.has_written |= piece.direction == Direction::Write;
         let sector = piece.block as usize * (BLOCK_SIZE / SECTOR_SIZE);
         let mut buffers = self.buffers(index);
         // SAFETY: the slot is free, so the device does not use its buffers; the piece's memory
@@ -423,7 +436,7 @@ pub fn transfer(
     job.wait()
 }
 
-/// Makes the device keep all that was written.
+/// Makes the device keep all that was written, if anything was.
 ///
 /// # Errors
 /// The device's failure.
@@ -431,7 +444,7 @@ pub fn flush() -> Result<(), PagerError> {
     // The driver waits for the answer itself, so nothing else may be under way.
     wait_for(|driver| {
         let is_idle = driver.waiting.is_empty() && driver.slots.iter().all(Option::is_none);
-        is_idle.then(|| driver.device.flush().map_err(|_| PagerError::InputOutput))
+        is_idle.then(|| driver.flush())
     })
 }
 

@@ -29,7 +29,7 @@ pub mod calls;
 mod console;
 mod descriptor;
 mod device;
-mod disk;
+pub mod disk;
 mod epoll;
 mod event;
 pub mod frame_buffer;

@@ -329,6 +329,10 @@ pub(super) fn reboot(first: u64, second: u64, command: u64) -> Outcome {
     match command as u32 {
         // Settings of Ctrl-Alt-Del: the machine has no such key.
         0 | 0x89ab_cdef => Ok(0),
+        command if ENDS.contains(&command) && provoke::loses_power() => {
+            control::send(format_args!("status 0"));
+            arch::power_off(Ended::Program(0))
+        }
         command if ENDS.contains(&command) => power_off(),
         _ => Err(Errno::EINVAL),
     }

@@ -43,3 +43,9 @@ fn use_after_free() {
     // SAFETY: none. The MMU refuses.
     black_box(unsafe { at.read_volatile() });
 }
+
+/// Whether `reboot(2)` stops the machine at once, as if its power failed (`provoke=power-loss`): so
+/// a test knows that nothing was stored after that.
+pub fn loses_power() -> bool {
+    options::value("provoke") == Some("power-loss")
+}

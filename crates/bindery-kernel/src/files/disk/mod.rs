@@ -106,6 +106,21 @@ pub fn synchronize() -> Result<(), Errno> {
     outcome.and(disk::flush().map_err(failed))
 }
 
+/// Whether a disk is mounted.
+#[inline]
+pub fn is_mounted() -> bool {
+    storage().is_some()
+}
+
+/// Makes the disk keep all content that was stored: the places that it has, and the sizes of its
+/// files (`msync(2)`).
+///
+/// # Errors
+/// Those of the device.
+pub fn commit() -> Result<(), Errno> {
+    storage().map_or(Ok(()), |storage| storage.commit().map_err(failed))
+}
+
 impl Store for Storage {
     fn reserve(&self, file: u64, at: u64, length: u64) -> Result<u64, Errno> {
         let Some(behind) = at.checked_add(length).filter(|_| length > 0) else {

@@ -105,11 +105,38 @@ impl Storage {
     pub fn write_record(&self, number: u64) -> Result<(), PagerError> {
         // Held until the block is written, so the last one to come writes the last state.
         let mut page = self.page.lock();
-        match self.volume.lock().record(number) {
-            Some(record) => layout::write_record(bytes(&mut page), record),
-            None => bytes(&mut page).fill(0),
+        let has_grown = {
+            let mut volume = self.volume.lock();
+            match volume.record(number) {
+                Some(record) => layout::write_record(bytes(&mut page), record),
+                None => bytes(&mut page).fill(0),
+            }
+            volume.take_grown(number)
+        };
+        let written = disk::transfer(Direction::Write, TABLE + number, *page, BLOCK_SIZE);
+        if written.is_err() && has_grown {
+            self.volume.lock().has_grown(number);
         }
-        disk::transfer(Direction::Write, TABLE + number, *page, BLOCK_SIZE)
+        written
+    }
+
+    /// Writes the blocks of the files that have grown, and makes the device keep all that it was
+    /// given.
+    ///
+    /// # Errors
+    /// The device's failure.
+    pub fn commit(&self) -> Result<(), PagerError> {
+        let mut outcome = Ok(());
+        let mut from = 0;
+        loop {
+            let next = self.volume.lock().next_grown(from);
+            let Some(number) = next else { break };
+            outcome = outcome.and(self.write_record(number));
+            from = number + 1;
+        }
+        // Another thread may be about to write a block that it has taken note of.
+        drop(self.page.lock());
+        outcome.and(disk::flush())
     }
 
     /// Adds a file; returns its number. `None` if there are too many.
@@ -244,7 +271,11 @@ impl Pager for Storage {
         let old = {
             let mut volume = self.volume.lock();
             let record = volume.record(file).ok_or(PagerError::InputOutput)?;
-            core::mem::replace(&mut record.size, size)
+            let old = core::mem::replace(&mut record.size, size);
+            if size > old {
+                volume.has_grown(file);
+            }
+            old
         };
         if size >= old {
             // The disk learns of it when the file is synchronized or closed.

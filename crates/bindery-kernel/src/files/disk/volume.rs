@@ -20,6 +20,8 @@ pub struct Volume {
     reservations: Vec<Reservations>,
     /// The number of all of them. No other page gets the last so many free blocks.
     reserved: u64,
+    /// Files whose size or extents have grown since their block on the disk was written.
+    grown: Vec<bool>,
     /// The last naming.
     pub sequence: u64,
 }
@@ -43,6 +45,7 @@ impl Volume {
             free: blocks,
             reservations: (0..FILES).map(|_| Reservations::new()).collect(),
             reserved: 0,
+            grown: alloc::vec![false; FILES],
             sequence: 0,
         };
         (0..CONTENT).for_each(|block| volume.take(block));
@@ -99,6 +102,24 @@ impl Volume {
     /// The file of this number.
     pub fn record(&mut self, number: u64) -> Option<&mut Record> {
         self.records.get_mut(number as usize)?.as_mut()
+    }
+
+    /// Notes that the block of a file on the disk lacks a size or an extent.
+    pub fn has_grown(&mut self, number: u64) {
+        if let Some(grown) = self.grown.get_mut(number as usize) {
+            *grown = true;
+        }
+    }
+
+    /// Takes the note of [`Volume::has_grown`] back: the block is about to be written.
+    pub fn take_grown(&mut self, number: u64) -> bool {
+        self.grown.get_mut(number as usize).is_some_and(core::mem::take)
+    }
+
+    /// The first file from a number on whose block on the disk lacks a size or an extent.
+    pub fn next_grown(&self, from: u64) -> Option<u64> {
+        let grown = self.grown.get(from as usize..)?;
+        Some(from + grown.iter().position(|grown| *grown)? as u64)
     }
 
     /// The place of pages of a file, at most `pages` of them.
@@ -186,6 +207,7 @@ impl Volume {
         } else {
             extents.insert(index, Extent { page, block: block as u32, count: 1 });
         }
+        self.has_grown(number);
         self.unreserve(number, &place);
         Ok(())
     }
