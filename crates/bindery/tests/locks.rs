@@ -1,7 +1,7 @@
 //! Rules as types: a call without its lock, its purpose or its reclaim does not compile.
 //!
-//! `tests/violations/space.rs` has the calls, right and wrong; it is a module of the crate, so that
-//! it can name private items. The right ones compile with the crate's tests. Here the crate is built
+//! The files of `tests/violations` have the calls, right and wrong; they are modules of the crate, so
+//! that they can name private items. The right ones compile with the crate's tests. Here the crate is built
 //! with the wrong ones: the compiler's errors are those that the comments `//~ CODE` name, at their
 //! lines, and no others.
 
@@ -11,7 +11,11 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-const FILE: &str = "tests/violations/space.rs";
+const FOLDER: &str = "tests/violations/";
+const FILES: [&str; 2] = ["folio.rs", "space.rs"];
+
+/// A file, a line of it, and its error.
+type Line = (String, usize, String);
 
 #[test]
 fn a_call_that_breaks_a_rule_does_not_compile() {
@@ -24,8 +28,12 @@ fn a_passed_guard_is_not_used_again() {
 }
 
 /// The lines that are wrong when code of this kind is built, with their errors.
-fn expected(kind: &str) -> Vec<(usize, String)> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+fn expected(kind: &str) -> Vec<Line> {
+    FILES.iter().flat_map(|file| expected_in(file, kind)).collect()
+}
+
+fn expected_in(file: &str, kind: &str) -> Vec<Line> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDER).join(file);
     let text = fs::read_to_string(path).unwrap();
     let condition = format!("#[cfg(lock_violations = \"{kind}\")]");
     let lines: Vec<_> = text.lines().collect();
@@ -34,15 +42,15 @@ fn expected(kind: &str) -> Vec<(usize, String)> {
         // The condition is above the statement.
         let conditions = lines[..number].iter().rev().map(|line| line.trim());
         let nearest = conditions.clone().find(|line| line.starts_with("#[cfg"))?;
-        (nearest == condition).then(|| (number + 1, error.to_owned()))
+        (nearest == condition).then(|| (file.to_owned(), number + 1, error.to_owned()))
     });
     let wrong: Vec<_> = wrong.collect();
-    assert!(wrong.len() >= 4, "only {} calls are wrong by {kind}", wrong.len());
+    assert!(wrong.len() >= 2, "only {} calls of {file} are wrong by {kind}", wrong.len());
     wrong
 }
 
-/// The errors of a build, by line. One of another file has its name in front.
-fn errors(kind: &str) -> Vec<(usize, String)> {
+/// The errors of a build, in order.
+fn errors(kind: &str) -> Vec<Line> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks");
     let output = Command::new(env!("CARGO"))
         .args(["rustc", "--quiet", "--offline", "--locked", "-p", "bindery", "--lib"])
@@ -62,11 +70,11 @@ fn errors(kind: &str) -> Vec<(usize, String)> {
 }
 
 /// Reads `file:line:column: error[CODE]: message`.
-fn error(line: &str) -> Option<(usize, String)> {
+fn error(line: &str) -> Option<Line> {
     let (place, rest) = line.split_once(": error[")?;
     let (code, _) = rest.split_once(']')?;
     let mut parts = place.split(':');
     let (file, number) = (parts.next()?, parts.next()?.parse().ok()?);
-    let code = if file.ends_with(FILE) { code.to_owned() } else { format!("{file}: {code}") };
-    Some((number, code))
+    let file = file.rsplit_once(FOLDER).map_or(file, |(_, name)| name);
+    Some((file.to_owned(), number, code.to_owned()))
 }

@@ -62,6 +62,7 @@ use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::sync::atomic::Ordering;
 
+use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle};
 use super::owner::{FolioIndex, FolioOwner, LiveOwner, OwnerMark};
 use super::reference::FolioRef;
@@ -321,12 +322,13 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         FolioRef::adopt(handle)
     }
 
-    /// The holder of the lock has frozen the folio, with this reference as one of the last: no
-    /// other thread has the folio or waits for its lock, and the freeze has consumed lock and
-    /// reference.
+    /// The folio was frozen with this reference as one of the last: no other thread has the folio
+    /// or waits for its lock. Lock and reference are gone.
     #[inline]
-    pub(crate) fn into_frozen(self) {
+    pub(crate) fn into_frozen<'f>(self, frozen: FrozenFolio<'f, P>) -> FrozenFolio<'f, P> {
+        debug_assert_eq!(self.folio(), frozen.folio());
         core::mem::forget(self);
+        frozen
     }
 }
 

@@ -3,11 +3,14 @@
 //! A mapping is removed only after the flush that revoked it, so that freed frames are in no TLB
 //! (invariant 1 of `docs/invariants.md`); see `tlb/`.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
 };
+use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle, Freed};
 use super::owner::{self, FolioIndex, LiveOwner, OwnerMark};
 use crate::addr::{Frame, Order};
@@ -43,11 +46,9 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// that no thread can take a reference any more, not even by its frame number.
     #[inline]
     pub(crate) fn free_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
-        let freed = count::take_all(self.count(), u64::from(pages) * MAPPING);
-        if freed {
-            self.free_frozen_into(batch);
-        }
-        freed
+        // SAFETY: 1. the caller's mappings, which it gives up.
+        let frozen = unsafe { FrozenFolio::freeze(self, u64::from(pages) * MAPPING) };
+        frozen.map(|folio| folio.free_into(batch)).is_some()
     }
 
     /// As [`FolioHandle::free_into`], but only for anonymous folios: one that an object owns, or owned
@@ -56,13 +57,6 @@ impl<P: Platform> FolioHandle<'_, P> {
     pub(crate) fn free_anonymous_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
         !owner::is_counted_for_object(self.head().word.load(Relaxed))
             && self.free_into(batch, pages)
-    }
-
-    /// Frees a folio that [`FolioHandle::freeze`] has made the caller's own, into the batch.
-    #[inline]
-    pub(crate) fn free_frozen_into(self, batch: &mut FreeBatch<'_, P>) {
-        self.state().store(state_of(Kind::Tail, Order::PAGE), Relaxed);
-        batch.push(self.folio.head, self.folio.pages());
     }
 
     /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references, the

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`], which has the methods of one |
 //! | `fresh` | the life of a folio; [`FreshFolio`], which only its maker knows |
+//! | `frozen` | [`FrozenFolio`], which has no holder any more and is to be freed |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
 //! | `reference` | [`FolioRef`]: references, also from a frame number |
@@ -45,6 +46,7 @@ mod count;
 mod exclusive;
 mod flags;
 mod fresh;
+mod frozen;
 mod handle;
 mod lock;
 #[cfg(all(test, any(loom, shuttle)))]
@@ -67,6 +69,7 @@ pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use exclusive::ExclusiveRun;
 pub(crate) use flags::mark_single_lazy;
 pub(crate) use fresh::FreshFolio;
+pub(crate) use frozen::FrozenFolio;
 pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};

@@ -28,6 +28,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::count::{self, NotThere, REFERENCE, ReferencesRefused, references_in};
+use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle, Freed};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{Kind, is_kind, order_in};
@@ -208,11 +209,14 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         release(self.frames, self.folio, count)
     }
 
-    /// Freezes the folio if `count` references, the caller's, are all that keeps it: it then is the
-    /// caller's only, which frees it by [`FolioHandle::free_frozen_into`]. Returns whether it did.
+    /// Freezes the folio if `count` references are all that keeps it.
+    ///
+    /// # Safety
+    /// 1. The references are the caller's, which gives them up if the folio is frozen.
     #[inline]
-    pub(crate) fn freeze(self, count: u32) -> bool {
-        count::take_all(self.count(), u64::from(count) * REFERENCE)
+    pub(crate) unsafe fn freeze(self, count: u32) -> Option<FrozenFolio<'a, P>> {
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { FrozenFolio::freeze(self, u64::from(count) * REFERENCE) }
     }
 
     /// Frees the folio if its last holder was removed; counts a removal that was refused.

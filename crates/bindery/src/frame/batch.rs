@@ -4,6 +4,8 @@
 //! them in order. A batch remembers one range of consecutive frames and frees it whole, as few
 //! large blocks, instead of joining each frame with its buddy, and each pair with the next.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use super::buddy::MAX_ORDER;
 use super::{Allocator, Frames};
 use crate::addr::Frame;
@@ -24,9 +26,13 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
         Self { frames, first: 0, count: 0 }
     }
 
-    /// Takes over `count` frames from `first`, all of them tails in their metadata.
+    /// Takes over `count` frames from `first`.
+    ///
+    /// # Safety
+    /// 1. All of them are tails in their metadata, which is that of this batch's frames.
+    /// 2. They have no user, and nothing else frees them.
     #[inline]
-    pub(crate) fn push(&mut self, first: Frame, count: u32) {
+    pub(crate) unsafe fn push(&mut self, first: Frame, count: u32) {
         if self.first + self.count == first.0 && self.count < FULL {
             self.count += count;
         } else if first.0 + count == self.first && self.count < FULL {
@@ -43,7 +49,8 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
     pub(crate) fn free_all(&mut self) {
         // No call for none.
         if self.count > 0 {
-            self.frames.free_run(Frame(self.first), self.count);
+            // SAFETY: 1. and 2. asked of each frame when it was pushed; none is here any more.
+            unsafe { self.frames.free_run(Frame(self.first), self.count) };
             self.count = 0;
         }
     }
@@ -56,9 +63,13 @@ impl<P: Platform> Drop for FreeBatch<'_, P> {
 }
 
 impl<P: Platform> Allocator<P> {
-    /// Frees `count` consecutive frames that are `Kind::Tail` and have no user.
+    /// Frees `count` consecutive frames.
+    ///
+    /// # Safety
+    /// 1. All of them are `Kind::Tail`.
+    /// 2. They have no user, and nothing else frees them.
     #[inline(never)]
-    fn free_run(&self, first: Frame, count: u32) {
+    unsafe fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);
         if self.has_fronts() {
             self.free_run_with_fronts(first, count);

@@ -7,6 +7,8 @@
 //! The list is in address order. So the frames are freed without reading the tables, and neighbors
 //! in memory are freed as one.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::Memory;
@@ -119,8 +121,11 @@ impl Blocks {
         after.first.store(rest.first.load(Relaxed), Relaxed);
     }
 
-    /// Frees all frames. No TLB knows them any more.
-    pub(super) fn free<P: Platform>(&self, memory: &Memory<P>) {
+    /// Frees all frames.
+    ///
+    /// # Safety
+    /// 1. They have no user: no TLB knows them any more.
+    pub(super) unsafe fn free<P: Platform>(&self, memory: &Memory<P>) {
         let mut batch = memory.free_batch();
         let mut next = link(self.first.swap(NONE, Relaxed));
         self.last.store(NONE, Relaxed);
@@ -130,7 +135,9 @@ impl Blocks {
             let order = meta.order();
             // The block merges with its neighbors; a head inside the merged block would be wrong.
             meta.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
-            batch.push(head, order.pages());
+            // SAFETY: 1. tails, but for the head, which is one since just now. 2. the list had the
+            // block for itself, and has lost it above; its users are gone (obligation 1).
+            unsafe { batch.push(head, order.pages()) };
         }
     }
 }

@@ -42,7 +42,8 @@ impl PurgeBatch {
             gather_below(map, node, &mut tables);
         }
         counts.tables_freed += u64::from(tables.count());
-        self.areas.for_each(|area| area.blocks.free(memory));
+        // SAFETY: 1. the purge has flushed the addresses of all rounds before it frees any batch.
+        self.areas.for_each(|area| unsafe { area.blocks.free(memory) });
         for node in self.areas.nodes() {
             // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is only in this
             // batch's list, which ends here, and the list has passed it.

@@ -124,7 +124,8 @@ fn drop_tail<P: Platform>(map: &KernelMap<'_, P>, area: &Claim<'_>, pages: u64, 
     unsafe { map.clear(tail, holes, &mut counts) };
     map.invalidate(tail, Level::PTE, Tables::Unchanged, &mut counts);
     area.set_pages(pages);
-    area.blocks.cut(map.memory, pages).free(map.memory);
+    // SAFETY: 1. the flush above.
+    unsafe { area.blocks.cut(map.memory, pages).free(map.memory) };
     map.stats.add(&counts);
 }
 

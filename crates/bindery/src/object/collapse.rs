@@ -1,5 +1,7 @@
 //! Collapse: one large folio replaces many folios of an object (Linux: `collapse_file`).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::{Order, Orders, PageRange};
 use crate::arch::Arch;
@@ -223,7 +225,8 @@ fn replace<P: Platform>(
                 frames.folio(folio).mark_dirty();
             }
             let old = PlacedFolio { memory, object, folio: old, first: old_first };
-            old.release_dropped(count, &mut memory.free_batch(), proof);
+            // SAFETY: 1. the index named this run, whose pages the new folio has replaced.
+            unsafe { old.release_dropped(count, &mut memory.free_batch(), proof) };
         }
         from += u64::from(count);
     }

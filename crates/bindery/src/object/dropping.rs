@@ -1,5 +1,7 @@
 //! Drops pages of an object, in memory and in swap, and cuts long work on them into pieces.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::PageRange;
 use crate::platform::Platform;
@@ -42,7 +44,8 @@ pub(super) fn drop_pages<P: Platform>(
             debug_assert!(frame.0 >= folio.head.0);
             let first = page - u64::from(frame.0 - folio.head.0);
             let folio = PlacedFolio { memory, object, folio, first };
-            folio.release_dropped(count, &mut batch, proof);
+            // SAFETY: 1. pages of a part of the run that was taken above; each part comes once.
+            unsafe { folio.release_dropped(count, &mut batch, proof) };
             piece.add(count);
             true
         });

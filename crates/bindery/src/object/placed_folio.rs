@@ -1,6 +1,8 @@
 //! A folio at its place in an object: the pages of it that the index has, in memory or by their
 //! swap slots.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::Order;
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
@@ -73,10 +75,19 @@ impl<P: Platform> PlacedFolio<'_, P> {
     /// folio into `batch` if nothing else keeps it. If the index holds no page of the folio any more
     /// and other references remain, the folio loses its owner. The caller keeps pages of the folio
     /// from being inserted or dropped. May wait for the folio's lock.
-    pub(super) fn release_dropped(&self, count: u32, batch: &mut FreeBatch<'_, P>, _: &PagesMayGo) {
+    ///
+    /// # Safety
+    /// 1. The caller has taken these pages out of the index, and releases them only here.
+    pub(super) unsafe fn release_dropped(
+        &self,
+        count: u32,
+        batch: &mut FreeBatch<'_, P>,
+        _: &PagesMayGo,
+    ) {
         let folio = self.memory.frames.folio(self.folio);
-        if folio.freeze(count) {
-            folio.free_frozen_into(batch);
+        // SAFETY: 1. they were the index's, and are the caller's since (obligation 1).
+        if let Some(frozen) = unsafe { folio.freeze(count) } {
+            frozen.free_into(batch);
             return;
         }
         if !self.is_in_index() {

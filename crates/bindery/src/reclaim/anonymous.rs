@@ -144,9 +144,7 @@ fn reclaim_cached<P: Platform>(
         cached.unlock(&PageSet::EMPTY);
         return 0;
     }
-    if !write_out(memory, LockedFolio::new(lock, held), stored) {
-        return 0;
-    }
-    memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
+    let Some(frozen) = write_out(memory, LockedFolio::new(lock, held), stored) else { return 0 };
+    frozen.free_into(&mut memory.free_batch());
     u64::from(folio.pages())
 }

@@ -157,8 +157,8 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
             continue;
         }
         let stored = cached.stored();
-        if write_out(memory, leaving, stored) {
-            handle.free_frozen_into(&mut batch);
+        if let Some(frozen) = write_out(memory, leaving, stored) {
+            frozen.free_into(&mut batch);
             freed += u64::from(folio.pages());
             if memory.frames.listed_frame_count() < enough {
                 // The next folio may have to be stored in these frames.

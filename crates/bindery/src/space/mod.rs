@@ -31,6 +31,10 @@ mod call;
 mod entry_policy;
 mod fault;
 mod folio;
+#[cfg(any(test, lock_violations = "types", lock_violations = "moves"))]
+#[allow(dead_code, reason = "it only has to compile")]
+#[path = "../../tests/violations/folio.rs"]
+mod folio_violations;
 mod inspect;
 mod limits;
 mod merging;

@@ -2,6 +2,8 @@
 //!
 //! All work is done in one span of the lock of the cluster that has its slots.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
@@ -14,7 +16,7 @@ use super::slot_state::SlotState;
 use super::slots::state_of;
 use super::slots::{AreasStay, Stored, index, while_areas_stay};
 use crate::Memory;
-use crate::folio::{Folio, FolioHandle, FolioLocked, SwapPlace};
+use crate::folio::{Folio, FolioHandle, FolioLocked, FrozenFolio, LockedFolio, SwapPlace};
 use crate::platform::Platform;
 
 /// A locked folio in the swap cache, with the place of its slots.
@@ -134,7 +136,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         let done = |page: u32, old: SlotState| {
             SlotState((old.0 & !SlotState::BUSY) - u64::from(put.has(page)))
         };
-        let cached = self.change(|| false, done).cached;
+        let cached = self.change(|| None, done).cached;
         if cached < self.folio.pages() {
             // No other copy of the content is left.
             self.handle().mark_dirty();
@@ -147,30 +149,41 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     pub(super) fn unlock_unwritten(self) {
         let done =
             |_: u32, old: SlotState| SlotState(old.0 & !(SlotState::BUSY | SlotState::CONTENT));
-        if self.change(|| false, done).cached < self.folio.pages() {
+        if self.change(|| None, done).cached < self.folio.pages() {
             // No other copy of the content is left.
             self.handle().mark_dirty();
         }
     }
 
-    /// Evicts the folio, whose content is in swap: as `written` says, or from before. If only the
-    /// caller's reference and the cache's are left, the folio is the caller's, frozen, and the
-    /// result is true. Otherwise it stays in the cache, its slots are no longer busy, and the
-    /// caller keeps its reference.
-    pub(super) fn evict(&self, written: Option<&FilledPages>) -> bool {
+    /// Evicts the folio at that place, whose content is in swap: as `written` says, or from before.
+    /// If only the caller's reference and the cache's are left, the folio is the caller's, frozen.
+    /// Otherwise it stays in the cache, its slots are no longer busy, and it is unlocked and
+    /// released.
+    pub(super) fn evict(
+        memory: &'a Memory<P>,
+        leaving: LockedFolio<'a, P>,
+        place: SwapPlace,
+        written: Option<&FilledPages>,
+    ) -> Option<FrozenFolio<'a, P>> {
         let done = |page: u32, old: SlotState| {
             let content = written.map_or(0, |written| written.content(page));
             SlotState(old.0 & !SlotState::BUSY | content)
         };
         // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
         // and reads the slot again.
-        self.change(|| self.handle().freeze(2), done).evicted
+        let handle = memory.frames.folio(leaving.folio());
+        // SAFETY: 1. one is the guard's, which ends below; the other is the cache's, which has the
+        // folio and gives it up in the same span of the cluster's lock.
+        let freeze = || unsafe { handle.freeze(2) };
+        let cached = CachedFolio::new(memory, leaving.locked(), place);
+        let frozen = cached.change(freeze, done).frozen?;
+        Some(leaving.into_frozen(frozen))
     }
 
     /// Removes the folio, whose content could not be read, from the cache; entries keep their
     /// references to its slots.
     pub(crate) fn give_up(&self) {
-        let changed = self.change(|| false, |_, old| old.uncached(0));
+        let changed = self.change(|| None, |_, old| old.uncached(0));
         if changed.cached > 0 {
             self.handle().set_cached_pages(self.place, 0);
             self.handle().release();
@@ -212,22 +225,22 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
 
     /// Changes the cells that still refer to the folio, in one span of the cluster's lock. `freeze`
     /// decides whether the folio leaves memory.
-    fn change(
+    fn change<'f>(
         &self,
-        freeze: impl FnOnce() -> bool,
+        freeze: impl FnOnce() -> Option<FrozenFolio<'f, P>>,
         change: impl Fn(u32, SlotState) -> SlotState,
-    ) -> Changed {
+    ) -> Changed<'f, P> {
         while_areas_stay(self.memory.platform(), |stay| self.change_in(stay, freeze, change))
     }
 
-    fn change_in(
+    fn change_in<'f>(
         &self,
         stay: &AreasStay,
-        freeze: impl FnOnce() -> bool,
+        freeze: impl FnOnce() -> Option<FrozenFolio<'f, P>>,
         change: impl Fn(u32, SlotState) -> SlotState,
-    ) -> Changed {
+    ) -> Changed<'f, P> {
         let (memory, folio, run) = (self.memory, self.folio, self.slots());
-        let mut changed = Changed { cached: 0, evicted: false };
+        let mut changed = Changed { cached: 0, frozen: None };
         let (Some(area), Some((cluster, cells, values))) =
             (memory.swap.area(run.area), run.cells(stay, memory))
         else {
@@ -239,7 +252,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
             // them.
             return changed;
         }
-        changed.evicted = freeze();
+        changed.frozen = freeze();
+        let is_frozen = changed.frozen.is_some();
         let shadow = cpu::shadow(memory);
         let mut freed = FreedSlots::new(area, cluster);
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
@@ -255,7 +269,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
                     cell.store(SlotState::WRITING, Relaxed);
                     continue;
                 }
-                let now = if changed.evicted { now.uncached(shadow) } else { now };
+                let now = if is_frozen { now.uncached(shadow) } else { now };
                 cell.store(now.0, Relaxed);
                 changed.cached += 1;
                 continue;
@@ -264,14 +278,14 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
             freed.add(&mut state, index(run.first) + page);
         }
         freed.give_back(&mut state);
-        if changed.evicted {
+        if is_frozen {
             cpu::note_evicted(memory, run.count);
         } else {
             self.handle().set_cached_pages(self.place, changed.cached);
         }
         drop(state);
         freed.relist(run.first);
-        if !changed.evicted && changed.cached == 0 {
+        if !is_frozen && changed.cached == 0 {
             self.handle().release();
         }
         changed
@@ -301,8 +315,9 @@ pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
 }
 
 /// The result of [`CachedFolio::change`].
-struct Changed {
+struct Changed<'f, P: Platform> {
     /// Pages whose slots still have references.
     cached: u32,
-    evicted: bool,
+    /// The folio, if it leaves memory.
+    frozen: Option<FrozenFolio<'f, P>>,
 }

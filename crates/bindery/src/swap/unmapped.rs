@@ -44,8 +44,10 @@ fn evict_unmapped<P: Platform>(memory: &Memory<P>, batch: &mut FreeBatch<'_, P>,
         return;
     }
     let Some(cached) = CachedFolio::find(memory, lock.locked()) else { return };
-    if cached.prepare_dropping() && write_out(memory, LockedFolio::new(lock, held), Stored::Yes) {
-        memory.frames.folio(folio).free_frozen_into(batch);
+    if cached.prepare_dropping()
+        && let Some(frozen) = write_out(memory, LockedFolio::new(lock, held), Stored::Yes)
+    {
+        frozen.free_into(batch);
     }
 }
 

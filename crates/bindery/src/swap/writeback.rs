@@ -24,7 +24,7 @@ use super::take_back::{lock_written, take_back};
 use crate::Memory;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::folio::{Folio, FolioLock, LockedFolio, SwapPlace};
+use crate::folio::{Folio, FolioLock, FrozenFolio, LockedFolio, SwapPlace};
 use crate::interrupt;
 use crate::platform::{Cpu, Platform};
 
@@ -72,16 +72,16 @@ impl FolioTransfer {
 }
 
 /// Writes out a folio in the swap cache, whose slots are busy, unless its content is in swap.
-/// Returns whether the folio is the caller's now, frozen. Otherwise a device has it, or it stays.
-pub(crate) fn write_out<P: Platform>(
-    memory: &Memory<P>,
-    leaving: LockedFolio<'_, P>,
+/// Returns the folio if it is the caller's now. Otherwise a device has it, or it stays.
+pub(crate) fn write_out<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    leaving: LockedFolio<'m, P>,
     stored: Stored,
-) -> bool {
+) -> Option<FrozenFolio<'m, P>> {
     let folio = leaving.folio();
-    let Some(place) = memory.frames.folio(folio).swap_place() else { return false };
+    let place = memory.frames.folio(folio).swap_place()?;
     if stored == Stored::Yes {
-        return finish_write_out(memory, leaving, place, None);
+        return CachedFolio::evict(memory, leaving, place, None);
     }
     if let Some(area) = memory.swap.area(place.area)
         && area.has_device()
@@ -92,40 +92,26 @@ pub(crate) fn write_out<P: Platform>(
     let cached = CachedFolio::new(memory, leaving.locked(), place);
     if !cached.write_out(&mut written) {
         cached.unlock_unwritten();
-        return false;
+        return None;
     }
-    finish_write_out(memory, leaving, place, Some(&written))
-}
-
-/// Finishes a write of a folio. Returns whether the folio is the caller's now, frozen.
-fn finish_write_out<P: Platform>(
-    memory: &Memory<P>,
-    leaving: LockedFolio<'_, P>,
-    place: SwapPlace,
-    written: Option<&FilledPages>,
-) -> bool {
-    let evicted = CachedFolio::new(memory, leaving.locked(), place).evict(written);
-    if evicted {
-        leaving.into_frozen();
-    }
-    evicted
+    CachedFolio::evict(memory, leaving, place, Some(&written))
 }
 
 /// Like [`write_out`], for a folio whose slots are on a device.
 #[cold]
 #[inline(never)]
-fn send_to_device<P: Platform>(
-    memory: &Memory<P>,
+fn send_to_device<'m, P: Platform>(
+    memory: &'m Memory<P>,
     area: &SlotArea<P>,
-    leaving: LockedFolio<'_, P>,
+    leaving: LockedFolio<'m, P>,
     place: SwapPlace,
-) -> bool {
+) -> Option<FrozenFolio<'m, P>> {
     let folio = leaving.folio();
     let written = CachedFolio::new(memory, leaving.locked(), place).sort_pages();
     let device = area.device_of(memory, place.first);
     let Some(device) = device.filter(|_| written.in_store(folio) > 0) else {
         cpu::note_swapped_out(memory, folio.pages());
-        return finish_write_out(memory, leaving, place, Some(&written));
+        return CachedFolio::evict(memory, leaving, place, Some(&written));
     };
     let number = area.take_request(memory);
     let (group, number_there) = area.requests.group(number);
@@ -136,20 +122,21 @@ fn send_to_device<P: Platform>(
     let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
     what.submit(memory, area, device, |page| !written.is_filled(page));
     if !group.take_done_one(number_there) {
-        return false;
+        return None;
     }
     // A device without a queue is done by now. So its writes take one request at a time, and the
     // caller counts the folio as freed. If another thread was faster, the number may be that of
     // another folio's request by now.
-    let mut is_own = false;
+    let mut own = None;
     area.finish_one(memory, place.area, number, |evicted| {
-        is_own = evicted == folio;
-        if !is_own {
-            memory.frames.folio(evicted).free_frozen_into(&mut memory.free_batch());
+        if evicted.folio() == folio {
+            own = Some(evicted);
+        } else {
+            evicted.free_into(&mut memory.free_batch());
         }
     });
     memory.swap.note_completion(memory.platform());
-    is_own
+    own
 }
 
 /// Records that a device has completed a request, and wakes the threads that wait for it.
@@ -228,20 +215,19 @@ impl<P: Platform> SlotArea<P> {
     fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
         let mut freed = 0;
         self.finish_one(memory, area_number, number, |folio| {
-            memory.frames.folio(folio).free_frozen_into(&mut memory.free_batch());
-            freed = u64::from(folio.pages());
+            freed = u64::from(folio.folio().pages());
+            folio.free_into(&mut memory.free_batch());
         });
         freed
     }
 
-    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now,
-    /// frozen. The request ends after that: a thread that waits for the writes finds the frames free.
-    fn finish_one(
+    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now. The request ends after that: a thread that waits for the writes finds the frames free.
+    fn finish_one<'m>(
         &self,
-        memory: &Memory<P>,
+        memory: &'m Memory<P>,
         area_number: u8,
         number: u32,
-        evicted: impl FnOnce(Folio),
+        evicted: impl FnOnce(FrozenFolio<'m, P>),
     ) {
         let (group, number_there) = self.requests.group(number);
         if group.is_around(number_there) {
@@ -251,7 +237,7 @@ impl<P: Platform> SlotArea<P> {
         let number = number_there;
         let succeeded = group.result(number) == Some(true);
         let Some(folio) = memory.frames.folio_of(group.head(number)) else { return };
-        let mut is_evicted = false;
+        let mut frozen = None;
         let first = group.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
         match (lock_written(memory, folio, slots), memory.frames.folio(folio).swap_place()) {
@@ -264,7 +250,7 @@ impl<P: Platform> SlotArea<P> {
             (Some(lock), Some(place)) if succeeded => {
                 cpu::note_swapped_out(memory, folio.pages());
                 let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
-                is_evicted = finish_write_out(memory, lock.with_reference(), place, Some(&written));
+                frozen = CachedFolio::evict(memory, lock.with_reference(), place, Some(&written));
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
@@ -274,8 +260,8 @@ impl<P: Platform> SlotArea<P> {
             }
         }
         let pages = folio.pages();
-        if is_evicted {
-            evicted(folio);
+        if let Some(frozen) = frozen {
+            evicted(frozen);
         }
         // Release: the folio is unlocked, and freed if it was evicted.
         group.end_writing(pages);

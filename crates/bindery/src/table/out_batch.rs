@@ -199,8 +199,8 @@ impl OutBatch {
                 if kept && stays_in_cache(memory, leaving.locked()) {
                     continue;
                 }
-                if write_out(memory, leaving, stored) {
-                    memory.frames.folio(folio).free_frozen_into(&mut batch);
+                if let Some(frozen) = write_out(memory, leaving, stored) {
+                    frozen.free_into(&mut batch);
                     freed += pages;
                     if memory.frames.listed_frame_count() < enough {
                         // The next folio may have to be stored in these frames.

@@ -11,7 +11,7 @@ use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
 use crate::folio::Folio;
-use crate::folio::{FolioIndex, FolioLock, FreshFolio, LiveOwner, LockedFolio, SwapPlace};
+use crate::folio::{FolioLock, FreshFolio, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::{PagesStay, Wait};
 use crate::platform::Platform;
@@ -284,22 +284,6 @@ pub(crate) fn map_folio<P: Platform>(
     let _ = (flags, fault.map_folio(at, page, Attributes::default())); //~ E0308
 }
 
-/// A folio gets another owner with its lock.
-pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
-    #[cfg(not(lock_violations = "types"))]
-    let _ = (frames, lock.set_owner(LiveOwner::NONE, FolioIndex::NONE));
-    #[cfg(lock_violations = "types")]
-    let _ = (lock, frames.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0599
-}
-
-/// The index of a folio has room for its first page.
-pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number: u32) {
-    #[cfg(not(lock_violations = "types"))]
-    let _ = FolioIndex::for_folio(page, number).map(|index| lock.set_owner(LiveOwner::NONE, index));
-    #[cfg(lock_violations = "types")]
-    let _ = lock.set_owner(LiveOwner::NONE, page.wrapping_sub(number.into())); //~ E0308
-}
-
 /// A VMA changes its place with its trees locked.
 pub(crate) fn resize<'op, P: Platform>(
     set: &mut VmaSet<'op, '_, P>,
@@ -320,37 +304,12 @@ pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
     let _guard: TreeReadGuard<'a, P> = lock.write(platform); //~ E0308
 }
 
-/// A folio is found by the metadata of a frame, which exists then. It is not made of a number.
-pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32> {
-    #[cfg(not(lock_violations = "types"))]
-    let folio = frames.folio_of(frame)?;
-    #[cfg(lock_violations = "types")]
-    let folio = Folio::of(frame, Order::PAGE); //~ E0624
-    Some(frames.folio(folio).mappings())
-}
-
 /// A frame is allocated for a purpose: only reclaim takes the reserve.
 pub(crate) fn allocate<P: Platform>(frames: &Frames<P>) {
     #[cfg(not(lock_violations = "types"))]
     let _ = frames.allocate(Order::PAGE, AllocateFor::Use);
     #[cfg(lock_violations = "types")]
     let _ = frames.allocate(Order::PAGE); //~ E0061
-}
-
-/// A device's request gets a folio's lock with a reference.
-pub(crate) fn hand_over_lock<P: Platform>(lock: FolioLock<'_, P>) {
-    #[cfg(not(lock_violations = "types"))]
-    lock.with_reference().into_request();
-    #[cfg(lock_violations = "types")]
-    let _ = lock.into_request(); //~ E0599
-}
-
-/// A lock that was left to a batch changes no owner.
-pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
-    #[cfg(not(lock_violations = "moves"))]
-    let _ = (lock.set_owner(LiveOwner::NONE, FolioIndex::NONE), lock.leave_to_batch());
-    #[cfg(lock_violations = "moves")]
-    let _ = (lock.leave_to_batch(), lock.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0382
 }
 
 /// Work on the slots of a folio ends with the folio locked: its number is no proof of that.
@@ -384,14 +343,6 @@ pub(crate) fn settle_unlocked<P: Platform>(
     let _ = (cached.unlock(&PageSet::EMPTY), drop(lock));
     #[cfg(lock_violations = "moves")]
     let _ = (drop(lock), cached.unlock(&PageSet::EMPTY)); //~ E0505
-}
-
-/// A device's request gets the only guard of a folio's lock.
-pub(crate) fn hand_over<P: Platform>(leaving: LockedFolio<'_, P>) {
-    #[cfg(not(lock_violations = "moves"))]
-    leaving.into_request();
-    #[cfg(lock_violations = "moves")]
-    let _ = (leaving.into_request(), leaving.into_frozen()); //~ E0382
 }
 
 /// Closing a lock consumes its guard.

@@ -1,0 +1,44 @@
+//! A folio whose count was taken to zero in one step: only the thread that took it has the folio.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::count;
+use super::handle::{Folio, FolioHandle};
+use crate::addr::Order;
+use crate::frame::FreeBatch;
+use crate::frame::meta::{Kind, state_of};
+use crate::platform::Platform;
+
+/// A folio that is frozen, and the caller's own. Freeing consumes it, so a folio is freed once. Its
+/// frames are lost unless it is freed.
+#[must_use = "a frozen folio must be freed"]
+pub(crate) struct FrozenFolio<'a, P: Platform>(FolioHandle<'a, P>);
+
+impl<'a, P: Platform> FrozenFolio<'a, P> {
+    /// Freezes the folio if its count is `count`, by one compare-exchange: afterwards no thread can
+    /// take a reference, not even by the frame number.
+    ///
+    /// # Safety
+    /// 1. What `count` counts is the caller's, which gives it up.
+    #[inline(always)]
+    pub(super) unsafe fn freeze(handle: FolioHandle<'a, P>, count: u64) -> Option<Self> {
+        count::take_all(handle.count(), count).then_some(Self(handle))
+    }
+
+    #[inline(always)]
+    pub(crate) fn folio(&self) -> Folio {
+        self.0.folio
+    }
+
+    /// Frees the folio, into the batch.
+    #[inline(always)]
+    pub(crate) fn free_into(self, batch: &mut FreeBatch<'_, P>) {
+        let FolioHandle { folio, .. } = self.0;
+        self.0.state().store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        // SAFETY: 1. the tails are written since the folio was made, the head's state just now; 2. a
+        // frozen folio has no holder but this value, which ends here.
+        unsafe { batch.push(folio.head, folio.pages()) };
+    }
+}

@@ -1,0 +1,82 @@
+//! Folios that are freed, locked and given away past their types: none of it compiles. A module of
+//! `space`, as `space.rs`, which says how to read the pairs.
+
+use crate::addr::Frame;
+use crate::folio::{FolioIndex, FolioLock, FrozenFolio, LiveOwner, LockedFolio};
+use crate::frame::{Frames, FreeBatch};
+use crate::platform::Platform;
+
+/// A folio gets another owner with its lock.
+pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (frames, lock.set_owner(LiveOwner::NONE, FolioIndex::NONE));
+    #[cfg(lock_violations = "types")]
+    let _ = (lock, frames.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0599
+}
+
+/// The index of a folio has room for its first page.
+pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number: u32) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = FolioIndex::for_folio(page, number).map(|index| lock.set_owner(LiveOwner::NONE, index));
+    #[cfg(lock_violations = "types")]
+    let _ = lock.set_owner(LiveOwner::NONE, page.wrapping_sub(number.into())); //~ E0308
+}
+
+/// A folio is found by the metadata of a frame, which exists then. It is not made of a number.
+pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32> {
+    #[cfg(not(lock_violations = "types"))]
+    let folio = frames.folio_of(frame)?;
+    #[cfg(lock_violations = "types")]
+    let folio = crate::folio::Folio::of(frame, crate::addr::Order::PAGE); //~ E0624
+    Some(frames.folio(folio).mappings())
+}
+
+/// A device's request gets a folio's lock with a reference.
+pub(crate) fn hand_over_lock<P: Platform>(lock: FolioLock<'_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    lock.with_reference().into_request();
+    #[cfg(lock_violations = "types")]
+    let _ = lock.into_request(); //~ E0599
+}
+
+/// A lock that was left to a batch changes no owner.
+pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (lock.set_owner(LiveOwner::NONE, FolioIndex::NONE), lock.leave_to_batch());
+    #[cfg(lock_violations = "moves")]
+    let _ = (lock.leave_to_batch(), lock.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0382
+}
+
+/// A device's request gets the only guard of a folio's lock.
+pub(crate) fn hand_over<P: Platform>(leaving: LockedFolio<'_, P>) {
+    #[cfg(not(lock_violations = "moves"))]
+    leaving.into_request();
+    #[cfg(lock_violations = "moves")]
+    let _ = (leaving.into_request(), leaving.unlock()); //~ E0382
+}
+
+/// A folio that no thread has frozen is not freed: its number, which is copied freely, frees nothing.
+pub(crate) fn free_number<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'_, P>) {
+    let folio = frames.folio(frozen.folio());
+    let mut batch = FreeBatch::new(frames);
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (folio, frozen.free_into(&mut batch));
+    #[cfg(lock_violations = "types")]
+    let _ = (FrozenFolio::free_into(folio, &mut batch), frozen); //~ E0308
+}
+
+/// A folio is freed once.
+pub(crate) fn free_twice<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'_, P>) {
+    let mut batch = FreeBatch::new(frames);
+    #[cfg(lock_violations = "moves")]
+    frozen.free_into(&mut batch);
+    frozen.free_into(&mut batch); //~ E0382
+}
+
+/// The lock of a folio that leaves memory is gone once the folio is frozen, not before.
+pub(crate) fn end_lock<P: Platform>(leaving: LockedFolio<'_, P>, frozen: FrozenFolio<'_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = leaving.into_frozen(frozen);
+    #[cfg(lock_violations = "types")]
+    let _ = (leaving.into_frozen(), frozen); //~ E0061
+}
