@@ -111,7 +111,7 @@ fn system_1_counts_the_same_on_every_architecture() {
 
 #[test]
 fn tables_fit_into_120_columns() {
-    let (out, document) = figures("columns", &["remap-1m", "--folio", "4k"]);
+    let (out, document) = figures("columns", &["remap-1m", "--folio", "4k", "--full"]);
     narrow(&out);
     for word in ["page by page", "whole tables", "Linux", "floor", "published", "first touch"] {
         assert!(out.contains(word), "{word} is missing in {out}");
@@ -119,6 +119,44 @@ fn tables_fit_into_120_columns() {
     let kernel = document["host"]["kernel"].as_str().expect("the host has a kernel");
     assert!(out.contains(kernel), "{kernel} is missing in {out}");
     assert_eq!((&document["architecture"], &document["quick"]), (&"x86-64".into(), &true.into()));
+}
+
+/// All measured calls of a document.
+fn phases(document: &Value) -> Vec<&Value> {
+    let phases = results(document).iter().map(|result| result["phases"].as_array());
+    phases.flat_map(|phases| phases.expect("there are phases")).collect()
+}
+
+#[test]
+fn three_sentences_sum_the_figures_up() {
+    let (out, document) = figures("sentences", &["remap-1m", "kernel-map"]);
+    narrow(&out);
+    for absent in ["p10", "descended", "How to read this"] {
+        assert!(!out.contains(absent), "{absent} needs --full: {out}");
+    }
+    let phases = phases(&document);
+    let number = |phase: &Value, path: &str| phase.pointer(path).and_then(Value::as_u64);
+    let least = |phase: &Value| {
+        Some(number(phase, "/floor/entries_written")? + number(phase, "/floor/tables_installed")?)
+    };
+    let written = |phase: &Value| number(phase, "/table/counts/entries_written");
+    let fewest = phases.iter().filter(|phase| written(phase) <= least(phase)).count();
+    let all = phases.len();
+    assert!(0 < fewest && fewest < all, "both kinds of calls are in it: {fewest} of {all}");
+    // 17 entries, where the floor is 16: the purge also detaches a table.
+    let floor = format!(
+        "{fewest} of {all} calls write the fewest entries possible, the others at \
+                         most 6.2 % more (vfree 16 MiB, huge)."
+    );
+    let paragraph = out.trim_end().rsplit("\n\n").next().expect("there is text");
+    let mut sentences = paragraph.lines();
+    assert_eq!(sentences.next(), Some(&*floor), "{out}");
+    let pieces = sentences.next().expect("a second sentence");
+    assert!(pieces.starts_with("Pieces larger than a page speed ") && pieces.ends_with("x)."));
+    let [linux, next] = [sentences.next(), sentences.next()].map(Option::unwrap_or_default);
+    assert!(linux.starts_with("Linux "), "{linux}");
+    assert!(next.contains("--full") && next.contains("docs/compare.md"), "{next}");
+    assert_eq!(sentences.next(), None, "{out}");
 }
 
 #[test]
@@ -228,7 +266,7 @@ fn kernel_mappings_take_no_more_than_their_floor() {
     for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
     {
         // Folios are of user memory: the size has no effect.
-        let arguments = ["kernel-map", "--folio", "64k,2m", "--arch", arch];
+        let arguments = ["kernel-map", "--full", "--folio", "64k,2m", "--arch", arch];
         let (out, document) = figures(&format!("kernel-{arch}"), &arguments);
         narrow(&out);
         for word in ["none: kernel-internal", "published", "vmap 100 MiB, order 8", "x 32"] {
@@ -341,7 +379,9 @@ fn help_explains_the_workloads_and_the_figures() {
     let output = bench(&["--help"]);
     let out = text(&output.stdout);
     assert!(output.status.success());
-    for word in ["remap-1m", "remap-1g", "kernel-map", "floor", "MMU", "p10", "median", "--quick"] {
+    for word in
+        ["remap-1m", "remap-1g", "kernel-map", "floor", "MMU", "p10", "median", "--quick", "--full"]
+    {
         assert!(out.contains(word), "{word} is missing in {out}");
     }
 }

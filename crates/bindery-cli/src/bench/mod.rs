@@ -18,8 +18,10 @@
 //! | `statistics` | medians and percentiles of many measurements |
 //! | `host` | the host of the measurements |
 //! | `report`, `json` | the figures in readable and machine-readable form |
+//! | `conclusion` | three sentences about all figures |
 
 mod compaction;
+mod conclusion;
 mod conflicts;
 mod engine;
 mod floor;
@@ -90,6 +92,7 @@ Figures
 
 Examples
   bindery bench                              everything, in less than a minute
+  bindery bench --full                       the same, with all figures and a legend
   bindery bench remap-1m --folio 4k,2m       one workload, other folios
   bindery bench --quick --arch aarch64 --json figures.json
 
@@ -129,6 +132,10 @@ pub struct Arguments {
     /// Write all figures to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Print spreads, Linux's times, the counts of both reaches, and a legend
+    #[arg(long)]
+    full: bool,
 
     /// Repeat less, and run remap-1g only with folios of 4k: a few seconds in all, wider spreads
     #[arg(long)]
@@ -172,7 +179,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     // Before the work, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (host, clock) = (Host::look(), Clock::calibrate());
-    show(&report::heading(&host, arguments.arch, clock))?;
+    show(&report::heading(&host, arguments.arch, clock, arguments.full))?;
     let mut document = json::Document::new(host, arguments.arch, arguments.quick, clock);
     let plan = plan(arguments);
     let progress = progress(&plan);
@@ -180,11 +187,14 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     for group in &plan {
         progress.set_message(group.workload.name());
         let results = &mut document.results;
-        let run = Run { group, clock, progress: &progress, results };
+        let run = Run { group, clock, full: arguments.full, progress: &progress, results };
         problems.extend(dispatch(arguments.arch, run).err());
     }
     progress.finish_and_clear();
-    show(report::LEGEND)?;
+    show(&conclusion::conclusion(&document.results))?;
+    if arguments.full {
+        show(report::LEGEND)?;
+    }
     if let Some(file) = file {
         file.write(&document)?;
     }
@@ -237,6 +247,7 @@ impl Visitor for GeometryOf {
 struct Run<'a> {
     group: &'a Group,
     clock: Clock,
+    full: bool,
     progress: &'a ProgressBar,
     results: &'a mut Vec<json::Table>,
 }
@@ -245,7 +256,7 @@ impl Visitor for Run<'_> {
     type Output = Result<(), String>;
 
     fn visit<A: Walk>(self) -> Self::Output {
-        let Self { group, clock, progress, results } = self;
+        let Self { group, clock, full, progress, results } = self;
         let Group { workload, scripts } = group;
         let memory = workload.memory();
         enough_memory(memory)
@@ -253,8 +264,14 @@ impl Visitor for Run<'_> {
         let linux = enough_memory(memory + workload.data());
         let bench = Bench { scripts, memory, linux, clock };
         let done = |script: &Script, comparison| {
-            progress.suspend(|| show(&report::tables(script, &comparison)))?;
-            results.push(json::Table::new(script, &comparison));
+            let table = json::Table::new(script, &comparison);
+            let text = if full {
+                report::tables(script, &comparison, &table)
+            } else {
+                report::short_table(script, &table)
+            };
+            progress.suspend(|| show(&text))?;
+            results.push(table);
             match engine_problem(&comparison) {
                 None => Ok(()),
                 Some(problem) => {

@@ -6,53 +6,107 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use super::engine::{Comparison, FULL, LINUX, PAGE};
 use super::floor::Floor;
 use super::host::Host;
+use super::json;
 use super::kernel::NO_LINUX;
-use super::linux::describe_folios;
 use super::measure::{Clock, Outcome, Samples};
 use super::statistics::{Summary, ratio};
-use super::workload::{Script, Workload};
+use super::workload::Script;
 use crate::output::thousands;
 
-/// The heading, known before the measurement.
-pub fn heading(host: &Host, arch: ArchitectureName, clock: Clock) -> String {
+/// The heading, known before the measurement. With `full`, the tables have spreads.
+pub fn heading(host: &Host, arch: ArchitectureName, clock: Clock, full: bool) -> String {
     let Host { kernel, cpu, .. } = host;
+    let times = if full { "median (p10-p90)" } else { "median" };
     format!(
         "engine  hosted machine {arch} in this process, plain TLB, one CPU (library calls)\n\
          Linux   system calls of {kernel}, on {cpu}\n\
-         times   median (p10-p90); the clock's own {} ns are taken off\n",
+         times   {times}; the clock's own {} ns are taken off\n",
         clock.cost
     )
 }
 
-/// The two tables of one script: times, then counts.
-pub fn tables(script: &Script, comparison: &Comparison) -> String {
-    let Script { workload, variant, folio, .. } = script;
+/// The two tables of one script with `--full`: times, then counts.
+pub fn tables(script: &Script, comparison: &Comparison, figures: &json::Table) -> String {
     let outcomes = &comparison.outcomes;
-    let (what, linux) = match workload {
-        Workload::KernelMap => (String::new(), NO_LINUX.to_owned()),
-        Workload::Remap1m | Workload::Remap1g | Workload::Pageout => {
-            (format!(", folios of {folio}"), describe_folios(*folio))
-        }
-    };
-    let mut text = format!(
-        "\n{}{what}: {variant}\n\
-         (Linux: {linux}; engine: {} ns of its times are for each invalidation)\n\n{}\n\n{}\n",
-        workload.name(),
+    format!(
+        "\n{}\n(Linux: {}; engine: {} ns of its times are for each invalidation)\n\n{}\n\n{}\n{}",
+        title(script),
+        figures.linux_folios,
         comparison.invalidation,
         times(script, outcomes).trim_fmt(),
         counts(script, outcomes).trim_fmt(),
-    );
-    for (who, outcome) in ["page by page", "whole tables", "Linux"].iter().zip(outcomes) {
-        if let Some(problem) = outcome.problem.as_ref().filter(|problem| *problem != NO_LINUX) {
-            text.push_str(&format!("{who}: not measured further: {problem}\n"));
+        remarks(figures),
+    )
+}
+
+/// The table without `--full`: a row for each call.
+pub fn short_table(script: &Script, figures: &json::Table) -> String {
+    let header = [
+        "time, writes",
+        "whole tables",
+        "page/whole",
+        "Linux/whole",
+        "written",
+        "x floor",
+        "invalid.",
+    ];
+    let mut table = table(&header, 1);
+    for phase in &figures.phases {
+        let json::Phase { phase: name, floor, ratio_page, ratio_linux, ratio_floor, .. } = phase;
+        let json::Measurement { nanoseconds, counts, .. } = &phase.table;
+        let times = |ratio: &Option<f64>| ratio.map(|ratio| format!("{} x", three_digits(ratio)));
+        let time = nanoseconds.map(|summary| show_time(summary.median, summary.median));
+        let written = counts.as_ref().map(|work| thousands(work.entries_written));
+        let invalidations = counts.as_ref().map(|work| {
+            format!("{} ({})", thousands(work.invalidations), thousands(floor.invalidations))
+        });
+        let figures = [
+            time,
+            times(ratio_page),
+            times(ratio_linux),
+            written,
+            ratio_floor.map(three_digits),
+            invalidations,
+        ];
+        let shown = figures.map(|figure| figure.unwrap_or_else(|| "-".to_owned()));
+        table.add_row([together(name, phase.calls)].into_iter().chain(shown));
+    }
+    format!("\n{}\n{}\n{}", title(script), table.trim_fmt(), remarks(figures))
+}
+
+/// The name of a call, with the number of calls that were measured together.
+fn together(name: &str, calls: u64) -> String {
+    if calls == 1 { name.to_owned() } else { format!("{name} x {calls}") }
+}
+
+/// The workload, its folios and its variant.
+fn title(script: &Script) -> String {
+    let Script { workload, variant, folio, .. } = script;
+    let folios = if workload.has_folios() { format!(", folios of {folio}") } else { String::new() };
+    format!("{}{folios}: {variant}", workload.name())
+}
+
+/// A line for each subject whose figures are incomplete or unsteady.
+fn remarks(figures: &json::Table) -> String {
+    let json::Table { page_problem, table_problem, linux_problem, phases, .. } = figures;
+    let mut text = String::new();
+    let subjects = [
+        ("page by page", page_problem, PAGE),
+        ("whole tables", table_problem, FULL),
+        ("Linux", linux_problem, LINUX),
+    ];
+    for (subject, problem, number) in subjects {
+        if let Some(problem) = problem.as_ref().filter(|problem| *problem != NO_LINUX) {
+            text.push_str(&format!("{subject}: not measured further: {problem}\n"));
         }
-        let names = script.phases.iter().zip(&outcome.phases);
-        let unsteady =
-            names.filter(|(_, samples)| !samples.steady()).map(|(phase, _)| &*phase.name);
-        let unsteady: Vec<_> = unsteady.collect();
+        let unsteady: Vec<_> = phases
+            .iter()
+            .filter(|phase| ![&phase.page, &phase.table, &phase.linux][number].counts_steady)
+            .map(|phase| &*phase.phase)
+            .collect();
         if !unsteady.is_empty() {
             text.push_str(&format!(
-                "{who}: counts differed from call to call in {}; those of the last are shown\n",
+                "{subject}: counts differed from call to call in {}; those of the last are shown\n",
                 unsteady.join(", ")
             ));
         }
@@ -138,11 +192,9 @@ fn counts(script: &Script, outcomes: &[Outcome; 3]) -> Table {
     let mut table = table(&header, 2);
     for (number, phase) in script.phases.iter().enumerate() {
         for (reach, who, name) in [("page", PAGE, &*phase.name), ("whole", FULL, "")] {
-            let together = match phase.repetitions {
-                repetitions if name.is_empty() || repetitions == 1 => String::new(),
-                repetitions => format!(" x {repetitions}"),
-            };
-            let mut row = vec![format!("{name}{together}"), reach.to_owned()];
+            let name =
+                if name.is_empty() { String::new() } else { together(name, phase.repetitions) };
+            let mut row = vec![name, reach.to_owned()];
             row.extend(counts_of(&outcomes[who].phases[number], phase.floor));
             table.add_row(row);
         }
@@ -209,7 +261,8 @@ fn show_time(nanoseconds: u64, scale: u64) -> String {
     format!("{} {name}", three_digits(nanoseconds as f64 / unit))
 }
 
-fn three_digits(value: f64) -> String {
+/// A number of three digits, or of more before the point.
+pub fn three_digits(value: f64) -> String {
     let decimals = match value {
         ..9.995 => 2,
         ..99.95 => 1,
