@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_wait_for_each_other_and_have_samples_of_their_own() {
+    fn workers_wait_for_each_other() {
         let board = Board::new(2, 3).unwrap();
         std::thread::scope(|scope| {
             for worker in 0..2_u16 {

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_period_waits_for_the_sections_of_cpus_that_run() {
+    fn a_period_waits_for_running_sections() {
         let sections = Sections::new(4);
         sections.set_running(0, true);
         sections.set_running(3, true);

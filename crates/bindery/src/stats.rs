@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_touch_counts_in_one_line_of_its_cpu() {
+    fn a_touch_counts_in_its_cpus_line() {
         let offsets = [
             offset_of!(CpuStats, unfolded_pages),
             offset_of!(CpuStats, entries_read),

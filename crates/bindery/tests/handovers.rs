@@ -114,7 +114,7 @@ fn only_files_of_guards_forget_values() {
 }
 
 #[test]
-fn entries_above_the_page_tables_are_made_of_their_mappings_attributes() {
+fn entries_are_made_of_their_mappings_attributes() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = BTreeSet::new();
     for_each_source(&source, &source, &mut |name, text| {

@@ -18,7 +18,7 @@ const FILES: [&str; 2] = ["folio.rs", "space.rs"];
 type Line = (String, usize, String);
 
 #[test]
-fn a_call_that_breaks_a_rule_does_not_compile() {
+fn calls_that_break_rules_do_not_compile() {
     assert_eq!(errors("types"), expected("types"));
 }
 

@@ -1,6 +1,6 @@
 //! The tree of source files checks itself: each file is compiled, tables of files are complete, the
 //! bits of the frame metadata are those of their table, unsafe code is in its rooms, a trait whose
-//! type is assumed has one, and one page orders the locks.
+//! type is assumed has one, one page orders the locks, and names of tests are short.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -341,4 +341,42 @@ fn only_one_page_orders_the_locks() {
         }
     }
     assert!(orders.is_empty(), "docs/lock-order.md has the order:\n{}", orders.join("\n"));
+}
+
+/// The names of the functions that a test attribute precedes.
+fn tests_of(text: &str) -> Vec<&str> {
+    let mut is_test = false;
+    let mut names = Vec::new();
+    for line in text.lines().map(str::trim_start) {
+        let after = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("fn ");
+        match after.and_then(|rest| rest.split_once(['(', '<'])) {
+            Some((name, _)) if is_test => names.push(name),
+            Some(_) => {}
+            None if line.starts_with("#[") || line.starts_with("//") => {
+                is_test |= line == "#[test]";
+                continue;
+            }
+            None => {}
+        }
+        is_test = false;
+    }
+    names
+}
+
+/// A longer one says in a name what belongs into the comment above it.
+#[test]
+fn test_names_have_at_most_eight_words() {
+    let (all, _) = tree();
+    let (mut found, mut long) = (0, Vec::new());
+    for file in all {
+        let text = read(&file);
+        for name in tests_of(&text) {
+            found += 1;
+            if name.split('_').count() > 8 {
+                long.push(format!("{}: {name}", file.display()));
+            }
+        }
+    }
+    assert!(found > 1_000, "only {found} tests were found");
+    assert!(long.is_empty(), "{}", long.join("\n"));
 }

@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_without_features_runs_neither_swap_nor_userfaultfds() {
+    fn a_build_without_features_runs_no_swap() {
         let without = workloads(Features::None);
         assert!(without.contains(&Workload::System2) && !without.contains(&Workload::System3));
         assert_eq!(workloads(Features::All), Workload::value_variants());

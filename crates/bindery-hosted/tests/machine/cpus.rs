@@ -179,7 +179,7 @@ fn synchronize_inside_a_section_is_a_mistake() {
 
 #[test]
 #[should_panic(expected = "might sleep inside a read section")]
-fn a_sleeping_lock_inside_a_section_is_a_mistake_even_if_it_is_free() {
+fn a_sleeping_lock_in_a_section_panics() {
     let machine = machine(1);
     machine.enter_read();
     machine.might_sleep();

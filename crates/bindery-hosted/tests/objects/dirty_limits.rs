@@ -233,7 +233,7 @@ fn writes_across_dirty_pages_keep_to_the_limit() {
 }
 
 #[test]
-fn a_pager_without_memory_fails_no_write_for_the_device() {
+fn a_pager_without_memory_fails_no_write() {
     let files = RefusingFiles::new(|_| Some(PagerError::OutOfMemory));
     let limit = DirtyLimit::new(1);
     in_memory(|memory, _| {

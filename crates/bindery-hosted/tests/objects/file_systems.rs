@@ -116,7 +116,7 @@ fn a_file_without_memory_is_refused() {
 
 /// A file that its last holder saves is found, and what the finder writes is saved too.
 #[test]
-fn a_file_found_while_it_is_saved_is_saved_again() {
+fn a_file_found_during_its_save_is_resaved() {
     let pager = HeldFiles::new();
     with_cpus(|machine, memory| {
         let disk = memory.file_system(&pager);

@@ -108,7 +108,7 @@ fn requests_are_answered_in_any_order() {
 }
 
 #[test]
-fn threads_that_need_the_same_page_share_a_request() {
+fn threads_share_the_request_of_a_page() {
     with_file(|fixture, file| {
         let Fixture { machine, memory, pager, space } = fixture;
         map(space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
@@ -131,7 +131,7 @@ fn threads_that_need_the_same_page_share_a_request() {
 }
 
 #[test]
-fn a_request_that_fails_or_is_dropped_fails_the_access() {
+fn a_failed_or_dropped_request_fails_the_access() {
     with_file(|fixture, file| {
         let Fixture { machine, memory, pager, space } = fixture;
         map(space, &file, AT, PAGES * PAGE, Sharing::Private).unwrap();
@@ -164,7 +164,7 @@ fn a_request_of_another_memory_is_refused() {
 }
 
 #[test]
-fn an_answer_that_comes_after_a_truncation_is_dropped() {
+fn an_answer_after_a_truncation_is_dropped() {
     with_file(|fixture, file| {
         let Fixture { machine, memory, pager, space } = fixture;
         file.read_ahead(0, 4 * PAGE);
@@ -180,7 +180,7 @@ fn an_answer_that_comes_after_a_truncation_is_dropped() {
 }
 
 #[test]
-fn bytes_that_the_pager_did_not_fill_are_zeroes() {
+fn bytes_the_pager_skips_are_zeroes() {
     with_file(|fixture, file| {
         let Fixture { memory, pager, .. } = fixture;
         file.read_ahead(0, 2 * PAGE);
@@ -282,7 +282,7 @@ fn a_failed_read_ahead_is_asked_for_again() {
 }
 
 #[test]
-fn a_fault_that_does_not_wait_finds_what_was_read_ahead() {
+fn a_fault_finds_pages_read_ahead() {
     with_file(|fixture, file| {
         let Fixture { memory, pager, space, .. } = fixture;
         map(space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
@@ -298,7 +298,7 @@ fn a_fault_that_does_not_wait_finds_what_was_read_ahead() {
 }
 
 #[test]
-fn an_old_answer_does_not_replace_a_newer_page() {
+fn an_old_answer_replaces_no_newer_page() {
     with_file(|fixture, file| {
         let Fixture { memory, pager, .. } = fixture;
         file.read_ahead(0, 4 * PAGE);

@@ -71,7 +71,7 @@ fn write(file: &File<'_>, pages: &[u64]) {
 }
 
 #[test]
-fn the_writes_of_a_save_are_side_by_side() {
+fn the_writes_of_a_save_run_concurrently() {
     with_file(|fixture, file| {
         // The pager is asked for the pages before, which are zeroes: nothing is stored yet.
         file.set_size(PAGES * PAGE).unwrap();
@@ -123,7 +123,7 @@ fn one_failed_write_leaves_its_pages_dirty() {
 }
 
 #[test]
-fn a_program_writes_a_stored_page_after_the_answer() {
+fn a_stored_page_is_writable_after_the_answer() {
     with_file(|fixture, file| {
         let Fixture { machine, memory, pager, space } = fixture;
         file.set_size(PAGE).unwrap();

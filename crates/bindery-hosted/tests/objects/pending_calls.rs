@@ -175,7 +175,7 @@ fn effects(fixture: &Fixture<'_, '_>, result: i64) -> Effects {
 }
 
 #[test]
-fn a_call_in_steps_does_what_one_that_blocks_does() {
+fn stepped_and_blocking_calls_do_the_same() {
     let mapped = [Some(Sharing::Shared), Some(Sharing::Private)];
     let calls = [MLOCK, POPULATE, POPULATE_WRITE, MLOCKALL];
     let all = mapped.iter().flat_map(|sharing| calls.map(|call| (*sharing, call)));
@@ -211,7 +211,7 @@ fn a_call_in_steps_does_what_one_that_blocks_does() {
 }
 
 #[test]
-fn a_call_that_waits_for_nothing_is_done_in_its_first_step() {
+fn a_call_without_waits_takes_one_step() {
     with_file(None, |fixture| {
         let space = fixture.space();
         space.mmap(&fixed(AT, LENGTH)).unwrap();

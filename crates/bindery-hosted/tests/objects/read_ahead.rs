@@ -61,7 +61,7 @@ fn a_reader_in_order_gets_windows_that_grow() {
 }
 
 #[test]
-fn a_reader_that_jumps_gets_what_it_asks_for() {
+fn a_reader_that_jumps_reads_nothing_ahead() {
     // No page has its predecessor in memory.
     assert_eq!(requests(|_, file| read(file, at_random().take(256))), (256, 256));
     // Half of the pages have one, by chance.
@@ -94,7 +94,7 @@ fn announced_patterns_decide() {
 }
 
 #[test]
-fn readers_side_by_side_have_windows_of_their_own() {
+fn concurrent_readers_have_their_own_windows() {
     let both = |_: &AddressSpace<'_, Machine<A>>, file: &mut File<'_>| {
         read(file, (0..PAGES / 2).flat_map(|page| [page, page + PAGES / 2]));
     };
@@ -134,7 +134,7 @@ fn serve(
 }
 
 #[test]
-fn the_next_window_is_read_while_the_reader_goes_on() {
+fn the_next_window_is_read_in_time() {
     with_delayed(|machine, memory, pager, file| {
         serve(machine, memory, pager, || read(&file, 0..2));
         let before = pager.log();

@@ -116,7 +116,7 @@ fn writing_back_passes_by_pages_being_stored() {
 }
 
 #[test]
-fn the_last_close_asks_a_pager_without_memory_again() {
+fn the_last_close_retries_a_pager_without_memory() {
     let (files, clean) = (RefusingFiles::new(|_| None), MemoryFiles::new());
     in_memory(|memory, _| {
         // Pages that reclaim finds.
@@ -136,7 +136,7 @@ fn the_last_close_asks_a_pager_without_memory_again() {
 }
 
 #[test]
-fn a_sync_goes_on_behind_a_page_that_fails() {
+fn a_sync_goes_on_after_a_failed_page() {
     let files = RefusingFiles::new(|asked| asked.has(0).then_some(PagerError::InputOutput));
     in_memory(|memory, audit| {
         let file = memory.file(&files, 1, 0).unwrap();
@@ -154,7 +154,7 @@ fn a_sync_goes_on_behind_a_page_that_fails() {
 }
 
 #[test]
-fn the_limit_of_the_memory_counts_a_page_once() {
+fn the_memorys_limit_counts_a_page_once() {
     let files = MemoryFiles::new();
     in_memory(|memory, _| {
         let disk = memory.file_system_within(&files, memory.dirty_limit());

@@ -47,7 +47,7 @@ fn a_cpu_gets_its_records_once() {
 }
 
 #[test]
-fn a_cpu_without_memory_for_its_records_stays_offline() {
+fn a_cpu_without_memory_stays_offline() {
     let machine = Machine::<X86_64>::new(Config { cpus: 2, ..Config::default() });
     let memory = memory_of(&machine);
     for allocations in 0..2 {
@@ -73,7 +73,7 @@ fn map_and_unmap(space: &AddressSpace<'_, Machine<X86_64>>) {
 }
 
 #[test]
-fn free_objects_of_a_cpu_are_freed_before_pages() {
+fn a_cpus_free_objects_go_before_pages() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<X86_64>(config);
     memory.trim();
@@ -112,7 +112,7 @@ fn a_cpu_that_goes_offline_keeps_no_objects() {
 }
 
 #[test]
-fn cpus_come_and_go_while_others_map_and_unmap() {
+fn cpus_come_and_go_beside_mappings() {
     const CPUS: u16 = 4;
     let config = Config { memory: 32 * MIB, cpus: CPUS, ..Config::default() };
     let (machine, memory) = memory_with::<X86_64>(config);

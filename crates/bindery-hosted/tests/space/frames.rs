@@ -424,7 +424,7 @@ fn handles_have_no_content() {
 }
 
 #[test]
-fn a_private_mapping_of_a_device_is_never_writable() {
+fn a_private_device_mapping_is_never_writable() {
     with_device(|memory, object, _| {
         let space = AddressSpace::new(memory, options()).unwrap();
         assert_eq!(map(&space, object, &fixed(AT, PAGE_SIZE)), Err(Error::Invalid));
@@ -485,7 +485,7 @@ fn without_memory_for_tables_nothing_is_shown() {
 
 /// Linux's vDSO is not made of such frames: its pages are folios, and a debugger copies them.
 #[test]
-fn a_mapping_of_the_embedder_neither_grows_nor_merges() {
+fn an_embedders_mapping_neither_grows_nor_merges() {
     let (machine, memory) = strict::<X86>(32 * MIB);
     let image =
         memory.shared_memory(2 * PAGE_SIZE, bindery::Sealing::Forbidden, bindery::Accounting::None);

@@ -76,7 +76,7 @@ fn a_fault_on_either_side_ends_the_copy() {
 
 /// The bytes before the signal are there, and the caller learns how many they are.
 #[test]
-fn a_fatal_signal_ends_the_copy_between_two_pieces() {
+fn a_fatal_signal_ends_a_copy_early() {
     let (machine, memory) = strict::<X86_64>(64 * MIB);
     let [one, other] = [(); 2].map(|()| AddressSpace::new(&memory, options()).unwrap());
     for space in [&one, &other] {

@@ -60,7 +60,7 @@ fn fault_during(
 }
 
 #[test]
-fn munmap_goes_on_while_a_fault_waits_for_the_device() {
+fn munmap_proceeds_while_a_fault_waits() {
     for sharing in SHARINGS {
         for order in [0, 4] {
             with_mapping(sharing, order, |swapping, device| {
@@ -75,7 +75,7 @@ fn munmap_goes_on_while_a_fault_waits_for_the_device() {
 }
 
 #[test]
-fn mprotect_goes_on_while_a_fault_waits_for_the_device() {
+fn mprotect_proceeds_while_a_fault_waits() {
     for sharing in SHARINGS {
         with_mapping(sharing, 4, |swapping, device| {
             let protect = || {
@@ -96,7 +96,7 @@ fn mprotect_goes_on_while_a_fault_waits_for_the_device() {
 }
 
 #[test]
-fn another_mapping_takes_the_place_while_a_fault_waits_for_the_device() {
+fn another_mapping_takes_a_waiting_faults_place() {
     for sharing in SHARINGS {
         with_mapping(sharing, 0, |swapping, device| {
             let map = || {

@@ -144,7 +144,7 @@ fn a_range_that_is_unmapped_meanwhile_is_passed() {
 
 /// The call looks at the mapping as it is when the wait has ended.
 #[test]
-fn a_mapping_that_changes_during_the_wait_is_looked_at_again() {
+fn a_mapping_changed_during_waits_is_reexamined() {
     with_mlock(|swapping, device, mut call| {
         let Ok(Step::Blocked(wait)) = call.step(swapping.space, None) else { panic!("a device") };
         swapping.space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();

@@ -173,7 +173,7 @@ fn a_folio_is_examined_once_in_a_turn() {
 
 /// A thread writes without end, and its pages would be enough: but none is freed for the call.
 #[test]
-fn the_writes_of_another_thread_do_not_hold_a_call() {
+fn another_threads_writes_do_not_hold_reclaim() {
     let device = device(4096, SwapService::InOrder);
     with_device::<X86_64<4>>(BYTES, 4, device, |swapping| {
         let (lazy, folio) = (VirtAddr(2 * AT), 16 * PAGE);

@@ -255,7 +255,7 @@ fn waits_in_a_queue_hold_nothing() {
 
 /// The mapping goes while another thread waits.
 #[test]
-fn an_unmapped_page_is_not_mapped_by_the_next_attempt() {
+fn the_next_attempt_maps_no_unmapped_page() {
     with_pages(Sharing::Private, |swapping, device| {
         let wait = blocked(swapping.space, Access::Read);
         swapping.space.munmap(VirtAddr(AT), PAGES * 4096).unwrap();

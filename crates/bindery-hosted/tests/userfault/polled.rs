@@ -92,7 +92,7 @@ fn an_answer_ends_the_wait() {
 }
 
 #[test]
-fn an_answer_before_the_first_poll_makes_a_message_needless() {
+fn an_early_answer_makes_the_message_needless() {
     with_fixture(|fixture| {
         let mut wait = blocked(fixture.space, 3, Access::Write);
         fixture.copy(3, PAGE, 7).unwrap();
@@ -106,7 +106,7 @@ fn an_answer_before_the_first_poll_makes_a_message_needless() {
 }
 
 #[test]
-fn a_wait_that_is_dropped_takes_its_message_back() {
+fn a_dropped_wait_withdraws_its_message() {
     with_fixture(|fixture| {
         let mut waits = [3, 4, 5].map(|page| blocked(fixture.space, page, Access::Read));
         assert!(waits.iter_mut().all(|wait| poll(wait).is_none()));
@@ -172,7 +172,7 @@ fn a_userfaultfd_that_is_closed_ends_the_waits() {
 }
 
 #[test]
-fn a_fault_that_is_woken_without_an_answer_asks_again() {
+fn a_fault_woken_unanswered_asks_again() {
     with_fixture(|fixture| {
         let mut wait = blocked(fixture.space, 3, Access::Read);
         assert!(poll(&mut wait).is_none());
@@ -195,7 +195,7 @@ fn a_fault_that_is_woken_without_an_answer_asks_again() {
 }
 
 #[test]
-fn a_thread_takes_the_wait_over_with_its_message() {
+fn a_thread_takes_over_wait_and_message() {
     with_fixture(|fixture| {
         let mut wait = blocked(fixture.space, 3, Access::Write);
         assert!(poll(&mut wait).is_none());
@@ -225,7 +225,7 @@ fn the_message_names_the_thread_that_has_faulted() {
 }
 
 #[test]
-fn a_signal_takes_the_message_of_such_a_thread_back() {
+fn a_signal_withdraws_the_threads_message() {
     with_fixture(|fixture| {
         let mut wait = blocked(fixture.space, 3, Access::Write);
         assert!(poll(&mut wait).is_none());
@@ -285,7 +285,7 @@ fn a_write_to_a_protected_page_is_polled() {
 }
 
 #[test]
-fn a_userfaultfd_that_asks_for_signals_fails_the_attempt() {
+fn a_userfaultfd_with_signals_fails_the_attempt() {
     with_features(UserfaultFeatures::SIGBUS, |fixture| {
         assert_eq!(attempt(fixture.space, 3, Access::Read).err(), Some(FaultError::Bus));
         assert_no_message(fixture);

@@ -196,14 +196,14 @@ fn of_three_areas_two_are_granted() {
 
 #[test]
 #[should_panic(expected = "a refusal is true")]
-fn without_the_credit_of_others_a_refusal_is_false() {
+fn a_refusal_before_collecting_credit_is_false() {
     all_credit_elsewhere(Omit::Collect);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "a refusal is true")]
-fn credit_that_is_not_closed_moves_behind_a_refusal() {
+fn open_credit_moves_behind_a_refusal() {
     credit_that_moves(Omit::Closed);
 }
 

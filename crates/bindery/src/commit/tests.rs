@@ -95,7 +95,7 @@ fn pages_that_another_cpu_returns_never_overflow() {
 }
 
 #[test]
-fn pages_return_to_the_word_while_the_credit_is_closed() {
+fn pages_bypass_closed_credit() {
     let world = World::new(Overcommit::Always, 0);
     world.add(0, 10);
     let held = world.credits[0].close();
@@ -107,7 +107,7 @@ fn pages_return_to_the_word_while_the_credit_is_closed() {
 }
 
 #[test]
-fn a_large_area_that_comes_and_goes_takes_the_lock_once() {
+fn a_recurring_large_area_locks_once() {
     const AREA: i64 = 32_768;
     let world = World::new(Overcommit::Never, 3 * AREA as u64);
     for _ in 0..1000 {
@@ -127,7 +127,7 @@ fn a_large_area_that_comes_and_goes_takes_the_lock_once() {
 }
 
 #[test]
-fn large_areas_of_several_cpus_meet_at_the_limit() {
+fn large_areas_meet_at_the_limit() {
     const AREA: i64 = 32_768;
     // Two areas have room at a time.
     let world = World::new(Overcommit::Never, 2 * AREA as u64 + 100);

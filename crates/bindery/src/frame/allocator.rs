@@ -383,7 +383,7 @@ mod layout {
     use crate::frame::tests::Machine;
 
     #[test]
-    fn an_allocation_of_a_ready_frame_writes_one_line() {
+    fn an_allocation_from_a_front_writes_one_line() {
         assert_eq!(
             (offset_of!(Frames<Machine>, allocator) + offset_of!(Allocator<Machine>, lists)) % 64,
             0

@@ -211,7 +211,7 @@ fn the_free_frame_is_found_beside_two_drains() {
 
 #[test]
 #[should_panic(expected = "a frame was free")]
-fn without_a_note_an_empty_drain_hides_a_frame() {
+fn an_unnoted_empty_drain_hides_a_frame() {
     explore(Omit::NotePut, 1);
 }
 
@@ -246,12 +246,12 @@ fn the_free_frame_is_found_beside_two_refills() {
 
 #[test]
 #[should_panic(expected = "a frame was free")]
-fn a_refill_without_a_note_in_time_hides_a_frame() {
+fn a_late_refill_note_hides_a_frame() {
     explore_refill(Omit::NoteInside, 1);
 }
 
 #[test]
 #[should_panic(expected = "a frame was free")]
-fn a_refill_after_a_drain_takes_the_frames_again() {
+fn a_refill_after_a_drain_takes_frames_again() {
     explore_refill(Omit::Repeat, 2);
 }

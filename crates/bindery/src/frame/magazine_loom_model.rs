@@ -127,7 +127,7 @@ fn the_free_slot_is_found_beside_two_drains() {
 
 #[test]
 #[should_panic(expected = "a slot was free")]
-fn a_slot_between_a_magazine_and_the_lists_is_missed() {
+fn a_slot_on_its_way_is_missed() {
     explore(Omit::LockHeld, 1);
 }
 

@@ -208,13 +208,13 @@ fn wait_beside_reclaim(omit: Omit) {
 }
 
 #[test]
-fn a_wait_is_over_after_reclaim_puts_the_answer_back() {
+fn an_answer_put_back_ends_the_wait() {
     wait_beside_reclaim(Omit::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_a_note_after_the_put_back_a_wait_sleeps_on() {
+fn an_unnoted_put_back_loses_a_wait() {
     wait_beside_reclaim(Omit::NoteAfterPutBack);
 }
 
@@ -229,7 +229,7 @@ fn a_wait_is_over_after_a_settlement_elsewhere() {
 }
 
 #[test]
-fn a_dropped_wait_leaves_the_record_to_the_settlement() {
+fn a_dropped_wait_leaves_the_record_behind() {
     check(Omit::Nothing, |world| {
         let other = spawn(world, |world| {
             world.supply();
@@ -242,13 +242,13 @@ fn a_dropped_wait_leaves_the_record_to_the_settlement() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_a_note_at_the_answer_a_wait_sleeps_on() {
+fn an_unnoted_answer_loses_a_wait() {
     wait_beside_answer(Omit::NoteAtAnswer);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn without_a_note_after_settlement_a_wait_sleeps_on() {
+fn an_unnoted_settlement_loses_a_wait() {
     wait_beside_settlement(Omit::NoteAfterSettlement);
 }
 
@@ -261,13 +261,13 @@ fn without_counting_itself_a_wait_sleeps_on() {
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "deadlock")]
-fn with_the_word_read_late_a_wait_sleeps_on() {
+fn a_word_read_late_loses_a_wait() {
     wait_beside_answer(Omit::WordBeforeLook);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "Causality violation")]
-fn without_a_holder_a_wait_reads_a_freed_record() {
+fn a_wait_without_holder_reads_freed_memory() {
     wait_beside_settlement(Omit::Follow);
 }

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_ends_with_the_object_and_with_the_frames() {
+    fn a_piece_ends_with_object_and_frames() {
         let pieces = [piece(0, u32::MAX - 2, 100)];
         // SAFETY: 1. no object has the list.
         let list = unsafe { FrameList::new(&pieces) }.unwrap();

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_none_has_seen_is_new_to_a_later_opener() {
+    fn a_later_opener_sees_an_unseen_error() {
         let errors = WriteErrors::new();
         errors.record(PagerError::InputOutput);
         errors.record(PagerError::NoSpace);

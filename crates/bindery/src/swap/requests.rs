@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_finds_its_own_completions_and_all_are_found_without_one() {
+    fn a_cpu_finds_its_own_completions() {
         let requests = RequestTable::new();
         for cpu in [2, 5] {
             let (group, number) = requests.group(requests.take(Some(Cpu(cpu))).unwrap());
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflowed_group_ends_and_others_find_its_requests() {
+    fn requests_of_an_overflowed_group_are_found() {
         let requests = RequestTable::new();
         let begin = |cpu| {
             let number = requests.take(Some(Cpu(cpu))).unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_request_of_an_offline_cpu_is_found() {
+    fn an_offline_cpus_late_request_is_found() {
         let requests = RequestTable::new();
         let end = |cpu, by| {
             let number = requests.take(Some(Cpu(cpu))).unwrap();

@@ -485,7 +485,7 @@ mod tests {
     const LINE: usize = 64;
 
     #[test]
-    fn a_fault_uses_a_line_that_no_search_reads() {
+    fn a_fault_uses_no_line_of_searches() {
         let searched = offset_of!(Vma, start)..offset_of!(Vma, object_links);
         let used = offset_of!(Vma, lock)..size_of::<Vma>();
         assert!(searched.end <= used.start);

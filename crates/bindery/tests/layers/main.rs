@@ -34,17 +34,17 @@ fn lower_layers_name_no_higher_ones() {
 }
 
 #[test]
-fn lower_layers_of_the_kernel_name_no_higher_ones() {
+fn lower_kernel_layers_name_no_higher_ones() {
     check("bindery-kernel", violations);
 }
 
 #[test]
-fn methods_of_the_kernel_are_in_the_layers_of_their_types() {
+fn kernel_methods_are_in_their_types_layers() {
     check("bindery-kernel", stray_methods);
 }
 
 #[test]
-fn methods_of_the_core_are_in_the_layers_of_their_types() {
+fn core_methods_are_in_their_types_layers() {
     check("bindery", stray_methods);
 }
 
@@ -127,7 +127,7 @@ fn each_form_of_a_planted_violation_is_found() {
 }
 
 #[test]
-fn names_are_followed_through_imports_children_and_re_exports() {
+fn names_are_followed_through_imports_and_re_exports() {
     let tree = TemporaryTree::new(&[
         (
             "main.rs",
@@ -166,7 +166,7 @@ fn names_are_followed_through_imports_children_and_re_exports() {
 }
 
 #[test]
-fn a_long_method_outside_of_its_types_layer_is_found() {
+fn a_long_method_outside_its_layer_is_found() {
     let tree = TemporaryTree::new(&[
         ("lib.rs", "//! # Layers\n//! | `low` | below |\n//! | `high` | above |\nmod low; mod high;"),
         ("low.rs", "pub struct Low; impl Low { fn own() {\n 1;\n 2;\n 3;\n 4;\n 5;\n 6;\n} }"),

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reference_belongs_to_an_operation_of_the_program() {
+    fn each_reference_belongs_to_an_operation() {
         let source = include_str!("../../../../bindery-conflicts/src/operations.rs");
         for (name, _) in REFERENCES {
             assert!(source.contains(&format!("\"{name}\"")), "{name}");

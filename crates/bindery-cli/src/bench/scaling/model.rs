@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_around_everything_serves_one_cpu_at_a_time() {
+    fn one_global_lock_serves_one_cpu() {
         let operation = Operation { hold: 100.0, lines: 5.0, ..NOTHING_SHARED };
         // Each of two CPUs waits for the other, and fetches five lines of 20 ns.
         assert!(

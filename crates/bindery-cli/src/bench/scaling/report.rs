@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_cost_of_a_line_there_is_no_model() {
+    fn no_model_without_the_cost_of_lines() {
         let text = model(&Figures::default(), |_| None);
         assert!(text.starts_with("No model"));
     }

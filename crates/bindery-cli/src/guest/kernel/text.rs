@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_of_this_test_has_a_part_of_the_core() {
+    fn this_tests_text_has_a_core_part() {
         let elf = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let text = of(&elf).unwrap();
         assert!(text.core < text.whole && text.whole > 1000, "{text:?}");

@@ -10,7 +10,7 @@ fn online() -> (Machine<Arch>, Memory<Watched<Arch>>) {
 }
 
 #[test]
-fn a_drain_frees_the_items_of_all_cpus_after_one_wait() {
+fn a_drain_frees_all_cpus_items() {
     let (machine, memory) = online();
     let spaces = [(); 2].map(|()| AddressSpace::new(&memory, options()).unwrap());
     spaces.iter().for_each(round);
@@ -33,7 +33,7 @@ fn a_drain_frees_the_items_of_all_cpus_after_one_wait() {
 }
 
 #[test]
-fn a_cpu_frees_only_what_it_has_unlinked_itself() {
+fn a_cpu_frees_only_its_own_items() {
     let (machine, memory) = online();
     let spaces = [(); 2].map(|()| AddressSpace::new(&memory, options()).unwrap());
     memory.platform().tell_nothing();
@@ -48,7 +48,7 @@ fn a_cpu_frees_only_what_it_has_unlinked_itself() {
 }
 
 #[test]
-fn a_cpu_that_goes_offline_hands_its_items_over() {
+fn an_offline_cpu_hands_over_its_items() {
     let (machine, memory) = online();
     let spaces = [(); 2].map(|()| AddressSpace::new(&memory, options()).unwrap());
     beside_a_reader(&machine, || {

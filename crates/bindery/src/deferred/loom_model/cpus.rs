@@ -104,7 +104,7 @@ fn items_that_are_handed_over_are_safe() {
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic]
-fn items_that_are_handed_over_as_ripe_are_read() {
+fn items_handed_over_as_ripe_are_read() {
     explore_scene(two_queues(Omit::PeriodAnew), [remove_and_hand_over, read_first]);
 }
 
@@ -116,13 +116,13 @@ fn a_drain_finds_items_that_are_handed_over() {
 
 #[test]
 #[should_panic]
-fn a_drain_that_does_not_begin_again_misses_items() {
+fn a_drain_without_restart_misses_items() {
     // The drain has passed the second queue, and the first one is empty when it comes to it.
     explore_scene(two_queues(Omit::DrainAgain), [put_off_and_drain, hand_over]);
 }
 
 #[test]
-fn two_drains_beside_a_hand_over_free_each_record_once() {
+fn two_drains_free_each_record_once() {
     let seen = explore_scene(two_queues(Omit::Nothing), [put_off_and_drain, hand_over_and_drain]);
     assert!(seen.handed_over.load(Relaxed) && seen.waited.load(Relaxed));
 }
@@ -135,12 +135,12 @@ fn a_drain_waits_for_a_thread_that_frees() {
 
 #[test]
 #[should_panic]
-fn a_drain_that_does_not_wait_for_it_ends_early() {
+fn a_drain_without_waiting_ends_early() {
     explore(Omit::WaitForFreeing, [put_off_and_drain, free_ripe]);
 }
 
 #[test]
-fn the_only_cpu_frees_at_once_until_another_comes() {
+fn the_only_cpu_frees_at_once() {
     let seen = explore(Omit::Nothing, [remove_if_only_cpu, come_online_and_read]);
     assert!(seen.freed_at_once.load(Relaxed) && seen.put_off.load(Relaxed));
     assert!(seen.read.load(Relaxed));
@@ -149,14 +149,14 @@ fn the_only_cpu_frees_at_once_until_another_comes() {
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic]
-fn an_unlinking_without_a_fence_misses_the_new_cpu() {
+fn an_unfenced_unlinking_misses_the_new_cpu() {
     explore(Omit::FenceBeforeOnline, [remove_if_only_cpu, come_online_and_read]);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic]
-fn a_new_cpu_without_a_fence_finds_what_is_freed() {
+fn an_unfenced_new_cpu_finds_freed_items() {
     explore(Omit::FenceAfterOnline, [remove_if_only_cpu, come_online_and_read]);
 }
 
@@ -165,7 +165,7 @@ fn two_cpus(omit: Omit) -> Scene {
 }
 
 #[test]
-fn the_last_cpu_frees_at_once_when_the_other_has_gone() {
+fn the_last_cpu_online_frees_at_once() {
     let seen = explore_scene(two_cpus(Omit::Nothing), [remove_if_only_cpu, read_and_go_offline]);
     assert!(seen.freed_at_once.load(Relaxed) && seen.read.load(Relaxed));
 }
@@ -173,6 +173,6 @@ fn the_last_cpu_frees_at_once_when_the_other_has_gone() {
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic]
-fn without_release_a_cpu_reads_after_it_has_gone() {
+fn an_offline_cpu_reads_without_release() {
     explore_scene(two_cpus(Omit::ReleaseAtOffline), [remove_if_only_cpu, read_and_go_offline]);
 }

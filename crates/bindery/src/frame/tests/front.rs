@@ -51,7 +51,7 @@ fn free_run(frames: &Frames<Machine>, first: Frame, count: u32) {
 }
 
 #[test]
-fn a_cpu_gets_the_frames_that_it_freed_last() {
+fn a_cpu_reuses_the_frames_freed_last() {
     let frames = with_fronts(256);
     let all = frames.free_frame_count();
     let mine: Vec<_> = (0..32).map(|_| take(&frames, Order::PAGE).unwrap()).collect();
@@ -128,7 +128,7 @@ fn the_last_frame_is_found_in_any_front() {
 }
 
 #[test]
-fn large_blocks_are_made_of_the_frames_of_all_fronts() {
+fn large_blocks_take_frames_from_all_fronts() {
     let frames = with_fronts(1024);
     let taken: Vec<_> = core::iter::from_fn(|| take(&frames, Order::PAGE)).collect();
     for (number, frame) in taken.iter().enumerate() {
@@ -164,7 +164,7 @@ fn reclaim_bypasses_the_fronts_and_finds_their_frames() {
 }
 
 #[test]
-fn a_frame_in_a_front_is_not_freed_again() {
+fn a_double_free_in_a_front_is_found() {
     let frames = with_fronts(256);
     let run = take(&frames, Order(3)).unwrap();
     free(&frames, run, Order(3));
@@ -191,7 +191,7 @@ fn with_huge_block(frames: &Frames<Machine>) -> Frame {
 }
 
 #[test]
-fn a_cpu_that_uses_large_folios_keeps_one_block() {
+fn a_user_of_large_folios_keeps_one_block() {
     let frames = with_fronts(1024);
     let all = frames.free_frame_count();
     let block = with_huge_block(&frames);
@@ -247,7 +247,7 @@ fn the_last_large_block_goes_to_any_cpu() {
 }
 
 #[test]
-fn a_large_block_is_handed_over_and_reclaim_gets_it() {
+fn reclaim_gets_a_large_block_handed_over() {
     let frames = with_fronts(1024);
     with_huge_block(&frames);
     frames.empty_front(Cpu(0));

@@ -233,7 +233,7 @@ fn a_cpu_that_goes_offline_keeps_no_object() {
 
 /// [`crate::Memory`] trims slabs and takes CPUs offline without the types of the objects.
 #[test]
-fn a_magazine_is_emptied_without_the_type_of_its_objects() {
+fn a_magazine_empties_without_its_objects_type() {
     let frames = new_frames(64);
     announce(&frames, 1);
     let slab: Slab<Block, Machine> = Slab::with_magazine(0);
@@ -263,7 +263,7 @@ fn a_magazine_is_emptied_without_the_type_of_its_objects() {
 }
 
 #[test]
-fn an_object_of_a_magazine_is_one_failing_allocation() {
+fn a_magazine_allocation_can_be_made_to_fail() {
     let frames = new_frames(64);
     announce(&frames, 1);
     let slab: Slab<u64, Machine> = Slab::with_magazine(0);
@@ -276,7 +276,7 @@ fn an_object_of_a_magazine_is_one_failing_allocation() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "freed twice")]
-fn an_object_that_is_freed_into_a_magazine_twice_is_found() {
+fn a_double_free_in_a_magazine_is_found() {
     let frames = new_frames(64);
     announce(&frames, 1);
     let slab: Slab<u64, Machine> = Slab::with_magazine(0);

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_page_is_treated_as_an_exclusive_one() {
+    fn a_claimed_page_is_treated_as_exclusive() {
         for terms in all_terms() {
             let exclusive = MappedPage::Folio(FolioState::Exclusive);
             let (decision, ..) = decide(terms, Access::Write, Present::Refused, exclusive);

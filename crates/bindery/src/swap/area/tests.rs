@@ -61,7 +61,7 @@ fn a_cluster_under_discard_stays_off_the_lists() {
 }
 
 #[test]
-fn an_area_goes_before_a_late_thread_lists_its_cluster() {
+fn an_area_ends_before_its_cluster_is_listed() {
     let memory = new_memory();
     let area = memory.swap_on(1024, 0).unwrap();
     let run = allocate_slots(&memory, Order::PAGE, 16).unwrap();
@@ -85,7 +85,7 @@ fn an_area_goes_before_a_late_thread_lists_its_cluster() {
 }
 
 #[test]
-fn an_area_that_cannot_be_accounted_for_is_refused() {
+fn an_area_beyond_the_accounts_is_refused() {
     let memory = new_memory();
     let free = memory.free_frame_count();
     let records = core::mem::size_of::<super::Cluster<Machine>>() as u64;

@@ -268,31 +268,31 @@ fn no_slot_is_taken_during_a_discard() {
 
 #[test]
 #[should_panic(expected = "a slot was free, and was not found")]
-fn without_the_disowning_a_free_slot_is_not_found() {
+fn a_cluster_not_disowned_hides_a_slot() {
     beside_an_allocation(Omit::Disown);
 }
 
 #[test]
 #[should_panic(expected = "on a wrong list")]
-fn without_the_check_of_the_owner_a_list_is_wrong() {
+fn an_unchecked_owner_corrupts_the_list() {
     beside_a_cpu_that_goes(Omit::OwnerCheck);
 }
 
 #[test]
 #[should_panic(expected = "the slot is lost")]
-fn without_the_end_of_ownership_a_slot_is_lost() {
+fn unended_ownership_loses_a_slot() {
     beside_a_cpu_that_goes(Omit::Offline);
 }
 
 #[test]
 #[should_panic]
-fn without_the_loss_of_the_owner_a_slot_is_taken_during_a_discard() {
+fn a_kept_owner_takes_slots_during_discards() {
     beside_a_discard(Omit::OwnerLeaves);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic]
-fn without_the_flag_a_slot_is_taken_during_a_discard() {
+fn an_unflagged_discard_lets_slots_be_taken() {
     beside_a_discard(Omit::Discarding);
 }

@@ -198,13 +198,13 @@ fn without_the_return_credit_is_not_found() {
 
 #[test]
 #[should_panic(expected = "a frame was free")]
-fn with_credit_kept_during_a_search_a_refusal_is_false() {
+fn credit_kept_in_searches_refuses_falsely() {
     three_frames_serve_two_cpus(Omit::KeepsNone);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "the refusal stays")]
-fn without_the_note_of_a_free_a_refusal_stays() {
+fn an_unnoted_free_lets_the_refusal_stay() {
     a_refusal_ends_with_a_free(Omit::NotePut);
 }

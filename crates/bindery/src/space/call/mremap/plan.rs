@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_source_is_a_second_view_of_shared_memory() {
+    fn an_empty_source_duplicates_shared_memory() {
         assert_eq!(plan(12, [0, 2], MayMove), Err(Error::NotShared));
         let view = plan_with(13, [0, 2], MayMove, MappingFlags::SHARED);
         assert!(
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_move_to_a_place_of_the_same_length_moves_several_mappings() {
+    fn several_mappings_move_only_at_equal_length() {
         let moves_all = |lengths, remap| plan(10, lengths, remap).unwrap().0.moves_all();
         assert_eq!(moves_all([4, 4], To(at(40))), Some(at(40)));
         assert_eq!(moves_all([4, 2], To(at(40))), None);

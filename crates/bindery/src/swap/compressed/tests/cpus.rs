@@ -105,7 +105,7 @@ fn a_lowered_limit_holds_for_credit() {
 }
 
 #[test]
-fn a_cpu_that_goes_offline_leaves_its_pages_and_no_credit() {
+fn an_offline_cpu_leaves_pages_but_no_credit() {
     let fixture = with_cpus(100);
     let handle = on(1, || fixture.store(&page_of(700, 1))).unwrap();
     let held = fixture.store.frames_held();
