@@ -81,7 +81,7 @@ struct Seat {
     depth: AtomicU32,
     /// The clock when the read section was entered, or [`OUTSIDE`].
     section: AtomicU64,
-    /// The number of times that its thread was told that a grace period is not over.
+    /// The number of `is_over` calls of its thread that returned false.
     questions: AtomicU32,
     /// The work of its calls since it was last set to 0, and the allowed maximum; 0 for no limit.
     #[cfg(feature = "measure")]

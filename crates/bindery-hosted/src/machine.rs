@@ -261,10 +261,10 @@ impl<A: Walk> Machine<A> {
         self.shared.ran_out.load(Ordering::Relaxed)
     }
 
-    /// The work of the calls on the CPU of the calling thread since the last call of this: entries
-    /// that they examined ([`Platform::worked`]), and read sections that they entered. From here
-    /// on, a thread there that does more than `most` panics at its next read section; 0 means no
-    /// limit.
+    /// Returns the work of the calls on the calling thread's CPU since the last `take_work` there:
+    /// the entries that they examined ([`Platform::worked`]) and the read sections that they
+    /// entered. From here on, a thread on that CPU that exceeds `most` panics at its next read
+    /// section; 0 means no limit.
     #[cfg(feature = "measure")]
     pub fn take_work(&self, most: u64) -> u64 {
         self.shared.seats.take_work(most)

@@ -12,7 +12,7 @@ use spin::Once;
 const FREE: u32 = 0;
 /// A thread has it.
 const TAKEN: u32 = 1;
-/// Somebody has it, and others may be parked on the word.
+/// A thread has it, and others may be parked on the word.
 const WANTED: u32 = 2;
 
 /// A lock whose waiters sleep.

@@ -156,7 +156,7 @@ fn verify(at: VirtAddr, expected: Expected<'_>) {
             }
             Expected::Nowhere(from, _) => {
                 assert!(to.0 == from.0 + offset, "{page} leads to {to:?}");
-                // Nobody answers there.
+                // No device responds there.
                 continue;
             }
         }

@@ -34,7 +34,7 @@ fn fork_and_munmap_ask_once_for_each_mapping() {
                 .register_userfault(userfault, VirtAddr(at), PAGE_SIZE, UserfaultModes::MISSING)
                 .unwrap();
         }
-        // The fork asks for a signal at each mapping. Nobody reads its messages.
+        // The fork checks for a signal at each mapping. Its messages stay unread.
         machine.fatal_signal_after(Some(mappings));
         let before = asked(&userfaults);
         let child = space.fork().unwrap();

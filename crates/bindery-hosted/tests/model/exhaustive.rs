@@ -95,7 +95,7 @@ fn operations() -> Vec<Step> {
         remap(18, 2, 6, Remap::MayMove),
         remap(16, 8, 4, to(40)),
         remap(16, 3, 6, to(44)),
-        // More than one mapping where there is one, over the last of themselves.
+        // A range of several mappings, if the state has them, to a place over the last of them.
         remap(16, 20, 20, to(40)),
         // The source stays: whole tables, a table and a half, some pages; elsewhere, near, over it.
         remap(16, 8, 8, leave_to(32)),

@@ -26,7 +26,7 @@ enum Phase {
     Held,
     /// The held call may go on.
     Released,
-    /// Nobody has let it go on in time.
+    /// The test did not release it in time.
     HeldForTooLong,
 }
 

@@ -73,7 +73,7 @@ fn truncated_on_the_way<A: Walk>() {
             });
         });
         audit(&machine, &memory, &[&space]);
-        // Nobody maps a page behind the end, wherever it was when it went.
+        // No page beyond the end stays mapped, wherever it was at the truncation.
         object.set_size(0).unwrap();
         assert_eq!(object.resident_pages(), 0);
         let program = Program::new(&machine, &space);

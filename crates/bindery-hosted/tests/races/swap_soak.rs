@@ -123,7 +123,7 @@ impl<A: Walk> Runner<'_, '_, A> {
         }
     }
 
-    /// Somebody else's pages go out: of a mapping that may be anywhere.
+    /// Swaps out pages of another thread: its mapping may be anywhere.
     fn page_out(&mut self) {
         let (first, count) = self.range();
         let space = &self.all[self.chance.below(self.all.len() as u64) as usize];

@@ -347,7 +347,7 @@ fn a_forced_write_copies_without_loss() {
         page_out(swapping, AT, 16);
         let child = swapping.space.fork().unwrap();
         drop(child);
-        // Nobody else names the slots, but the entries do not say so.
+        // No other entry names the slots, but these entries do not say so.
         swapping.fill(AT, 16);
         swapping.assert_filled(AT, 16, AT);
         assert_eq!(swapping.taken(), 0);

@@ -66,7 +66,7 @@ fn a_part_of_a_folio_goes_out_alone<A: Walk>() {
     }
 }
 
-/// Somebody has pinned the folio, or a child maps it: then it is not split, and a huge leaf stays.
+/// A folio that is pinned, or mapped by a child, is not split, and a huge leaf stays.
 fn a_part_of_a_folio_that_others_hold_stays<A: Walk>() {
     for (order, pages) in [(4, 16), (9, 512)] {
         with_swap::<A>(order, 4096, |swapping| {

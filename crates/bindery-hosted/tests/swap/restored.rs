@@ -1,4 +1,4 @@
-//! Somebody pins a folio, or takes a reference to it, between the clearing of its entries and the
+//! A thread pins a folio, or takes a reference to it, between the clearing of its entries and the
 //! check of its counts: then a call maps it again, and reclaim leaves it in the swap cache.
 //!
 //! The platform's `invalidate` is in between: there another thread takes what it wants.

@@ -204,7 +204,7 @@ fn a_folio_kept_by_the_cache_is_rewritten() {
     }
 }
 
-/// Nobody needs what the device could not write.
+/// The content that the device could not write is not needed any more.
 fn an_error_of_a_write_that_is_not_wanted_is_none<A: Walk>() {
     for order in [0, 4, 9] {
         with_writes::<A>(order, SLOTS, |swapping, device| {

@@ -256,7 +256,7 @@ fn closing_ends_a_forks_wait() {
             }
             drop(fd);
             let child = fork.join().unwrap().unwrap();
-            // Nobody serves it.
+            // The child has no userfaultfd.
             child.fault(at(7), Access::Write).unwrap();
         });
     });

@@ -48,7 +48,7 @@ pub enum Direction {
 
 /// The request that a job answers.
 pub enum Answer {
-    /// Pages were read: so many bytes.
+    /// Pages were read, and the number of bytes.
     Read(KeptRead, usize),
     /// Pages were stored.
     Write(KeptWrite),

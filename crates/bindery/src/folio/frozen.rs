@@ -21,7 +21,7 @@ impl<'a, P: Platform> FrozenFolio<'a, P> {
     /// take a reference, not even by the frame number.
     ///
     /// # Safety
-    /// 1. What `count` counts is the caller's, which gives it up.
+    /// 1. The caller owns the references and mappings in `count`, and gives them up.
     #[inline(always)]
     pub(super) unsafe fn freeze(handle: FolioHandle<'a, P>, count: u64) -> Option<Self> {
         count::take_all(handle.count(), count).then_some(Self(handle))

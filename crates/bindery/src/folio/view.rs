@@ -29,7 +29,7 @@ pub enum FrameUse {
     /// It does not belong to the memory: a hole, the metadata of all frames, or outside of all
     /// ranges.
     NotManaged,
-    /// Nobody uses it.
+    /// Free, in the allocator.
     Free,
     /// Taken from the allocator, and nothing more is known yet.
     Allocated,

@@ -313,7 +313,7 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// `online` CPUs are online from now on: sets the limit of each front to a 64th
-    /// of the memory divided by them. What a front holds above stays until it changes.
+    /// of the memory divided by them. A front above its limit keeps its frames until its next change.
     pub(crate) fn share_fronts(&self, online: u32) {
         let share = self.total / 64 / u64::from(online.max(1));
         let limit = u32::try_from(share).unwrap_or(MOST_FRAMES);

@@ -55,7 +55,7 @@ pub enum Pauses {
 /// /// Unmaps frames that go to a program next.
 /// ///
 /// /// # Safety
-/// /// Nobody uses the area any more.
+/// /// The area is not used any more.
 /// unsafe fn give_away<P: Platform>(
 ///     map: &KernelMap<'_, P>,
 ///     area: VirtAddr,

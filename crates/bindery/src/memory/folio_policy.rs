@@ -24,7 +24,7 @@ pub(crate) enum HugeAdvice {
 /// use bindery::addr::Order;
 /// use bindery::{Memory, Platform, SizeMode};
 ///
-/// /// 64 KiB folios everywhere, 2 MiB ones for those who ask.
+/// /// 64 KiB folios everywhere, 2 MiB ones where advised.
 /// fn configure<P: Platform>(memory: &Memory<P>) {
 ///     memory.folio_policy().set(Order(4), SizeMode::Always);
 ///     memory.folio_policy().set(Order(9), SizeMode::Madvise);

@@ -375,7 +375,7 @@ struct Listed<'a, P: Platform> {
 impl<P: Platform> Drop for Listed<'_, P> {
     fn drop(&mut self) {
         let wanted = self.pages.alone(self.platform, |_, in_flight, ends| {
-            // SAFETY: 1. `self` tells it, and is the only one for the record.
+            // SAFETY: 1. `self` is the only value for the record.
             unsafe { in_flight.take(ends, self.record) }
         });
         if wanted {

@@ -107,7 +107,7 @@ impl core::error::Error for PagerError {}
 /// ```
 /// use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
 ///
-/// /// A disk without content that nobody can write.
+/// /// A read-only disk of zeroes.
 /// struct Zeroes;
 ///
 /// impl Pager for Zeroes {

@@ -133,7 +133,7 @@ impl<P: Platform> SlotArea<P> {
         self.on_device.load(Relaxed)
     }
 
-    /// The device of an area that is not turned off meanwhile.
+    /// The device. The caller keeps the area from being turned off.
     pub(super) fn device(&self) -> Option<&'static dyn SwapDevice<P>> {
         *self.device.lock()
     }

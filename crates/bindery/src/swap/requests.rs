@@ -13,7 +13,7 @@
 //! begin       folio, 1 piece: the submitter's own
 //! add         one piece more, before each submit
 //! complete    one piece less                        any context
-//!             the last of one that nobody waits for: a bit in `done`
+//!             the last of one without a waiter: a bit in `done`
 //! take_done   `done` is emptied                     thread
 //! free        the bit in `taken` goes
 //! ```

@@ -9,7 +9,7 @@ pub(crate) use loom::{cell, sync, thread};
 #[cfg(shuttle)]
 pub(crate) use shuttle::{sync, thread};
 
-/// Runs every interleaving with at most so many preemptions, or with any number of them.
+/// Runs every interleaving with at most `preemptions` preemptions; `None`: with any number.
 #[cfg(loom)]
 pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -17,7 +17,7 @@ pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync +
     builder.check(model);
 }
 
-/// Runs as many random interleavings as the environment variable `SCHEDULES` says, 1,000 without it.
+/// Runs random interleavings: the number in the environment variable `SCHEDULES`, or 1,000.
 /// The number of preemptions has no bound.
 #[cfg(shuttle)]
 pub(crate) fn check(_: Option<usize>, model: impl Fn() + Send + Sync + 'static) {

@@ -33,7 +33,7 @@ pub(super) struct LockedTable<'s, 'm, P: Platform> {
 }
 
 impl<'s, 'm, P: Platform> LockedTable<'s, 'm, P> {
-    /// The page table of which it is a part.
+    /// The page table that it is a part of.
     #[inline(always)]
     pub(super) fn page_table(&self) -> &'s PageTable<'m, P> {
         self.page_table

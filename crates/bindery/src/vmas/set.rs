@@ -130,8 +130,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     #[inline]
     fn hold_for(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let node = new.into_node();
-        // SAFETY: 1. the node was `new`'s. From here on only the `LinkedVma` leads to it, of which
-        // nothing comes but its insertion into the index.
+        // SAFETY: 1. the node was `new`'s. From here on only the `LinkedVma` leads to it, and
+        // that allows only its insertion into the index.
         let vma = unsafe { self.vma(node) };
         if let Some(object) = vma.object() {
             object.map_added(vma.flags());

@@ -61,7 +61,7 @@ pub fn space<A: Walk>(
     AddressSpace::new(memory, options).map_err(|error| format!("no address space: {error}"))
 }
 
-/// The address of mapping `number` of many, of which no two touch.
+/// The address of mapping `number`. No two mappings are adjacent.
 pub fn at(number: u64) -> VirtAddr {
     VirtAddr(GIB + 2 * number * PAGE_SIZE)
 }

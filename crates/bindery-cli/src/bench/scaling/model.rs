@@ -58,7 +58,7 @@ impl Operation {
         if self.has_lock() { self.lines.max(1.0) } else { self.lines }
     }
 
-    /// The time of its hold. That was measured alone, and is no longer than the operation.
+    /// The time of its hold, measured on one CPU: at most that of the operation.
     fn hold(&self) -> f64 {
         self.hold.min(self.alone)
     }

@@ -48,7 +48,7 @@ pub enum Features {
     None,
 }
 
-/// As [`build`], with other features. Both builds have the same path: the last one is there.
+/// As [`build`], with other features. Both builds have the same path, so the last one replaces the first.
 ///
 /// # Errors
 /// As [`build`].

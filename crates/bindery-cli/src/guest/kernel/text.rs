@@ -10,7 +10,7 @@ use crate::guest::Problem;
 pub struct Text {
     /// All of it.
     pub whole: u64,
-    /// Functions of the core, but for the auditor's. Those that were inlined into the kernel's are
+    /// Functions of the core, without the auditor's. Those that were inlined into the kernel's are
     /// not counted.
     pub core: u64,
 }

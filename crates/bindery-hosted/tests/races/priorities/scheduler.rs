@@ -37,7 +37,7 @@ pub enum End {
 struct Inside {
     threads: Vec<Thread>,
     running: usize,
-    /// Points at which a thread could be preempted, and where none was ready, moments that passed.
+    /// The number of points at which a thread could be preempted, and of ticks without a ready thread.
     steps: u64,
     limit: u64,
     spins: u64,
@@ -153,7 +153,7 @@ pub fn point() {
     }
 }
 
-/// Nobody preempts the calling thread from here on.
+/// Turns preemption of the calling thread off.
 pub fn enter() {
     point();
     DEPTH.set(DEPTH.get() + 1);

@@ -263,7 +263,7 @@ fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> 
         done.unwrap_or_else(|| panic!("{} panicked", call.name))
     };
     let phase = thread::scope(|scope| {
-        // Somebody waits already for a handler that is held.
+        // A fault already waits for a handler that is held.
         let waiter = (held.name == SERVE).then(|| {
             let fault = || machine.on_cpu(Cpu(2), || world.fault(TO + 41 * PAGE_SIZE));
             let waiter = scope.spawn(fault);
@@ -324,7 +324,7 @@ fn verify<A: Walk>(world: &World<'_, A>, loses: bool) {
             let found = places(space, page);
             assert!(found == 1 || loses && found == 0, "page {page} is at {found} places");
         }
-        // Nobody serves any more: no fault waits.
+        // The handlers have ended: no fault waits.
         for at in
             PLACES.into_iter().flat_map(|at| (0..PAGES).map(move |page| at + page * PAGE_SIZE))
         {
@@ -361,7 +361,7 @@ fn meet<A: Walk>(order: u8) {
             }
             println!("{} and {}: {held} steps, {ended} ended", first.name, second.name);
             assert!(held > 0, "{} has no steps", first.name);
-            // Nobody keeps a dying handler waiting, nor another one all the time.
+            // A handler that ends never waits, and the others wait only part of the time.
             let expected = match second.name {
                 DIE => held,
                 SERVE | CLOSE_FROM | CLOSE_TO => 1,

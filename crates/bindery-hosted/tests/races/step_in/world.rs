@@ -35,7 +35,7 @@ pub const ANON: u64 = 2 * GIB;
 /// Shared memory.
 pub const SHARED: u64 = GIB + 32 * MIB;
 pub const SHARED_LENGTH: u64 = 16 * PAGE_SIZE;
-/// Keeps the upper table of `ANON` when that has moved: a table is freed after a grace period.
+/// A mapping that keeps the upper table of `ANON` in use after `ANON` has moved.
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
 pub const LENGTH: u64 = 4 * MIB;

@@ -85,9 +85,9 @@ global_asm!(
     b       9f
 \name\()_pair_faults:
     add     x2, x2, #16
-9:  add     x1, x0, x5              // a load may have moved on alone
+9:  add     x1, x0, x5              // a load may have advanced, and no store
     neg     x4, \user
-    ands    x4, x4, #4095           // so many bytes to the end of the page
+    ands    x4, x4, #4095           // bytes to the end of the page
     b.eq    7b
     cmp     x4, #{block}
     b.hs    7b                      // the block lies in one page: its first byte is refused

@@ -43,7 +43,7 @@ pub struct Extent {
     pub count: u32,
 }
 
-/// A file, as its block tells it.
+/// A file, as its block describes it.
 pub struct Record {
     /// Its name; none if it was unlinked.
     pub name: Option<Vec<u8>>,
@@ -85,7 +85,7 @@ pub fn write_superblock(block: &mut Block, blocks: u64) {
 /// The content of the first block of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Superblock {
-    /// A file system of so many blocks.
+    /// A file system, and its number of blocks.
     Ours(u64),
     /// One of another version.
     Unknown,

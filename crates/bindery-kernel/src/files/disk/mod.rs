@@ -190,7 +190,7 @@ impl Store for Storage {
 }
 
 impl Storage {
-    /// Takes a file's name away. Its content goes with its last opening.
+    /// Removes a file's name. Its content is freed after its last close.
     fn unlink(&self, number: u64) -> Result<(), Errno> {
         let system = file_system().ok_or(Errno::EIO)?;
         let size = {

@@ -18,7 +18,7 @@ pub struct Volume {
     free: u64,
     /// The holes of each file that have a right to a block.
     reservations: Vec<Reservations>,
-    /// The number of all of them. No other page gets the last so many free blocks.
+    /// The number of all of them. That many free blocks are kept for them.
     reserved: u64,
     /// Files whose size or extents have grown since their block on the disk was written.
     grown: Vec<bool>,
@@ -36,7 +36,7 @@ pub struct Run {
 }
 
 impl Volume {
-    /// An empty disk of so many blocks.
+    /// An empty disk of `blocks` blocks.
     pub fn new(blocks: u64) -> Self {
         let mut volume = Self {
             records: (0..FILES).map(|_| None).collect(),

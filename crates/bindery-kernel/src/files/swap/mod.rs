@@ -56,7 +56,7 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
         match problem {
             SwapError::OutOfMemory => Errno::ENOMEM,
             SwapError::TooMany => Errno::EPERM,
-            // As Linux's answer without CONFIG_SWAP.
+            // Linux without CONFIG_SWAP answers the same.
             SwapError::NotBuilt => Errno::ENOSYS,
             SwapError::Size
             | SwapError::NotThere

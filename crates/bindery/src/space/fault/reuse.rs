@@ -144,7 +144,7 @@ fn reusable_folio<P: Platform>(memory: &Memory<P>, entry: Entry) -> Option<Folio
 
 /// The leaves of a folio.
 enum LeafUniformity {
-    /// They differ from the first, which is this one, in their frames alone, and the MMU changes
+    /// They differ from the first, which is this one, only in their frames, and the MMU changes
     /// none of them.
     Alike(Entry),
     /// Some were used otherwise than others, or the MMU may record uses.

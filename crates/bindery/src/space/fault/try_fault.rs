@@ -215,8 +215,8 @@ fn attempt<'m, P: Platform>(
     }
 }
 
-/// One attempt, which sleeps for locks. What it finds is what a fault that blocks finds, which
-/// waits in its place.
+/// One attempt, which sleeps for locks. It finds the same as a fault that blocks, and returns where
+/// that would wait.
 fn attempt_with_sleep<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &FaultRequest,

@@ -187,7 +187,7 @@ impl<P: Platform> Pools<P> {
             || self.lacked_memory.load(Relaxed) && frames.free_frame_count() > 0
     }
 
-    /// The sums of all pools, each of which is counted at another moment.
+    /// The sums of all pools, which are counted one after another.
     pub(super) fn usage(&self) -> CompressedUsage {
         let mut usage = CompressedUsage::NONE;
         for pool in self.each() {

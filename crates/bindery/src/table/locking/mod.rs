@@ -241,8 +241,8 @@ fn find_cover<T: LockTree>(
     tree.descend(range.start(), |node| node.level > floor && spread < node.level.span())
 }
 
-/// A number below the span of exactly those entries inside of which `range` lies, without being all
-/// of one. The range is not empty.
+/// A number that is smaller than an entry's span exactly if `range` is inside the entry and does not
+/// fill it. The range is not empty.
 #[inline]
 pub(crate) fn spread(range: VirtRange) -> u64 {
     let (start, last) = (range.start().0, range.end().0 - 1);
