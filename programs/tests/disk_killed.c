@@ -4,12 +4,12 @@
 // kernel-only: it needs the kernel's disk and a file, both of which are silent
 //
 // Processes that wait for a device that never answers can be killed: in a read, in a fault, in an
-// fsync, and in a write with no room for more dirty pages. Their ends, which store the rest, do not
-// wait either.
+// fsync, in an fsync of pages that the kernel's thread has begun to store, and in a write with no
+// room for more dirty pages. Their ends, which store the rest, do not wait either.
 
 #include <sys/wait.h>
 
-#include "test.h"
+#include "settings.h"
 
 static int silent;
 
@@ -28,6 +28,12 @@ static void touch_disk(void) {
 static void sync_disk(void) {
     int file = open("/disk/written", O_RDWR | O_CREAT, 0600);
     _exit(file >= 0 && write(file, "x", 1) == 1 && fsync(file));
+}
+
+static void sync_later(void) {
+    int file = open("/disk/later", O_RDWR | O_CREAT, 0600);
+    // The thread stores the page in the meantime.
+    _exit(file >= 0 && write(file, "x", 1) == 1 && usleep(60000) == 0 && fsync(file));
 }
 
 static void fill_silent(void) {
@@ -57,6 +63,8 @@ int main(void) {
     waits_and_is_killed(read_disk, "a read of the disk waits, and is killed");
     waits_and_is_killed(touch_disk, "a fault in a file of the disk waits, and is killed");
     waits_and_is_killed(sync_disk, "an fsync of the disk waits, and is killed");
+    EQUAL(write_setting("/proc/sys/vm/dirty_writeback_centisecs", "1"), 1, "a thread stores pages");
+    waits_and_is_killed(sync_later, "an fsync waits for what the thread stores, and is killed");
     waits_and_is_killed(fill_silent, "a write to the silent file waits, and is killed");
     // The machine ends beside one that waits.
     if (fork() == 0)

@@ -72,6 +72,9 @@ static void first_time(void) {
     map = mapped(grown, 2 * PAGE);
     memset(map, 'c', 2 * PAGE);
     EQUAL(msync(map, 2 * PAGE, MS_SYNC), 0, "pages behind the last end are synchronized");
+    // A machine that stops so tells of no failure.
+    if (test_failures > 0)
+        return;
     syscall(SYS_reboot, 0xfee1dead, 672274793, 0x4321fedc, 0);
     CHECK(0, "the machine has stopped");
 }

@@ -24,7 +24,7 @@
 //! | `arch::x86_64::disk`, `arch::aarch64::disk`, `disk` | the driver of the disk |
 //! | `user`, `arch::aarch64::signal`, `arch::x86_64::signal`, `arch::aarch64::own_calls`, `arch::x86_64::own_calls`, `arch::aarch64::devices`, `arch::x86_64::devices`, `self_test` | memory of programs; the frames of signals |
 //! | `process::facts`, `process::state`, `process::thread`, `process::scheduler`, `process::parking`, `process::wait_queue`, `process::signal`, `process::kill`, `process::table`, `process::credentials`, `process::limits`, `process::name`, `process::timer`, `process::barriers`, `process::memory_shortage` | processes and threads: scheduler, sleep, signals, credentials, limits, timers |
-//! | `process::futex`, `process::background`, `process::random`, `process::provoke`, `process::properties`, `calls::segments` | single services of the kernel for programs |
+//! | `process::futex`, `process::kernel_thread`, `process::background`, `process::random`, `process::provoke`, `process::properties`, `calls::segments` | single services of the kernel for programs |
 //! | `files::attributes`, `files::inode`, `files::segments`, `files::sequence`, `files::listing`, `files::node`, `files::store`, `files::root`, `files::permission`, `files::descriptor` | files: attributes, nodes, descriptors |
 //! | `files::poll`, `files::manner`, `files::transfer` | transfers and waits for files |
 //! | `files::memory`, `files::generated`, `files::console`, `files::stream`, `files::pipe`, `files::socket`, `files::event`, `files::userfault`, `files::epoll` | kinds of files |

@@ -392,10 +392,14 @@ fn finish(job: usize, answer: Answer, is_well: bool) {
 }
 
 /// Fails the requests of a thread that a silent device withholds: the thread is about to be killed,
-/// or has ended. Each is answered when the device is done with its memory.
+/// or has ended. So do those of the kernel's own threads, for one of which the thread may wait. Each
+/// is answered when the device is done with its memory.
 pub fn give_up(thread: u32) {
-    give_up_some(|asker| asker == thread);
+    give_up_some(|asker| asker == thread || asker == OF_KERNEL);
 }
+
+/// The number of the kernel's own threads.
+const OF_KERNEL: u32 = 0;
 
 /// Fails all requests that a silent device withholds, and withholds no more: the machine ends.
 pub fn end_silence() {

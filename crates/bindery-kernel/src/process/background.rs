@@ -6,7 +6,6 @@
 //! pages, or all memory of all processes if that is less, one table's span at a time; in between it
 //! yields the CPU.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bindery::addr::VirtAddr;
@@ -14,15 +13,9 @@ use bindery::{CollapseLimits, CollapseProgress};
 
 use crate::errno::Errno;
 use crate::memory::memory;
-use crate::{heap, time};
+use crate::time;
 
-use super::barriers::Barriers;
-use super::facts::ProgramFacts;
-use super::limits::Limits;
-use super::memory_shortage::Standing;
-use super::signal::Actions;
-use super::state::{ProcessParts, State};
-use super::{Credentials, Process, Thread, WaitQueue, scheduler, table};
+use super::{WaitQueue, kernel_thread, scheduler, table};
 
 /// The settings of the thread, as under `/sys/kernel/mm/transparent_hugepage/khugepaged`.
 pub struct Tunables {
@@ -86,8 +79,8 @@ pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
     }
     // Marked first: the thread's stack takes memory, and other threads may run during that.
     if wanted && !LIVES.swap(true, Ordering::Relaxed) {
-        let thread = make().inspect_err(|_| LIVES.store(false, Ordering::Relaxed))?;
-        scheduler::wake(&thread);
+        kernel_thread::begin(b"khugepaged", run)
+            .inspect_err(|_| LIVES.store(false, Ordering::Relaxed))?;
     }
     Ok(())
 }
@@ -110,28 +103,8 @@ pub(super) fn end() {
     SLEEPER.wake_all();
 }
 
-fn make() -> Result<Arc<Thread>, Errno> {
-    heap::room(16 << 10)?;
-    let parts = ProcessParts {
-        space: None,
-        actions: Actions::new(),
-        state: State::new(None, 0),
-        facts: ProgramFacts::default(),
-        limits: Limits::default(),
-        standing: Standing::default(),
-        barriers: Barriers::default(),
-        credentials: Credentials::root(),
-        dumpable: false,
-    };
-    let process = Process::new(0, parts);
-    process.set_name(b"khugepaged");
-    Thread::of_kernel(process, run)
-}
-
 extern "C" fn run() -> ! {
-    scheduler::finish_switch();
-    work();
-    scheduler::exit()
+    kernel_thread::run(work)
 }
 
 fn work() {

@@ -230,6 +230,7 @@ fn end_machine(status: u32) {
     files::end_silence();
     end_all_others();
     background::end();
+    files::disk::writer::end();
     table::remove_process(1);
     files::end();
     segments::end();

@@ -17,6 +17,7 @@
 //! | [`barriers`] | `membarrier` |
 //! | [`kill`] | the end of a process, as other threads ask for it |
 //! | [`end`] | how threads, processes and the machine end |
+//! | [`kernel_thread`] | threads of the kernel itself |
 //! | [`background`] | the kernel's own thread: large folios of small ones |
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`futex`] | sleep until a word of a program's memory changes |
@@ -48,6 +49,7 @@ mod execute;
 mod facts;
 mod futex;
 mod identity;
+pub mod kernel_thread;
 mod kill;
 mod limits;
 mod memory_shortage;

@@ -6,12 +6,14 @@
 //! | [`volume`], [`reservations`] | files and free blocks in memory |
 //! | [`storage`] | the pager, and the changes of the disk |
 //! | [`node`] | the nodes of the files |
+//! | [`writer`] | the thread that stores dirty pages early |
 
 mod layout;
 mod node;
 mod reservations;
 mod storage;
 mod volume;
+pub mod writer;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -46,6 +48,7 @@ pub fn begin() -> Option<Arc<Directory>> {
             let file = DiskFile::new(number).map_err(|_| NO_MEMORY)?;
             directory.insert_stored(&name, file).map_err(|_| NO_MEMORY)?;
         }
+        writer::begin();
         Ok::<_, &str>(directory)
     };
     mount().inspect_err(|problem| log!("{problem}")).ok()

@@ -17,6 +17,7 @@ use super::super::node::{Advice, Node};
 use super::super::segments::Segments;
 use super::failed;
 use super::storage::{file_system, storage};
+use super::writer;
 
 /// The first inode number of the disk's files.
 const NUMBERS: u64 = 1 << 40;
@@ -164,6 +165,7 @@ impl Opened {
     /// Takes note of a write.
     fn written<T>(&self, outcome: T) -> T {
         self.file.common.written();
+        writer::written();
         outcome
     }
 }

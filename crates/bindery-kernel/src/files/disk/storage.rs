@@ -44,6 +44,11 @@ pub fn file_system() -> Option<FileSystem<'static, Machine>> {
     }))
 }
 
+/// The number of dirty pages of the disk, and the most that there may be.
+pub fn dirty_and_limit() -> (u64, u64) {
+    (LIMIT.pages(), LIMIT.limit())
+}
+
 /// The bytes of the page at a physical address.
 fn bytes(page: &mut u64) -> &mut Block {
     // SAFETY: the page is the storage's own, the lock around its address is held, and no transfer

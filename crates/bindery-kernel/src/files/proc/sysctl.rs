@@ -12,6 +12,7 @@ use crate::errno::Errno;
 use crate::memory::memory;
 use crate::{options, process};
 
+use super::super::disk::writer;
 use super::super::generated::{FixedDirectory, Text};
 use super::super::sequence::SequenceBuffer;
 use super::super::userfault;
@@ -27,7 +28,8 @@ static OVERCOMMIT_KILOBYTES: AtomicU64 = AtomicU64::new(0);
 /// The directory.
 pub fn directory() -> Arc<FixedDirectory> {
     let vm = FixedDirectory::of([
-        ("drop_caches", Text::write_only(drop_caches) as _),
+        ("dirty_writeback_centisecs", Text::writable(make_interval, take_interval) as _),
+        ("drop_caches", Text::write_only(drop_caches)),
         ("max_map_count", Text::writable(make_map_count, take_map_count)),
         ("min_free_kbytes", Text::new(|out| writeln!(out, "{}", memory().reserved_frames() * 4))),
         ("mmap_min_addr", Text::new(|out| out.write_str("65536\n"))),
@@ -76,6 +78,15 @@ fn drop_caches(text: &str) -> Result<(), Errno> {
     if what & 2 != 0 {
         memory().collect();
     }
+    Ok(())
+}
+
+fn make_interval(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    writeln!(out, "{}", writer::interval())
+}
+
+fn take_interval(text: &str) -> Result<(), Errno> {
+    writer::set_interval(number(text, 0..=INT_MAX)?);
     Ok(())
 }
 

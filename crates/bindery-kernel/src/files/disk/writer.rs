@@ -1,0 +1,105 @@
+//! The kernel's thread that stores dirty pages of the disk early (Linux: the flusher of a device), so
+//! that a writer seldom finds the limit reached and has to store pages itself.
+//!
+//! It stores pages while more than half of the limit are dirty: writes wake it. At an interval
+//! (`/proc/sys/vm/dirty_writeback_centisecs`) it stores all pages that are dirty then, also those
+//! that programs wrote through mappings, and the blocks of their files. There is no thread without a
+//! disk. It ends with the machine.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::process::{WaitQueue, kernel_thread};
+use crate::{log, sync, time};
+
+use super::storage::{dirty_and_limit, file_system, storage};
+
+/// The interval in hundredths of a second; 0 for none. Linux's, at first.
+static INTERVAL: AtomicU64 = AtomicU64::new(500);
+
+/// A change of the interval, or a write above the mark, that the thread has not seen yet.
+static WOKEN: AtomicBool = AtomicBool::new(false);
+/// The machine ends.
+static ENDS: AtomicBool = AtomicBool::new(false);
+/// 1 while there is a thread.
+static LIVES: AtomicU32 = AtomicU32::new(0);
+static SLEEPER: WaitQueue = WaitQueue::new();
+
+/// Begins the thread.
+pub fn begin() {
+    LIVES.store(1, Ordering::Relaxed);
+    if kernel_thread::begin(b"writeback", run).is_err() {
+        LIVES.store(0, Ordering::Relaxed);
+        log!("there is no memory for the thread that stores pages of the disk early");
+    }
+}
+
+/// Ends the thread, and waits until it is done with the disk.
+pub fn end() {
+    ENDS.store(true, Ordering::Relaxed);
+    SLEEPER.wake_all();
+    while LIVES.load(Ordering::Acquire) != 0 {
+        sync::park(&LIVES, 1);
+    }
+}
+
+/// The interval in hundredths of a second; 0 for none.
+pub fn interval() -> u64 {
+    INTERVAL.load(Ordering::Relaxed)
+}
+
+/// Changes the interval, from now on.
+pub fn set_interval(hundredths: u64) {
+    INTERVAL.store(hundredths, Ordering::Relaxed);
+    wake();
+}
+
+/// Called after a write.
+pub fn written() {
+    if excess() > 0 {
+        wake();
+    }
+}
+
+fn wake() {
+    if !WOKEN.swap(true, Ordering::Relaxed) {
+        SLEEPER.wake_all();
+    }
+}
+
+/// The number of dirty pages above the mark.
+fn excess() -> u64 {
+    let (dirty, limit) = dirty_and_limit();
+    dirty.saturating_sub(limit / 2)
+}
+
+extern "C" fn run() -> ! {
+    kernel_thread::run(|| {
+        work();
+        LIVES.store(0, Ordering::Release);
+        sync::unpark(&raw const LIVES);
+    })
+}
+
+fn work() {
+    let (Some(system), Some(storage)) = (file_system(), storage()) else { return };
+    loop {
+        let interval = INTERVAL.load(Ordering::Relaxed) * (time::SECOND / 100);
+        let deadline = (interval > 0).then(|| time::now() + interval);
+        let woken = || {
+            let ends = ENDS.load(Ordering::Relaxed);
+            (WOKEN.swap(false, Ordering::Relaxed) || ends).then_some(())
+        };
+        let is_due = SLEEPER.wait(deadline, woken).is_err();
+        if ENDS.load(Ordering::Relaxed) {
+            return;
+        }
+        if is_due {
+            system.write_back(dirty_and_limit().0);
+            // The files' openers hear of an error of the pages. That of a block stays noted, and
+            // the next call writes it again.
+            let _ = storage.commit();
+        }
+        // 0 if all that are left have failed, or memory is short.
+        while excess() > 0 && system.write_back(excess()) > 0 {}
+    }
+}
