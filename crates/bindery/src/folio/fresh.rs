@@ -14,7 +14,8 @@
 //! release         0          0      freed
 //! ```
 //!
-//! [`FreshFolio::discard`] frees a fresh folio that is not needed. While the count is zero, only its
+//! [`FreshFolio::discard`] frees a fresh folio that is not needed. Each of these consumes the value,
+//! so a folio that is mapped or published is neither overwritten nor freed as a fresh one. While the count is zero, only its
 //! maker touches the metadata, by plain stores. From then on all accesses are atomic.
 //!
 //! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
@@ -25,6 +26,7 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::ops::Deref;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::{self, MAPPING, REFERENCE};
@@ -42,11 +44,23 @@ use crate::platform::Platform;
 #[must_use = "a fresh folio must be mapped, published or discarded"]
 pub(crate) struct FreshFolio<'a, P: Platform>(FolioHandle<'a, P>);
 
-impl<P: Platform> Frames<P> {
-    /// The handle of a folio whose number the caller has kept ([`FreshFolio::leave`]) and not shown
-    /// to other threads yet.
+impl<P: Platform> Deref for FreshFolio<'_, P> {
+    type Target = Folio;
+
     #[inline(always)]
-    pub(crate) fn fresh(&self, folio: Folio) -> FreshFolio<'_, P> {
+    fn deref(&self) -> &Folio {
+        &self.0.folio
+    }
+}
+
+impl<P: Platform> Frames<P> {
+    /// The fresh folio of which the caller has kept the number.
+    ///
+    /// # Safety
+    /// 1. The number comes from [`FreshFolio::leave`], nothing was made of it since that may still
+    ///    be used, and no other thread finds the folio.
+    #[inline(always)]
+    pub(crate) unsafe fn fresh(&self, folio: Folio) -> FreshFolio<'_, P> {
         FreshFolio(self.folio(folio))
     }
 
@@ -66,7 +80,7 @@ impl<P: Platform> Frames<P> {
     /// memory.
     #[inline(always)]
     pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<FreshFolio<'_, P>> {
-        allocate(self, order).map(|folio| self.fresh(folio))
+        allocate(self, order).map(|folio| FreshFolio(self.folio(folio)))
     }
 }
 
@@ -86,8 +100,8 @@ fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
 }
 
 impl<'a, P: Platform> FreshFolio<'a, P> {
-    /// The number of the folio, for a caller that passes it through calls: [`Frames::fresh`] makes
-    /// the handle again.
+    /// The number of the folio, for a record that cannot borrow the frames: [`Frames::fresh`] makes
+    /// the value again.
     #[inline(always)]
     pub(crate) fn leave(self) -> Folio {
         self.0.folio
@@ -109,15 +123,16 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
 }
 
 impl<P: Platform> FreshFolio<'_, P> {
-    /// Frees the folio. A number that names no fresh folio is counted in [`crate::frame::Allocator::refused`].
+    /// Frees the folio. One that is not fresh any more is counted in
+    /// [`crate::frame::Allocator::refused`].
     pub(crate) fn discard(self) {
         let FolioHandle { frames, folio } = self.0;
         let count = self.0.count().load(Relaxed);
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         let state = self.0.state().load(Relaxed) & KIND_AND_ORDER;
         if count == 0 && state == state_of(Kind::Folio, folio.order) {
-            // SAFETY: 1. and 2. it is a folio that was never mapped nor published, so that only its
-            // maker knows it, which gives it up here.
+            // SAFETY: 1. and 2. it is a folio that was never mapped nor published, since that consumes
+            // the value; so only its maker knows it, which gives it up here.
             unsafe { frames.free(folio.head, folio.order) };
         } else {
             frames.refuse();
@@ -133,19 +148,21 @@ impl<P: Platform> FreshFolio<'_, P> {
         OwnerMark::of(owner).write(self.0.head(), index);
     }
 
-    /// Publishes the folio with `pages` mappings. One store.
+    /// Publishes the folio with `pages` mappings. One store. Returns its number.
     #[inline]
-    pub(crate) fn map(self, pages: u32) {
+    pub(crate) fn map(self, pages: u32) -> Folio {
         debug_assert!(pages >= 1 && pages <= self.0.folio.pages());
         count::publish(self.0.count(), u64::from(pages) * MAPPING);
+        self.0.folio
     }
 
     /// Publishes the folio with `references` references: one for each page that an object keeps of
-    /// it. One store.
+    /// it. One store. Returns its number.
     #[inline]
-    pub(crate) fn publish(self, references: u32) {
+    pub(crate) fn publish(self, references: u32) -> Folio {
         debug_assert!(references >= 1 && references <= self.0.folio.pages());
         count::publish(self.0.count(), u64::from(references) * REFERENCE);
+        self.0.folio
     }
 }
 

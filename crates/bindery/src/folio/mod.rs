@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`], which has the methods of one |
 //! | `fresh` | the life of a folio; [`FreshFolio`], which only its maker knows |
+//! | `fresh_pages` | [`FreshPages`]: several fresh folios of one page |
 //! | `frozen` | [`FrozenFolio`], which has no holder any more and is to be freed |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
@@ -46,6 +47,7 @@ mod count;
 mod exclusive;
 mod flags;
 mod fresh;
+mod fresh_pages;
 mod frozen;
 mod handle;
 mod lock;
@@ -69,9 +71,10 @@ pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use exclusive::ExclusiveRun;
 pub(crate) use flags::mark_single_lazy;
 pub(crate) use fresh::FreshFolio;
+pub(crate) use fresh_pages::FreshPages;
 pub(crate) use frozen::FrozenFolio;
 pub use handle::MAX_FOLIO_ORDER;
-pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
+pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};

@@ -222,7 +222,7 @@ impl Fetch {
         while !read.is_full()
             && let Some(fresh) = following(memory, object, next, after, self.orders)
         {
-            next = fresh.end();
+            next = fresh.first + u64::from(fresh.folio.pages());
             read.push(fresh);
         }
     }
@@ -266,13 +266,13 @@ fn fits<P: Platform>(
 
 /// The largest folio that may begin at page `first`, if that lies before `after` and is left to be
 /// brought in.
-fn following<P: Platform>(
-    memory: &Memory<P>,
+fn following<'m, P: Platform>(
+    memory: &'m Memory<P>,
     object: &ObjectState,
     first: u64,
     after: u64,
     orders: Orders,
-) -> Option<Fresh> {
+) -> Option<Fresh<'m, P>> {
     let mut orders = orders & FOLIO_ORDERS | Orders::PAGE;
     while let Some(order) = orders.take_largest() {
         if fits(memory, object, first, order, after)

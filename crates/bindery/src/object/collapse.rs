@@ -7,7 +7,7 @@ use crate::addr::{Order, Orders, PageRange};
 use crate::arch::Arch;
 use crate::error::{Error, Failure, NoMemory};
 use crate::events::RareEvents;
-use crate::folio::{FOLIO_ORDERS, Folio, FolioIndex, MAX_FOLIO_ORDER};
+use crate::folio::{FOLIO_ORDERS, FolioIndex, FreshFolio, MAX_FOLIO_ORDER};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::rmap::{WalkLocking, WalkProgress, for_each_sight};
@@ -127,7 +127,7 @@ fn collapse_alone<P: Platform>(
         return Err(Error::Busy.into());
     }
     memory.may_wait();
-    let folio = frames.new_folio(order).ok_or(NoMemory)?.leave();
+    let folio = frames.new_folio(order).ok_or(NoMemory)?;
     RareEvents::note(&memory.rare.huge_collapses);
     let committed = if object.accounting() == Accounting::PerPage { missing } else { 0 };
     let ready = object.commit(memory, committed).map_err(|_| Failure::from(Error::NoSpace));
@@ -141,7 +141,7 @@ fn collapse_alone<P: Platform>(
         })
     });
     if let Err(failure) = ready {
-        frames.fresh(folio).discard();
+        folio.discard();
         return Err(failure);
     }
     mappings::unmap(memory, object, pages, MappingCopies::Kept, proof);
@@ -151,7 +151,7 @@ fn collapse_alone<P: Platform>(
     }) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.uncommit(memory, committed);
-        frames.fresh(folio).discard();
+        folio.discard();
         return Err(Error::TryAgain.into());
     }
     replace(memory, object, first, folio, proof);
@@ -192,15 +192,16 @@ fn replace<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    folio: Folio,
+    folio: FreshFolio<'_, P>,
     proof: &PagesMayGo,
 ) {
     let frames = &memory.frames;
     let end = first + u64::from(folio.pages());
-    frames.fresh(folio).set_owner(object.as_owner(), FolioIndex::new(first));
+    folio.set_owner(object.as_owner(), FolioIndex::new(first));
     // In one step: only a frozen or fresh folio may have fewer references than the index has for
     // it.
-    frames.fresh(folio).publish(folio.pages());
+    let pages = folio.pages();
+    let folio = folio.publish(pages);
     let mut from = first;
     while from < end {
         // One folio, so at most the number of pages that ours has.

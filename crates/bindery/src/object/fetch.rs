@@ -21,7 +21,7 @@ use core::ptr::NonNull;
 use crate::Memory;
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PageRange};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{FOLIO_ORDERS, Folio};
+use crate::folio::{FOLIO_ORDERS, Folio, FreshFolio};
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -224,7 +224,7 @@ fn make<P: Platform>(
                 None
             }
             Some(writing) => {
-                let filled = writing.fill(memory, first, folio);
+                let filled = writing.fill(memory, first, *folio);
                 if filled.count == 0 {
                     give_back(memory, object, folio);
                     writing.filled.set(Some(filled));
@@ -238,11 +238,12 @@ fn make<P: Platform>(
                 Some((writing, filled))
             }
         };
-        match add(memory, object, &Fresh { first, folio }, None) {
+        let head = folio.head;
+        match add(memory, object, Fresh { first, folio }, None) {
             Ok(_) => {
                 let found = object.pages.look(memory.platform(), |index| index.get(first));
                 if let Some((writing, filled)) = filled
-                    && found.is_some_and(|slot| slot.frame == folio.head)
+                    && found.is_some_and(|slot| slot.frame == head)
                 {
                     writing.filled.set(Some(filled));
                 }
@@ -271,15 +272,9 @@ impl Writing<'_> {
 }
 
 /// A folio about to be inserted into the index.
-pub(super) struct Fresh {
+pub(super) struct Fresh<'m, P: Platform> {
     pub(super) first: u64,
-    pub(super) folio: Folio,
-}
-
-impl Fresh {
-    pub(super) fn end(&self) -> u64 {
-        self.first + u64::from(self.folio.pages())
-    }
+    pub(super) folio: FreshFolio<'m, P>,
 }
 
 /// The number of pages that a folio of that order commits on insertion.
@@ -288,12 +283,12 @@ pub(super) fn committed(object: &ObjectState, order: Order) -> u64 {
 }
 
 /// A committed folio that no other thread knows. `reserve` frames stay free.
-pub(super) fn allocate<P: Platform>(
-    memory: &Memory<P>,
+pub(super) fn allocate<'m, P: Platform>(
+    memory: &'m Memory<P>,
     object: &ObjectState,
     order: Order,
     reserve: u64,
-) -> Result<Folio, Failure> {
+) -> Result<FreshFolio<'m, P>, Failure> {
     if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(u64::from(order.pages())) {
         return Err(Failure::NoMemory);
     }
@@ -304,11 +299,16 @@ pub(super) fn allocate<P: Platform>(
         object.uncommit(memory, committed);
         return Err(NoMemory.into());
     };
-    Ok(fresh.leave())
+    Ok(fresh)
 }
 
 /// Undoes [`allocate`].
-pub(super) fn give_back<P: Platform>(memory: &Memory<P>, object: &ObjectState, folio: Folio) {
-    memory.frames.fresh(folio).discard();
-    object.uncommit(memory, committed(object, folio.order));
+pub(super) fn give_back<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    folio: FreshFolio<'_, P>,
+) {
+    let committed = committed(object, folio.order);
+    folio.discard();
+    object.uncommit(memory, committed);
 }

@@ -29,7 +29,7 @@ use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange};
 use crate::collections::page_tree::{PAGE_LIMIT, PageIndex};
 use crate::error::{Failure, NoMemory};
-use crate::folio::FolioRef;
+use crate::folio::{Folio, FolioRef};
 use crate::memory::Earlier;
 use crate::platform::Platform;
 
@@ -61,7 +61,7 @@ pub(crate) struct PageRead {
     object: NonNull<ObjectState>,
     taker: Taker,
     /// The folios, for consecutive pages. They do not change while the pager has the request.
-    fresh: ArrayVec<Fresh, FOLIOS>,
+    fresh: ArrayVec<Unread, FOLIOS>,
     /// The size of the file in bytes when the read began.
     size: Cell<u64>,
     /// The number of bytes that the pager has filled, from the first on. The request's until the
@@ -77,14 +77,35 @@ unsafe impl crate::memory::Record for PageRead {
     const KIND: crate::memory::RecordKind = crate::memory::RecordKind::PageRead;
 }
 
+/// A fresh folio of a read, by its number.
+pub(super) struct Unread {
+    first: u64,
+    pub(super) folio: Folio,
+}
+
+impl Unread {
+    fn end(&self) -> u64 {
+        self.first + u64::from(self.folio.pages())
+    }
+
+    /// The folio itself.
+    ///
+    /// # Safety
+    /// 1. It is taken once: the caller ends the read, and no other thread uses it.
+    unsafe fn take<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Fresh<'m, P> {
+        // SAFETY: 1. `NewRead::push` has left it, and it is taken once (obligation 1).
+        Fresh { first: self.first, folio: unsafe { memory.frames.fresh(self.folio) } }
+    }
+}
+
 impl PageRead {
     /// The pages of its folios.
     pub(super) fn pages(&self) -> PageRange {
         let first = self.fresh.first().map_or(0, |fresh| fresh.first);
-        PageRange { first, end: self.fresh.last().map_or(first, Fresh::end) }
+        PageRange { first, end: self.fresh.last().map_or(first, Unread::end) }
     }
 
-    pub(super) fn fresh(&self) -> &[Fresh] {
+    pub(super) fn fresh(&self) -> &[Unread] {
         &self.fresh
     }
 
@@ -175,11 +196,13 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
     }
 
     /// Adds the folio of the pages that follow. Does nothing if the read is full.
-    pub(super) fn push(&mut self, fresh: Fresh) {
+    pub(super) fn push(&mut self, Fresh { first, folio }: Fresh<'_, P>) {
         // SAFETY: as in `get`; `self` is borrowed exclusively.
         let read = unsafe { self.read.as_mut() };
-        if let Err(refused) = read.fresh.try_push(fresh) {
-            give_back(self.memory, self.object, refused.element().folio);
+        if read.fresh.is_full() {
+            give_back(self.memory, self.object, folio);
+        } else {
+            read.fresh.push(Unread { first, folio: folio.leave() });
         }
     }
 
@@ -216,8 +239,9 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
 
 impl<P: Platform> Drop for NewRead<'_, '_, P> {
     fn drop(&mut self) {
-        for fresh in self.get().fresh() {
-            give_back(self.memory, self.object, fresh.folio);
+        for unread in self.get().fresh() {
+            // SAFETY: 1. the read has not begun, and ends here.
+            give_back(self.memory, self.object, unsafe { unread.take(self.memory) }.folio);
         }
         // SAFETY: it came from this slab, and no other thread has seen it.
         unsafe { self.memory.slab::<PageRead>().free(&self.memory.frames, self.read) };
@@ -333,9 +357,13 @@ unsafe fn settle<P: Platform>(
     let (state, object) = unsafe { (read.as_ref(), read.as_ref().object.as_ref()) };
     let answer = state.answer.get().unwrap_or(Err(PagerError::InputOutput));
     let result = match (answer, fate) {
-        (Ok(()), ReadFate::Enters(page)) => enter(memory, object, state, page),
+        // SAFETY: 1. the caller's obligation 1.
+        (Ok(()), ReadFate::Enters(page)) => unsafe { enter(memory, object, state, page) },
         (answer, _) => {
-            state.fresh.iter().for_each(|fresh| give_back(memory, object, fresh.folio));
+            for unread in &state.fresh {
+                // SAFETY: 1. the caller's obligation 1: the read ends here.
+                give_back(memory, object, unsafe { unread.take(memory) }.folio);
+            }
             answer.map(|()| None).map_err(Failure::from)
         }
     };
@@ -407,27 +435,33 @@ impl<P: Platform> Drop for FollowedRead<'_, P> {
 
 /// Inserts the folios of a read that has succeeded into the index, unless the read was canceled.
 /// Returns a reference to the one with `page`; without it, whether all were inserted.
-fn enter<'m, P: Platform>(
+///
+/// # Safety
+/// 1. The pager has answered, and the caller ends the read.
+unsafe fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     read: &PageRead,
     page: Option<u64>,
 ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-    // SAFETY: 1. the pager has answered.
+    // SAFETY: 1. the pager has answered (obligation 1).
     let buffer = unsafe { buffer_of(memory.platform(), read) };
     buffer.zero_rest(read.size.get().saturating_sub(read.pages().first << PAGE_SHIFT));
     let (mut wanted, mut all) = (Ok(None), Ok(()));
-    for fresh in &read.fresh {
+    for unread in &read.fresh {
+        let pages = unread.first..unread.end();
         let arrival = memory
             .clock
             .has_reclaimed()
-            .then(|| Arrival::of(memory, object, fresh.first, fresh.folio));
+            .then(|| Arrival::of(memory, object, unread.first, unread.folio));
+        // SAFETY: 1. the caller's obligation 1: each is taken here alone.
+        let fresh = unsafe { unread.take(memory) };
         let added = add(memory, object, fresh, Some(&read.record));
         if let (Ok(Some(kept)), Some(arrival)) = (&added, arrival) {
             arrival.note(memory, **kept);
         }
         match page {
-            Some(page) if !(fresh.first..fresh.end()).contains(&page) => {}
+            Some(page) if !pages.contains(&page) => {}
             Some(_) => wanted = added,
             None => all = all.and(added.map(drop)),
         }
@@ -444,7 +478,7 @@ pub(super) unsafe fn buffer_of<'a, P: Platform>(
     read: &'a PageRead,
 ) -> ReadBuffer<'a> {
     let mut pieces = ArrayVec::<&mut [u8], FOLIOS>::new();
-    for Fresh { folio, .. } in &read.fresh {
+    for Unread { folio, .. } in &read.fresh {
         let length = (folio.pages() as usize) << PAGE_SHIFT;
         let bytes = platform.direct_map(folio.head).as_ptr();
         // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive

@@ -3,7 +3,7 @@
 use crate::Memory;
 use crate::collections::page_tree::PageStretch;
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{Folio, FolioIndex, FolioRef};
+use crate::folio::{FolioIndex, FolioRef, FreshFolio};
 use crate::platform::Platform;
 
 use super::ObjectState;
@@ -16,25 +16,20 @@ use super::in_flight::Record;
 pub(super) fn add<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
-    fresh: &Fresh,
+    Fresh { first, folio }: Fresh<'m, P>,
     read: Option<&Record>,
 ) -> Result<Option<FolioRef<'m, P>>, Failure> {
-    match enter(memory, object, fresh, read) {
-        Ok(Some(kept)) => Ok(kept),
-        Ok(None) => {
-            give_back(memory, object, fresh.folio);
-            Ok(None)
-        }
-        Err(NoMemory) => {
-            give_back(memory, object, fresh.folio);
-            Err(Failure::NoMemory)
-        }
+    let mut left = Some(folio);
+    let entered = enter(memory, object, (first, &mut left), read);
+    if let Some(folio) = left {
+        give_back(memory, object, folio);
     }
+    Ok(entered?.flatten())
 }
 
 /// Inserts a folio that the caller filled, and that no other thread knows, into the index of shared
-/// memory. Returns whether none of its pages was present; if false, and on an error, the caller
-/// keeps the folio. The invalidate lock is held.
+/// memory. Takes the folio if none of its pages was present; otherwise, and on an error, the caller
+/// keeps it. The invalidate lock is held.
 ///
 /// # Errors
 /// [`Error::Overcommitted`] if no more may be committed, or the quota is used up (`ENOMEM`, as on
@@ -43,31 +38,33 @@ pub(crate) fn supply<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     first: u64,
-    folio: Folio,
-) -> Result<bool, Failure> {
-    let committed = committed(object, folio.order);
+    folio: &mut Option<FreshFolio<'_, P>>,
+) -> Result<(), Failure> {
+    let Some(order) = folio.as_ref().map(|folio| folio.order) else { return Ok(()) };
+    let committed = committed(object, order);
     object.commit(memory, committed).map_err(|_| Error::Overcommitted)?;
-    let entered = enter(memory, object, &Fresh { first, folio }, None);
-    if !matches!(entered, Ok(Some(_))) {
+    let entered = enter(memory, object, (first, folio), None);
+    if folio.is_some() {
         object.uncommit(memory, committed);
     }
-    Ok(entered.map(|entered| entered.is_some())?)
+    entered?;
+    Ok(())
 }
 
-/// As [`add`]; on `None` or an error, the caller keeps the folio.
+/// As [`add`], with the folio for the pages from `first` on. Takes it if it is inserted.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
-    fresh: &Fresh,
+    (first, fresh): (u64, &mut Option<FreshFolio<'_, P>>),
     read: Option<&Record>,
 ) -> Result<Option<Option<FolioRef<'m, P>>>, NoMemory> {
     let frames = &memory.frames;
-    let Fresh { first, folio } = *fresh;
-    let pages = folio.pages();
+    let Some(new) = fresh.as_ref() else { return Ok(None) };
+    let pages = new.pages();
     let count = u64::from(pages);
-    frames.fresh(folio).set_owner(object.as_owner(), FolioIndex::new(first));
+    new.set_owner(object.as_owner(), FolioIndex::new(first));
     // A userfaultfd fills folios before their destination is known.
-    frames.folio(folio).exclusive().clear(0, pages);
+    frames.folio(**new).exclusive().clear(0, pages);
     object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the check of the index: a call that drops pages has canceled the read
         // before.
@@ -78,9 +75,10 @@ fn enter<'m, P: Platform>(
         if let Err(error) = index.prepare(first, count, nodes) {
             return (Err(error), 0);
         }
+        let Some(new) = fresh.take() else { return (Ok(None), 0) };
         // No step can fail any more. Takes one reference for each page that the index will refer
         // to, before another thread finds it there.
-        frames.fresh(folio).publish(pages);
+        let folio = new.publish(pages);
         index.set(first, folio.head, pages);
         // Before another thread can drop the pages.
         let kept = read.and_then(|_| frames.folio(folio).keep());

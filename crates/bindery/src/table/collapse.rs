@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, EntryIndex, Equal, Kind, Level};
-use crate::folio::Folio;
+use crate::folio::{Folio, FreshFolio};
 use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -22,9 +22,6 @@ use super::{EntryAt, PageTable, Table, free_table, new_table, run};
 pub(crate) struct Replacement {
     /// The beginning of the table's span.
     pub(crate) base: VirtAddr,
-    /// A fresh folio of the table's size, with one reference: the caller's, which becomes the
-    /// leaf's mappings.
-    pub(crate) folio: Folio,
     /// The attributes of the new leaf.
     pub(crate) attributes: Attributes,
     /// For a later split of the leaf.
@@ -41,9 +38,10 @@ pub(crate) enum JoinError {
 }
 
 /// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts one
-/// leaf into the table's place. The old table is in the gather, with all that it maps. Says whether
-/// there was such a table, with nothing in it but leaves; nothing has changed otherwise. Called
-/// without locks on tables and outside of read sections.
+/// leaf into the table's place. The folio is fresh, and of the table's size. The old table is in the
+/// gather, with all that it maps. Returns the folio, and has changed nothing, if there was no such
+/// table, with nothing in it but leaves. Called without locks on tables and outside of read
+/// sections.
 ///
 /// The caller keeps faults and pins out of the range: no page may be written while it is copied,
 /// and no translation of it is left by then:
@@ -53,13 +51,17 @@ pub(crate) enum JoinError {
 ///
 /// No thread fills the entry between 1 and 3, since the VMA is held for writing. A walker of the
 /// reverse map then finds the folios busy: they are mapped, and no entry refers to them.
-pub(super) fn replace_by_copy<P: Platform>(edit: &mut Edit<'_, '_, P>, what: &Replacement) -> bool {
-    let Some(table) = take_table(edit, what.base) else { return false };
+pub(super) fn replace_by_copy<'m, P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    what: &Replacement,
+    folio: FreshFolio<'m, P>,
+) -> Option<FreshFolio<'m, P>> {
+    let Some(table) = take_table(edit, what.base) else { return Some(folio) };
     // SAFETY: 1. detached, and in the gather of the edit, which is borrowed and frees it later.
-    copy_all(edit, unsafe { Table::new(table) }, what.folio);
-    before_execution(edit.memory, what.attributes.permissions, what.folio);
-    put_leaf(edit, what);
-    true
+    copy_all(edit, unsafe { Table::new(table) }, *folio);
+    before_execution(edit.memory, what.attributes.permissions, *folio);
+    put_leaf(edit, what, folio);
+    None
 }
 
 /// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
@@ -116,20 +118,25 @@ fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Table<'_>, folio:
 }
 
 /// Puts the leaf where the table was.
-fn put_leaf<P: Platform>(page_table: &PageTable<'_, P>, what: &Replacement) {
+fn put_leaf<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    what: &Replacement,
+    folio: FreshFolio<'_, P>,
+) {
     let memory = page_table.memory;
     let range = VirtRange::raw(what.base.0, what.base.0 + P::Arch::PMD.span());
     let section = page_table.read_section();
     let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PMD));
     let EntryAt { node: parent, index, entry: found } = cursor.entry_at(what.base);
     debug_assert!(parent.level == Level::PMD && found.is_empty(), "the table's place is taken");
-    memory.frames.fresh(what.folio).map(what.folio.pages());
-    let leaf = P::Arch::page_entry(what.folio.head, Level::PMD, what.attributes);
+    let pages = folio.pages();
+    let folio = folio.map(pages);
+    let leaf = P::Arch::page_entry(folio.head, Level::PMD, what.attributes);
     page_table.publish_huge(parent.place(index), leaf);
     page_table.deposit_table(parent.table, what.deposit);
     cursor.counts.entries_written += 1;
     cursor.counts.folios_touched += 1;
-    cursor.counts.mapped(memory.frames.folio(what.folio).owner_kind(), what.folio.pages());
+    cursor.counts.mapped(memory.frames.folio(folio).owner_kind(), pages);
 }
 
 /// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its span:

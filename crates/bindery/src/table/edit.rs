@@ -13,7 +13,7 @@ use core::ops::Deref;
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Attributes, Marker};
 use crate::error::{Failure, NoMemory};
-use crate::folio::Folio;
+use crate::folio::{Folio, FreshFolio};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -201,8 +201,12 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
 
     /// As [`collapse::replace_by_copy`].
     #[inline]
-    pub(crate) fn replace_by_copy(&mut self, what: &Replacement) -> bool {
-        collapse::replace_by_copy(self, what)
+    pub(crate) fn replace_by_copy<'f>(
+        &mut self,
+        what: &Replacement,
+        folio: FreshFolio<'f, P>,
+    ) -> Option<FreshFolio<'f, P>> {
+        collapse::replace_by_copy(self, what, folio)
     }
 
     /// As [`collapse::join_leaves`].

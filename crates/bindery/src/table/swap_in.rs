@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Equal, Level, Permissions};
-use crate::folio::{Folio, FolioLocked, OwnerKind, SwapPlace};
+use crate::folio::{Folio, FolioLocked, FreshFolio, OwnerKind, SwapPlace};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::CachedFolio;
@@ -101,38 +101,38 @@ pub(crate) fn swap_in<P: Platform>(
 }
 
 /// Maps `copy`, a fresh folio with the content of one page, where the entry of that page, which is
-/// all of the range, still refers to its slot. Says whether it does. The caller has the folio's
-/// lock, releases the slot afterwards, and keeps the VMA from being changed.
+/// all of the range, still refers to its slot. Returns it if that does not. The caller has the
+/// cached folio's lock, releases the slot afterwards, and keeps the VMA from being changed.
 #[cold]
-pub(crate) fn swap_in_copy<P: Platform>(
+pub(crate) fn swap_in_copy<'m, P: Platform>(
     page_table: &PageTable<'_, P>,
     what: &SwapIn<'_>,
-    copy: Folio,
-) -> bool {
+    copy: FreshFolio<'m, P>,
+) -> Option<FreshFolio<'m, P>> {
     let section = page_table.read_section();
     let mut cursor = page_table.cursor(&section, what.range, Depth::Floor(Level::PTE));
-    let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return false };
-    let What::Absent(first) = run.what else { return false };
+    let Ok(Some(run)) = cursor.next_run(Equal::empty()) else { return Some(copy) };
+    let What::Absent(first) = run.what else { return Some(copy) };
     let Some(Absent::Swap { device, slot, soft_dirty, userfault, .. }) =
         P::Arch::decode_absent(first)
     else {
-        return false;
+        return Some(copy);
     };
     let number = what.number_of(run.at);
     let is_its = device == what.place.area && slot == what.place.first + u64::from(number);
     if !is_its || what.cached(page_table.memory).pages_in_cache(number, 1) == 0 {
-        return false;
+        return Some(copy);
     }
     // The copy is exclusive, even if other entries refer to the slot.
     let attributes = what.attributes_of(true, soft_dirty, userfault);
-    page_table.memory.frames.fresh(copy).map(1);
+    let copy = copy.map(1);
     write_swapped_in(page_table, &run, copy, 0, attributes);
     cursor.counts.entries_written += 1;
     cursor.counts.bytes_copied += PAGE_SIZE;
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);
     cursor.counts.swap_pages = cursor.counts.swap_pages.wrapping_sub(1);
-    true
+    None
 }
 
 /// As [`swap_in`], where the folio is one run of one table of level 1, as it is when its slots were

@@ -2,7 +2,7 @@
 //! `space`, as `space.rs`, which says how to read the pairs.
 
 use crate::addr::Frame;
-use crate::folio::{FolioIndex, FolioLock, FrozenFolio, LiveOwner, LockedFolio};
+use crate::folio::{FolioIndex, FolioLock, FreshFolio, FrozenFolio, LiveOwner, LockedFolio};
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
 
@@ -79,4 +79,19 @@ pub(crate) fn end_lock<P: Platform>(leaving: LockedFolio<'_, P>, frozen: FrozenF
     let _ = leaving.into_frozen(frozen);
     #[cfg(lock_violations = "types")]
     let _ = (leaving.into_frozen(), frozen); //~ E0061
+}
+
+/// A fresh folio is published once: afterwards it is no fresh one, which could be freed unasked.
+pub(crate) fn publish_twice<P: Platform>(fresh: FreshFolio<'_, P>) {
+    let _ = fresh.map(1);
+    #[cfg(lock_violations = "moves")]
+    fresh.discard(); //~ E0382
+}
+
+/// The number of a folio is no fresh folio.
+pub(crate) fn overwrite_owner<P: Platform>(frames: &Frames<P>, fresh: &FreshFolio<'_, P>) {
+    #[cfg(not(lock_violations = "types"))]
+    let _ = (frames, fresh.set_owner(LiveOwner::NONE, FolioIndex::NONE));
+    #[cfg(lock_violations = "types")]
+    let _ = frames.folio(**fresh).set_owner(LiveOwner::NONE, FolioIndex::NONE); //~ E0599
 }

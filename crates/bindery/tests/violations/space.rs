@@ -10,7 +10,6 @@ use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Arch, Attributes, Entry, Level};
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::Folio;
 use crate::folio::{FolioLock, FreshFolio, LockedFolio, SwapPlace};
 use crate::frame::{AllocateFor, Frames};
 use crate::object::{PagesStay, Wait};
@@ -275,7 +274,7 @@ pub(crate) fn map_object<P: Platform>(
 pub(crate) fn map_folio<P: Platform>(
     fault: &Fault<'_, '_, P>,
     at: VirtRange,
-    page: Folio,
+    page: &mut Option<FreshFolio<'_, P>>,
     flags: MappingFlags,
 ) {
     #[cfg(not(lock_violations = "types"))]

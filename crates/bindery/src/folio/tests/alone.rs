@@ -1,14 +1,14 @@
 //! Notes of walks that found other mappings of a folio.
 
 use super::super::handle::MAX_FOLIO_ORDER;
-use super::new_frames;
+use super::{fresh, new_frames};
 use crate::addr::Order;
 
 #[test]
 fn excessive_counts_and_references_are_answers() {
     let frames = new_frames(1024);
     let folio = frames.new_folio(Order(4)).unwrap().leave();
-    frames.fresh(folio).map(16);
+    fresh(&frames, folio).map(16);
     assert!(frames.folio(folio).other_mappings().may_be_none(16));
     assert!(!frames.folio(folio).other_mappings().may_be_none(15), "room for 15 entries");
     frames.folio(folio).map(1).unwrap();
@@ -26,7 +26,7 @@ fn walks(order: Order, others: u32) -> u32 {
     let frames = new_frames(2048);
     let folio = frames.new_folio(order).unwrap().leave();
     let pages = folio.pages();
-    frames.fresh(folio).map(pages);
+    fresh(&frames, folio).map(pages);
     let mut walks = 0;
     for left in (others + 1..=pages).rev() {
         if frames.folio(folio).other_mappings().may_be_none(pages) {
@@ -55,7 +55,7 @@ fn no_more_than_eight_walks_find_others() {
 fn a_folios_parts_begin_without_a_note() {
     let frames = new_frames(1024);
     let folio = frames.new_folio(Order(4)).unwrap().leave();
-    frames.fresh(folio).map(16);
+    fresh(&frames, folio).map(16);
     frames.folio(folio).other_mappings().note(1);
     assert!(!frames.folio(folio).other_mappings().may_be_none(16));
     assert!(frames.folio(folio).try_get());

@@ -14,7 +14,7 @@ use super::super::exclusive::ExclusiveRun;
 use super::super::handle::{Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
-use super::{Machine, assert_all_free, blocks, free, new_frames};
+use super::{Machine, assert_all_free, blocks, free, fresh, new_frames};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
@@ -30,12 +30,12 @@ fn a_fresh_folio_is_wholly_exclusive_or_not() {
         let shared = frames.new_folio(order).unwrap().leave();
         let none = ExclusiveRun { exclusive: false, count: folio.pages() };
         assert_eq!(frames.folio(shared).exclusive().run(0, folio.pages()), none);
-        frames.fresh(shared).discard();
+        fresh(&frames, shared).discard();
         assert!(!frames.folio(folio).is_dirty());
         for page in 0..folio.pages() {
             assert_eq!(frames.folio_of(folio.head.plus(page)), Some(folio));
         }
-        frames.fresh(folio).discard();
+        fresh(&frames, folio).discard();
         assert_all_free(&frames);
         assert_eq!(frames.refused(), 0);
     }
@@ -47,7 +47,7 @@ fn the_last_mapping_or_reference_frees() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     let counts = || (frames.folio(folio).references(), frames.folio(folio).mappings());
-    frames.fresh(folio).map(16);
+    fresh(&frames, folio).map(16);
     assert_eq!(counts(), (0, 16));
     frames.folio(folio).map(16).unwrap();
     assert!(frames.folio(folio).try_get());
@@ -59,7 +59,7 @@ fn the_last_mapping_or_reference_frees() {
     assert_eq!(*frames.platform().released.lock().unwrap(), [(folio.head, 16)]);
 
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
-    frames.fresh(folio).map(1);
+    fresh(&frames, folio).map(1);
     assert_eq!(frames.folio(folio).unmap(1), Freed::Yes);
     assert_all_free(&frames);
 }
@@ -70,7 +70,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
     // From now on this is the only memory.
     while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
-    frames.fresh(folio).discard();
+    fresh(&frames, folio).discard();
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
     nothing(Frame(0));
@@ -98,7 +98,7 @@ fn only_pages_of_live_folios_have_a_folio() {
 fn too_many_mappings_are_refused() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
-    frames.fresh(folio).map(16);
+    fresh(&frames, folio).map(16);
     frames.meta(folio.head).count.store(((1 << 31) - 17) << 32, Relaxed);
     assert_eq!(frames.folio(folio).map(16), Ok(()));
     assert_eq!(frames.folio(folio).map(1), Err(TooManyMappings));
@@ -109,7 +109,7 @@ fn too_many_mappings_are_refused() {
 fn removing_absent_counts_is_counted_only() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(1)).unwrap().leave();
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     assert_eq!(frames.folio(folio).unmap(1), Freed::No);
     frames.folio(folio).map(2).unwrap();
     assert_eq!(frames.folio(folio).release(), Freed::No);
@@ -124,7 +124,7 @@ fn of_many_threads_exactly_one_frees() {
     let frames = new_frames(64);
     for _ in 0..200 {
         let folio = frames.new_exclusive_folio(Order(3)).unwrap().leave();
-        frames.fresh(folio).map(8);
+        fresh(&frames, folio).map(8);
         (1..4).for_each(|_| frames.folio(folio).map(8).unwrap());
         let freed = AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -148,7 +148,7 @@ fn of_many_threads_exactly_one_frees() {
 fn dirty_and_the_lock_are_independent() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     let lock = frames.folio(folio).try_lock().unwrap();
     assert!(frames.folio(folio).try_lock().is_none());
     frames.folio(folio).mark_dirty();
@@ -173,7 +173,7 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     let head = frames.meta(folio.head);
     head.word.store(GROUP, Relaxed);
-    frames.fresh(folio).map(1);
+    fresh(&frames, folio).map(1);
     let kept = frames.folio(folio).keep().unwrap();
     let lock = frames.folio(folio).try_lock().unwrap();
     assert_eq!(frames.folio(folio).unmap(1), Freed::Unmapped);
@@ -206,7 +206,7 @@ fn a_folio_starting_below_zero_has_no_index() {
 fn a_refused_split_changes_nothing() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(3)).unwrap().leave();
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     let split = |order, each| frames.folio(folio).split(order, |_| each);
     assert_eq!(split(Order(3), 0), Err(SplitError::Order));
     assert_eq!(split(Order::PAGE, 1), Err(SplitError::Mappings));
@@ -276,7 +276,7 @@ proptest! {
         }
         let exclusive = exclusive_pages(&frames, folio);
         let mapped = &mapped[..pages as usize];
-        frames.fresh(folio).publish(1);
+        fresh(&frames, folio).publish(1);
         mapped.iter().for_each(|entries| frames.folio(folio).map(*entries).unwrap());
         let head = frames.meta(folio.head);
         head.owner.store(77, Relaxed);

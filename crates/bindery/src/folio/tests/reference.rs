@@ -2,7 +2,7 @@
 
 use super::super::count::{ReferencesRefused, TOO_MANY_REFERENCES};
 use super::super::handle::{Folio, Freed};
-use super::{Machine, assert_all_free, free, new_frames};
+use super::{Machine, assert_all_free, free, fresh, new_frames};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::Kind;
 use crate::frame::slab::Slab;
@@ -27,7 +27,7 @@ fn only_known_folios_are_referenced_by_number() {
     assert!((0..64).all(|frame| holds(Frame(0x100 + frame)).is_none()));
     assert_eq!((holds(Frame(0)), holds(Frame(u32::MAX))), (None, None));
 
-    frames.fresh(folio).map(4);
+    fresh(&frames, folio).map(4);
     assert!((0..4).all(|page| holds(folio.head.plus(page)) == Some(folio)));
     let held = frames.try_hold(folio.head.plus(3)).unwrap();
     assert_eq!(frames.folio(folio).unmap(4), Freed::No);
@@ -46,7 +46,7 @@ fn only_known_folios_are_referenced_by_number() {
 fn references_do_not_overflow_into_pins() {
     let frames = new_frames(64);
     let folio = frames.new_folio(Order::PAGE).unwrap().leave();
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
     assert!(!frames.folio(folio).try_get() && frames.try_hold(folio.head).is_none());
     assert_eq!(
@@ -62,7 +62,7 @@ fn references_do_not_overflow_into_pins() {
 fn a_much_held_folio_has_cache_room() {
     let frames = new_frames(64);
     let folio = frames.new_folio(Order::PAGE).unwrap().leave();
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     (1..TOO_MANY_REFERENCES).for_each(|_| assert!(frames.folio(folio).try_get()));
     assert_eq!(frames.folio(folio).add_references(2), Ok(()));
     assert!(!frames.folio(folio).try_get());
@@ -79,7 +79,7 @@ fn references_into_pins_or_freed_folios_are_refused() {
     let frames = new_frames(64);
     let folio = frames.new_folio(Order::PAGE).unwrap().leave();
     assert_eq!(frames.folio(folio).add_references(1), Err(ReferencesRefused));
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     let room = (1 << 16) - 2;
     assert_eq!(frames.folio(folio).add_references(room + 1), Err(ReferencesRefused));
     assert_eq!((frames.folio(folio).references(), frames.refused()), (1, 2));
@@ -94,7 +94,7 @@ fn references_into_pins_or_freed_folios_are_refused() {
 fn a_folio_held_by_number_is_not_cut() {
     let frames = new_frames(64);
     let folio = frames.new_folio(Order(1)).unwrap().leave();
-    frames.fresh(folio).publish(1);
+    fresh(&frames, folio).publish(1);
     let held = frames.try_hold(folio.head).unwrap();
     assert!(frames.folio(folio).split(Order::PAGE, |_| 0).is_err());
     drop(held);

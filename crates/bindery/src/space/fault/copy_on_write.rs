@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
-use crate::folio::{Folio, OwnerKind, OwnerMark};
+use crate::folio::{Folio, FreshFolio, OwnerKind, OwnerMark};
 use crate::memory::{before_execution, unmap_frames};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -69,11 +69,15 @@ impl<P: Platform> Fault<'_, '_, P> {
         memory.may_wait();
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
         let range = self.range();
+        let mut copy = Some(copy);
         let copied = {
             let section = self.read_section();
             let mut cursor = self.cursor(&section);
-            replace_page(&mut cursor, self.vma, range, copy)
+            replace_page(&mut cursor, self.vma, range, &mut copy)
         };
+        if let Some(copy) = copy {
+            copy.discard();
+        }
         match copied {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
@@ -82,14 +86,8 @@ impl<P: Platform> Fault<'_, '_, P> {
                 publish(self.page_table(), range);
                 Ok(Next::Done(Resolved::Copied))
             }
-            Ok(None) => {
-                memory.frames.fresh(copy).discard();
-                Ok(Next::Again)
-            }
-            Err(error) => {
-                memory.frames.fresh(copy).discard();
-                Err(error)
-            }
+            Ok(None) => Ok(Next::Again),
+            Err(error) => Err(error),
         }
     }
 }
@@ -146,14 +144,16 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make. Returns the old frame
-/// and whether it is known to be dirty; `None` if no read-only page is mapped there any more.
+/// and whether it is known to be dirty; `None` if no read-only page is mapped there any more. Then,
+/// and on an error, the caller keeps the copy.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
     range: VirtRange,
-    copy: Folio,
+    fresh: &mut Option<FreshFolio<'_, P>>,
 ) -> Result<Option<(Frame, bool)>, Failure<FaultError>> {
     let page_table = cursor.page_table;
+    let Some(copy) = fresh.as_deref().copied() else { return Ok(None) };
     let EntryAt { node, entry: raw, .. } = cursor.entry_at(range.start());
     if node.level.kind(raw) != Kind::Leaf
         || P::Arch::attributes(raw).permissions.contains(Permissions::WRITE)
@@ -186,7 +186,9 @@ fn replace_page<P: Platform>(
     // Read-only, so the MMU can only set accessed in between, which the new entry has anyway.
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
-    page_table.memory.frames.fresh(copy).map(1);
+    if let Some(fresh) = fresh.take() {
+        fresh.map(1);
+    }
     word.store(attributes.entry(copy.head, Level::<P::Arch>::PTE).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);

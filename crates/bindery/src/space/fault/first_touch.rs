@@ -8,7 +8,7 @@ use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::effort::Collecting;
 use crate::error::Failure;
 use crate::events::RareEvents;
-use crate::folio::{Folio, MAX_FOLIO_ORDER, OwnerKind};
+use crate::folio::{FreshFolio, MAX_FOLIO_ORDER, OwnerKind};
 use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -73,11 +73,12 @@ impl<P: Platform> Fault<'_, '_, P> {
                 if locked {
                     page_table.unlock(table);
                 }
-                memory.frames.fresh(folio).discard();
+                folio.discard();
                 return None;
             }
             let entry = flags.attributes().written().entry(folio.head, Level::<P::Arch>::PTE);
-            memory.frames.fresh(folio).map(folio.pages());
+            let pages = folio.pages();
+            let folio = folio.map(pages);
             page_table.write_leaves(TableEntry { table, index: first }, entry, folio.pages());
             page_table.unlock(table);
             let counts = Counts {
@@ -184,9 +185,10 @@ impl<P: Platform> Fault<'_, '_, P> {
             memory.platform().zero(folio.head, folio.pages());
             let zeroed = Counts { bytes_zeroed: range.len(), ..Counts::default() };
             self.page_table().count(&zeroed);
-            let next = self.map_folio(range, folio, self.vma.flags().attributes().written());
-            if !matches!(next, Ok(Next::Done(_))) {
-                memory.frames.fresh(folio).discard();
+            let mut folio = Some(folio);
+            let next = self.map_folio(range, &mut folio, self.vma.flags().attributes().written());
+            if let Some(folio) = folio {
+                folio.discard();
             }
             if matches!(next, Err(Failure::NoMemory)) && order > Order::PAGE {
                 // A smaller folio needs no table on deposit.
@@ -209,19 +211,20 @@ impl<P: Platform> Fault<'_, '_, P> {
         None
     }
 
-    /// Maps a fresh folio in `range`, if all entries there are empty.
+    /// Maps a fresh folio in `range`, if all entries there are empty. Otherwise the caller keeps it.
     pub(in crate::space) fn map_folio(
         &self,
         range: VirtRange,
-        folio: Folio,
+        fresh: &mut Option<FreshFolio<'_, P>>,
         attributes: MappingAttributes,
     ) -> Stepped {
+        let Some(folio) = fresh.as_deref().copied() else { return Ok(Next::Again) };
         let huge = folio.order == P::Arch::PMD.order() && folio.order > Order::PAGE;
         let level = if huge { Level::PMD } else { Level::PTE };
         before_execution(self.memory(), attributes.permissions(), folio);
         let mapped = self
             .page_table()
-            .with_tables(range, |span| map_folio_locked(span, range, folio, (attributes, level)));
+            .with_tables(range, |span| map_folio_locked(span, range, fresh, (attributes, level)));
         publish(self.page_table(), range);
         Ok(mapped?)
     }
@@ -229,15 +232,15 @@ impl<P: Platform> Fault<'_, '_, P> {
 
 /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from
 /// `start`.
-pub(super) fn own_folio<P: Platform>(
-    memory: &Memory<P>,
+pub(super) fn own_folio<'m, P: Platform>(
+    memory: &'m Memory<P>,
     vma: &Vma,
     start: VirtAddr,
     order: Order,
-) -> Option<Folio> {
+) -> Option<FreshFolio<'m, P>> {
     let fresh = memory.frames.new_exclusive_folio(order)?;
     fresh.set_owner(AnonGroup::as_owner(vma.group()), vma.folio_index_at(start));
-    Some(fresh.leave())
+    Some(fresh)
 }
 
 /// The largest folio that is zeroed inside a read section, which no other thread preempts: 64 KiB,
@@ -254,10 +257,11 @@ pub(in crate::space) fn folio_place(page: VirtAddr, order: Order) -> Option<Virt
 fn map_folio_locked<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
-    folio: Folio,
+    fresh: &mut Option<FreshFolio<'_, P>>,
     (attributes, level): (MappingAttributes, Level<P::Arch>),
 ) -> Result<Next, NoMemory> {
     let page_table = span.page_table;
+    let Some(folio) = fresh.as_deref().copied() else { return Ok(Next::Again) };
     let EntryAt { node, entry, .. } = span.entry_at(range.start());
     if node.level < level || !entry.is_empty() {
         // Another thread has put a table or a page there: the folio does not fit any more.
@@ -273,7 +277,9 @@ fn map_folio_locked<P: Platform>(
     }
     let deposit = if level > Level::PTE { Some(span.take_deposit()?) } else { None };
     let entry = attributes.entry(folio.head, level);
-    page_table.memory.frames.fresh(folio).map(folio.pages());
+    if let Some(fresh) = fresh.take() {
+        fresh.map(folio.pages());
+    }
     span.counts.folios_touched += 1;
     span.counts.mapped(OwnerKind::Anonymous, folio.pages());
     if level == Level::PTE {

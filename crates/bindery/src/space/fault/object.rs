@@ -347,16 +347,17 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let memory = self.memory();
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
         memory.platform().copy(frame, copy.head, 1);
+        let mut copy = Some(copy);
         let counts = Counts { bytes_copied: PAGE_SIZE, ..Counts::default() };
         self.page_table().count(&counts);
-        let next = self.map_folio(self.range(), copy, self.vma.flags().attributes().written());
-        match next {
-            Ok(Next::Done(_)) => Ok(Next::Done(Resolved::Copied)),
-            next @ (Ok(Next::Again | Next::Wait(_)) | Err(_)) => {
-                memory.frames.fresh(copy).discard();
-                next
-            }
+        let next = self.map_folio(self.range(), &mut copy, self.vma.flags().attributes().written());
+        if let Some(copy) = copy {
+            copy.discard();
         }
+        next.map(|next| match next {
+            Next::Done(_) => Next::Done(Resolved::Copied),
+            next @ (Next::Again | Next::Wait(_)) => next,
+        })
     }
 }
 

@@ -172,9 +172,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         memory.platform().copy(folio.head.plus(number), copy.head, 1);
         let range = self.range();
         let what = SwapIn { range, ..self.swap_in_of(cached) };
-        before_execution(memory, what.attributes.permissions, copy);
-        if !swap_in::swap_in_copy(self.page_table(), &what, copy) {
-            memory.frames.fresh(copy).discard();
+        before_execution(memory, what.attributes.permissions, *copy);
+        if let Some(copy) = swap_in::swap_in_copy(self.page_table(), &what, copy) {
+            copy.discard();
             return Ok(Next::Again);
         }
         let slot = place.first + u64::from(number);

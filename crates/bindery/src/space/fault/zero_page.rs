@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Orders, VirtRange};
 use crate::arch::{Arch, Kind, Level};
 use crate::events::RareEvents;
-use crate::folio::{Folio, OwnerKind};
+use crate::folio::{FreshFolio, OwnerKind};
 use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::swap::frequent_events;
@@ -92,50 +92,54 @@ impl<P: Platform> Fault<'_, '_, P> {
             return self.copy();
         };
         memory.platform().zero(folio.head, folio.pages());
-        before_execution(memory, self.vma.flags().attributes().permissions(), folio);
-        let filled = {
+        before_execution(memory, self.vma.flags().attributes().permissions(), *folio);
+        let left = {
             let section = self.read_section();
             let mut cursor = self.cursor_of(&section, range);
             cursor.counts.bytes_zeroed += range.len();
             replace_huge_zero(&mut cursor, self.vma, range, folio)
         };
-        if filled {
-            publish(self.page_table(), range);
-            Ok(Next::Done(Resolved::New(range)))
-        } else {
-            memory.frames.fresh(folio).discard();
-            Ok(Next::Again)
+        match left {
+            None => {
+                publish(self.page_table(), range);
+                Ok(Next::Done(Resolved::New(range)))
+            }
+            Some(folio) => {
+                folio.discard();
+                Ok(Next::Again)
+            }
         }
     }
 }
 
-/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns false if it
-/// is not mapped there any more.
-fn replace_huge_zero<P: Platform>(
+/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns the folio
+/// if it is not mapped there any more.
+fn replace_huge_zero<'m, P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
     range: VirtRange,
-    folio: Folio,
-) -> bool {
+    folio: FreshFolio<'m, P>,
+) -> Option<FreshFolio<'m, P>> {
     let page_table = cursor.page_table;
     let EntryAt { node, index, entry: raw } = cursor.entry_at(range.start());
     if node.level != Level::PMD
         || node.level.kind(raw) != Kind::Leaf
         || !page_table.memory.is_zero(P::Arch::frame(raw))
     {
-        return false;
+        return Some(folio);
     }
     // Read-only, so the MMU can only set accessed in between, which the new leaf has anyway. The
     // table on deposit stays for the new one.
     let word = &page_table.entries(node.table)[index.position()];
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, node.level, &mut cursor.counts);
-    page_table.memory.frames.fresh(folio).map(folio.pages());
+    let pages = folio.pages();
+    let folio = folio.map(pages);
     RareEvents::note(&frequent_events(page_table.memory).huge_faults);
     let leaf = vma.flags().attributes().written().entry(folio.head, node.level);
     word.store(leaf.0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.folios_touched += 1;
     cursor.counts.mapped(OwnerKind::Anonymous, folio.pages());
-    true
+    None
 }

@@ -7,12 +7,10 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use arrayvec::ArrayVec;
-
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{Error, FaultError};
-use crate::folio::{Folio, FolioIndex, OnePage, OwnerKind};
+use crate::folio::{FreshFolio, FreshPages, OwnerKind};
 use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -53,11 +51,11 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     fn map_pages(
         &self,
         range: VirtRange,
-        folios: &[OnePage],
+        folios: &mut FreshPages<'_, P, TOGETHER>,
         attributes: MappingAttributes,
     ) -> Result<usize, NoMemory> {
         let memory = self.memory();
-        for page in folios {
+        for page in folios.left() {
             before_execution(memory, attributes.permissions(), page.folio());
         }
         let mapped = self
@@ -68,7 +66,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     }
 }
 
-impl<P: Platform> Fill<'_, '_, P> {
+impl<'m, P: Platform> Fill<'_, 'm, P> {
     /// Fills `count` base pages from `at` on, as far as the source and memory suffice, and maps
     /// them as far as the entries are empty. Returns the end of that.
     ///
@@ -80,14 +78,15 @@ impl<P: Platform> Fill<'_, '_, P> {
         count: u32,
         mut source: impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<VirtAddr, Error> {
-        let mut folios = ArrayVec::<OnePage, TOGETHER>::new();
+        let memory = self.space.page_table.memory;
+        let mut folios = FreshPages::<_, TOGETHER>::new(&memory.frames);
         let mut failed = None;
         for number in 0..(count as usize).min(TOGETHER) {
             let page = at.offset(number as u64 * PAGE_SIZE);
             match self.copied_page(page, &mut source) {
                 Ok(folio) => {
                     debug_assert_eq!(folio.order, Order::PAGE, "asked for");
-                    folios.extend(OnePage::of(folio));
+                    folios.push(folio);
                 }
                 Err(error) => {
                     // Of a later page, the next call says the same again, or knows better.
@@ -96,24 +95,19 @@ impl<P: Platform> Fill<'_, '_, P> {
                 }
             }
         }
-        if let (Some(error), true) = (failed, folios.is_empty()) {
+        if let (Some(error), true) = (failed, folios.len() == 0) {
             return Err(error);
         }
         self.count_copied(folios.len() as u32);
         let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
-        let memory = self.space.page_table.memory;
         let mapped: Result<_, Error> = memory.retry(|| {
             self.in_vma(at, range.end(), |op| {
                 let owner = AnonGroup::as_owner(op.vma.group());
-                for (page, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
-                    memory.frames.fresh(page.folio()).set_owner(owner, FolioIndex::new(index));
-                }
-                Ok(op.map_pages(range, &folios, op.fill_attributes(self.mode))?)
+                folios.set_owner(owner, op.vma.page_offset_of(at));
+                Ok(op.map_pages(range, &mut folios, op.fill_attributes(self.mode))?)
             })
         });
-        for page in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
-            memory.frames.fresh(page.folio()).discard();
-        }
+        folios.discard();
         match mapped? {
             // An entry was filled in between: the next look decides.
             0 => Ok(at),
@@ -126,11 +120,11 @@ impl<P: Platform> Fill<'_, '_, P> {
         &self,
         page: VirtAddr,
         source: &mut impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
-    ) -> Result<Folio, Error> {
+    ) -> Result<FreshFolio<'m, P>, Error> {
         let folio = self.new_folio(Order::PAGE)?;
-        let filled = self.copy_in(folio, |_, bytes| source(page, bytes));
+        let filled = self.copy_in(&folio, |_, bytes| source(page, bytes));
         if filled.is_err() {
-            self.space.page_table.memory.frames.fresh(folio).discard();
+            folio.discard();
             return Err(Error::Fault(page));
         }
         Ok(folio)
@@ -140,11 +134,10 @@ impl<P: Platform> Fill<'_, '_, P> {
 fn map_pages_locked<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
-    folios: &[OnePage],
+    folios: &mut FreshPages<'_, P, TOGETHER>,
     attributes: MappingAttributes,
 ) -> Result<usize, NoMemory> {
     let page_table = span.page_table;
-    let frames = &page_table.memory.frames;
     let start = range.start();
     let found = span.entry_at(start);
     if found.node.level > Level::PTE && !found.entry.is_empty() {
@@ -152,15 +145,13 @@ fn map_pages_locked<P: Platform>(
     }
     let table = span.table_at(start, Level::PTE)?;
     let first = P::Arch::PTE.index_of(start);
-    let entries = &page_table.entries(table)[first.positions(folios.len() as u32)];
+    let entries = &page_table.entries(table)[first.positions(folios.left().len() as u32)];
     let vacant = run::count_empty(entries);
-    for page in &folios[..vacant as usize] {
-        frames.fresh(page.folio()).map(1);
-    }
+    let mapped = folios.map(vacant as usize);
     // A CPU that sees a leaf sees the page's contents, and its count.
     fence(Ordering::Release);
     let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
-    for (word, page) in entries.iter().zip(&folios[..vacant as usize]) {
+    for (word, page) in entries.iter().zip(mapped) {
         let entry = P::Arch::nth_page(template, page.folio().head.0);
         word.store(entry.0, Ordering::Relaxed);
     }

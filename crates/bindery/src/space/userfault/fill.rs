@@ -13,7 +13,7 @@ use bitflags::bitflags;
 use crate::addr::{Order, Orders, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Level, Marker};
 use crate::error::{Error, Failure, FaultError, NoMemory};
-use crate::folio::Folio;
+use crate::folio::FreshFolio;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::AddressSpace;
@@ -169,9 +169,9 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
                 return fill.copy_pages(at, count, source);
             }
             let folio = fill.new_folio(order)?;
-            let filled = fill.copy_in(folio, |inside, piece| source(at.0 - to.0 + inside, piece));
+            let filled = fill.copy_in(&folio, |inside, piece| source(at.0 - to.0 + inside, piece));
             if filled.is_err() {
-                space.page_table.memory.frames.fresh(folio).discard();
+                folio.discard();
                 return Err(Error::Fault(at));
             }
             fill.count_copied(folio.pages());
@@ -235,19 +235,19 @@ pub(super) struct Fill<'f, 'm, P: Platform> {
 
 impl<'m, P: Platform> Fill<'_, 'm, P> {
     /// A fresh folio of this order, or of the smallest.
-    pub(super) fn new_folio(&self, order: Order) -> Result<Folio, Error> {
+    pub(super) fn new_folio(&self, order: Order) -> Result<FreshFolio<'m, P>, Error> {
         let memory = self.space.page_table.memory;
         memory.may_wait();
         if let Some(fresh) = memory.frames.new_exclusive_folio(order) {
-            return Ok(fresh.leave());
+            return Ok(fresh);
         }
-        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?.leave()))
+        memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?))
     }
 
     /// Fills a fresh folio. The caller counts what was copied.
     pub(super) fn copy_in(
         &self,
-        folio: Folio,
+        folio: &FreshFolio<'_, P>,
         mut source: impl FnMut(u64, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<(), FaultError> {
         let length = u64::from(folio.pages()) * PAGE_SIZE;
@@ -350,18 +350,23 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
     }
 
     /// Maps a filled folio, or discards it. Returns its end; `at` if a smaller one may fit.
-    fn map_folio(&self, at: VirtAddr, end: VirtAddr, folio: Folio) -> Result<VirtAddr, Error> {
+    fn map_folio(
+        &self,
+        at: VirtAddr,
+        end: VirtAddr,
+        folio: FreshFolio<'m, P>,
+    ) -> Result<VirtAddr, Error> {
         let memory = self.space.page_table.memory;
-        let mut supplied = SuppliedPage { folio, given: false };
+        let mut supplied = SuppliedPage { folio: *folio, fresh: Some(folio) };
         let done = memory.retry(|| {
             self.in_vma(at, end, |op| match memory_of(op.vma).filter(|_| op.vma.is_shared()) {
                 Some(object) => op.fill_shared(object, at, self.mode, &mut supplied),
-                None => op.fill_private(at, self.mode, folio),
+                None => op.fill_private(at, self.mode, &mut supplied),
             })
         });
         // Nothing of it is mapped.
-        if !supplied.given && (done.is_err() || done == Ok(at)) {
-            memory.frames.fresh(folio).discard();
+        if let Some(folio) = supplied.fresh {
+            folio.discard();
         }
         done
     }
@@ -397,15 +402,17 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         &self,
         at: VirtAddr,
         mode: FillMode,
-        folio: Folio,
+        supplied: &mut SuppliedPage<'_, P>,
     ) -> Result<VirtAddr, Failure> {
-        let (space, vma) = (self.space, self.vma);
+        let (space, vma, folio) = (self.space, self.vma, supplied.folio);
         let range = VirtRange::raw(at.0, at.0 + folio.order.bytes());
         self.lift_markers(range)?;
         let owner = AnonGroup::as_owner(vma.group());
-        space.page_table.memory.frames.fresh(folio).set_owner(owner, vma.folio_index_at(at));
+        if let Some(fresh) = &supplied.fresh {
+            fresh.set_owner(owner, vma.folio_index_at(at));
+        }
         let fault = Fault::new(space, vma, at, Access::Write);
-        match fault.map_folio(range, folio, self.fill_attributes(mode)) {
+        match fault.map_folio(range, &mut supplied.fresh, self.fill_attributes(mode)) {
             Ok(Next::Done(_)) => Ok(range.end()),
             Ok(_) if folio.order > Order::PAGE => Ok(at),
             Ok(_) => Err(Error::Exists(at).into()),

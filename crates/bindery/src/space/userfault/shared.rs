@@ -4,7 +4,7 @@
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level, Permissions};
 use crate::error::{Error, Failure};
-use crate::folio::Folio;
+use crate::folio::{Folio, FreshFolio};
 use crate::object::{ObjectState, Stop, pages, supply};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
@@ -22,10 +22,10 @@ use super::fill::{Fill, FillMode, PartialFill};
 use super::handler::UserfaultHandler;
 
 /// A folio that is filled, on its way to an object.
-pub(super) struct SuppliedPage {
+pub(super) struct SuppliedPage<'m, P: Platform> {
     pub(super) folio: Folio,
-    /// The object has it.
-    pub(super) given: bool,
+    /// The folio, until the object has it.
+    pub(super) fresh: Option<FreshFolio<'m, P>>,
 }
 
 /// The object, if it is shared memory.
@@ -253,7 +253,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         object: &ObjectState,
         at: VirtAddr,
         mode: FillMode,
-        supplied: &mut SuppliedPage,
+        supplied: &mut SuppliedPage<'_, P>,
     ) -> Result<VirtAddr, Failure> {
         let (space, vma) = (self.space, self.vma);
         let memory = space.page_table.memory;
@@ -265,17 +265,19 @@ impl<P: Platform> VmaOp<'_, '_, P> {
             if index >= object.size_in_pages() {
                 return Err(Error::Fault(at).into());
             }
-            if !supplied.given {
+            if supplied.fresh.is_some() {
                 let vacant = self.vacant_pages(part)?;
                 let fits = vacant >= pages && pages <= object.size_in_pages() - index;
-                if !fits || !supply::supply(memory, object, index, supplied.folio)? {
+                if fits {
+                    supply::supply(memory, object, index, &mut supplied.fresh)?;
+                }
+                if supplied.fresh.is_some() {
                     return if order > Order::PAGE {
                         Ok(at)
                     } else {
                         Err(Error::Exists(at).into())
                     };
                 }
-                supplied.given = true;
                 memory.frames.folio(supplied.folio).mark_dirty();
             }
             // It was given before there was memory to map it, and may have been dropped since.

@@ -16,14 +16,12 @@
 
 use core::ops::Range;
 
-use arrayvec::ArrayVec;
-
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
 };
 use crate::error::Failure;
-use crate::folio::{Folio, FolioIndex, OwnerKind};
+use crate::folio::{Folio, FreshPages, OwnerKind};
 use crate::interrupt;
 use crate::memory::before_execution;
 use crate::platform::Platform;
@@ -84,7 +82,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
     fn copy_batch(&mut self, pages: Range<u64>) -> Result<(), NoMemory> {
         let memory = self.parent.memory;
         let frames = &memory.frames;
-        let mut copies: ArrayVec<Folio, BATCH> = ArrayVec::new();
+        let mut copies = FreshPages::<_, BATCH>::new(frames);
         let mut installed = 0;
         let mut copied = Ok(());
         for page in pages.clone() {
@@ -93,13 +91,12 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
                 copied = Err(NoMemory);
                 break;
             };
-            let copy = fresh.leave();
-            memory.platform().copy(self.run.first.plus(page as u32), copy.head, 1);
-            copies.push(copy);
+            memory.platform().copy(self.run.first.plus(page as u32), fresh.head, 1);
+            copies.push(fresh);
         }
         while copied.is_ok() && installed < copies.len() {
             let from = pages.start + installed as u64;
-            let (done, stopped) = self.install(from, &copies[installed..]);
+            let (done, stopped) = self.install(from, &mut copies);
             installed += done;
             if stopped.is_err() {
                 copied = self.tables.refill();
@@ -108,27 +105,32 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
                 break;
             }
         }
-        for copy in &copies[installed..] {
-            frames.fresh(*copy).discard();
-        }
+        copies.discard();
         copied
     }
 
     /// Maps the copies in the child from page `first` of the run on, as long as the parent maps the
     /// pages that they were made of. Returns how many were mapped, and whether there were tables
     /// for them.
-    fn install(&mut self, first: u64, copies: &[Folio]) -> (usize, Result<(), NoMemory>) {
+    fn install(
+        &mut self,
+        first: u64,
+        copies: &mut FreshPages<'_, P, BATCH>,
+    ) -> (usize, Result<(), NoMemory>) {
         let Self { parent, child, run, what, tables } = self;
         let memory = parent.memory;
-        let frames = &memory.frames;
+        let count = copies.left().len();
         let start = run.range.start().0 + (first << PAGE_SHIFT);
-        let range = VirtRange::raw(start, start + copies.len() as u64 * PAGE_SIZE);
+        let range = VirtRange::raw(start, start + count as u64 * PAGE_SIZE);
+        let index = what.page_offset + ((start - what.range.start().0) >> PAGE_SHIFT);
+        copies.set_owner(what.owner, index);
         let section = parent.read_section();
         let mut source = parent.cursor(&section, range, Depth::Floor(Level::PTE));
         let of_child = child.read_section();
         let mut target = child.cursor(&of_child, range, Depth::Floor(Level::PTE));
         let mut frame = run.first.plus(first as u32);
-        for (done, copy) in copies.iter().enumerate() {
+        for done in 0..count {
+            let Some(copy) = copies.first() else { return (done, Ok(())) };
             let at = VirtAddr(start + done as u64 * PAGE_SIZE);
             if frame_at(&mut source, at) != Some(frame) {
                 return (done, Ok(()));
@@ -137,10 +139,8 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
                 return (done, Err(NoMemory));
             };
             target.counts.bytes_copied += PAGE_SIZE;
-            let index = what.page_offset + ((at.0 - what.range.start().0) >> PAGE_SHIFT);
-            frames.fresh(*copy).set_owner(what.owner, FolioIndex::new(index));
-            before_execution(memory, run.attributes.permissions, *copy);
-            frames.fresh(*copy).map(1);
+            before_execution(memory, run.attributes.permissions, copy);
+            copies.map(1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);
             let index = P::Arch::PTE.index_of(at);
@@ -148,7 +148,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             target.counts.entries_written += 1;
             frame = frame.plus(1);
         }
-        (copies.len(), Ok(()))
+        (count, Ok(()))
     }
 }
 

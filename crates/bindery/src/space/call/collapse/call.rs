@@ -381,12 +381,12 @@ fn collapse_by_copy<P: Platform>(
     RareEvents::note(&memory.rare.huge_collapses);
     let owner = AnonGroup::as_owner(vma.group());
     fresh.set_owner(owner, vma.folio_index_at(range.start()));
-    let folio = fresh.leave();
     let attributes = vma.flags().attributes().written().get();
-    let what = Replacement { base: range.start(), folio, attributes, deposit };
-    let done = op.edit.replace_by_copy(&what);
-    if !done {
-        memory.frames.fresh(folio).discard();
+    let what = Replacement { base: range.start(), attributes, deposit };
+    let left = op.edit.replace_by_copy(&what, fresh);
+    let done = left.is_none();
+    if let Some(folio) = left {
+        folio.discard();
         // SAFETY: 1. made above; 2. a replacement that was not done has not published it.
         unsafe { free_table(memory, deposit, &mut counts) };
     }
