@@ -72,6 +72,8 @@ struct Slot {
 #[derive(Default)]
 struct Job {
     is_used: bool,
+    /// Whether a piece was added.
+    has_pieces: bool,
     /// Pieces that are not done, and one for the thread that adds them.
     left: u32,
     has_failed: bool,
@@ -112,13 +114,13 @@ static SILENCE: Mutex<Vec<(u32, usize, Answer)>> = Mutex::new(Vec::new());
 /// Stretches of content that were written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// The transfers of each direction that the device was given, and their bytes.
-static TRANSFERS: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
+/// The jobs of each direction, their pieces and their bytes.
+static TRANSFERS: [[AtomicU64; 3]; 2] = [const { [const { AtomicU64::new(0) }; 3] }; 2];
 
-/// The number of transfers that the device was given, and their bytes.
-pub fn transfers(direction: Direction) -> (u64, u64) {
-    let [count, bytes] = &TRANSFERS[direction as usize];
-    (count.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+/// Of one direction: the requests of pagers and the transfers of the file system itself, the pieces
+/// that the device was given for them, and the bytes.
+pub fn transfers(direction: Direction) -> [u64; 3] {
+    TRANSFERS[direction as usize].each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
 /// Finds the disk, if the command line says that there is one.
@@ -271,8 +273,8 @@ impl Driver {
             self.waiting.push_front(piece);
             return;
         };
-        let [count, bytes] = &TRANSFERS[piece.direction as usize];
-        count.fetch_add(1, Ordering::Relaxed);
+        let [_, pieces, bytes] = &TRANSFERS[piece.direction as usize];
+        pieces.fetch_add(1, Ordering::Relaxed);
         bytes.fetch_add(piece.length as u64, Ordering::Relaxed);
         self.has_written |= piece.direction == Direction::Write;
         let sector = piece.block as usize * (BLOCK_SIZE / SECTOR_SIZE);
@@ -329,7 +331,11 @@ impl NewJob {
             if driver.waiting.len() >= WAITING {
                 return None;
             }
-            driver.jobs[piece.job].left += 1;
+            let job = &mut driver.jobs[piece.job];
+            job.left += 1;
+            if !mem::replace(&mut job.has_pieces, true) {
+                TRANSFERS[piece.direction as usize][0].fetch_add(1, Ordering::Relaxed);
+            }
             if driver.slots.iter().any(Option::is_none) {
                 driver.start(piece);
             } else {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt;
 
-use bindery::{FileAccess, Object};
+use bindery::{FileAccess, Object, ReadPattern};
 use bindery_linux::OpenFile;
 use linux_raw_sys::general::{O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLLOUT};
 
@@ -28,13 +28,15 @@ pub enum Mappable {
     Zeroes(FileAccess),
 }
 
-/// Advice about a range of a file's content (`posix_fadvise(2)`).
+/// Advice about a file's content (`posix_fadvise(2)`): about a range of it, or the order of reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
     /// It is needed soon.
     WillNeed,
     /// It is not needed soon.
     DontNeed,
+    /// The order in which this opening reads the file, wherever the range is.
+    Order(ReadPattern),
 }
 
 /// Anything with a name or a descriptor. By default each operation is refused with Linux's error.

@@ -1,6 +1,6 @@
 //! `truncate`, `fallocate`, `fsync` and `sync_file_range`.
 
-use bindery::FileAccess;
+use bindery::{FileAccess, ReadPattern};
 use bindery_linux as linux;
 use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{AT_FDCWD, FALLOC_FL_KEEP_SIZE, O_RDWR};
@@ -41,7 +41,7 @@ pub(super) fn synchronize(descriptor: i32) -> Outcome {
     }
 }
 
-/// `posix_fadvise(2)`. Files follow two kinds of advice, and accept the others.
+/// `posix_fadvise(2)`. Files of the disk follow all advice but `NOREUSE`, others accept it.
 pub(super) fn advise(descriptor: i32, start: i64, length: i64, advice: u32) -> Outcome {
     let description = get(descriptor)?;
     if is_pipe(&description) {
@@ -50,17 +50,20 @@ pub(super) fn advise(descriptor: i32, start: i64, length: i64, advice: u32) -> O
     let advice = match advice {
         nr::POSIX_FADV_WILLNEED => Some(Advice::WillNeed),
         nr::POSIX_FADV_DONTNEED => Some(Advice::DontNeed),
-        nr::POSIX_FADV_NORMAL
-        | nr::POSIX_FADV_RANDOM
-        | nr::POSIX_FADV_SEQUENTIAL
-        | nr::POSIX_FADV_NOREUSE => None,
+        nr::POSIX_FADV_NORMAL => Some(Advice::Order(ReadPattern::Unknown)),
+        nr::POSIX_FADV_RANDOM => Some(Advice::Order(ReadPattern::Random)),
+        nr::POSIX_FADV_SEQUENTIAL => Some(Advice::Order(ReadPattern::Sequential)),
+        nr::POSIX_FADV_NOREUSE => None,
         _ => return Err(Errno::EINVAL),
     };
     let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
-    // To the end of the file. Before its beginning there is nothing to follow.
+    // To the end of the file.
     let length = if length == 0 { u64::MAX } else { length };
-    if let (Some(advice), Ok(start)) = (advice, u64::try_from(start)) {
-        description.node.advise(start, length, advice);
+    match (advice, u64::try_from(start)) {
+        (Some(advice), Ok(start)) => description.node.advise(start, length, advice),
+        (Some(advice @ Advice::Order(_)), Err(_)) => description.node.advise(0, length, advice),
+        // Before the beginning of the file there is nothing to follow.
+        (_, Err(_)) | (None, _) => {}
     }
     Ok(0)
 }

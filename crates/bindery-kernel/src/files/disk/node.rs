@@ -2,13 +2,14 @@
 
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
+use core::mem;
 
-use bindery::{ErrorMark, Object, Operation};
+use bindery::{ErrorMark, Object, Operation, ReadPattern};
 
 use crate::disk;
 use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
-use crate::sync::SleepingMutex;
+use crate::sync::{Mutex, SleepingMutex};
 
 use super::super::attributes::{Attributes, Change, Kind, Patience};
 use super::super::inode::Common;
@@ -145,7 +146,8 @@ impl Node for DiskFile {
         let regular = self.0.regular()?;
         regular.open(flags)?;
         let mark = SleepingMutex::new(regular.object().ok_or(Errno::EIO)?.error_mark());
-        Ok(Some(Arc::new(Opened { file: self.0.clone(), regular, mark })))
+        let reader = Mutex::new(regular.clone());
+        Ok(Some(Arc::new(Opened { file: self.0.clone(), regular, mark, reader })))
     }
 
     fn special(&self) -> Option<&dyn Any> {
@@ -159,9 +161,26 @@ struct Opened {
     regular: Arc<Regular>,
     /// The errors that this opening has reported.
     mark: SleepingMutex<ErrorMark>,
+    /// The file by the handle that reads in this opening's order.
+    reader: Mutex<Arc<Regular>>,
 }
 
 impl Opened {
+    /// Changes the order of reads. Without memory for another handle the order stays.
+    fn set_order(&self, pattern: ReadPattern) {
+        let (Some(object), Some(storage)) = (self.regular.object(), storage()) else { return };
+        let mut object = object.clone();
+        object.set_read_pattern(pattern);
+        if let Ok(reader) = Regular::stored(object, storage, self.file.number) {
+            let old = mem::replace(&mut *self.reader.lock(), reader);
+            drop(old);
+        }
+    }
+
+    fn reader(&self) -> Arc<Regular> {
+        self.reader.lock().clone()
+    }
+
     /// Takes note of a write.
     fn written<T>(&self, outcome: T) -> T {
         self.file.common.written();
@@ -188,7 +207,7 @@ impl Node for Opened {
     }
 
     fn read(&self, at: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
-        self.regular.read(at, into, patience)
+        self.reader().read(at, into, patience)
     }
 
     fn write(&self, at: u64, from: &[u8], patience: Patience) -> Result<usize, Errno> {
@@ -196,7 +215,7 @@ impl Node for Opened {
     }
 
     fn read_into(&self, at: u64, to: &Segments, patience: Patience) -> Option<Outcome> {
-        self.regular.read_into(at, to, patience)
+        self.reader().read_into(at, to, patience)
     }
 
     fn write_from(&self, at: u64, from: &Segments, patience: Patience) -> Option<Outcome> {
@@ -237,6 +256,7 @@ impl Node for Opened {
             Advice::DontNeed => {
                 object.evict(at, length);
             }
+            Advice::Order(pattern) => self.set_order(pattern),
         }
     }
 }

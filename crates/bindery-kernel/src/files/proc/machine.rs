@@ -53,18 +53,19 @@ pub fn mounts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     }
 }
 
-/// The disk's line, in Linux's order: reads, those merged, sectors, time, and the same of writes.
-/// Times are not measured.
+/// The disk's line, in Linux's order: reads, those merged, sectors, time, and the same of writes. A
+/// request of a pager is one read or write, and its pieces after the first one are merged with it,
+/// although the device gets each of them. Times are not measured.
 fn make_diskstats(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     if crate::disk::blocks().is_none() {
         return Ok(());
     }
-    let [reads, writes] = [Direction::Read, Direction::Write].map(|direction| {
-        let (count, bytes) = crate::disk::transfers(direction);
-        (count, bytes / 512)
-    });
-    let (read, written) = (reads.1, writes.1);
-    writeln!(out, " 254 0 vda {} 0 {read} 0 {} 0 {written} 0 0 0 0", reads.0, writes.0)
+    out.write_str(" 254 0 vda")?;
+    for direction in [Direction::Read, Direction::Write] {
+        let [requests, pieces, bytes] = crate::disk::transfers(direction);
+        write!(out, " {requests} {} {} 0", pieces.saturating_sub(requests), bytes / 512)?;
+    }
+    out.write_str(" 0 0 0\n")
 }
 
 fn make_filesystems(out: &mut SequenceBuffer<'_>) -> fmt::Result {
