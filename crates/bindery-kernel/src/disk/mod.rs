@@ -6,6 +6,7 @@
 
 mod hal;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem;
@@ -21,6 +22,7 @@ use crate::arch::disk::{Found, Transport, find};
 use crate::memory::memory;
 use crate::platform::Machine;
 use crate::sync::{self, Mutex};
+use crate::time::{self, Event};
 use crate::{arch, log, options};
 use hal::KernelMemory;
 
@@ -107,6 +109,8 @@ static CHANGED: AtomicU32 = AtomicU32::new(0);
 
 /// Each so manyth stretch of content that is written fails; 0 for none (`disk-errors=`).
 static ERRORS: AtomicU64 = AtomicU64::new(0);
+/// The time after which the device answers transfers of content, in nanoseconds (`disk-delay=`).
+static DELAY: AtomicU64 = AtomicU64::new(0);
 /// Stretches of content that the device still answers (`disk-silent=`).
 static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The answers that a silent device withholds, each with its job and the thread that has asked.
@@ -130,6 +134,7 @@ pub fn begin() {
     }
     let number = |key| options::value(key).and_then(|value| value.parse().ok());
     ERRORS.store(number("disk-errors").unwrap_or(0), Ordering::Relaxed);
+    DELAY.store(number("disk-delay").unwrap_or(0).saturating_mul(1000), Ordering::Relaxed);
     ANSWERED.store(number("disk-silent").unwrap_or(u64::MAX), Ordering::Relaxed);
     SILENCE.lock().reserve_exact(WITHHELD);
     let Some(found) = find::<KernelMemory>() else {
@@ -345,8 +350,8 @@ impl NewJob {
         });
     }
 
-    /// Answers a request when all pieces are done. Content may fail, and answers may be withheld,
-    /// on request of the command line.
+    /// Answers a request when all pieces are done. Content may fail, and answers may be late or
+    /// withheld, on request of the command line.
     pub fn answer(self, answer: Answer) {
         let errors = ERRORS.load(Ordering::Relaxed);
         let mut fails = matches!(answer, Answer::Write(_))
@@ -366,7 +371,13 @@ impl NewJob {
                 left => ANSWERED.store(left - 1, Ordering::Relaxed),
             }
         }
-        finish(self.0, answer, !fails);
+        match DELAY.load(Ordering::Relaxed) {
+            0 => finish(self.0, answer, !fails),
+            delay => {
+                let late = move || finish(self.0, answer, !fails);
+                time::schedule(time::now().saturating_add(delay), Event::Call(Box::new(late)));
+            }
+        }
     }
 
     /// Waits until all pieces are done.
