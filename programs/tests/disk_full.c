@@ -2,11 +2,12 @@
 // kernel-only: it needs the kernel's disk
 //
 // A write to a full disk says so itself: what a write has accepted finds room when it is stored.
-// Truncation, removal and a removal before the store give the room back.
+// Truncation, removal and a removal before the store give the room back, and so does the end of a
+// write that was shorter than asked for. A truncation beside a write leaves that its room.
 
 #include <sys/statfs.h>
 
-#include "test.h"
+#include "userfault.h"
 
 static char piece[60000];
 
@@ -23,6 +24,52 @@ static long fill(int file) {
         total += count;
     CHECK(count == -1 && errno == ENOSPC, "a write to a full disk is ENOSPC");
     return total;
+}
+
+static void short_writes(void) {
+    long room = free_bytes();
+    int file = open("/disk/short", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    char *memory = uf_map(3 * PAGE);
+    NEED(file >= 0 && ftruncate(file, 64 * PAGE) == 0 && memory != MAP_FAILED);
+    memset(memory, 's', 3 * PAGE);
+    NEED(munmap(memory + PAGE, PAGE) == 0);
+    FAILS(pwrite(file, memory + PAGE, PAGE, 8 * PAGE), EFAULT, "a write from nowhere fails");
+    EQUAL(free_bytes(), room, "and takes no room");
+    EQUAL(pwrite(file, memory, 2 * PAGE, 8 * PAGE), PAGE, "a write ends where its memory does");
+    EQUAL(free_bytes(), room - PAGE, "and takes room for what it has written");
+    EQUAL(pwrite(file, memory + PAGE, PAGE, 8 * PAGE), -1, "a further one fails");
+    EQUAL(free_bytes(), room - PAGE, "and takes no room from a page that was written before");
+    EQUAL(fsync(file), 0, "which is stored");
+    EQUAL(free_bytes(), room - PAGE, "in its block");
+    NEED(unlink("/disk/short") == 0 && close(file) == 0);
+}
+
+static int beside;
+static char *served;
+
+// Its second page comes while the file is truncated.
+static void *write_served(void *unused UNUSED) { return (void *)pwrite(beside, served, 2 * PAGE, 0); }
+
+static void truncation_beside_a_write(void) {
+    beside = open("/disk/beside", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    int other = open("/disk/other", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    int fault = uf_open(O_CLOEXEC, 0);
+    served = uf_map(2 * PAGE);
+    NEED(beside >= 0 && other >= 0 && fault >= 0 && served != MAP_FAILED);
+    memset(served, 'b', PAGE);
+    NEED(uf_register(fault, served + PAGE, PAGE, MISSING) == 0);
+    pthread_t writer;
+    NEED(pthread_create(&writer, 0, write_served, 0) == 0);
+    NEED(uf_next(fault).event == FAULT);
+    EQUAL(ftruncate(beside, 0), 0, "a file is truncated in the middle of a write");
+    fill(other);
+    NEED(uf_copy(fault, served + PAGE, piece, PAGE, 0) == PAGE);
+    void *written;
+    NEED(pthread_join(writer, &written) == 0);
+    EQUAL((long)written, 2 * PAGE, "the write goes on");
+    EQUAL(fsync(beside), 0, "and what it has written is stored, although the disk is full");
+    NEED(unlink("/disk/beside") == 0 && unlink("/disk/other") == 0);
+    NEED(close(beside) == 0 && close(other) == 0 && close(fault) == 0);
 }
 
 int main(void) {
@@ -63,5 +110,8 @@ int main(void) {
     EQUAL(unlink("/disk/again"), 0, "the file is removed");
     NEED(close(file) == 0);
     EQUAL(free_bytes(), room, "and leaves nothing");
+    short_writes();
+    truncation_beside_a_write();
+    EQUAL(free_bytes(), room, "no file leaves anything");
     return test_end();
 }

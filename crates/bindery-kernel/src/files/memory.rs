@@ -143,6 +143,13 @@ impl Regular {
         Ok(by_steps(step, fault_in, |_| false)? as u64)
     }
 
+    /// Tells the storage how many bytes a write has written, for which it had room.
+    fn end_write(&self, at: u64, count: u64) {
+        if let Some((store, number)) = self.store {
+            store.end_write(number, if count > 0 { at + count } else { 0 });
+        }
+    }
+
     /// Copies a program's memory to `at` in the object of `writer`, which is locked: other writers
     /// see all of it or nothing, even if the copy has to fault pages in.
     fn copy_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
@@ -162,10 +169,13 @@ impl Regular {
         from: &Segments,
     ) -> Outcome {
         let room = self.room(at, from.total())?;
-        if room == from.total() {
-            return self.copy_all_in(object, at, from);
-        }
-        self.copy_all_in(object, at, &from.first(room)?)
+        let outcome = if room == from.total() {
+            self.copy_all_in(object, at, from)
+        } else {
+            from.first(room).and_then(|first| self.copy_all_in(object, at, &first))
+        };
+        self.end_write(at, *outcome.as_ref().unwrap_or(&0));
+        outcome
     }
 
     #[inline]
@@ -233,7 +243,9 @@ impl Node for Regular {
         let _writer = self.writer.lock();
         let room = self.room(at.cast_unsigned(), from.len() as u64)?;
         let from = &from[..room as usize];
-        let count = from_raw(linux::pwrite(&self.opened(O_RDWR), from, at))? as usize;
+        let count = from_raw(linux::pwrite(&self.opened(O_RDWR), from, at));
+        self.end_write(at.cast_unsigned(), *count.as_ref().unwrap_or(&0));
+        let count = count? as usize;
         self.common.written();
         Ok(count)
     }

@@ -138,6 +138,10 @@ impl Store for Storage {
         }
     }
 
+    fn end_write(&self, file: u64, end: u64) {
+        self.volume.lock().end_write(file, end.div_ceil(PAGE_SIZE));
+    }
+
     fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
         if name.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);

@@ -16,6 +16,31 @@ impl Reservations {
         Self { ranges: Vec::new() }
     }
 
+    /// A copy of the promised pages in a range; `None` if there is no memory for it.
+    pub fn within(&self, pages: &Range<u64>) -> Option<Self> {
+        let first = self.ranges.partition_point(|range| range.end <= pages.start);
+        let behind = self.ranges.partition_point(|range| range.start < pages.end);
+        let met = self.ranges.get(first..behind).unwrap_or_default();
+        let mut ranges = Vec::new();
+        ranges.try_reserve_exact(met.len()).ok()?;
+        let part = |range: &Range<u64>| range.start.max(pages.start)..range.end.min(pages.end);
+        ranges.extend(met.iter().map(part));
+        Some(Self { ranges })
+    }
+
+    /// The first page of a range that is not promised, and those behind it up to one that is.
+    pub fn first_gap(&self, pages: &Range<u64>) -> Option<Range<u64>> {
+        let mut at = pages.start;
+        let first = self.ranges.partition_point(|range| range.end <= at);
+        for range in self.ranges[first..].iter().take_while(|range| range.start < pages.end) {
+            if range.start > at {
+                return Some(at..range.start);
+            }
+            at = range.end;
+        }
+        (at < pages.end).then_some(at..pages.end)
+    }
+
     /// The number of promised pages in a range.
     pub fn count(&self, pages: &Range<u64>) -> u64 {
         let first = self.ranges.partition_point(|range| range.end <= pages.start);
@@ -61,7 +86,7 @@ impl Reservations {
     pub fn remove(&mut self, pages: &Range<u64>) -> u64 {
         let first = self.ranges.partition_point(|range| range.end <= pages.start);
         let behind = self.ranges.partition_point(|range| range.start < pages.end);
-        if first >= behind {
+        if first >= behind || pages.is_empty() {
             return 0;
         }
         // The one range that is removed leaves room for one.

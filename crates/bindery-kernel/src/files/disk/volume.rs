@@ -20,10 +20,20 @@ pub struct Volume {
     reservations: Vec<Reservations>,
     /// The number of all of them. That many free blocks are kept for them.
     reserved: u64,
+    /// The write of each file that has one.
+    writes: Vec<Option<Write>>,
     /// Files whose size or extents have grown since their block on the disk was written.
     grown: Vec<bool>,
     /// The last naming.
     pub sequence: u64,
+}
+
+/// A write that has reserved blocks, and has not ended.
+struct Write {
+    pages: Range<u64>,
+    /// Those of them that had a reservation before, and have not lost it since: of pages that other
+    /// writes have made dirty.
+    before: Reservations,
 }
 
 /// A stretch of a file's pages.
@@ -45,6 +55,7 @@ impl Volume {
             free: blocks,
             reservations: (0..FILES).map(|_| Reservations::new()).collect(),
             reserved: 0,
+            writes: (0..FILES).map(|_| None).collect(),
             grown: alloc::vec![false; FILES],
             sequence: 0,
         };
@@ -138,12 +149,23 @@ impl Volume {
         Run { block: None, pages }
     }
 
-    /// Reserves a block for each hole among pages of a file that are to be written. Returns the end
-    /// of the pages for which there is room.
+    /// Begins a write: reserves a block for each hole among pages of a file that are to be written.
+    /// Returns the end of the pages for which there is room. [`Volume::end_write`] follows.
     ///
     /// # Errors
     /// [`PagerError::NoSpace`] if there is none for the first; [`PagerError::OutOfMemory`].
     pub fn reserve(&mut self, number: u64, pages: Range<u64>) -> Result<u64, PagerError> {
+        let file = self.reservations.get(number as usize).ok_or(PagerError::InputOutput)?;
+        let before = file.within(&pages).ok_or(PagerError::OutOfMemory)?;
+        self.writes[number as usize] = Some(Write { pages: pages.clone(), before });
+        let reserved = self.reserve_holes(number, &pages);
+        if reserved.is_err() {
+            self.end_write(number, pages.start);
+        }
+        reserved
+    }
+
+    fn reserve_holes(&mut self, number: u64, pages: &Range<u64>) -> Result<u64, PagerError> {
         let mut at = pages.start;
         while at < pages.end {
             let run = self.run(number, at, pages.end - at);
@@ -166,6 +188,31 @@ impl Volume {
             }
         }
         if at == pages.start { Err(PagerError::NoSpace) } else { Ok(at) }
+    }
+
+    /// Ends the write of a file, which has written its pages before `end`: takes the reservations
+    /// of the others back, except those of pages that were dirty before.
+    pub fn end_write(&mut self, number: u64, end: u64) {
+        let write = self.writes.get_mut(number as usize).and_then(Option::take);
+        let Some(Write { pages, before }) = write else { return };
+        let mut rest = end.max(pages.start)..pages.end;
+        while let Some(gap) = before.first_gap(&rest) {
+            self.unreserve(number, &gap);
+            rest.start = gap.end;
+        }
+    }
+
+    /// As [`Volume::unreserve`], of pages that are dirty no more. A write may be about to make some
+    /// of them dirty, which needs their reservations: its end takes back those that it does not use.
+    fn unreserve_beside_write(&mut self, number: u64, pages: &Range<u64>) {
+        let mut rest = pages.start;
+        if let Some(Some(write)) = self.writes.get_mut(number as usize) {
+            write.before.remove(pages);
+            let kept = write.pages.clone();
+            self.unreserve(number, &(rest..pages.end.min(kept.start)));
+            rest = rest.max(kept.end);
+        }
+        self.unreserve(number, &(rest..pages.end));
     }
 
     /// Takes the reservations of pages of a file back.
@@ -235,7 +282,7 @@ impl Volume {
             return Err(PagerError::NoSpace);
         }
         record.extents = kept;
-        self.unreserve(number, &(first..end));
+        self.unreserve_beside_write(number, &(first..end));
         Ok(freed)
     }
 
