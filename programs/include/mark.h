@@ -121,6 +121,12 @@ enum phase {
     /* A step of the workload random, whichever. */
     PHASE_STEP = 160,
 
+    /* A file of the disk is read, none of whose pages is in memory: in order and at random. */
+    PHASE_COLD_READ = 176,
+    PHASE_COLD_READ_RANDOM = 177,
+    PHASE_COLD_MAP = 178,
+    PHASE_COLD_MAP_RANDOM = 179,
+
     /* Added to a phase of system 1 when the destination is not congruent with the source. */
     PHASE_OFFSET = 256,
 };

@@ -17,6 +17,7 @@
 //! | `report`, `json` | the figures in readable and machine-readable form |
 //! | `profile` | the instructions of one operation, by function |
 //! | `working_set` | another comparison: pages moved when memory is short |
+//! | `cold_reads` | reads of a file whose pages are on the disk |
 //! | `applications` | another one: well-known programs when memory is short |
 //! | `interpreter` | programs of steps, each counted |
 //! | `random` | such programs at random |
@@ -26,6 +27,7 @@
 mod applications;
 mod baseline;
 mod cache;
+mod cold_reads;
 mod compaction;
 mod counts;
 mod gate;
@@ -102,6 +104,7 @@ Examples
   bindery compare --profile mremap-1m --folio 64k       the hottest functions of Bindery's kernel
   bindery compare working-set                           pages moved where memory is short, an hour
   bindery compare applications                          answers where memory is short, some minutes
+  bindery compare cold-reads                            a file on the disk is read
   bindery compare wide                                  every operation there is, dearest first
   bindery compare random --programs 300                 programs at random, dearest steps first
   bindery compare gate                                  Bindery beside the committed table";
@@ -153,6 +156,7 @@ pub struct Arguments {
 enum Other {
     Applications(applications::Arguments),
     WorkingSet(working_set::Arguments),
+    ColdReads(cold_reads::Arguments),
     Random(random::Arguments),
     Gate(gate::Arguments),
     Wide(wide::Arguments),
@@ -166,6 +170,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     match &arguments.other {
         Some(Other::Applications(arguments)) => return applications::run(arguments),
         Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
+        Some(Other::ColdReads(arguments)) => return cold_reads::run(arguments),
         Some(Other::Random(arguments)) => return random::run(arguments),
         Some(Other::Gate(arguments)) => return gate::run(arguments),
         Some(Other::Wide(arguments)) => return wide::run(arguments),

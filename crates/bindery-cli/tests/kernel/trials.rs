@@ -13,7 +13,8 @@ use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and little memory.
-const WORKLOADS: [(&str, &[&str]); 10] = [
+const WORKLOADS: [(&str, &[&str]); 11] = [
+    ("cold_reads", &["--verify", "--mib", "8"]),
     ("compaction", &["--verify", "--mib", "8", "--accesses", "512"]),
     ("copy", &["--verify"]),
     ("fork", &["--verify", "--mib", "4", "--rounds", "1"]),
