@@ -1,8 +1,8 @@
 //! Calls that stop where they would wait for a pager, a swap device or a handler, and go on later.
 
-use bindery::{CallReady, CallWait, Platform, Populate, Step};
+use bindery::{CallReady, CallWait, MappedWriteback, Operation, Platform, Populate, Step};
 
-use super::{Call, Outcome, Process, begin, errno, populate_operation, raw};
+use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, raw};
 
 /// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
 /// would wait, and goes on where it was. Nothing is done twice: no argument is looked at again, no
@@ -11,16 +11,18 @@ use super::{Call, Outcome, Process, begin, errno, populate_operation, raw};
 /// The first step makes the call up to its waits. Most calls are done then. These stop at each page
 /// that has to be waited for: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`, `mlock`, `mlock2`,
 /// `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In locked memory,
-/// `brk`, `mremap` and `remap_file_pages` stop too. Between two steps other calls may change the
+/// `brk`, `mremap` and `remap_file_pages` stop too. `msync` stops until the pager has stored the
+/// pages that a step has given it. Between two steps other calls may change the
 /// range, as they may while a thread that blocks waits.
 ///
 /// A step may sleep for locks, and the first step of a call that finds no memory reclaims. These
-/// calls still do all of their waiting in the first step: `msync`, `mprotect` of locked memory, the
+/// calls still do all of their waiting in the first step: `mprotect` of locked memory, the
 /// arguments and the advice of `process_madvise`, the result of `mincore`, and `madvise` with
 /// `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE`; `MADV_WILLNEED` waits only for a synchronous
 /// swap device.
 ///
-/// Dropping it ends the call: what it has done so far stays.
+/// Dropping it ends the call: what it has done so far stays. The pager stores the pages that it was
+/// asked to store.
 ///
 /// ```
 /// use bindery::{CallPoll, CallReady, CallWait, Platform};
@@ -62,13 +64,20 @@ use super::{Call, Outcome, Process, begin, errno, populate_operation, raw};
 /// Context: may sleep.
 #[derive(Debug)]
 #[must_use = "its steps make the call"]
-pub struct PendingCall {
+pub struct PendingCall<'m, P: Platform> {
     call: Call,
     /// Before the first step.
     arguments: Option<[u64; 6]>,
-    /// The result, once the pages are mapped.
+    /// The result, once the rest is done.
     outcome: Outcome,
-    populate: Populate,
+    rest: Rest<'m, P>,
+}
+
+/// The part of a call that waits.
+#[derive(Debug)]
+enum Rest<'m, P: Platform> {
+    Maps(Populate),
+    Stores(MappedWriteback<'m, P>),
 }
 
 /// The result of [`PendingCall::step`].
@@ -84,11 +93,11 @@ pub enum CallStep<'s, 'm, P: Platform> {
     Blocked(CallWait<'s, 'm, P>),
 }
 
-impl PendingCall {
+impl<'m, P: Platform> PendingCall<'m, P> {
     /// The call with these raw arguments. Does nothing yet.
     pub fn new(call: Call, arguments: [u64; 6]) -> Self {
         let arguments = Some(arguments);
-        Self { call, arguments, outcome: Ok(0), populate: Populate::default() }
+        Self { call, arguments, outcome: Ok(0), rest: Rest::Maps(Populate::default()) }
     }
 
     /// Goes on with the call, until it is done or has to wait. `ready` is the end of the wait that
@@ -101,26 +110,38 @@ impl PendingCall {
     /// A fatal signal is looked for in the thread that makes the step ([`Platform::fatal_signal`]).
     ///
     /// Complexity: that of the part of the operation.
-    pub fn step<'s, 'm: 's, P: Platform + 's>(
+    pub fn step<'s>(
         &mut self,
         process: &'s impl Process<'m, P>,
         ready: Option<CallReady<'m, P>>,
     ) -> CallStep<'s, 'm, P> {
+        let space = process.space();
         if let Some(arguments) = self.arguments.take() {
-            let begun = begin(process, self.call, arguments);
-            self.outcome = begun.map(|(value, populate)| {
-                self.populate = populate;
-                value
-            });
+            self.outcome = self.begin(process, arguments);
         }
-        match self.populate.step(process.space(), ready) {
+        let (step, operation) = match &mut self.rest {
+            Rest::Maps(populate) => (populate.step(space, ready), populate_operation(self.call)),
+            Rest::Stores(writeback) => (writeback.step(space), Operation::Msync),
+        };
+        match step {
             Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
             Ok(Step::Done) => {}
-            Err(error) => {
-                self.outcome = Err(errno(populate_operation(self.call))(error));
-                self.populate = Populate::default();
-            }
+            Err(error) => self.outcome = Err(errno(operation)(error)),
         }
+        self.rest = Rest::Maps(Populate::default());
         CallStep::Done(raw(self.outcome))
+    }
+
+    /// Makes the call up to its waits.
+    fn begin(&mut self, process: &impl Process<'m, P>, arguments: [u64; 6]) -> Outcome {
+        if self.call == Call::Msync {
+            let [address, length, flags, ..] = arguments;
+            let begun = msync::begin_msync(process.space(), address, length, flags as i32)?;
+            self.rest = Rest::Stores(begun);
+            return Ok(0);
+        }
+        let (value, populate) = begin(process, self.call, arguments)?;
+        self.rest = Rest::Maps(populate);
+        Ok(value)
     }
 }

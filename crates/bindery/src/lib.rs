@@ -176,11 +176,11 @@ pub use space::{
     Access, AddressSpace, Advice, CallPoll, CallReady, CallWait, CollapseLimits, CollapseProgress,
     ExecGain, FaultPoll, FaultReady, FaultWait, FileAccess, FillMode, FillOrder, FillSource,
     FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
-    MapObject, MapRequest, Mapping, MappingFlags, MappingView, MoveMode, ObjectView,
-    PageCategories, PageRegion, PageRegions, PageRun, PageRunContent, PageScan, PartialCopy,
-    PartialFill, PinTime, Pinned, Place, Populate, ProtectFrom, Protection, Remap, Residence,
-    Resident, Resolved, Scanned, Sharing, SpaceOptions, Step, SyncFlags, TriedFault, Usage,
-    UserfaultHandler, WriteProtectMode,
+    MapObject, MapRequest, MappedWriteback, Mapping, MappingFlags, MappingView, MoveMode,
+    ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent, PageScan,
+    PartialCopy, PartialFill, PinTime, Pinned, Place, Populate, ProtectFrom, Protection, Remap,
+    Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, Step, SyncFlags, TriedFault,
+    Usage, UserfaultHandler, WriteProtectMode, Writeback,
 };
 pub use stats::Counts;
 pub use swap::{

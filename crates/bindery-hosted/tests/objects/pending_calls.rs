@@ -124,7 +124,7 @@ impl<'m> Fixture<'_, 'm> {
 
     fn step<'s>(
         &'s self,
-        call: &mut PendingCall,
+        call: &mut PendingCall<'m, Machine<A>>,
         ready: Option<Ready<'m>>,
     ) -> CallStep<'s, 'm, Machine<A>> {
         call.step(&self.caller, ready)

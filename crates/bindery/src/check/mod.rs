@@ -40,7 +40,7 @@ use core::sync::atomic::AtomicU64;
 
 use crate::addr::{Frame, VirtAddr};
 use crate::kernel_map::Area;
-use crate::object::drop_answered;
+use crate::object::{drop_answered, settle_written};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
 use crate::space::{AddressSpace, Resident};
@@ -127,6 +127,7 @@ pub fn check_with_kernel<P: Platform>(
     tally.fill(0);
     // Their pages are in no index, and nothing waits for them.
     drop_answered(memory);
+    settle_written(memory);
     let mut audit = Audit {
         memory,
         first: memory.frames.span().first,

@@ -1,8 +1,8 @@
 //! Answers of pagers that come in any context, and the threads that wait for them.
 //!
-//! An answer to a read that a thread waits for stays in the record of the read, and only wakes the
-//! thread. The others are kept here, in a list without a lock: an interrupt handler adds to it, and
-//! a thread takes all of it. The records are those of a layer above, which interprets them.
+//! An answer to a request that a thread waits for stays in the record of the request, and only wakes
+//! the thread. The others are kept here, in lists without a lock: an interrupt handler adds to one,
+//! and a thread takes all of it. The records are those of a layer above, which interprets them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -31,9 +31,12 @@ impl Earlier {
     }
 }
 
-/// The answers that no thread has taken, the last one first.
+/// The answers that no thread has taken, and the threads that wait for answers.
 pub(crate) struct Answers {
-    last: AtomicPtr<Opaque>,
+    /// To reads.
+    pub(crate) reads: AnswerList,
+    /// To batches of writes.
+    pub(crate) writes: AnswerList,
     /// Threads that wait for an answer.
     pub(crate) completions: Completions,
     /// The number of the memory: no other has it.
@@ -43,7 +46,19 @@ pub(crate) struct Answers {
 impl Answers {
     pub(super) fn new() -> Self {
         let identity = MEMORIES.fetch_add(1, Relaxed) + 1;
-        Self { last: AtomicPtr::new(ptr::null_mut()), completions: Completions::new(), identity }
+        let (reads, writes) = (AnswerList::new(), AnswerList::new());
+        Self { reads, writes, completions: Completions::new(), identity }
+    }
+}
+
+/// Answers of one kind, the last one first.
+pub(crate) struct AnswerList {
+    last: AtomicPtr<Opaque>,
+}
+
+impl AnswerList {
+    const fn new() -> Self {
+        Self { last: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// Whether there is any; may be outdated.
@@ -54,7 +69,7 @@ impl Answers {
     /// Adds a record, in any context. From then on it is the thread's that takes it.
     ///
     /// # Safety
-    /// 1. The record is in no list of answers, and lives until [`Answers::take_all`] has returned it.
+    /// 1. The record is in no list of answers, and lives until [`AnswerList::take_all`] has returned it.
     ///    `earlier` is part of it.
     pub(crate) unsafe fn add(&self, record: NonNull<Opaque>, earlier: NonNull<Earlier>) {
         let mut last = self.last.load(Relaxed);

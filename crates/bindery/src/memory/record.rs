@@ -30,11 +30,12 @@ pub(crate) enum RecordKind {
     Userfault,
     UserfaultNotice,
     PageRead,
+    DetachedBatch,
 }
 
 /// The number of kinds of records that may wait for readers.
 pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
-const KINDS: usize = RecordKind::PageRead as usize + 1;
+const KINDS: usize = RecordKind::DetachedBatch as usize + 1;
 
 impl RecordKind {
     const ALL: [Self; KINDS] = [
@@ -49,6 +50,7 @@ impl RecordKind {
         Self::Userfault,
         Self::UserfaultNotice,
         Self::PageRead,
+        Self::DetachedBatch,
     ];
 
     /// The slab of the kind. Kinds that calls and faults of one program allocate again and again
@@ -65,7 +67,8 @@ impl RecordKind {
             | Self::PinCount
             | Self::Userfault
             | Self::UserfaultNotice
-            | Self::PageRead => Slab::new(),
+            | Self::PageRead
+            | Self::DetachedBatch => Slab::new(),
         }
     }
 }

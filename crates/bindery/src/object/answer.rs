@@ -12,6 +12,7 @@ use crate::platform::Platform;
 use crate::sync::word::Word;
 
 use super::page_read::{PageRead, answer, buffer_of};
+use super::write_request::{PageWrite, answer_write};
 use super::{PagerError, ReadBuffer, StoredBytes};
 
 const ANSWERED: u32 = 1 << 8;
@@ -46,48 +47,49 @@ impl<W: Word<u32>> Answer<W> {
     }
 }
 
-/// The end of a read that a thread settles, for a wait that follows it.
-pub(super) struct ReadEnd<W = AtomicU32> {
-    /// The thread that settles it, and the wait. The last one frees the record.
+/// The end of a read, or of a batch of writes, that any thread settles, for a call that follows it.
+pub(super) struct TransferEnd<W = AtomicU32> {
+    /// The thread that settles it, and the call. The last one frees the record.
     holders: W,
-    /// 0 until the folios are in the index, or free; then the [`Settled`].
+    /// 0 until the folios are in the index, or free, or the writes out of the list; then the
+    /// [`Settled`].
     settled: W,
 }
 
-/// The end of a read.
+/// How it has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Settled {
-    /// Its folios were dealt with as the pager's answer says.
+    /// As the pager's answer says.
     Answered = 1,
     /// The page index had no memory for them.
     NoMemory = 2,
 }
 
-impl ReadEnd {
+impl TransferEnd {
     pub(super) const fn new() -> Self {
         Self { holders: AtomicU32::new(1), settled: AtomicU32::new(0) }
     }
 }
 
-impl<W: Word<u32>> ReadEnd<W> {
+impl<W: Word<u32>> TransferEnd<W> {
     #[cfg(all(test, any(loom, shuttle)))]
     pub(super) fn of_words(word: impl Fn(u32) -> W) -> Self {
         Self { holders: word(1), settled: word(0) }
     }
 
-    /// Adds the wait as a holder, before the pager has the request.
+    /// Adds the call as a holder, before the pager has the request.
     pub(super) fn follow(&self) {
         self.holders.store(2, Ordering::Relaxed);
     }
 
-    /// Whether a wait follows the read.
+    /// Whether a call follows it.
     pub(super) fn is_followed(&self) -> bool {
         self.holders.load(Ordering::Relaxed) > 1
     }
 
-    /// The read is settled.
+    /// It is settled.
     pub(super) fn settle(&self, settled: Settled) {
-        // Release: the folios are in the index.
+        // Release: the folios are in the index, and the result of a batch is known.
         self.settled.store(settled as u32, Ordering::Release);
     }
 
@@ -117,6 +119,16 @@ pub(super) trait Requests: Sync {
     /// 1. As there.
     unsafe fn answer_read(&self, read: NonNull<PageRead>, result: Result<(), PagerError>);
 
+    /// Stores the answer of a write, and wakes the threads that wait for answers, in any context.
+    ///
+    /// # Safety
+    /// 1. The write lives until it is answered, which this does for the first time.
+    unsafe fn answer_write(
+        &self,
+        write: NonNull<PageWrite<'static>>,
+        result: Result<(), PagerError>,
+    );
+
     /// As [`buffer_of`].
     ///
     /// # Safety
@@ -128,9 +140,6 @@ pub(super) trait Requests: Sync {
     /// # Safety
     /// 1. As of [`StoredBytes::new`], for as long as the result lives.
     unsafe fn stored(&self, run: &PageRun, length: usize) -> StoredBytes<'_>;
-
-    /// Wakes the threads that wait for answers, in any context.
-    fn wake(&self);
 }
 
 impl<P: Platform> Requests for Memory<P> {
@@ -143,6 +152,15 @@ impl<P: Platform> Requests for Memory<P> {
         unsafe { answer(self, read, result) }
     }
 
+    unsafe fn answer_write(
+        &self,
+        write: NonNull<PageWrite<'static>>,
+        result: Result<(), PagerError>,
+    ) {
+        // SAFETY: 1. the caller's obligation.
+        unsafe { answer_write(self, write, result) }
+    }
+
     unsafe fn buffer<'r>(&self, read: &'r PageRead) -> ReadBuffer<'r> {
         // SAFETY: 1. the caller's obligation.
         unsafe { buffer_of(self.platform(), read) }
@@ -152,10 +170,6 @@ impl<P: Platform> Requests for Memory<P> {
         let start = self.platform().direct_map(run.frame);
         // SAFETY: 1. and 2. the caller's obligations.
         unsafe { StoredBytes::new(self.platform(), start, length) }
-    }
-
-    fn wake(&self) {
-        self.answers.completions.note(self.platform());
     }
 }
 

@@ -18,7 +18,7 @@ use crate::sync::model::{self, thread};
 use crate::sync::parking::Parking;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
-use super::answer::{Answer, ReadEnd, Settled};
+use super::answer::{Answer, Settled, TransferEnd};
 
 /// The rule that a model leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +41,7 @@ enum Omit {
 struct World {
     omit: Omit,
     answer: Answer<AtomicU32>,
-    end: ReadEnd<AtomicU32>,
+    end: TransferEnd<AtomicU32>,
     /// 1 while the answer lies with the memory.
     answers: AtomicU32,
     completions: Completions<AtomicU32>,
@@ -58,7 +58,7 @@ unsafe impl Send for World {}
 
 impl World {
     fn new(omit: Omit) -> Self {
-        let end = ReadEnd::of_words(AtomicU32::new);
+        let end = TransferEnd::of_words(AtomicU32::new);
         if omit != Omit::Follow {
             end.follow();
         }

@@ -243,7 +243,7 @@ fn wait_for_end<P: Platform>(
     in_the_way: InTheWay,
 ) {
     match in_the_way {
-        InTheWay::Thread(ticket) => object.pages.wait(memory.platform(), ticket),
+        InTheWay::Thread(ticket) => object.pages.wait(memory, ticket),
         InTheWay::ReadAhead => wait_for_reads_ahead(memory, object, pages),
     }
 }

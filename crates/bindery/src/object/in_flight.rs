@@ -31,9 +31,9 @@
 //! list, during which no write begins.
 //!
 //! # No circular wait, and no endless one
-//! A thread with a read or a write in the list waits only for the pager. A read ahead has no
-//! thread: its end needs the pager, and any thread that takes the answer, as each thread that waits
-//! for it does. A thread with a change waits for writes and for older turns, without a lock, and
+//! A thread with a read or a write in the list waits only for the pager. A read ahead and a detached
+//! write ([`super::detached_batch`]) have no thread: the end needs the pager, and any thread that
+//! takes the answer, as each thread that waits for it does. A thread with a change waits for writes and for older turns, without a lock, and
 //! then takes locks. A thread that holds a lock of the object waits for no record. A thread with a
 //! turn waits for older changes. So of a change and a turn, the younger one waits, and a `sync`
 //! comes to its end however many threads write the page that it wants to save.
@@ -44,9 +44,11 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::Memory;
 use crate::addr::PageRange;
 use crate::platform::Platform;
 
+use super::detached_batch::settle_written;
 use super::page_index::Pages;
 use crate::collections::page_tree::PageIndex;
 
@@ -80,6 +82,8 @@ pub(super) struct Record {
     canceled: Cell<bool>,
     /// A thread is parked, or about to park, until it ends.
     wanted: Cell<bool>,
+    /// Any thread may end it.
+    is_detached: bool,
     next: Cell<Option<NonNull<Self>>>,
     previous: Cell<Option<NonNull<Self>>>,
 }
@@ -94,9 +98,15 @@ impl Record {
             number: Cell::new(0),
             canceled: Cell::new(false),
             wanted: Cell::new(false),
+            is_detached: false,
             next: Cell::new(None),
             previous: Cell::new(None),
         }
+    }
+
+    /// As [`Record::new`], for a write that any thread may end ([`super::detached_batch`]).
+    pub(super) const fn detached() -> Self {
+        Self { is_detached: true, ..Self::new() }
     }
 
     /// Whether the pages of a read must not enter the index. The index lock is held for writing.
@@ -123,7 +133,11 @@ pub(super) struct InFlight {
 /// wait is still necessary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub(crate) struct Ticket(u32);
+pub(crate) struct Ticket {
+    ended: u32,
+    /// Any thread may end the record, once its answers have come.
+    pub(super) is_detached: bool,
+}
 
 /// The words beside the list that are read without the index lock.
 pub(super) struct Ends {
@@ -154,12 +168,12 @@ impl Ends {
     /// The word that changes when a record ends, and its value in the ticket. `None` if one has
     /// ended since.
     pub(super) fn word(&self, ticket: Ticket) -> Option<(&AtomicU32, u32)> {
-        (self.ended.load(Ordering::Acquire) == ticket.0).then_some((&self.ended, ticket.0))
+        (self.ended.load(Ordering::Acquire) == ticket.ended).then_some((&self.ended, ticket.ended))
     }
 
     /// Sleeps until a record ends; returns at once if one has ended since the ticket was made.
     pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
-        platform.park(&self.ended, ticket.0);
+        platform.park(&self.ended, ticket.ended);
     }
 
     /// Wakes all waiters.
@@ -247,9 +261,14 @@ impl InFlight {
         let mut records = self.overlapping(pages, kinds);
         let record = records.find(|record| record.number.get() < number)?;
         record.wanted.set(true);
+        Some(self.ticket(ends, record.is_detached))
+    }
+
+    /// A ticket for the end of a record that is in the list.
+    pub(super) fn ticket(&self, ends: &Ends, is_detached: bool) -> Ticket {
         // It changes with the index lock held for writing, so not between the check of the list and
         // this.
-        Some(Ticket(ends.ended.load(Ordering::Relaxed)))
+        Ticket { ended: ends.ended.load(Ordering::Relaxed), is_detached }
     }
 
     /// Like [`InFlight::await_older`], for records of any age.
@@ -414,12 +433,12 @@ impl Pages {
     /// `sync` of them begins, and no `sync` stores them. Called without locks.
     pub(super) fn with_change<P: Platform, R>(
         &self,
-        platform: &P,
+        memory: &Memory<P>,
         pages: PageRange,
         reads: Reads,
         work: impl FnOnce() -> R,
     ) -> R {
-        let record = Record::new();
+        let (platform, record) = (memory.platform(), Record::new());
         let number = self.alone(platform, |_, in_flight, ends| {
             if reads == Reads::Canceled {
                 in_flight.cancel_reads(pages);
@@ -430,7 +449,7 @@ impl Pages {
             record.number.get()
         });
         let _listed = Listed { pages: self, platform, record: &record };
-        self.wait_while(platform, |in_flight, ends| {
+        self.wait_while(memory, |in_flight, ends| {
             let turn = in_flight.await_older(ends, pages, &[TransferKind::Turn], number);
             turn.or_else(|| in_flight.awaits(ends, pages, &[TransferKind::Write]))
         });
@@ -441,18 +460,18 @@ impl Pages {
     /// younger ones wait for its end. Called without locks.
     pub(super) fn with_turn<P: Platform, R>(
         &self,
-        platform: &P,
+        memory: &Memory<P>,
         pages: PageRange,
         work: impl FnOnce(u64) -> R,
     ) -> R {
-        let record = Record::new();
+        let (platform, record) = (memory.platform(), Record::new());
         let number = self.alone(platform, |_, in_flight, ends| {
             // SAFETY: as in `with_change`.
             unsafe { in_flight.insert(ends, &record, TransferKind::Turn, pages) };
             record.number.get()
         });
         let _listed = Listed { pages: self, platform, record: &record };
-        self.wait_while(platform, |in_flight, ends| {
+        self.wait_while(memory, |in_flight, ends| {
             in_flight.await_older(ends, pages, &[TransferKind::Change], number)
         });
         work(number)
@@ -460,20 +479,45 @@ impl Pages {
 
     /// Waits for the writes that overlap the pages and are older than `number`. Called without
     /// locks.
-    pub(super) fn wait_for_writes<P: Platform>(&self, platform: &P, pages: PageRange, number: u64) {
-        self.wait_while(platform, |in_flight, ends| {
+    pub(super) fn wait_for_writes<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        pages: PageRange,
+        number: u64,
+    ) {
+        while let Some(ticket) = self.write_before(memory.platform(), pages, number) {
+            self.wait(memory, ticket);
+        }
+    }
+
+    /// A ticket for the end of a write that overlaps the pages and is older than `number`.
+    pub(super) fn write_before<P: Platform>(
+        &self,
+        platform: &P,
+        pages: PageRange,
+        number: u64,
+    ) -> Option<Ticket> {
+        self.alone(platform, |_, in_flight, ends| {
             in_flight.await_older(ends, pages, &[TransferKind::Write], number)
-        });
+        })
+    }
+
+    /// A ticket for the end of a change that overlaps the pages.
+    pub(super) fn change_of<P: Platform>(&self, platform: &P, pages: PageRange) -> Option<Ticket> {
+        self.alone(platform, |_, in_flight, ends| {
+            in_flight.awaits(ends, pages, &[TransferKind::Change])
+        })
     }
 
     /// Waits for the ticket that `busy` returns, until it returns none.
     fn wait_while<P: Platform>(
         &self,
-        platform: &P,
+        memory: &Memory<P>,
         mut busy: impl FnMut(&InFlight, &Ends) -> Option<Ticket>,
     ) {
+        let platform = memory.platform();
         while let Some(ticket) = self.alone(platform, |_, in_flight, ends| busy(in_flight, ends)) {
-            self.ends.wait(platform, ticket);
+            self.wait(memory, ticket);
         }
     }
 
@@ -518,7 +562,16 @@ impl Pages {
 
     /// Sleeps until some record ends, unless one has ended since the ticket was made. Called
     /// without locks.
-    pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
-        self.ends.wait(platform, ticket);
+    pub(super) fn wait<P: Platform>(&self, memory: &Memory<P>, ticket: Ticket) {
+        if ticket.is_detached {
+            // The thread that ends it need not keep the object, and so wakes only those that wait
+            // for answers.
+            memory.answers.completions.wait(memory.platform(), &mut || {
+                settle_written(memory);
+                self.ends.word(ticket).is_none()
+            });
+        } else {
+            self.ends.wait(memory.platform(), ticket);
+        }
     }
 }

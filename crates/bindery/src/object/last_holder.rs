@@ -18,7 +18,7 @@ use super::ObjectState;
 use super::dropping::{DropPiece, drop_pages};
 use super::page_read::{end_reads, wait_for_reads_ahead};
 use super::registry::{Leave, Registry};
-use super::save;
+use super::sync;
 
 /// Removes a holder. The last one frees the object and all its pages. Dirty pages are saved first;
 /// a failure loses them, as no holder is left to receive the error. A pager that lacks memory has
@@ -62,7 +62,7 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
                 let all = PageRange { first: 0, end: PAGE_LIMIT };
                 // A pager that lacks memory is asked again, after reclaim. A program is not ended
                 // for it: its end may be this call.
-                let save = || save::save(memory, object, all, save::Until::End);
+                let save = || sync::save(memory, object, all, sync::Until::End);
                 let _ = memory.retry_without_hook(save);
                 // Before the object leaves: an open must not wait for reads that nothing needs.
                 wait_for_reads_ahead(memory, object, all);

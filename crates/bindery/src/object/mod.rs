@@ -30,7 +30,8 @@
 //! | `resize` | its size, holes, preallocation |
 //! | `quota` | [`Quota`]: the page limit of a file system in memory |
 //! | `coherence` | pages and sizes that the other side of a file has changed |
-//! | `save` | writes dirty pages to the pager |
+//! | `save`, `sync` | writes dirty pages to the pager; a whole range, at once or in steps |
+//! | `detached_batch` | pages that are being stored, and that any thread settles |
 //! | `unsaved`, `write_back` | the pages that are to be stored: counted; stored for a file system |
 //! | `failed_pages` | pages that the pager has failed to store |
 //! | `swap_out`, `swap_in`, `swap_off` | swaps shared memory out and in |
@@ -90,6 +91,7 @@ mod collapse;
 mod content;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod damage;
+mod detached_batch;
 mod dropping;
 mod failed_pages;
 mod fetch;
@@ -124,6 +126,7 @@ mod swap_ahead;
 mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;
+mod sync;
 mod unsaved;
 mod wait;
 mod weak;
@@ -149,6 +152,7 @@ pub(crate) use attachments::SegmentMark;
 pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::collapse;
+pub(crate) use detached_batch::settle_written;
 pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
@@ -165,6 +169,7 @@ pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
+pub(crate) use sync::FollowedSave;
 pub(crate) use wait::{ForHandler, HandlerWait, Stop, Wait};
 pub use weak::WeakObject;
 pub use write_errors::ErrorMark;

@@ -34,7 +34,7 @@ use crate::memory::Earlier;
 use crate::platform::Platform;
 
 use super::ObjectState;
-use super::answer::{Answer, ReadEnd, Settled};
+use super::answer::{Answer, Settled, TransferEnd};
 use super::arrival::Arrival;
 use super::fetch::{Fresh, give_back};
 use super::in_flight::{Record, Refused, TransferKind};
@@ -68,7 +68,7 @@ pub(crate) struct PageRead {
     /// answer, and then the settling thread's.
     filled: Cell<usize>,
     answer: Answer,
-    end: ReadEnd,
+    end: TransferEnd,
     earlier: Earlier,
 }
 
@@ -143,7 +143,7 @@ pub(super) unsafe fn answer<P: Platform>(
     };
     if let Some(earlier) = earlier {
         // SAFETY: 1. it is answered once, and a read that any thread may take lives until one has.
-        unsafe { memory.answers.add(read.cast(), earlier) };
+        unsafe { memory.answers.reads.add(read.cast(), earlier) };
     }
     memory.answers.completions.note(memory.platform());
 }
@@ -170,7 +170,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
             size: Cell::new(0),
             filled: Cell::new(0),
             answer: Answer::new(),
-            end: ReadEnd::new(),
+            end: TransferEnd::new(),
             earlier: Earlier::new(),
         });
         Ok(Self { memory, object, read: read.ok_or(NoMemory)? })
@@ -503,7 +503,7 @@ pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
 }
 
 fn settle_all<P: Platform>(memory: &Memory<P>, fate: ReadFate) {
-    let mut next = memory.answers.take_all();
+    let mut next = memory.answers.reads.take_all();
     let mut puts_back = false;
     while let Some(record) = next {
         let read: NonNull<PageRead> = record.cast();
@@ -513,7 +513,7 @@ fn settle_all<P: Platform>(memory: &Memory<P>, fate: ReadFate) {
         if fate == ReadFate::Dropped && state.end.is_followed() {
             let earlier = NonNull::from(&state.earlier);
             // SAFETY: 1. it was taken out of the list, and lives until it is taken again.
-            unsafe { memory.answers.add(record, earlier) };
+            unsafe { memory.answers.reads.add(record, earlier) };
             puts_back = true;
             continue;
         }
@@ -546,7 +546,7 @@ pub(super) fn wait_for_reads_ahead<P: Platform>(
             return;
         }
         let completions = &memory.answers.completions;
-        completions.wait(platform, &mut || memory.answers.has_any() || !is_read());
+        completions.wait(platform, &mut || memory.answers.reads.has_any() || !is_read());
     }
 }
 

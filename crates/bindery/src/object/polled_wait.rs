@@ -16,7 +16,8 @@ use crate::platform::Platform;
 
 use super::Object;
 use super::ask::Fetch;
-use super::in_flight::InTheWay;
+use super::detached_batch::settle_written;
+use super::in_flight::{InTheWay, Ticket};
 use super::page_read::{FollowedRead, settle_answered};
 use super::wait::Wait;
 use crate::swap::polled::{PolledSlot, SlotPoll};
@@ -149,8 +150,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
                 next.begin(object);
                 Ok(Polled::Ready(None))
             }
-            Wait::Pager(ticket) => Ok(match object.state().pages.ends.word(ticket) {
-                Some((word, expected)) => Polled::Pending(ParkedOn { word, expected }),
+            Wait::Pager(ticket) => Ok(match self.poll_end(ticket, object) {
+                Some(parked) => Polled::Pending(parked),
                 None => Polled::Ready(None),
             }),
             Wait::SwapRead(_)
@@ -161,6 +162,27 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             | Wait::DirtyLimit => Ok(Polled::NeedsThread),
             Wait::Handler(never) => match never {},
         }
+    }
+
+    /// The word that changes when the record of the ticket may have ended. `None` if one has ended.
+    fn poll_end<'w>(
+        &'w mut self,
+        ticket: Ticket,
+        object: &'w Object<'m, P>,
+    ) -> Option<ParkedOn<'w>> {
+        let (memory, ends) = (self.memory, &object.state().pages.ends);
+        if !ticket.is_detached {
+            let (word, expected) = ends.word(ticket)?;
+            return Some(ParkedOn { word, expected });
+        }
+        let answers = &memory.answers.completions;
+        if !core::mem::replace(&mut self.has_entered, true) {
+            answers.enter();
+        }
+        // Before the look at the answers.
+        let (word, expected) = answers.word();
+        settle_written(memory);
+        ends.word(ticket).map(|_| ParkedOn { word, expected })
     }
 
     fn poll_pages<'w>(

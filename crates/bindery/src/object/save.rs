@@ -1,4 +1,4 @@
-//! Saving: stores dirty pages of a file through its pager.
+//! Saving: stores dirty pages of a file through its pager, in batches.
 //!
 //! For each batch of dirty pages, which need not be adjacent:
 //! 1. With the invalidate lock held for writing, so that no fault is between marking a page and
@@ -11,9 +11,8 @@
 //!    dirty again. A thread that wants to drop the pages waits too.
 //! 3. If the pager fails, the marks are set again, in one step with the records' end.
 //!
-//! Any number of calls may save at the same time. None meets a page that another call stores,
-//! because such a page is not dirty. So at its end each call waits for the writes that others had
-//! begun before.
+//! A batch lies with the call that waits for it, or in a record that any thread settles
+//! ([`super::detached_batch`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -22,113 +21,15 @@ use core::cell::Cell;
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PageRange};
-use crate::error::{Error, Failure};
-use crate::interrupt;
+use crate::addr::PageRange;
+use crate::error::Failure;
 use crate::platform::Platform;
 
-use super::in_flight::{Record, TransferKind};
+use super::in_flight::{Ends, InFlight, Record, TransferKind};
 use super::state::pages_of;
 use super::write_request::{PageWrite, RUNS, WriteRequest};
-use super::{Object, ObjectState, PagerError, mappings};
+use super::{ObjectState, PagerError, mappings};
 use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
-
-/// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
-const PAGES: u32 = 4096;
-
-impl<P: Platform> Object<'_, P> {
-    /// Stores the changes of the file in `length` bytes from `offset` on, made through mappings or
-    /// otherwise, and returns when the pager has them. Does nothing for shared memory. Holds no
-    /// lock while the pager works. Pages beyond the size that the file has at the beginning, and
-    /// pages written behind the call's place, are left to the next: a writer that goes on does not
-    /// keep it. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
-    ///
-    /// A page that the pager has failed to store is tried once more, by the next call that comes to
-    /// it. After that it is left until it is written again, or forgotten
-    /// ([`Object::discard_failed`]).
-    ///
-    /// Context: may sleep. Complexity: linear in the dirty pages; for each batch of up to 32 runs,
-    /// one walk over the mappings of any of them.
-    ///
-    /// # Errors
-    /// The pager's error, mostly [`Error::InputOutput`]; the rest of the range is stored
-    /// nevertheless. [`Error::Interrupted`] if a fatal signal is pending, between two pieces of at
-    /// most 16 MiB. Pages that were not stored stay dirty.
-    pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
-        let end = offset.saturating_add(length);
-        let first = offset >> PAGE_SHIFT;
-        let (memory, pages) = (self.memory, PageRange { first, end: pages_of(end) });
-        // A stored page is not dirty any more, so a retry does not store it again.
-        memory.retry(|| save(memory, self.state(), pages, Until::FatalSignal))?;
-        memory.clock.exhausted.forget();
-        Ok(())
-    }
-}
-
-/// The condition that ends a save early.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Until {
-    /// A fatal signal.
-    FatalSignal,
-    /// None: a page that is not saved now is lost.
-    End,
-}
-
-/// Like [`Object::sync`], for `range`. Called without locks.
-pub(super) fn save<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    range: PageRange,
-    until: Until,
-) -> Result<(), Failure> {
-    if !object.is_file() {
-        return Ok(());
-    }
-    let (pages, platform) = (&object.pages, memory.platform());
-    let failures = || pages.alone(platform, |_, in_flight, _| in_flight.failures());
-    let range = PageRange { end: range.end.min(object.size_in_pages()), ..range };
-    loop {
-        let before = failures();
-        let result = save_dirty(memory, object, range, until);
-        // Pages that other calls were storing when this one began are not dirty, but not stored yet
-        // either.
-        let number = pages.alone(platform, |_, in_flight, _| in_flight.next_number());
-        pages.wait_for_writes(platform, range, number);
-        if result.is_err() || failures() == before {
-            return result;
-        }
-        // Some of them may be dirty again. The call that failed knows, but our caller does not.
-    }
-}
-
-/// Saves the dirty pages that no other call saves.
-fn save_dirty<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    pages: PageRange,
-    until: Until,
-) -> Result<(), Failure> {
-    let (mut result, mut from) = (Ok(()), pages.first);
-    loop {
-        if until == Until::FatalSignal
-            && let Err(signal) = interrupt::check(memory.platform())
-        {
-            // A failure of the pager takes precedence.
-            return result.and(Err(signal.into()));
-        }
-        // Checked before others are excluded: often, no page is dirty.
-        let within = pages.end.min(object.size_in_pages());
-        let Some(run) =
-            next_to_store(memory, object, PageRange { first: from, end: within }, Tried::Once)
-        else {
-            return result;
-        };
-        let rules = Rules { turn: u64::MAX, most: PAGES, tried: Tried::Once };
-        let saved = save_from(memory, object, run, pages.end, rules);
-        result = result.and(saved.result);
-        from = saved.after;
-    }
-}
 
 /// Saves the next dirty pages, of which `run` is the first, up to `end`. If another call is
 /// changing it, waits for that; later changes wait until it is saved.
@@ -144,9 +45,9 @@ pub(super) fn save_from<P: Platform>(
         return saved;
     }
     let range = PageRange::from_count(run.page, u64::from(run.count));
-    object.pages.with_turn(memory.platform(), range, |turn| {
-        save_batch(memory, object, range, Rules { turn, ..rules })
-    })
+    object
+        .pages
+        .with_turn(memory, range, |turn| save_batch(memory, object, range, Rules { turn, ..rules }))
 }
 
 /// The pages that are tried, among those that the pager has failed to store.
@@ -212,33 +113,16 @@ fn save_batch<P: Platform>(
     pages: PageRange,
     rules: Rules,
 ) -> Saved {
-    // In this frame until the end of the function, and only borrowed shared, for
-    // `WritebackBatch::begin`.
+    // In this frame until the end of the function, and only borrowed shared, for `Batch::begin`.
     let records = [const { Record::new() }; RUNS];
-    let mut batch = WritebackBatch {
-        memory,
-        object,
-        records: &records,
-        runs: ArrayVec::new(),
-        flags: ArrayVec::new(),
-        done: Cell::new(0),
-        stored: Cell::new(0),
-        size: 0,
-        after: pages.first,
-    };
-    object.invalidate_lock.with_write(memory.platform(), |proof| {
-        batch.size = object.size();
-        batch.begin(pages.end.min(pages_of(batch.size)), rules);
-        let ranges: ArrayVec<PageRange, RUNS> = batch
-            .groups()
-            .map(|runs| PageRange::from_count(runs[0].page, pages_in(runs)))
-            .collect();
-        if !ranges.is_empty() {
-            mappings::write_protect(memory, object, &ranges, proof);
-        }
-    });
+    let mut batch =
+        WritebackBatch { memory, object, records: &records, batch: Batch::new(pages.first) };
+    // SAFETY: 1. the records are used only for this batch, and lie in this frame, which has only
+    // shared references to them. `WritebackBatch::end` removes them, at the latest when it is
+    // dropped.
+    unsafe { batch.batch.begin(memory, object, &records, pages.end, rules) };
     let result = batch.store();
-    Saved { result, after: batch.after, stored: batch.stored.get() }
+    Saved { result, after: batch.batch.after, stored: batch.batch.stored.get() }
 }
 
 /// The step of a batch.
@@ -260,34 +144,83 @@ fn pages_in(runs: &[PageRun]) -> u64 {
 }
 
 /// Runs of dirty pages that are being saved, in ascending order.
-struct WritebackBatch<'a, P: Platform> {
-    memory: &'a Memory<P>,
-    object: &'a ObjectState,
-    /// One for each of the runs.
-    records: &'a [Record; RUNS],
-    runs: ArrayVec<PageRun, RUNS>,
+pub(super) struct Batch<const N: usize> {
+    runs: ArrayVec<PageRun, N>,
     /// The flags that the pages of each run had.
-    flags: ArrayVec<PageFlags, RUNS>,
+    flags: ArrayVec<PageFlags, N>,
     /// The number of completed runs.
     done: Cell<usize>,
     /// The number of pages that were stored.
-    stored: Cell<u64>,
+    pub(super) stored: Cell<u64>,
     /// The size of the file, in bytes.
-    size: u64,
+    pub(super) size: u64,
     /// The page to continue at.
-    after: u64,
+    pub(super) after: u64,
 }
 
-impl<P: Platform> WritebackBatch<'_, P> {
+impl<const N: usize> Batch<N> {
+    /// An empty one, which begins with `first`.
+    pub(super) fn new(first: u64) -> Self {
+        Self {
+            runs: ArrayVec::new(),
+            flags: ArrayVec::new(),
+            done: Cell::new(0),
+            stored: Cell::new(0),
+            size: 0,
+            after: first,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Takes dirty pages up to `end`, and their permission to be written. Called without locks.
+    ///
+    /// # Safety
+    /// 1. The records are in no list. Until [`Batch::end`] was called for all runs of the batch,
+    ///    they do not move, and no mutable reference to them exists.
+    pub(super) unsafe fn begin<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        records: &[Record; N],
+        end: u64,
+        rules: Rules,
+    ) {
+        object.invalidate_lock.with_write(memory.platform(), |proof| {
+            self.size = object.size();
+            // SAFETY: 1. the caller's obligation 1.
+            unsafe { self.take(memory, object, records, end.min(pages_of(self.size)), rules) };
+            let ranges: ArrayVec<PageRange, N> = self
+                .groups()
+                .map(|runs| PageRange::from_count(runs[0].page, pages_in(runs)))
+                .collect();
+            if !ranges.is_empty() {
+                mappings::write_protect(memory, object, &ranges, proof);
+            }
+        });
+    }
+
     /// Adds dirty pages up to `end` to the batch and clears their flags. Stops at a page with a
     /// change older than the rules' turn; a younger change waits. The invalidate lock is held for
-    /// writing, and the records do not move until the batch is dropped.
-    fn begin(&mut self, end: u64, rules: Rules) {
+    /// writing.
+    ///
+    /// # Safety
+    /// 1. As of [`Batch::begin`].
+    unsafe fn take<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        records: &[Record; N],
+        end: u64,
+        rules: Rules,
+    ) {
         let mut room = rules.most;
         while room > 0 && !self.runs.is_full() {
             let from = self.after;
-            let record = &self.records[self.runs.len()];
-            let next = self.object.pages.alone(self.memory.platform(), |index, in_flight, ends| {
+            let record = &records[self.runs.len()];
+            let next = object.pages.alone(memory.platform(), |index, in_flight, ends| {
                 let (run, flags) = index.next_dirty(from, end)?;
                 if !rules.tried.allows(flags) {
                     return Some(SaveStep::Left(run.page + u64::from(run.count)));
@@ -300,9 +233,7 @@ impl<P: Platform> WritebackBatch<'_, P> {
                 }
                 let stored = PageRange::from_count(run.page, count.into());
                 index.clear_flags(run.page, u64::from(count));
-                // SAFETY: the record is used only for this run, and lies in the frame of
-                // `save_batch`, which has only shared references to it. `end` removes it, at the
-                // latest when the batch is dropped.
+                // SAFETY: 1. the record is used only for this run. The caller's obligation 1.
                 unsafe { in_flight.insert(ends, record, TransferKind::Write, stored) };
                 Some(SaveStep::Taken(PageRun { count, ..run }, flags))
             });
@@ -320,17 +251,67 @@ impl<P: Platform> WritebackBatch<'_, P> {
     }
 
     /// The runs, grouped into adjacent ones.
-    fn groups(&self) -> impl Iterator<Item = &[PageRun]> {
+    pub(super) fn groups(&self) -> impl Iterator<Item = &[PageRun]> {
         let follows = |run: &PageRun, next: &PageRun| run.page + u64::from(run.count) == next.page;
         self.runs.chunk_by(follows)
     }
 
+    /// Completes the next `count` runs; marks them dirty again if they were not stored. No answer
+    /// counts as no attempt. Returns whether threads must be woken ([`super::in_flight::Ends::wake`]).
+    ///
+    /// # Safety
+    /// 1. [`Batch::begin`] was called with the records, and so were all calls of this.
+    pub(super) unsafe fn end(
+        &self,
+        (index, in_flight, ends): (&mut PageIndex, &mut InFlight, &Ends),
+        records: &[Record; N],
+        count: usize,
+        answer: Option<Result<(), PagerError>>,
+    ) -> bool {
+        let over = self.done.get()..self.done.get() + count;
+        self.done.set(over.end);
+        if let Some(Ok(())) = answer {
+            self.stored.set(self.stored.get() + pages_in(&self.runs[over.clone()]));
+        }
+        let mut wanted = false;
+        for number in over {
+            let (run, before) = (&self.runs[number], self.flags[number]);
+            let again = match answer {
+                Some(Ok(())) => None,
+                // A pager that lacks memory has not tried.
+                Some(Err(error)) if Failure::from(error) != Failure::NoMemory => {
+                    Some(after_failure(before))
+                }
+                None | Some(Err(_)) => Some(before),
+            };
+            if let Some(flags) = again {
+                index.set_flags(run.page, u64::from(run.count), flags);
+                in_flight.count_failure();
+            }
+            // SAFETY: 1. `begin` has inserted the records of all runs, and `done` has passed those
+            // that were removed.
+            wanted |= unsafe { in_flight.take(ends, &records[number]) };
+        }
+        wanted
+    }
+}
+
+/// A batch that the thread which has begun it waits for.
+struct WritebackBatch<'a, P: Platform> {
+    memory: &'a Memory<P>,
+    object: &'a ObjectState,
+    /// One for each of the runs.
+    records: &'a [Record; RUNS],
+    batch: Batch<RUNS>,
+}
+
+impl<P: Platform> WritebackBatch<'_, P> {
     /// Has the pager store all groups, which a device may do side by side, and waits for all
     /// answers.
     fn store(&self) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
         let writes: ArrayVec<PageWrite<'_>, RUNS> =
-            self.groups().map(|runs| PageWrite::new(file, runs, self.size)).collect();
+            self.batch.groups().map(|runs| PageWrite::new(file, runs, self.batch.size)).collect();
         // Dropped before the writes: if the pager panics, for the answers to the requests before.
         let mut begun = BegunWrites { batch: self, asked: &[], answered: 0 };
         let mut result = Ok(());
@@ -352,35 +333,11 @@ impl<P: Platform> WritebackBatch<'_, P> {
         result
     }
 
-    /// Completes the next `count` runs; marks them dirty again if they were not stored. No answer
-    /// counts as no attempt.
+    /// As [`Batch::end`]; wakes threads.
     fn end(&self, count: usize, answer: Option<Result<(), PagerError>>) {
-        let over = self.done.get()..self.done.get() + count;
-        self.done.set(over.end);
-        if let Some(Ok(())) = answer {
-            self.stored.set(self.stored.get() + pages_in(&self.runs[over.clone()]));
-        }
         let wanted = self.object.pages.end_writes(self.memory, |index, in_flight, ends| {
-            let mut wanted = false;
-            for number in over {
-                let (run, before) = (&self.runs[number], self.flags[number]);
-                let again = match answer {
-                    Some(Ok(())) => None,
-                    // A pager that lacks memory has not tried.
-                    Some(Err(error)) if Failure::from(error) != Failure::NoMemory => {
-                        Some(after_failure(before))
-                    }
-                    None | Some(Err(_)) => Some(before),
-                };
-                if let Some(flags) = again {
-                    index.set_flags(run.page, u64::from(run.count), flags);
-                    in_flight.count_failure();
-                }
-                // SAFETY: 1. `begin` has inserted the records of all runs, and `done` has passed
-                // those that were removed.
-                wanted |= unsafe { in_flight.take(ends, &self.records[number]) };
-            }
-            wanted
+            // SAFETY: 1. `save_batch` has begun it with them.
+            unsafe { self.batch.end((index, in_flight, ends), self.records, count, answer) }
         });
         if wanted {
             self.object.pages.ends.wake(self.memory.platform());
@@ -391,7 +348,7 @@ impl<P: Platform> WritebackBatch<'_, P> {
 impl<P: Platform> Drop for WritebackBatch<'_, P> {
     fn drop(&mut self) {
         // Runs are left if the pager has panicked.
-        let left = self.runs.len() - self.done.get();
+        let left = self.batch.runs.len() - self.batch.done.get();
         if left > 0 {
             self.end(left, None);
         }

@@ -118,7 +118,7 @@ impl<H: ForHandler> Wait<H> {
             }
             Self::Pager(ticket) => {
                 if let Some(object) = object {
-                    object.state().pages.wait(memory.platform(), ticket);
+                    object.state().pages.wait(memory, ticket);
                 }
                 Ok(None)
             }
@@ -248,7 +248,7 @@ impl<P: Platform> Object<'_, P> {
         loop {
             let mut locked = || state.changes.with_write(platform, &mut work);
             let done = if state.is_file() {
-                state.pages.with_change(platform, pages, reads, locked)
+                state.pages.with_change(self.memory, pages, reads, locked)
             } else {
                 locked()
             };

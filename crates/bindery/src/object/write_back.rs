@@ -143,5 +143,5 @@ fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Resul
 fn wait_for_writes<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     let next = |_: &mut _, in_flight: &mut InFlight, _: &_| in_flight.next_number();
     let number = object.pages.alone(memory.platform(), next);
-    object.pages.wait_for_writes(memory.platform(), ALL, number);
+    object.pages.wait_for_writes(memory, ALL, number);
 }

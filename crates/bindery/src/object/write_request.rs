@@ -14,13 +14,14 @@ use crate::frame::FrameRange;
 use crate::platform::Platform;
 
 use super::answer::{Answer, Requests};
+use super::detached_batch::DetachedBatch;
 use super::{PagerError, StoredBytes};
 
 /// The most pieces of a request.
 pub(super) const RUNS: usize = 32;
 
 /// A write of adjacent runs of pages. It lies with the call that saves them, which waits for the
-/// answer.
+/// answer, or in a [`DetachedBatch`].
 pub(super) struct PageWrite<'r> {
     /// The pager's number of the file.
     file: u64,
@@ -29,11 +30,18 @@ pub(super) struct PageWrite<'r> {
     /// The size of the file in bytes.
     size: u64,
     answer: Answer,
+    /// The batch that it is a part of, if any thread may end that.
+    batch: Option<NonNull<DetachedBatch>>,
 }
 
 impl<'r> PageWrite<'r> {
     pub(super) fn new(file: u64, runs: &'r [PageRun], size: u64) -> Self {
-        Self { file, runs, size, answer: Answer::new() }
+        Self { file, runs, size, answer: Answer::new(), batch: None }
+    }
+
+    /// A part of a batch that any thread may end.
+    pub(super) fn of_batch(self, batch: NonNull<DetachedBatch>) -> Self {
+        Self { batch: Some(batch), ..self }
     }
 
     /// The answer, if it has come.
@@ -100,8 +108,7 @@ impl<P: Platform> Memory<P> {
 
 impl<'a> WriteRequest<'a> {
     /// # Safety
-    /// 1. The write and its runs stay as they are until it is answered: the caller waits. It has no
-    ///    other request.
+    /// 1. The write and its runs stay as they are until it is answered. It has no other request.
     /// 2. Until then, the frames of the runs are in place, and no reference forbids reading them.
     pub(super) unsafe fn new<P: Platform>(memory: &'a Memory<P>, write: &PageWrite<'_>) -> Self {
         // The type does not tell how long it lives; obligation 1 does.
@@ -175,17 +182,42 @@ impl<'a> WriteRequest<'a> {
     }
 
     fn answer(self, result: Result<(), PagerError>) {
-        let memory = self.memory;
-        self.write().answer.give(result);
+        let (memory, write) = (self.memory, self.write);
         core::mem::forget(self);
-        memory.wake();
+        // SAFETY: 1. it lives until it is answered (obligation 1 of `new`), and this was its only
+        // request.
+        unsafe { memory.answer_write(write, result) }
     }
+}
+
+/// As [`super::answer::Requests::answer_write`].
+///
+/// # Safety
+/// 1. As there.
+pub(super) unsafe fn answer_write<P: Platform>(
+    memory: &Memory<P>,
+    write: NonNull<PageWrite<'static>>,
+    result: Result<(), PagerError>,
+) {
+    let batch = {
+        // SAFETY: it lives until it is answered (obligation 1).
+        let write = unsafe { write.as_ref() };
+        let batch = write.batch;
+        // From here on a thread may free the write, unless it is a part of a batch.
+        write.answer.give(result);
+        batch
+    };
+    if let Some(batch) = batch {
+        // SAFETY: 1. the batch has counted this answer.
+        unsafe { super::detached_batch::answer(memory, batch) };
+    }
+    memory.answers.completions.note(memory.platform());
 }
 
 impl Drop for WriteRequest<'_> {
     fn drop(&mut self) {
-        self.write().answer.give(Err(PagerError::InputOutput));
-        self.memory.wake();
+        // SAFETY: 1. as in `answer`.
+        unsafe { self.memory.answer_write(self.write, Err(PagerError::InputOutput)) }
     }
 }
 

@@ -73,8 +73,8 @@ fn finish<P: Platform>(memory: &Memory<P>, has_succeeded: bool) {
 }
 
 /// The measures taken so far for a call that finds no memory.
-#[derive(Default)]
-struct Attempts {
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
     rounds: u32,
     /// Items that waited for readers were freed.
     drain: bool,
@@ -87,10 +87,11 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Calls until the call does not fail for lack of memory, or no measure is left.
+    /// Calls until the call does not fail for lack of memory, or no measure is left. Steps of one
+    /// call take the measures once.
     #[inline]
-    fn repeat<P: Platform, T, E: CallError>(
-        mut self,
+    pub(crate) fn repeat<P: Platform, T, E: CallError>(
+        &mut self,
         memory: &Memory<P>,
         mut call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {

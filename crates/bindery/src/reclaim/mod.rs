@@ -49,11 +49,12 @@ use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::{Folio, OwnerKind};
 use crate::frame::Frames;
-use crate::object::drop_answered;
 use crate::object::reclaim::Spare;
+use crate::object::{drop_answered, settle_written};
 use crate::platform::Platform;
 use crate::swap::wait_for_a_write;
 
+pub(crate) use direct::Attempts;
 use pressure::EvictionBatch;
 use search::{ScanPart, Search};
 use sweep::Which;
@@ -132,6 +133,7 @@ fn reclaim_until<P: Platform>(
     let before = memory.free_frame_count();
     // Pages that were read ahead, and that nothing has asked for yet.
     drop_answered(memory);
+    settle_written(memory);
     memory.trim();
     let freed = memory.free_frame_count().saturating_sub(before) + memory.finish_swap_writes();
     let mut done = Reclaimed { freed, scanned: 0 };

@@ -9,6 +9,7 @@ use super::VmaView;
 
 /// An iteration over the VMAs of a range, as `madvise` and `msync` make it: it skips holes, and
 /// reports the first of them at the end.
+#[derive(Debug)]
 pub(crate) struct Parts {
     at: VirtAddr,
     end: VirtAddr,

@@ -15,6 +15,7 @@
 //! | `range` | the pages that a call names by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `steps` | calls that stop where they would wait, and go on |
+//! | `writeback` | `fsync(2)` in steps |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 
 pub(super) mod advice;
@@ -45,3 +46,4 @@ mod shmdt;
 pub(super) mod steps;
 mod swap_off;
 mod will_need;
+pub(super) mod writeback;

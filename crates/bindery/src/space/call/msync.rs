@@ -6,8 +6,11 @@ use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
 
+use crate::object::Object;
 use crate::vmas::Parts;
 
+use super::steps::Step;
+use super::writeback::Writeback;
 use crate::space::AddressSpace;
 use crate::vma::MappingFlags;
 
@@ -34,7 +37,7 @@ bitflags! {
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Saves the dirty pages of shared file mappings in `length` bytes (rounded up to pages) at
     /// `start`. May wait for storage.
     ///
@@ -46,16 +49,93 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has
     /// holes, after the rest is saved.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
-        msync(self, start, length, flags)
+        let mut parts = parts(self, start, length, flags)?;
+        while let Some((object, offset, length)) = next_file(self, &mut parts, flags)? {
+            object.sync(offset, length)?;
+        }
+        parts.end()
+    }
+
+    /// As [`AddressSpace::msync`], for a caller that must not block while the pager works: the steps
+    /// of the result store the pages.
+    ///
+    /// Context: any. Complexity: constant.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`], [`Error::Invalid`] and [`Error::OutOfRange`] as there; its other errors
+    /// are those of the steps.
+    pub fn begin_msync(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        flags: SyncFlags,
+    ) -> Result<MappedWriteback<'m, P>, Error> {
+        let parts = parts(self, start, length, flags)?;
+        Ok(MappedWriteback { parts: Some(parts), flags, writeback: None })
     }
 }
 
-fn msync<P: Platform>(
+/// The mappings whose changes an `msync` has still to store ([`AddressSpace::begin_msync`]). A step
+/// looks the next mapping up. It goes on with the file of the last one whatever becomes of that
+/// mapping, as a call that blocks does: one that another thread unmaps in between was there when
+/// the call came to it, and one that is unmapped before the call comes to it is a hole.
+///
+/// It has a handle to the file that it stores, and no lock. Dropping it ends the call, as the drop
+/// of a [`Writeback`].
+///
+/// # Context
+/// Context: may sleep. The drop, too, like that of an [`Object`].
+#[derive(Debug)]
+#[must_use = "the pages are stored by its steps"]
+pub struct MappedWriteback<'m, P: Platform> {
+    /// `None` after the end.
+    parts: Option<Parts>,
+    flags: SyncFlags,
+    /// That of the last mapping, until it is done.
+    writeback: Option<Writeback<'m, P>>,
+}
+
+impl<'m, P: Platform> MappedWriteback<'m, P> {
+    /// Stores pages, until all are stored or the pager has to be waited for. `space` is the same at
+    /// each step. After the end, does nothing.
+    ///
+    /// Sleeps as [`Writeback::step`]. Complexity: as there, plus linear in the mappings.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::msync`].
+    pub fn step(&mut self, space: &AddressSpace<'m, P>) -> Result<Step<'m, 'm, P>, Error> {
+        let result = self.advance(space);
+        if !matches!(result, Ok(Step::Blocked(_))) {
+            (self.parts, self.writeback) = (None, None);
+        }
+        result
+    }
+
+    fn advance(&mut self, space: &AddressSpace<'m, P>) -> Result<Step<'m, 'm, P>, Error> {
+        let Some(parts) = &mut self.parts else { return Ok(Step::Done) };
+        loop {
+            if let Some(writeback) = &mut self.writeback {
+                match writeback.step()? {
+                    Step::Done => self.writeback = None,
+                    blocked @ Step::Blocked(_) => return Ok(blocked),
+                }
+            }
+            let Some((object, offset, length)) = next_file(space, parts, self.flags)? else {
+                break;
+            };
+            self.writeback = Some(object.begin_sync(offset, length));
+        }
+        self.parts.take().map_or(Ok(()), Parts::end).map(|()| Step::Done)
+    }
+}
+
+/// The mappings of a call.
+fn parts<P: Platform>(
     space: &AddressSpace<'_, P>,
     start: VirtAddr,
     length: u64,
     flags: SyncFlags,
-) -> Result<(), Error> {
+) -> Result<Parts, Error> {
     if !start.is_aligned(PAGE_SIZE) {
         return Err(Error::Unaligned(start));
     }
@@ -66,24 +146,29 @@ fn msync<P: Platform>(
     // A length that overflows when it is rounded up becomes zero, as on Linux.
     let length = length.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
     let range = VirtRange::from_len(start, length).ok_or(Error::OutOfRange { limit })?;
-    let mut parts = Parts::of(range);
+    Ok(Parts::of(range))
+}
+
+/// The next shared mapping of an object whose pages are to be stored: the object, and the bytes of
+/// it.
+fn next_file<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    parts: &mut Parts,
+    flags: SyncFlags,
+) -> Result<Option<(Object<'m, P>, u64, u64)>, Error> {
     loop {
-        let (object, offset, length) = {
-            let vmas = space.vmas.lock();
-            let Some((vma, part)) = parts.next(vmas.view()) else { break };
-            if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
-                return Err(Error::Locked(part.start()));
-            }
-            let object = space.object_of(vma).filter(|_| vma.is_shared());
+        let vmas = space.vmas.lock();
+        let Some((vma, part)) = parts.next(vmas.view()) else { return Ok(None) };
+        if flags.contains(SyncFlags::INVALIDATE) && vma.has(MappingFlags::LOCKED) {
+            return Err(Error::Locked(part.start()));
+        }
+        if !flags.contains(SyncFlags::SYNC) || !vma.is_shared() {
+            continue;
+        }
+        if let Some(object) = space.object_of(vma) {
             // `mremap` may extend a mapping beyond the largest offset of an object.
             let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
-            (object, offset, part.len())
-        };
-        if let Some(object) = object
-            && flags.contains(SyncFlags::SYNC)
-        {
-            object.sync(offset, length)?;
+            return Ok(Some((object, offset, part.len())));
         }
     }
-    parts.end()
 }

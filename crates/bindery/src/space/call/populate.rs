@@ -180,7 +180,7 @@ impl Populate {
     ) -> Result<Step<'s, 'm, P>, Error> {
         // The folio that was waited for stays until it is mapped.
         let mut _kept = None;
-        if let Some(CallReady { page, result }) = ready
+        if let Some(CallReady { fault: Some((page, result)) }) = ready
             && page == self.at
         {
             match result {

@@ -7,7 +7,7 @@ use core::fmt;
 
 use crate::addr::VirtAddr;
 use crate::error::FaultError;
-use crate::object::ParkedOn;
+use crate::object::{Object, ParkedOn, Polled, PolledWait};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
 
@@ -28,12 +28,21 @@ pub enum Step<'s, 'm, P: Platform> {
 
 /// The thing that a call has to wait for, as a [`FaultWait`]. It may be moved to another thread,
 /// and may lie in a queue: it holds no lock and no request. Dropping it cancels the wait: nothing
-/// is read for the call, unless a poll has begun it.
+/// is read for the call, unless a poll has begun it. Writes that a step has begun go on.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
 #[must_use = "the next step would find the same"]
-pub struct CallWait<'s, 'm, P: Platform>(FaultWait<'s, 'm, P>);
+pub struct CallWait<'s, 'm, P: Platform>(Event<'s, 'm, P>);
+
+/// The event that ends a wait.
+#[derive(Debug)]
+enum Event<'s, 'm, P: Platform> {
+    /// That of a fault.
+    Fault(FaultWait<'s, 'm, P>),
+    /// A pager has stored pages of the object, or a change of them is over.
+    Pager(Object<'m, P>, PolledWait<'m, P>),
+}
 
 /// How far a wait has come ([`CallWait::poll`]).
 #[derive(Debug)]
@@ -47,24 +56,37 @@ pub enum CallPoll<'w, 'm, P: Platform> {
 }
 
 /// The end of a wait, for the next step of the call: the page that was read, which stays in memory
-/// until that step has mapped it, or the error.
+/// until that step has mapped it, or the error. The end of a write says nothing more.
 #[must_use = "the call would not know how the wait has ended"]
 pub struct CallReady<'m, P: Platform> {
-    pub(super) page: VirtAddr,
-    pub(super) result: Result<FaultReady<'m, P>, FaultError>,
+    /// The page of a fault, and the end of its wait.
+    pub(super) fault: Option<(VirtAddr, Result<FaultReady<'m, P>, FaultError>)>,
 }
 
 impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     pub(super) fn new(wait: FaultWait<'s, 'm, P>) -> Self {
-        Self(wait)
+        Self(Event::Fault(wait))
+    }
+
+    /// A wait for the pager of the object, or for a change of its pages.
+    pub(crate) fn for_pager(object: Object<'m, P>, wait: PolledWait<'m, P>) -> Self {
+        Self(Event::Pager(object, wait))
     }
 
     /// Waits, and does the work that the call cannot do without waiting, as [`FaultWait::wait`].
     ///
     /// Context: may sleep.
     pub fn wait(self) -> CallReady<'m, P> {
-        let page = self.0.page();
-        CallReady { page, result: self.0.wait() }
+        match self.0 {
+            Event::Fault(wait) => CallReady { fault: Some((wait.page(), wait.wait())) },
+            Event::Pager(object, wait) => {
+                if let Some(wait) = wait.into_wait() {
+                    // The end of a record is no error.
+                    let _ = wait.wait(object.memory, Some(&object));
+                }
+                CallReady { fault: None }
+            }
+        }
     }
 
     /// Goes on with the wait as far as possible without sleeping, as [`FaultWait::poll`].
@@ -72,28 +94,42 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device
     /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: as there.
     pub fn poll(&mut self) -> CallPoll<'_, 'm, P> {
-        let page = self.0.page();
-        match self.0.poll() {
-            Ok(FaultPoll::Ready(ready)) => CallPoll::Ready(CallReady { page, result: Ok(ready) }),
-            Ok(FaultPoll::Pending(parked)) => CallPoll::Pending(parked),
-            Ok(FaultPoll::NeedsThread) => CallPoll::NeedsThread,
-            Err(error) => CallPoll::Ready(CallReady { page, result: Err(error) }),
+        match &mut self.0 {
+            Event::Fault(wait) => {
+                let page = wait.page();
+                let ready = |result| CallPoll::Ready(CallReady { fault: Some((page, result)) });
+                match wait.poll() {
+                    Ok(FaultPoll::Ready(kept)) => ready(Ok(kept)),
+                    Ok(FaultPoll::Pending(parked)) => CallPoll::Pending(parked),
+                    Ok(FaultPoll::NeedsThread) => CallPoll::NeedsThread,
+                    Err(error) => ready(Err(error)),
+                }
+            }
+            Event::Pager(object, wait) => match wait.poll(Some(object)) {
+                Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
+                Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
+                Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady { fault: None }),
+            },
         }
     }
 
-    /// Whether content is read from a pager or a swap device, as [`FaultWait::is_for_storage`].
+    /// Whether content is read from a pager or a swap device, as [`FaultWait::is_for_storage`], or
+    /// stored by a pager.
     ///
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
-        self.0.is_for_storage()
+        match &self.0 {
+            Event::Fault(wait) => wait.is_for_storage(),
+            Event::Pager(..) => true,
+        }
     }
 }
 
 impl<P: Platform> fmt::Debug for CallReady<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallReady")
-            .field("page", &self.page)
-            .field("error", &self.result.as_ref().err())
+            .field("page", &self.fault.as_ref().map(|(page, _)| page))
+            .field("error", &self.fault.as_ref().and_then(|(_, result)| result.as_ref().err()))
             .finish_non_exhaustive()
     }
 }

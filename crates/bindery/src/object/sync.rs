@@ -1,0 +1,339 @@
+//! `fsync(2)`: stores all dirty pages of a range, at once or in steps.
+//!
+//! Any number of calls may save at the same time. None meets a page that another call stores,
+//! because such a page is not dirty. So at its end each call waits for the writes that others had
+//! begun before.
+//!
+//! A call that blocks and one in steps run the same loop ([`Save::run`]). It holds nothing at the
+//! places at which it waits: its state is the place in the range.
+
+use crate::Memory;
+use crate::addr::{PAGE_SHIFT, PageRange};
+use crate::collections::page_tree::PageRun;
+use crate::error::{Error, Failure};
+use crate::interrupt;
+use crate::platform::Platform;
+
+use super::detached_batch::{self, FollowedBatch, settle_written};
+use super::in_flight::Ticket;
+use super::save::{Rules, Saved, Tried, next_to_store, save_from};
+use super::state::pages_of;
+use super::{Object, ObjectState, PolledWait, Wait};
+
+/// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
+const PAGES: u32 = 4096;
+
+const RULES: Rules = Rules { turn: u64::MAX, most: PAGES, tried: Tried::Once };
+
+/// The number of changes of one page that a sync in steps lets pass before it makes the next ones
+/// wait.
+const PATIENCE: u32 = 8;
+
+impl<P: Platform> Object<'_, P> {
+    /// Stores the changes of the file in `length` bytes from `offset` on, made through mappings or
+    /// otherwise, and returns when the pager has them. Does nothing for shared memory. Holds no
+    /// lock while the pager works. Pages beyond the size that the file has at the beginning, and
+    /// pages written behind the call's place, are left to the next: a writer that goes on does not
+    /// keep it. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    ///
+    /// A page that the pager has failed to store is tried once more, by the next call that comes to
+    /// it. After that it is left until it is written again, or forgotten
+    /// ([`Object::discard_failed`]).
+    ///
+    /// Context: may sleep. Complexity: linear in the dirty pages; for each batch of up to 32 runs,
+    /// one walk over the mappings of any of them.
+    ///
+    /// # Errors
+    /// The pager's error, mostly [`Error::InputOutput`]; the rest of the range is stored
+    /// nevertheless. [`Error::Interrupted`] if a fatal signal is pending, between two pieces of at
+    /// most 16 MiB. Pages that were not stored stay dirty.
+    pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
+        let (memory, pages) = (self.memory, pages_in(offset, length));
+        // A stored page is not dirty any more, so a retry does not store it again.
+        memory.retry(|| save(memory, self.state(), pages, Until::FatalSignal))?;
+        memory.clock.exhausted.forget();
+        Ok(())
+    }
+}
+
+/// The pages of `length` bytes from `offset` on.
+fn pages_in(offset: u64, length: u64) -> PageRange {
+    PageRange { first: offset >> PAGE_SHIFT, end: pages_of(offset.saturating_add(length)) }
+}
+
+/// The condition that ends a save early.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// A fatal signal.
+    FatalSignal,
+    /// None: a page that is not saved now is lost.
+    End,
+}
+
+/// Like [`Object::sync`], for `range`. Called without locks.
+pub(super) fn save<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    range: PageRange,
+    until: Until,
+) -> Result<(), Failure> {
+    if !object.is_file() {
+        return Ok(());
+    }
+    let mut save = Save::new(memory, object, range);
+    loop {
+        // It never stops.
+        if let Some(result) = save.run(memory, object, until, &mut Blocks) {
+            return result;
+        }
+    }
+}
+
+/// A save of a range that has begun.
+#[derive(Debug)]
+struct Save {
+    range: PageRange,
+    /// The page from which on dirty pages are stored.
+    from: u64,
+    /// The first error.
+    result: Result<(), Failure>,
+    /// The number of writes that had failed before it looked for dirty pages.
+    failures: u64,
+    /// Once all dirty pages are stored: the writes with lower numbers are waited for.
+    waits_below: Option<u64>,
+}
+
+/// The way in which a save waits. `None` and `false` stop it.
+trait Waiting<P: Platform> {
+    /// Stores the next dirty pages, of which `run` is the first, up to `end`.
+    fn store(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        run: PageRun,
+        end: u64,
+    ) -> Option<Saved>;
+
+    /// Waits for the end of a write.
+    fn wait(&mut self, memory: &Memory<P>, object: &ObjectState, ticket: Ticket) -> bool;
+}
+
+/// The thread waits.
+struct Blocks;
+
+impl<P: Platform> Waiting<P> for Blocks {
+    #[inline(always)]
+    fn store(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        run: PageRun,
+        end: u64,
+    ) -> Option<Saved> {
+        Some(save_from(memory, object, run, end, RULES))
+    }
+
+    #[inline(always)]
+    fn wait(&mut self, memory: &Memory<P>, object: &ObjectState, ticket: Ticket) -> bool {
+        object.pages.wait(memory, ticket);
+        true
+    }
+}
+
+impl Save {
+    fn new<P: Platform>(memory: &Memory<P>, object: &ObjectState, range: PageRange) -> Self {
+        let range = PageRange { end: range.end.min(object.size_in_pages()), ..range };
+        let failures = failures(memory, object);
+        Self { range, from: range.first, result: Ok(()), failures, waits_below: None }
+    }
+
+    /// Begins again. What was stored is not dirty any more.
+    fn restart<P: Platform>(&mut self, memory: &Memory<P>, object: &ObjectState) {
+        (self.from, self.result, self.waits_below) = (self.range.first, Ok(()), None);
+        self.failures = failures(memory, object);
+    }
+
+    /// Takes the result of a batch.
+    fn note(&mut self, saved: &Saved) {
+        self.result = self.result.and(saved.result);
+        self.from = saved.after;
+    }
+
+    /// Saves all, or up to a place at which `waiting` stops.
+    #[inline]
+    fn run<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        until: Until,
+        waiting: &mut impl Waiting<P>,
+    ) -> Option<Result<(), Failure>> {
+        let (pages, platform) = (&object.pages, memory.platform());
+        loop {
+            let number = match self.waits_below {
+                Some(number) => number,
+                None => {
+                    self.store_dirty(memory, object, until, waiting)?;
+                    // Pages that other calls were storing when this one began are not dirty, but
+                    // not stored yet either.
+                    pages.alone(platform, |_, in_flight, _| in_flight.next_number())
+                }
+            };
+            self.waits_below = Some(number);
+            while let Some(ticket) = pages.write_before(platform, self.range, number) {
+                if !waiting.wait(memory, object, ticket) {
+                    return None;
+                }
+            }
+            if self.result.is_err() || failures(memory, object) == self.failures {
+                return Some(self.result);
+            }
+            // Some of them may be dirty again. The call that failed knows, but our caller does not.
+            self.restart(memory, object);
+        }
+    }
+
+    /// Saves the dirty pages that no other call saves. `None` if `waiting` stops it.
+    #[inline]
+    fn store_dirty<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        until: Until,
+        waiting: &mut impl Waiting<P>,
+    ) -> Option<()> {
+        loop {
+            if until == Until::FatalSignal
+                && let Err(signal) = interrupt::check(memory.platform())
+            {
+                // A failure of the pager takes precedence.
+                self.result = self.result.and(Err(signal.into()));
+                return Some(());
+            }
+            // Checked before others are excluded: often, no page is dirty.
+            let within = self.range.end.min(object.size_in_pages());
+            let left = PageRange { first: self.from, end: within };
+            let Some(run) = next_to_store(memory, object, left, Tried::Once) else {
+                return Some(());
+            };
+            let saved = waiting.store(memory, object, run, self.range.end)?;
+            self.note(&saved);
+        }
+    }
+}
+
+/// The number of writes of the object that have failed.
+fn failures<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> u64 {
+    object.pages.alone(memory.platform(), |_, in_flight, _| in_flight.failures())
+}
+
+/// A save in steps: no thread need wait for its batches.
+#[derive(Debug)]
+pub(crate) struct FollowedSave<'m, P: Platform> {
+    save: Save,
+    /// The batch that it has begun.
+    batch: Option<FollowedBatch<'m, P>>,
+    /// The number of changes of the next page that it has let pass.
+    passed: u32,
+}
+
+/// The way in which a [`FollowedSave`] waits: it stops.
+struct Steps<'w, 'm, P: Platform> {
+    memory: &'m Memory<P>,
+    batch: &'w mut Option<FollowedBatch<'m, P>>,
+    passed: &'w mut u32,
+    /// The thing to wait for.
+    ticket: Option<Ticket>,
+}
+
+impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
+    fn store(
+        &mut self,
+        memory: &Memory<P>,
+        object: &ObjectState,
+        run: PageRun,
+        end: u64,
+    ) -> Option<Saved> {
+        loop {
+            let pages = PageRange { first: run.page, end };
+            let batch = match detached_batch::begin(self.memory, object, pages, RULES) {
+                Ok((_, Some(batch))) => batch,
+                Ok((after, None)) if after != run.page => {
+                    return Some(Saved { result: Ok(()), after, stored: 0 });
+                }
+                Ok((_, None)) if *self.passed < PATIENCE => {
+                    *self.passed += 1;
+                    let changed = PageRange::from_count(run.page, u64::from(run.count));
+                    self.ticket = object.pages.change_of(memory.platform(), changed);
+                    if self.ticket.is_some() {
+                        return None;
+                    }
+                    continue;
+                }
+                // No memory for the record, or changes without end: the thread waits.
+                Ok((_, None)) | Err(_) => {
+                    *self.passed = 0;
+                    return Some(save_from(memory, object, run, end, RULES));
+                }
+            };
+            *self.passed = 0;
+            self.ticket = batch.ticket(object);
+            if self.ticket.is_some() {
+                *self.batch = Some(batch);
+                return None;
+            }
+            return batch.saved();
+        }
+    }
+
+    fn wait(&mut self, _: &Memory<P>, _: &ObjectState, ticket: Ticket) -> bool {
+        self.ticket = Some(ticket);
+        false
+    }
+}
+
+impl<'m, P: Platform> FollowedSave<'m, P> {
+    /// A save of `length` bytes of a file from `offset` on.
+    pub(crate) fn new(object: &Object<'m, P>, offset: u64, length: u64) -> Self {
+        let save = Save::new(object.memory, object.state(), pages_in(offset, length));
+        Self { save, batch: None, passed: 0 }
+    }
+
+    /// Begins again, after an error. What was stored is not dirty any more.
+    pub(crate) fn restart(&mut self, object: &Object<'m, P>) {
+        self.save.restart(object.memory, object.state());
+    }
+
+    /// Goes on with the object, which is the same each time, until all is stored or this has to be
+    /// waited for.
+    ///
+    /// # Errors
+    /// As [`save`].
+    pub(crate) fn step(
+        &mut self,
+        object: &Object<'m, P>,
+    ) -> Result<Option<PolledWait<'m, P>>, Failure> {
+        let (memory, state) = (object.memory, object.state());
+        if !state.is_file() {
+            return Ok(None);
+        }
+        let wait = |ticket| Ok(Some(PolledWait::new(memory, Wait::Pager(ticket))));
+        settle_written(memory);
+        if let Some(batch) = &self.batch {
+            if let Some(ticket) = batch.ticket(state) {
+                return wait(ticket);
+            }
+            batch.saved().iter().for_each(|saved| self.save.note(saved));
+            self.batch = None;
+        }
+        loop {
+            let (batch, passed) = (&mut self.batch, &mut self.passed);
+            let mut steps = Steps { memory, batch, passed, ticket: None };
+            match (self.save.run(memory, state, Until::FatalSignal, &mut steps), steps.ticket) {
+                (Some(result), _) => return result.map(|()| None),
+                (None, Some(ticket)) => return wait(ticket),
+                (None, None) => {}
+            }
+        }
+    }
+}
