@@ -118,7 +118,8 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
         };
         lock.set_owner(LiveOwner::NONE, FolioIndex::NONE);
         count::publish(self.0.count(), 2 * REFERENCE);
-        Some(lock.with_reference())
+        // SAFETY: 1. the second of those that were published just now.
+        Some(unsafe { lock.with_reference() })
     }
 }
 

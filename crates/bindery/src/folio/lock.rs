@@ -254,8 +254,11 @@ impl<'a, P: Platform> FolioLock<'a, P> {
     }
 
     /// As [`LockedFolio::new`], with a reference that the caller has without a guard.
+    ///
+    /// # Safety
+    /// 1. The reference is the caller's, which gives it to the result: no other code releases it.
     #[inline]
-    pub(crate) fn with_reference(self) -> LockedFolio<'a, P> {
+    pub(crate) unsafe fn with_reference(self) -> LockedFolio<'a, P> {
         let handle = self.handle;
         debug_assert_ne!(handle.references(), 0, "{:?} has no reference", handle.folio);
         LockedFolio { lock: ManuallyDrop::new(self) }
@@ -274,7 +277,8 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     pub(crate) fn new(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) -> Self {
         debug_assert_eq!(lock.handle.folio, *held);
         held.leave();
-        lock.with_reference()
+        // SAFETY: 1. that of the guard, which has left it.
+        unsafe { lock.with_reference() }
     }
 
     #[inline]
@@ -387,10 +391,11 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     ///
     /// # Safety
     /// 1. As there.
+    /// 2. The reference was left to the batch, too, and is in no guard.
     #[inline]
     pub(crate) unsafe fn folio_of_batch(self) -> LockedFolio<'a, P> {
-        // SAFETY: 1. passed on.
-        unsafe { self.lock_of_batch() }.with_reference()
+        // SAFETY: 1. of the lock: obligation 1; of the reference: obligation 2.
+        unsafe { self.lock_of_batch().with_reference() }
     }
 
     /// Acts on marks that other threads set on a folio that the caller unlocked just before
@@ -408,9 +413,12 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         locked.then(|| FolioLock { handle: self })
     }
 
-    /// Takes the folio's lock over from a device's request, if the request still holds it. The
-    /// caller has a reference, or that of the request.
-    pub(crate) fn lock_of_request(self) -> Option<FolioLock<'a, P>> {
+    /// Takes the folio's lock over from a device's request, if the request still holds it.
+    ///
+    /// # Safety
+    /// 1. A reference keeps the folio until the guard is dropped: the caller's, the request's, or
+    ///    that of the swap cache, which the caller keeps there.
+    pub(crate) unsafe fn lock_of_request(self) -> Option<FolioLock<'a, P>> {
         // The bit was set when a guard was consumed, and exactly one thread clears it.
         let state = self.state();
         let taken = take_from_request(state, || self.disown());

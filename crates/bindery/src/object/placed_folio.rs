@@ -93,7 +93,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
         if !self.is_in_index() {
             // The holder of the lock may need these frames.
             batch.free_all();
-            lock_folio(self.memory, self.folio).detach_from_object();
+            // SAFETY: 1. those that are released below.
+            unsafe { lock_folio(self.memory, self.folio) }.detach_from_object();
         }
         folio.release_pages(count);
     }

@@ -1,5 +1,7 @@
 //! The things that a call or a fault waits for, with its locks released.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::convert::Infallible;
 
 use crate::Memory;
@@ -126,7 +128,8 @@ impl<H: ForHandler> Wait<H> {
             Self::SwapCache { area, slot } => {
                 let cached = find_cached(memory, area, slot);
                 if let Some(cached) = &cached {
-                    drop(lock_folio(memory, **cached));
+                    // SAFETY: 1. `cached`.
+                    drop(unsafe { lock_folio(memory, **cached) });
                 }
                 Ok(cached)
             }
@@ -135,7 +138,8 @@ impl<H: ForHandler> Wait<H> {
                 Ok(None)
             }
             Self::Folio(folio) => {
-                drop(lock_folio(memory, folio));
+                // SAFETY: 1. that of the wait, which is released afterwards.
+                drop(unsafe { lock_folio(memory, folio) });
                 memory.frames.folio(folio).release();
                 Ok(None)
             }

@@ -12,6 +12,8 @@
 //! *under writeback*, like one that is being written: the lock and the reference belong to the
 //! request, until the thread that has begun the read takes them over.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use super::area::SlotRun;
 use super::cached_folio::CachedFolio;
 use super::content::ClaimedFolio;
@@ -148,10 +150,12 @@ impl DeviceRead {
         let area = memory.swap.area(self.slots.area)?;
         let (group, number) = area.requests.group(self.number);
         let succeeded = group.result(number) == Some(true);
-        let lock = memory.frames.folio(self.folio).lock_of_request();
+        // SAFETY: 1. the request's reference, which is this read's.
+        let lock = unsafe { memory.frames.folio(self.folio).lock_of_request() };
         debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
         area.free_request(memory, self.number);
-        let locked = lock?.with_reference();
+        // SAFETY: 1. the request's, from which the lock was taken over.
+        let locked = unsafe { lock?.with_reference() };
         if !succeeded {
             CachedFolio::new(memory, locked.locked(), self.slots.place()).give_up();
             return None;

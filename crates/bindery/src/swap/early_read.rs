@@ -11,6 +11,8 @@
 //! to the request, and the thread that finds the request done unlocks the slots
 //! ([`super::writeback`]).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
@@ -172,10 +174,12 @@ impl<P: Platform> SlotArea<P> {
         let (group, number) = self.requests.group(number);
         let read = group.result(number) == Some(true);
         if let Some(folio) = memory.frames.folio_of(group.head(number)) {
-            let lock = memory.frames.folio(folio).lock_of_request();
+            // SAFETY: 1. the request's reference, which it has until it is freed below.
+            let lock = unsafe { memory.frames.folio(folio).lock_of_request() };
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {
-                let locked = lock.with_reference();
+                // SAFETY: 1. the request's, from which the lock was taken over.
+                let locked = unsafe { lock.with_reference() };
                 match CachedFolio::find(memory, locked.locked()) {
                     Some(cached) if read => {
                         cpu::note_swapped_in(memory, folio.pages());

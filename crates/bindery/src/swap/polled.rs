@@ -4,6 +4,8 @@
 //! any time. Each poll finishes the requests that devices are done with, as a thread that waits
 //! does ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::AtomicU32;
 
 use super::area::SlotRun;
@@ -12,7 +14,7 @@ use super::find_cached;
 use super::take_back::take_back;
 use crate::Memory;
 use crate::addr::Order;
-use crate::folio::{Folio, FolioRef};
+use crate::folio::FolioRef;
 use crate::platform::Platform;
 
 /// A wait for a slot's page, or for a free request of its area.
@@ -89,7 +91,7 @@ impl PolledSlot {
                 };
             };
             if let Some(cached) = find_cached(memory, self.area, slot) {
-                return match look_at(memory, *cached) {
+                return match look_at(memory, &cached) {
                     Lock::Free => SlotPoll::Ready(Some(cached)),
                     Lock::Device => SlotPoll::Pending(word, expected),
                     Lock::Thread => SlotPoll::NeedsThread,
@@ -133,10 +135,11 @@ enum Lock {
 const PATIENCE: u32 = 128;
 
 /// The state of the folio's lock. A write that the device allows to be overtaken is taken back.
-fn look_at<P: Platform>(memory: &Memory<P>, folio: Folio) -> Lock {
-    let handle = memory.frames.folio(folio);
+fn look_at<P: Platform>(memory: &Memory<P>, held: &FolioRef<'_, P>) -> Lock {
+    let handle = memory.frames.folio(**held);
     for _ in 0..PATIENCE {
-        let lock = handle.try_lock().or_else(|| take_back(memory, folio));
+        // SAFETY: 1. `held`, which outlives the lock.
+        let lock = handle.try_lock().or_else(|| unsafe { take_back(memory, **held) });
         if lock.is_some() {
             return Lock::Free;
         }

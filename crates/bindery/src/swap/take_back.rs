@@ -17,6 +17,8 @@
 //! writeback bit does not: the folio may have been swapped out again, to other slots, when the
 //! first request is done.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
@@ -29,18 +31,29 @@ use crate::Memory;
 use crate::folio::{Folio, FolioLock, SwapPlace};
 use crate::platform::Platform;
 
-/// Takes back a folio that a device writes. The caller has a reference. `None` if the device
-/// needs stable pages, reads the folio, or is done with it.
+/// Takes back a folio that a device writes. `None` if the device needs stable pages, reads the
+/// folio, or is done with it.
+///
+/// # Safety
+/// 1. The caller has a reference, until the lock is dropped.
 #[cold]
-pub(super) fn take_back<P: Platform>(memory: &Memory<P>, folio: Folio) -> Option<FolioLock<'_, P>> {
-    let (lock, place) =
-        while_areas_stay(memory.platform(), |stay| take_lock_over(stay, memory, folio))?;
+pub(super) unsafe fn take_back<P: Platform>(
+    memory: &Memory<P>,
+    folio: Folio,
+) -> Option<FolioLock<'_, P>> {
+    let (lock, place) = while_areas_stay(memory.platform(), |stay| {
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { take_lock_over(stay, memory, folio) }
+    })?;
     CachedFolio::new(memory, lock.locked(), place).unlock(&PageSet::EMPTY);
     Some(lock)
 }
 
 /// Takes over the folio's lock and marks its slots, in one step.
-fn take_lock_over<'m, P: Platform>(
+///
+/// # Safety
+/// 1. As [`take_back`].
+unsafe fn take_lock_over<'m, P: Platform>(
     stay: &AreasStay,
     memory: &'m Memory<P>,
     folio: Folio,
@@ -61,7 +74,8 @@ fn take_lock_over<'m, P: Platform>(
     if !(0..).zip(cells).all(is_written) {
         return None;
     }
-    let lock = memory.frames.folio(folio).lock_of_request()?;
+    // SAFETY: 1. the caller's reference (obligation 1).
+    let lock = unsafe { memory.frames.folio(folio).lock_of_request() }?;
     for cell in cells {
         cell.store(load(cell).0 & !SlotState::CONTENT | SlotState::WRITING, Relaxed);
     }
@@ -70,21 +84,30 @@ fn take_lock_over<'m, P: Platform>(
 
 /// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
 /// taken the lock over ([`take_back`]), releases the slots and returns `None`.
-pub(super) fn lock_written<P: Platform>(
+///
+/// # Safety
+/// 1. The caller ends the request, and releases the request's reference after the lock.
+pub(super) unsafe fn lock_written<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,
     slots: SlotRun,
 ) -> Option<FolioLock<'_, P>> {
-    while_areas_stay(memory.platform(), |stay| lock_written_in(stay, memory, folio, slots))
+    // SAFETY: 1. the caller's obligation 1.
+    while_areas_stay(memory.platform(), |stay| unsafe {
+        lock_written_in(stay, memory, folio, slots)
+    })
 }
 
-fn lock_written_in<'m, P: Platform>(
+/// # Safety
+/// 1. As [`lock_written`].
+unsafe fn lock_written_in<'m, P: Platform>(
     stay: &AreasStay,
     memory: &'m Memory<P>,
     folio: Folio,
     slots: SlotRun,
 ) -> Option<FolioLock<'m, P>> {
-    let lock = || memory.frames.folio(folio).lock_of_request();
+    // SAFETY: 1. the request's, which the caller ends (obligation 1).
+    let lock = || unsafe { memory.frames.folio(folio).lock_of_request() };
     let (Some(area), Some((cluster, cells, values))) =
         (memory.swap.area(slots.area), slots.cells(stay, memory))
     else {

@@ -13,6 +13,8 @@
 //! The bit is set in one step with the last check for parked waiters, so that none of them sleeps
 //! through step 3.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
@@ -240,7 +242,10 @@ impl<P: Platform> SlotArea<P> {
         let mut frozen = None;
         let first = group.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
-        match (lock_written(memory, folio, slots), memory.frames.folio(folio).swap_place()) {
+        // SAFETY: 1. this thread has found the request done, and ends it: each branch releases the
+        // request's reference.
+        let lock = unsafe { lock_written(memory, folio, slots) };
+        match (lock, memory.frames.folio(folio).swap_place()) {
             (None, _) => {
                 if succeeded {
                     cpu::note_swapped_out(memory, folio.pages());
@@ -250,13 +255,16 @@ impl<P: Platform> SlotArea<P> {
             (Some(lock), Some(place)) if succeeded => {
                 cpu::note_swapped_out(memory, folio.pages());
                 let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
-                frozen = CachedFolio::evict(memory, lock.with_reference(), place, Some(&written));
+                // SAFETY: 1. the request's, from which the lock was taken over.
+                let leaving = unsafe { lock.with_reference() };
+                frozen = CachedFolio::evict(memory, leaving, place, Some(&written));
             }
             (Some(lock), place) => {
                 if let Some(place) = place {
                     CachedFolio::new(memory, lock.locked(), place).unlock_unwritten();
                 }
-                drop(lock.with_reference());
+                // SAFETY: 1. as above.
+                drop(unsafe { lock.with_reference() });
             }
         }
         let pages = folio.pages();
@@ -348,13 +356,17 @@ pub(super) fn wait_for_devices<P: Platform>(
 /// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
 /// device's write, takes the lock over if the device allows that ([`take_back`]). The caller holds
 /// no lock of a table, and is in no read section.
-pub(crate) fn lock_folio<P: Platform>(memory: &Memory<P>, folio: Folio) -> FolioLock<'_, P> {
+///
+/// # Safety
+/// 1. The caller has that reference until the lock is dropped.
+pub(crate) unsafe fn lock_folio<P: Platform>(memory: &Memory<P>, folio: Folio) -> FolioLock<'_, P> {
     let handle = memory.frames.folio(folio);
     loop {
         if let Some(lock) = handle.lock_unless_writeback() {
             return lock;
         }
-        if let Some(lock) = take_back(memory, folio) {
+        // SAFETY: 1. the caller's obligation 1.
+        if let Some(lock) = unsafe { take_back(memory, folio) } {
             return lock;
         }
         wait_for_devices(memory, &mut || !handle.is_under_writeback());

@@ -194,7 +194,8 @@ impl OutBatch {
                 let stored = if is_new { Stored::No } else { here.stored(memory) };
                 let pages = u64::from(folio.pages());
                 slot += pages;
-                // SAFETY: 1. the folios of runs were left to this batch, and each is met once.
+                // SAFETY: 1. and 2. the folios of runs were left to this batch, each with a
+                // reference, and each is met once.
                 let leaving = unsafe { memory.frames.folio(folio).folio_of_batch() };
                 if kept && stays_in_cache(memory, leaving.locked()) {
                     continue;

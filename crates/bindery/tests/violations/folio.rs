@@ -2,7 +2,9 @@
 //! `space`, as `space.rs`, which says how to read the pairs.
 
 use crate::addr::Frame;
-use crate::folio::{FolioIndex, FolioLock, FreshFolio, FrozenFolio, LiveOwner, LockedFolio};
+use crate::folio::{
+    FolioIndex, FolioLock, FolioRef, FreshFolio, FrozenFolio, LiveOwner, LockedFolio,
+};
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
 
@@ -32,11 +34,19 @@ pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32
 }
 
 /// A device's request gets a folio's lock with a reference.
-pub(crate) fn hand_over_lock<P: Platform>(lock: FolioLock<'_, P>) {
+pub(crate) fn hand_over_lock<'a, P: Platform>(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) {
     #[cfg(not(lock_violations = "types"))]
-    lock.with_reference().into_request();
+    LockedFolio::new(lock, held).into_request();
     #[cfg(lock_violations = "types")]
-    let _ = lock.into_request(); //~ E0599
+    let _ = (held, lock.into_request()); //~ E0599
+}
+
+/// The reference of a locked folio is the guard's: it is not released by another one.
+pub(crate) fn release_twice<'a, P: Platform>(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) {
+    #[cfg(not(lock_violations = "moves"))]
+    drop(LockedFolio::new(lock, held));
+    #[cfg(lock_violations = "moves")]
+    let _ = (LockedFolio::new(lock, held), drop(held)); //~ E0382
 }
 
 /// A lock that was left to a batch changes no owner.

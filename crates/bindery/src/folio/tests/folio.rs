@@ -183,11 +183,14 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     head.word.store(GROUP, Relaxed);
     frames.folio(folio).orphan();
     assert!(frames.folio(folio).is_anonymous());
-    let lock = frames.folio(folio).lock_of_request().unwrap();
+    // SAFETY: 1. that of `kept`.
+    let lock = unsafe { frames.folio(folio).lock_of_request() }.unwrap();
     assert!(!frames.folio(folio).is_anonymous() && !frames.folio(folio).is_under_writeback());
-    assert!(frames.folio(folio).lock_of_request().is_none());
+    // SAFETY: 1. as above.
+    assert!(unsafe { frames.folio(folio).lock_of_request() }.is_none());
     assert!(frames.folio(folio).try_lock().is_none());
-    drop(lock.with_reference());
+    // SAFETY: 1. that of `kept`, which went to the request.
+    drop(unsafe { lock.with_reference() });
     assert_all_free(&frames);
 }
 
