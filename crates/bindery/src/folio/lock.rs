@@ -348,8 +348,9 @@ impl<P: Platform> LockedFolio<'_, P> {
     fn unlock_and_release(&self) {
         let handle = self.lock().handle;
         unlock(handle.state(), handle.platform(), || handle.disown());
-        // After that: the reference keeps the folio while it is unlocked.
-        handle.release();
+        // SAFETY: 1. this guard's, which ends. After the unlock: the reference keeps the folio
+        // while it is unlocked.
+        unsafe { handle.release() };
     }
 }
 

@@ -36,35 +36,55 @@ impl<P: Platform> FolioHandle<'_, P> {
     ///
     /// An anonymous folio that loses its last mapping while references or pins remain loses its
     /// owner: nothing keeps the owner alive.
+    ///
+    /// # Safety
+    /// 1. The mappings are the caller's: it has taken their entries away, and drops them only here.
+    /// 2. No TLB has translations of these entries any more.
     #[inline(always)]
-    pub(crate) fn unmap(self, pages: u32) -> Freed {
-        unmap(self.frames, self.folio, pages)
+    pub(crate) unsafe fn unmap(self, pages: u32) -> Freed {
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+        unsafe { unmap(self.frames, self.folio, pages) }
     }
 
     /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
     /// whether it did; otherwise nothing has changed. One compare-exchange freezes the folio, so
     /// that no thread can take a reference any more, not even by its frame number.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`FolioHandle::unmap`], if it frees the folio.
     #[inline]
-    pub(crate) fn free_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
-        // SAFETY: 1. the caller's mappings, which it gives up.
+    pub(crate) unsafe fn free_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
+        // SAFETY: 1. the caller's mappings (obligation 1), which no TLB knows (obligation 2).
         let frozen = unsafe { FrozenFolio::freeze(self, u64::from(pages) * MAPPING) };
         frozen.map(|folio| folio.free_into(batch)).is_some()
     }
 
     /// As [`FolioHandle::free_into`], but only for anonymous folios: one that an object owns, or owned
     /// when it was mapped, is left as it is.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`FolioHandle::free_into`].
     #[inline]
-    pub(crate) fn free_anonymous_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
+    pub(crate) unsafe fn free_anonymous_into(
+        self,
+        batch: &mut FreeBatch<'_, P>,
+        pages: u32,
+    ) -> bool {
+        // SAFETY: 1. and 2. passed on.
         !owner::is_counted_for_object(self.head().word.load(Relaxed))
-            && self.free_into(batch, pages)
+            && unsafe { self.free_into(batch, pages) }
     }
 
     /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references, the
     /// caller's or the swap cache's, into two, one for each of them, and removes the owner. Returns
     /// `false`, with nothing changed, if there were other holders. The caller has the folio's lock.
     /// One compare-exchange.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`FolioHandle::unmap`].
+    /// 3. The `held` references are the caller's, or the swap cache's.
     #[inline]
-    pub(crate) fn unmap_all(self, pages: u32, held: u32) -> bool {
+    pub(crate) unsafe fn unmap_all(self, pages: u32, held: u32) -> bool {
         let from = u64::from(pages) * MAPPING + u64::from(held) * REFERENCE;
         let unmapped = count::exchange(self.count(), from, 2 * REFERENCE);
         if unmapped {
@@ -75,21 +95,26 @@ impl<P: Platform> FolioHandle<'_, P> {
 
     /// As [`FolioHandle::unmap`], for a caller that unmaps many folios: one that becomes free is added
     /// to the batch. With `dirty`, the folio is marked dirty.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`FolioHandle::unmap`].
     #[inline]
-    pub(crate) fn unmap_into(
+    pub(crate) unsafe fn unmap_into(
         self,
         batch: &mut FreeBatch<'_, P>,
         pages: u32,
         dirty: impl FnOnce() -> bool,
     ) -> Freed {
-        if self.free_into(batch, pages) {
+        // SAFETY: 1. and 2. passed on.
+        if unsafe { self.free_into(batch, pages) } {
             return Freed::Yes;
         }
         if dirty() {
             // Before the mapping is dropped: afterwards the folio may be freed and reused.
             self.mark_dirty();
         }
-        self.unmap(pages)
+        // SAFETY: 1. and 2. passed on; nothing was dropped above.
+        unsafe { self.unmap(pages) }
     }
 
     /// Pins the folio, in that part of its room: it stays in place until it is unpinned. The caller
@@ -99,9 +124,13 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 
     /// Drops a pin; frees the folio with the last one if it has no other holder.
-    pub(crate) fn unpin(self) -> Freed {
+    ///
+    /// # Safety
+    /// 1. The pin is the caller's, which drops it only here.
+    pub(crate) unsafe fn unpin(self) -> Freed {
         let result = count::take(self.count(), PIN, pins_in);
-        self.after_taking(result)
+        // SAFETY: 1. the pin was the caller's (obligation 1).
+        unsafe { self.after_taking(result) }
     }
 
     /// Whether the folio is pinned. For a caller that has just removed the folio's entries in a
@@ -136,8 +165,11 @@ impl<P: Platform> FolioHandle<'_, P> {
 }
 
 /// [`FolioHandle::unmap`], which may be called rather than inlined: it takes words, not a handle.
+///
+/// # Safety
+/// 1. and 2. As there.
 #[inline]
-fn unmap<P: Platform>(frames: &Frames<P>, folio: Folio, pages: u32) -> Freed {
+unsafe fn unmap<P: Platform>(frames: &Frames<P>, folio: Folio, pages: u32) -> Freed {
     let folio = frames.folio(folio);
     let count = folio.count();
     let result = if folio.is_anonymous() {
@@ -152,9 +184,10 @@ fn unmap<P: Platform>(frames: &Frames<P>, folio: Folio, pages: u32) -> Freed {
         count::take(count, u64::from(pages) * MAPPING, mappings_in).map(Some)
     };
     match result.transpose() {
-        Some(result) => folio.after_taking(result),
-        // The caller's mapping is a reference now.
-        None if folio.release() == Freed::Yes => Freed::Yes,
+        // SAFETY: 1. the mappings were the caller's (obligation 1).
+        Some(result) => unsafe { folio.after_taking(result) },
+        // SAFETY: 1. the caller's mapping is a reference now.
+        None if unsafe { folio.release() } == Freed::Yes => Freed::Yes,
         None => Freed::Unmapped,
     }
 }

@@ -156,13 +156,15 @@ impl<P: Platform> FolioRef<'_, P> {
     /// These references replace this one.
     pub(crate) fn release_parts(self, order: Order) {
         let this = ManuallyDrop::new(self);
-        this.handle.release_parts(order);
+        // SAFETY: 1. they replace this one, which is not dropped.
+        unsafe { this.handle.release_parts(order) };
     }
 }
 
 impl<P: Platform> Drop for FolioRef<'_, P> {
     fn drop(&mut self) {
-        self.handle.release();
+        // SAFETY: 1. this guard's.
+        unsafe { self.handle.release() };
     }
 }
 
@@ -198,15 +200,23 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 
     /// Releases a reference; the last one frees the folio if no mapping or pin remains. A
     /// reference that the folio does not have is counted in [`Allocator::refused`].
+    ///
+    /// # Safety
+    /// 1. The reference is the caller's, in no guard, and released only here.
     #[inline]
-    pub(crate) fn release(self) -> Freed {
-        self.release_pages(1)
+    pub(crate) unsafe fn release(self) -> Freed {
+        // SAFETY: 1. passed on.
+        unsafe { self.release_pages(1) }
     }
 
     /// Takes away `count` references at once, as [`FolioHandle::release`] does with one.
+    ///
+    /// # Safety
+    /// 1. As there, of all of them.
     #[inline(always)]
-    pub(crate) fn release_pages(self, count: u32) -> Freed {
-        release(self.frames, self.folio, count)
+    pub(crate) unsafe fn release_pages(self, count: u32) -> Freed {
+        // SAFETY: 1. passed on.
+        unsafe { release(self.frames, self.folio, count) }
     }
 
     /// Freezes the folio if `count` references are all that keeps it.
@@ -220,12 +230,15 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     }
 
     /// Frees the folio if its last holder was removed; counts a removal that was refused.
+    ///
+    /// # Safety
+    /// 1. The result is that of [`count::take`] or [`count::unmap_owned`], of what was the caller's.
     #[inline]
-    pub(super) fn after_taking(self, result: Result<bool, NotThere>) -> Freed {
+    pub(super) unsafe fn after_taking(self, result: Result<bool, NotThere>) -> Freed {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
-                // SAFETY: 1. this step took the count to zero, and no other can; 2. a thread that
+                // SAFETY: 1. this step took the count to zero (obligation 1), and no other can; 2. one that
                 // maps, pins or reads the folio is counted, and counts down after the flush.
                 unsafe { self.frames.free(self.folio.head, self.folio.order) };
                 Freed::Yes
@@ -247,12 +260,16 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 
 /// [`FolioHandle::release_pages`], which may be called rather than inlined: it takes words, not a
 /// handle.
+///
+/// # Safety
+/// 1. As there.
 #[inline]
-fn release<P: Platform>(frames: &Frames<P>, folio: Folio, count: u32) -> Freed {
+unsafe fn release<P: Platform>(frames: &Frames<P>, folio: Folio, count: u32) -> Freed {
     let folio = frames.folio(folio);
     let taken = u64::from(count) * REFERENCE;
     let result = count::take(folio.count(), taken, references_in);
-    folio.after_taking(result)
+    // SAFETY: 1. the references were the caller's (obligation 1).
+    unsafe { folio.after_taking(result) }
 }
 
 impl<P: Platform> Frames<P> {
@@ -270,7 +287,8 @@ fn hold<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<FolioRef<'_, P>
     match from_nothing(frames, frame) {
         Ok(folio) => folio.map(|folio| FolioRef { handle: frames.folio(folio) }),
         Err(Mistaken(folio)) => {
-            frames.folio(folio).release();
+            // SAFETY: 1. it was added just now, to another folio than the frame's.
+            unsafe { frames.folio(folio).release() };
             None
         }
     }

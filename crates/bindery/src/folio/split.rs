@@ -1,5 +1,7 @@
 //! Splitting a folio into smaller ones, in place.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::{self, MAPPING, REFERENCE, mappings_in};
@@ -24,10 +26,14 @@ pub(crate) enum SplitError {
 
 impl<P: Platform> FolioHandle<'_, P> {
     /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into.
-    pub(super) fn release_parts(self, order: Order) {
+    ///
+    /// # Safety
+    /// 1. These references are the caller's.
+    pub(super) unsafe fn release_parts(self, order: Order) {
         for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
             let part = Folio::of(self.folio.head.plus(first), order);
-            self.frames.folio(part).release();
+            // SAFETY: 1. the caller's (obligation 1), and each part comes once.
+            unsafe { self.frames.folio(part).release() };
         }
     }
 

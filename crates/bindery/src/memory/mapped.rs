@@ -1,5 +1,7 @@
 //! Mappings of folios, counted for runs of leaves.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use super::Memory;
 use super::shown::{map_shown, shown_limit, unmap_shown};
 use crate::addr::Frame;
@@ -32,7 +34,11 @@ pub(crate) fn folio_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: 
 
 /// Drops the mappings of `pages` pages of one folio, from the page of `first` on; `first` holds
 /// accessed and dirty of them all.
-pub(crate) fn unmap_pages<P: Platform>(
+///
+/// # Safety
+/// 1. The caller has taken their entries away, and drops the mappings only here.
+/// 2. No TLB has translations of these entries any more.
+pub(crate) unsafe fn unmap_pages<P: Platform>(
     memory: &Memory<P>,
     first: Entry,
     pages: u32,
@@ -45,11 +51,16 @@ pub(crate) fn unmap_pages<P: Platform>(
     counts.folios_touched += 1;
     counts.unmapped(memory.frames.folio(folio).owner_kind(), pages);
     let dirty = || P::Arch::attributes(first).dirty;
-    let freed = memory.frames.folio(folio).unmap_into(batch, pages, dirty);
+    // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+    let freed = unsafe { memory.frames.folio(folio).unmap_into(batch, pages, dirty) };
     after_unmapping(memory, batch, folio, freed);
 }
 
-pub(crate) fn unmap_frames<P: Platform>(
+/// As [`unmap_pages`], of frames that are known to be dirty or not.
+///
+/// # Safety
+/// 1. and 2. As there.
+pub(crate) unsafe fn unmap_frames<P: Platform>(
     memory: &Memory<P>,
     first: Frame,
     pages: u32,
@@ -65,7 +76,8 @@ pub(crate) fn unmap_frames<P: Platform>(
     }
     counts.folios_touched += 1;
     counts.unmapped(memory.frames.folio(folio).owner_kind(), pages);
-    let freed = memory.frames.folio(folio).unmap(pages);
+    // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+    let freed = unsafe { memory.frames.folio(folio).unmap(pages) };
     after_unmapping(memory, &mut memory.free_batch(), folio, freed);
 }
 

@@ -96,7 +96,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
             // SAFETY: 1. those that are released below.
             unsafe { lock_folio(self.memory, self.folio) }.detach_from_object();
         }
-        folio.release_pages(count);
+        // SAFETY: 1. the caller's since it has taken the pages (obligation 1), and still there.
+        unsafe { folio.release_pages(count) };
     }
 
     /// Inserts the folio, which is in the swap cache and complete, into the index wherever the

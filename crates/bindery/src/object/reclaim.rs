@@ -217,7 +217,8 @@ unsafe fn evict<P: Platform>(
     match dropped {
         Ok(pages) => {
             lock.detach_from_object();
-            memory.frames.folio(folio).release_pages(pages);
+            // SAFETY: 1. `take` has taken these pages out of the index, and their references.
+            unsafe { memory.frames.folio(folio).release_pages(pages) };
             ObjectFolio::Freed(folio.pages())
         }
         Err(Obstacle::Stays(why)) => why,

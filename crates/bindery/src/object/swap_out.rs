@@ -26,6 +26,8 @@
 //!
 //! It only tries locks: a reclaimer calls it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ptr;
 use core::sync::atomic::{Ordering, fence};
 
@@ -351,7 +353,8 @@ fn send<P: Platform>(
     lock.detach_from_object();
     // One of the index's references is the swap cache's now. The caller's is the batch's.
     if named > 1 {
-        memory.frames.folio(folio).release_pages(named - 1);
+        // SAFETY: 1. the index has lost its pages to the slots, and their references with them.
+        unsafe { memory.frames.folio(folio).release_pages(named - 1) };
     }
     batch.add(slots, VirtAddr(first << PAGE_SHIFT), InCache::New);
     LockedFolio::new(lock, held).leave_to_batch();

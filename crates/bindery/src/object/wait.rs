@@ -140,7 +140,8 @@ impl<H: ForHandler> Wait<H> {
             Self::Folio(folio) => {
                 // SAFETY: 1. that of the wait, which is released afterwards.
                 drop(unsafe { lock_folio(memory, folio) });
-                memory.frames.folio(folio).release();
+                // SAFETY: 1. that of the wait, which ends here.
+                unsafe { memory.frames.folio(folio).release() };
                 Ok(None)
             }
             Self::Handler(handler) => {
@@ -180,7 +181,8 @@ impl Wait {
         match self {
             Self::SwapRead(read) => read.give_up(memory),
             Self::Folio(folio) => {
-                memory.frames.folio(folio).release();
+                // SAFETY: 1. that of the wait, which ends here.
+                unsafe { memory.frames.folio(folio).release() };
             }
             Self::Pages(_)
             | Self::ReadAhead(_)

@@ -186,7 +186,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     /// Flushes, unmaps the folios, and unlocks the VMAs. Returns the number of pages freed.
     fn unmap(&mut self) -> u64 {
         self.flush();
-        let dropped = self.out.unmap_deferred(self.memory);
+        // SAFETY: 1. flushed above, for all address spaces whose entries were cleared.
+        let dropped = unsafe { self.out.unmap_deferred(self.memory) };
         self.spaces.clear();
         for vma in self.vmas.drain(..) {
             vma.unlock(self.memory.platform());

@@ -2,6 +2,8 @@
 //!
 //! Both VMAs are locked for reading, as for a fault (`vmas::both` has how).
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{CallError, Error, Failure};
@@ -361,7 +363,8 @@ pub(crate) mod testing {
         let lock = memory.frames.folio(folio).try_lock().expect("the lock");
         move || {
             drop(lock);
-            memory.frames.folio(folio).release();
+            // SAFETY: 1. `folio_to_wait_for` has taken it for this call.
+            unsafe { memory.frames.folio(folio).release() };
         }
     }
 }

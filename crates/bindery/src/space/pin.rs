@@ -1,6 +1,8 @@
 //! Pins: pages that stay in place while a device, or any other user beside the page tables, reads
 //! or writes them.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::fmt;
 
 use crate::Memory;
@@ -130,7 +132,8 @@ impl<P: Platform> Drop for Pinned<'_, P> {
         if let Some((file, page)) = &self.file {
             pages::mark_written(file, *page, u64::from(self.pages));
         }
-        self.memory.frames.folio(self.folio).unpin();
+        // SAFETY: 1. this value's.
+        unsafe { self.memory.frames.folio(self.folio).unpin() };
         self.memory.clock.exhausted.forget();
     }
 }

@@ -186,7 +186,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         let changed = self.change(|| None, |_, old| old.uncached(0));
         if changed.cached > 0 {
             self.handle().set_cached_pages(self.place, 0);
-            self.handle().release();
+            // SAFETY: 1. the cache's: the last page has left it.
+            unsafe { self.handle().release() };
         }
     }
 
@@ -286,7 +287,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         drop(state);
         freed.relist(run.first);
         if !is_frozen && changed.cached == 0 {
-            self.handle().release();
+            // SAFETY: 1. the cache's: the last page has left it.
+            unsafe { self.handle().release() };
         }
         changed
     }

@@ -478,8 +478,9 @@ fn claim_if_named<P: Platform>(
 /// Frees a folio that has not come into the swap cache.
 #[cold]
 fn abandon<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) {
-    // The cache's reference; the caller's is dropped with the lock.
-    memory.frames.folio(locked.folio()).release();
+    // SAFETY: 1. the one published for the cache, which does not have the folio; the other is dropped
+    // with the lock.
+    unsafe { memory.frames.folio(locked.folio()).release() };
 }
 
 /// The place of each of a folio's pages after a write.

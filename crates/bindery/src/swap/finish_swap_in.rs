@@ -1,5 +1,7 @@
 //! Frees the slots of a folio that was swapped in whole for the only entries that refer to them.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cached_folio::CachedFolio;
@@ -51,7 +53,8 @@ impl<P: Platform> CachedFolio<'_, P> {
         freed.relist(run.first);
         // No other copy of the content is left.
         self.handle().mark_dirty();
-        self.handle().release();
+        // SAFETY: 1. the cache's: all pages have left it.
+        unsafe { self.handle().release() };
         true
     }
 }

@@ -1,5 +1,7 @@
 //! Freed slots: the proof that one is free, and those that are freed together.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -121,7 +123,8 @@ impl<'s> FreedCell<'s> {
         // No other copy of the content is left.
         handle.mark_dirty();
         if place.cached == 1 {
-            handle.release();
+            // SAFETY: 1. the cache's, whose last page has left with this cell.
+            unsafe { handle.release() };
         }
     }
 }

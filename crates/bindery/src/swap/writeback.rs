@@ -250,7 +250,8 @@ impl<P: Platform> SlotArea<P> {
                 if succeeded {
                     cpu::note_swapped_out(memory, folio.pages());
                 }
-                memory.frames.folio(folio).release();
+                // SAFETY: 1. the request's, which ends.
+                unsafe { memory.frames.folio(folio).release() };
             }
             (Some(lock), Some(place)) if succeeded => {
                 cpu::note_swapped_out(memory, folio.pages());

@@ -87,11 +87,15 @@ impl OutBatch {
     /// After the flush of all address spaces concerned: the folios lose the mappings that their
     /// entries were. A folio with other references stays in the swap cache, to which the entries
     /// refer. Returns the number of base pages of lazy folios that were freed.
-    pub(crate) fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
+    ///
+    /// # Safety
+    /// 1. These flushes are done.
+    pub(crate) unsafe fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
         for (folio, pages) in self.lazy.drain(..) {
-            memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
+            // SAFETY: 1. their entries were cleared, and each is met once; 2. the caller's obligation 1.
+            unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
             dropped += u64::from(pages);
         }
         for number in self.settled..self.runs.len() {
@@ -102,8 +106,13 @@ impl OutBatch {
                 let here = SlotRun { first, count: 1, ..slots };
                 let Some(folio) = here.cached_folio(memory) else { break };
                 let pages = memory.frames.folio(folio).mappings();
-                if !memory.frames.folio(folio).unmap_all(pages, in_cache.references()) {
-                    self.keep(memory, folio, pages, in_cache);
+                // SAFETY: 1. entries of swap slots have replaced them; 2. the caller's obligation 1; 3. the
+                // cache's.
+                let unmapped =
+                    unsafe { memory.frames.folio(folio).unmap_all(pages, in_cache.references()) };
+                if !unmapped {
+                    // SAFETY: 1. and 2. as above; nothing was dropped.
+                    unsafe { self.keep(memory, folio, pages, in_cache) };
                 }
                 done += folio.pages();
             }
@@ -114,8 +123,12 @@ impl OutBatch {
 
     /// Drops the `pages` mappings of a folio that has lost its entries and has other references: it
     /// stays in the cache.
+    ///
+    /// # Safety
+    /// 1. Entries of swap slots have replaced these mappings, which are dropped only here.
+    /// 2. They were flushed.
     #[cold]
-    pub(super) fn keep<P: Platform>(
+    pub(super) unsafe fn keep<P: Platform>(
         &mut self,
         memory: &Memory<P>,
         folio: Folio,
@@ -125,7 +138,8 @@ impl OutBatch {
         self.kept = true;
         // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
         if memory.frames.folio(folio).add_references(2 - in_cache.references()).is_ok() {
-            memory.frames.folio(folio).unmap(pages);
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+            unsafe { memory.frames.folio(folio).unmap(pages) };
         }
     }
 

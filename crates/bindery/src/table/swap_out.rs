@@ -15,6 +15,8 @@
 //! content that the folio has after the flush, and an entry that is restored counts as accessed and
 //! dirty.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::AtomicU64;
 
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
@@ -439,10 +441,17 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.folio(folio).mappings();
                 let held = u32::from(self.scan.holds(folio));
-                if memory.frames.folio(folio).unmap_all(pages, held + in_cache.references()) {
+                // SAFETY: 1. entries of swap slots have replaced them; 2. the flush above; 3. those
+                // of the caller and of the cache.
+                let is_unmapped = unsafe {
+                    let folio = memory.frames.folio(folio);
+                    folio.unmap_all(pages, held + in_cache.references())
+                };
+                if is_unmapped {
                     unmapped += pages;
                 } else if in_cache == InCache::Before {
-                    self.batch.keep(memory, folio, pages, in_cache);
+                    // SAFETY: 1. and 2. as above; nothing was dropped.
+                    unsafe { self.batch.keep(memory, folio, pages, in_cache) };
                     unmapped += pages;
                 } else {
                     self.restore(folio, start);

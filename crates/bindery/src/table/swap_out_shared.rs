@@ -10,6 +10,8 @@
 //! write out            | all folios, no lock but theirs
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use arrayvec::ArrayVec;
 
 use crate::Memory;
@@ -218,17 +220,23 @@ pub(super) fn swap_out_shared<'m, P: Platform>(
     }
     span.flush();
     for shared in folios.folios.iter().filter(|shared| shared.met > 0) {
-        span.count_down(shared.leaving.folio(), shared.met);
+        // SAFETY: 1. the entries that were met above; 2. flushed above.
+        unsafe { span.count_down(shared.leaving.folio(), shared.met) };
     }
 }
 
 impl<P: Platform> Span<'_, '_, P> {
-    /// The folio has lost `pages` mappings to swap entries, which were flushed.
-    fn count_down(&mut self, folio: Folio, pages: u32) {
+    /// Drops `pages` mappings of the folio, which it has lost to swap entries.
+    ///
+    /// # Safety
+    /// 1. The span has stored these entries, and drops the mappings only here.
+    /// 2. It has flushed them.
+    unsafe fn count_down(&mut self, folio: Folio, pages: u32) {
         self.counts.folios_touched += 1;
         self.counts.unmapped(OwnerKind::Anonymous, pages);
         self.counts.swap_pages = self.counts.swap_pages.wrapping_add(u64::from(pages));
-        self.page_table.memory.frames.folio(folio).unmap(pages);
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+        unsafe { self.page_table.memory.frames.folio(folio).unmap(pages) };
     }
 }
 

@@ -23,6 +23,8 @@
 //! The flush comes before the locks are released, with edges or without ([`crate::tlb`]): a
 //! detached table leaves an empty entry, from which other threads conclude that nothing is mapped.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
@@ -153,7 +155,9 @@ pub(super) fn clear_absent<P: Platform>(
 ) {
     let page_table = cursor.page_table;
     let Cursor { locks, counts, .. } = &mut *cursor;
-    release_absent(page_table.memory, run.node.level, first, run.count, counts);
+    // SAFETY: 1. the cursor holds the lock of the table; the entries are cleared below. 2. an absent
+    // entry was flushed when it was made.
+    unsafe { release_absent(page_table.memory, run.node.level, first, run.count, counts) };
     if run.node.level > Level::PTE {
         free_deposit(page_table.memory, locks, run.node.table, counts);
     }
@@ -180,10 +184,14 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
             });
             let pages = run.pages();
             let frame = P::Arch::frame(first);
-            unmap_frames(page_table.memory, frame, pages, dirty, &mut span.counts);
+            // SAFETY: 1. the span holds the lock of the table; markers replace the entries below.
+            // 2. flushed above.
+            unsafe { unmap_frames(page_table.memory, frame, pages, dirty, &mut span.counts) };
         }
         What::Absent(first) => {
-            release_absent(page_table.memory, run.node.level, first, run.count, &mut span.counts);
+            let (level, counts) = (run.node.level, &mut span.counts);
+            // SAFETY: 1. as above; 2. an absent entry was flushed when it was made.
+            unsafe { release_absent(page_table.memory, level, first, run.count, counts) };
         }
         What::Empty | What::Table(_) => return,
     }

@@ -5,6 +5,8 @@
 //! found and locked as a fault does it, and one pass looks at the entries. The order of suspension,
 //! flush and drop is the same.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -166,7 +168,9 @@ fn drop_absent_run<P: Platform>(
     let limit = words.len() as u32 - index.number();
     let count = absent_run::<P>(words, index, limit);
     let memory = locked.page_table.memory;
-    release_absent(memory, Level::PTE, entry, count, &mut locked.counts);
+    // SAFETY: 1. the table is locked while `locked` exists; the entries are cleared below. 2. an absent
+    // entry was flushed when it was made.
+    unsafe { release_absent(memory, Level::PTE, entry, count, &mut locked.counts) };
     for word in &words[index.positions(count)] {
         word.store(0, Ordering::Relaxed);
     }

@@ -93,7 +93,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                     meta.change_entry_count(0, 1);
                     // SAFETY: 1. the caller's obligation 1.
                     unsafe { free_deposit_held(self.memory, node.table, self.counts) };
-                    self.huge(Entry(entry.0 | self.missing), node.level);
+                    // SAFETY: 1. cleared above; 2. its suspension was flushed.
+                    unsafe { self.huge(Entry(entry.0 | self.missing), node.level) };
                 }
                 Kind::Empty | Kind::Leaf => {}
             }
@@ -139,9 +140,13 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             let entry = Entry(word.load(Ordering::Relaxed));
             match level.kind(entry) {
                 Kind::Empty | Kind::Table => continue,
-                Kind::Leaf => self.huge(entry, level),
+                // SAFETY: 1. and 2. the caller's obligation 1: the entry goes with the table.
+                Kind::Leaf => unsafe { self.huge(entry, level) },
                 // All of the deposit is freed below.
-                Kind::Absent => release_absent(self.memory, level, entry, 1, self.counts),
+                // SAFETY: 1. and 2. as above.
+                Kind::Absent => unsafe {
+                    release_absent(self.memory, level, entry, 1, self.counts);
+                },
             }
             entry_count -= 1;
         }
@@ -150,9 +155,13 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     }
 
     /// Drops the mapping of a huge leaf.
-    fn huge(&mut self, leaf: Entry, level: Level<P::Arch>) {
+    ///
+    /// # Safety
+    /// 1. and 2. As [`unmap_pages`].
+    unsafe fn huge(&mut self, leaf: Entry, level: Level<P::Arch>) {
         let pages = level.order().pages();
-        unmap_pages(self.memory, leaf, pages, self.batch, self.counts);
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+        unsafe { unmap_pages(self.memory, leaf, pages, self.batch, self.counts) };
     }
 
     /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns the
@@ -177,12 +186,14 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             }
             let entry = Entry(raw | missing);
             let count = if entry.0 & P::Arch::PRESENT != 0 {
-                self.run(entries, index, entry)
+                // SAFETY: 1. and 2. the caller's obligation 1; suspended leaves were flushed.
+                unsafe { self.run(entries, index, entry) }
             } else {
                 let limit = (entries.len() as u32 - index.number()).min(entry_count - dropped);
                 let count = absent_run::<P>(entries, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
-                release_absent(memory, Level::PTE, entry, count, self.counts);
+                // SAFETY: 1. and 2. as of the leaves.
+                unsafe { release_absent(memory, Level::PTE, entry, count, self.counts) };
                 count
             };
             if missing != 0 {
@@ -202,8 +213,12 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
 
     /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The
     /// caller counts every page as anonymous; this function compensates for other kinds.
+    ///
+    /// # Safety
+    /// 1. The caller takes the entries away before other threads see the table again.
+    /// 2. No TLB has translations of them any more.
     #[inline]
-    fn run(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
+    unsafe fn run(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry = P::Arch::clear_contig(entry, index);
         let frame = P::Arch::frame(entry);
@@ -214,11 +229,13 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         // The common case. A page that its object has dropped may end here too. It still counts as
         // a page of the object, as it did when it was mapped.
         if folio.order == Order::PAGE
-            && memory.frames.folio(folio).free_anonymous_into(self.batch, 1)
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2, of this entry.
+            && unsafe { memory.frames.folio(folio).free_anonymous_into(self.batch, 1) }
         {
             // Folios of one page mostly follow each other.
             let rest = &entries[index.position() + 1..];
-            let more = drop_single_pages(memory, rest, missing, self.batch);
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
+            let more = unsafe { drop_single_pages(memory, rest, missing, self.batch) };
             self.counts.folios_touched += u64::from(more);
             return 1 + more;
         }
@@ -230,10 +247,12 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let last = folio.order > Order::PAGE
             && memory.frames.folio(folio).is_mapped_and_held(limit, 0)
             && P::Arch::are_leaves(&entries[index.position()..], index, P::Arch::STEP, missing);
-        if last && memory.frames.folio(folio).free_anonymous_into(self.batch, limit) {
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2, of `limit` entries.
+        if last && unsafe { memory.frames.folio(folio).free_anonymous_into(self.batch, limit) } {
             return limit;
         }
-        self.shared(entries, index, folio, entry)
+        // SAFETY: 1. and 2. passed on; nothing was dropped.
+        unsafe { self.shared(entries, index, folio, entry) }
     }
 
     /// As [`RmapZap::run`], of zero pages or frames that are not the core's.
@@ -254,8 +273,11 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
 
     /// Drops the mappings of `folio` from `index` on, at most to the end of `entries`. The folio
     /// has other mappings or references. `entry` is the first entry, without the contiguous bit.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`RmapZap::run`].
     #[inline(never)]
-    fn shared(
+    unsafe fn shared(
         &mut self,
         entries: &[AtomicU64],
         index: EntryIndex,
@@ -276,7 +298,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             self.counts.unmapped(owner, count);
         }
         let dirty = || P::Arch::attributes(first).dirty;
-        let freed = memory.frames.folio(folio).unmap_into(self.batch, count, dirty);
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+        let freed = unsafe { memory.frames.folio(folio).unmap_into(self.batch, count, dirty) };
         after_unmapping(memory, self.batch, folio, freed);
         count
     }
@@ -316,8 +339,11 @@ pub(super) fn drop_suspended_few<P: Platform>(
 /// Drops the mappings of single anonymous pages without other mappings or references. Stops at the
 /// first entry of another kind. The stored entries lack the bits `missing`. Returns the number of
 /// mappings. A separate function, so that its state stays in registers.
+///
+/// # Safety
+/// 1. and 2. As [`RmapZap::run`].
 #[inline(never)]
-fn drop_single_pages<P: Platform>(
+unsafe fn drop_single_pages<P: Platform>(
     memory: &Memory<P>,
     entries: &[AtomicU64],
     missing: u64,
@@ -333,7 +359,8 @@ fn drop_single_pages<P: Platform>(
         }
         let folio = memory.frames.folio_of(P::Arch::frame(entry));
         let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
-        if !memory.frames.folio(folio).free_anonymous_into(batch, 1) {
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+        if !unsafe { memory.frames.folio(folio).free_anonymous_into(batch, 1) } {
             break;
         }
         dropped += 1;
@@ -353,7 +380,11 @@ pub(super) fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, 
 }
 
 /// Drops the mappings and swap slots of `count` absent entries. The deposits of the entries stay.
-pub(super) fn release_absent<P: Platform>(
+///
+/// # Safety
+/// 1. The caller takes the entries away before other threads see the table again.
+/// 2. No TLB has translations of them any more.
+pub(super) unsafe fn release_absent<P: Platform>(
     memory: &Memory<P>,
     level: Level<P::Arch>,
     first: Entry,
@@ -363,7 +394,8 @@ pub(super) fn release_absent<P: Platform>(
     let pages = count << level.order().0;
     match P::Arch::decode_absent(first) {
         Some(Absent::ProtNone { frame, dirty, .. }) => {
-            unmap_frames(memory, frame, pages, dirty, counts);
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+            unsafe { unmap_frames(memory, frame, pages, dirty, counts) };
         }
         Some(Absent::Swap { device, slot, .. }) => {
             counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));

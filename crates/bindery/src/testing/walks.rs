@@ -1,5 +1,7 @@
 //! Walks of the reverse map, like those of a reclaimer or a truncation.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::platform::Platform;
 use crate::rmap::{self, HOLD, WalkLocking, WalkProgress, Walked};
@@ -94,7 +96,8 @@ pub fn walk_anonymous<P: Platform>(
     });
     let mappings = u64::from(frames.folio(folio).mappings());
     drop(locked);
-    frames.folio(folio).release();
+    // SAFETY: 1. taken above.
+    unsafe { frames.folio(folio).release() };
     match walked {
         Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
         Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),

@@ -1,7 +1,7 @@
 //! Notes of walks that found other mappings of a folio.
 
 use super::super::handle::MAX_FOLIO_ORDER;
-use super::{fresh, new_frames};
+use super::{fresh, new_frames, release, unmap};
 use crate::addr::Order;
 
 #[test]
@@ -13,11 +13,11 @@ fn excessive_counts_and_references_are_answers() {
     assert!(!frames.folio(folio).other_mappings().may_be_none(15), "room for 15 entries");
     frames.folio(folio).map(1).unwrap();
     assert!(!frames.folio(folio).other_mappings().may_be_none(512), "17 mappings of 16 pages");
-    frames.folio(folio).unmap(1);
+    unmap(&frames, folio, 1);
     assert!(frames.folio(folio).try_get());
     assert!(!frames.folio(folio).other_mappings().may_be_none(16), "a reference");
     frames.folio(folio).other_mappings().note(16);
-    frames.folio(folio).release();
+    release(&frames, folio);
     assert!(frames.folio(folio).other_mappings().may_be_none(16), "the reference is not noted");
 }
 
@@ -33,7 +33,7 @@ fn walks(order: Order, others: u32) -> u32 {
             walks += 1;
             frames.folio(folio).other_mappings().note(left - others);
         }
-        frames.folio(folio).unmap(1);
+        unmap(&frames, folio, 1);
     }
     frames.folio(folio).other_mappings().forget();
     assert!(frames.folio(folio).other_mappings().may_be_none(pages), "the note is forgotten");
@@ -62,7 +62,7 @@ fn a_folios_parts_begin_without_a_note() {
     assert_eq!(frames.folio(folio).split(Order(2), |_| 1), Ok(()));
     for first in (0..16).step_by(4) {
         let part = frames.folio_of(folio.head.plus(first)).unwrap();
-        frames.folio(part).release();
+        release(&frames, part);
         assert!(
             frames.folio(part).other_mappings().may_be_none(4),
             "the part from page {first} on"

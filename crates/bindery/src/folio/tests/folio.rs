@@ -14,7 +14,7 @@ use super::super::exclusive::ExclusiveRun;
 use super::super::handle::{Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
-use super::{Machine, assert_all_free, blocks, free, fresh, new_frames};
+use super::{Machine, assert_all_free, blocks, free, fresh, new_frames, release, unmap};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
@@ -52,15 +52,15 @@ fn the_last_mapping_or_reference_frees() {
     frames.folio(folio).map(16).unwrap();
     assert!(frames.folio(folio).try_get());
     assert_eq!(counts(), (1, 32));
-    assert_eq!(frames.folio(folio).unmap(16), Freed::No);
-    assert_eq!(frames.folio(folio).unmap(16), Freed::No);
+    assert_eq!(unmap(&frames, folio, 16), Freed::No);
+    assert_eq!(unmap(&frames, folio, 16), Freed::No);
     assert_eq!(counts(), (1, 0));
-    assert_eq!(frames.folio(folio).release(), Freed::Yes);
+    assert_eq!(release(&frames, folio), Freed::Yes);
     assert_eq!(*frames.platform().released.lock().unwrap(), [(folio.head, 16)]);
 
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     fresh(&frames, folio).map(1);
-    assert_eq!(frames.folio(folio).unmap(1), Freed::Yes);
+    assert_eq!(unmap(&frames, folio, 1), Freed::Yes);
     assert_all_free(&frames);
 }
 
@@ -110,13 +110,13 @@ fn removing_absent_counts_is_counted_only() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(1)).unwrap().leave();
     fresh(&frames, folio).publish(1);
-    assert_eq!(frames.folio(folio).unmap(1), Freed::No);
+    assert_eq!(unmap(&frames, folio, 1), Freed::No);
     frames.folio(folio).map(2).unwrap();
-    assert_eq!(frames.folio(folio).release(), Freed::No);
-    assert_eq!(frames.folio(folio).release(), Freed::No);
+    assert_eq!(release(&frames, folio), Freed::No);
+    assert_eq!(release(&frames, folio), Freed::No);
     assert_eq!(frames.refused(), 2);
     assert_eq!((frames.folio(folio).references(), frames.folio(folio).mappings()), (0, 2));
-    assert_eq!(frames.folio(folio).unmap(2), Freed::Yes);
+    assert_eq!(unmap(&frames, folio, 2), Freed::Yes);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn of_many_threads_exactly_one_frees() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     assert!(frames.folio(folio).try_get());
-                    let ends = [frames.folio(folio).unmap(8), frames.folio(folio).release()];
+                    let ends = [unmap(&frames, folio, 8), release(&frames, folio)];
                     freed.fetch_add(
                         ends.iter().filter(|e| **e == Freed::Yes).count() as u32,
                         Relaxed,
@@ -176,7 +176,7 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     fresh(&frames, folio).map(1);
     let kept = frames.folio(folio).keep().unwrap();
     let lock = frames.folio(folio).try_lock().unwrap();
-    assert_eq!(frames.folio(folio).unmap(1), Freed::Unmapped);
+    assert_eq!(unmap(&frames, folio, 1), Freed::Unmapped);
     assert!(frames.folio(folio).is_anonymous(), "it is left to the holder of the lock");
     LockedFolio::new(lock, kept).into_request();
     assert!(!frames.folio(folio).is_anonymous() && frames.folio(folio).is_under_writeback());
@@ -319,10 +319,10 @@ proptest! {
         drop(lock);
         for piece in parts {
             let mapped = frames.folio(piece).mappings();
-            let kept = frames.folio(piece).release();
+            let kept = release(&frames, piece);
             prop_assert_eq!(kept, if mapped == 0 { Freed::Yes } else { Freed::No });
             if mapped > 0 {
-                prop_assert_eq!(frames.folio(piece).unmap(mapped), Freed::Yes);
+                prop_assert_eq!(unmap(&frames, piece, mapped), Freed::Yes);
             }
         }
         assert_all_free(&frames);

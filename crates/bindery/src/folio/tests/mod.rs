@@ -7,7 +7,7 @@ mod alone;
 mod folio;
 mod reference;
 
-use super::{Folio, FreshFolio};
+use super::{Folio, Freed, FreshFolio};
 use crate::frame::Frames;
 use crate::frame::tests::{Machine, assert_all_free, blocks, free, new_frames};
 
@@ -15,4 +15,16 @@ use crate::frame::tests::{Machine, assert_all_free, blocks, free, new_frames};
 fn fresh(frames: &Frames<Machine>, folio: Folio) -> FreshFolio<'_, Machine> {
     // SAFETY: 1. the tests keep the numbers of fresh folios, and make one of each.
     unsafe { frames.fresh(folio) }
+}
+
+/// Drops mappings of a folio that no table maps.
+fn unmap(frames: &Frames<Machine>, folio: Folio, pages: u32) -> Freed {
+    // SAFETY: 1. the tests count the mappings that they drop; 2. no TLB knows the folio.
+    unsafe { frames.folio(folio).unmap(pages) }
+}
+
+/// Releases a reference that a test has taken.
+fn release(frames: &Frames<Machine>, folio: Folio) -> Freed {
+    // SAFETY: 1. the tests count the references that they release.
+    unsafe { frames.folio(folio).release() }
 }

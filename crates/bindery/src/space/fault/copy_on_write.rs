@@ -1,5 +1,7 @@
 //! Copy-on-write: a write to a private page that is not writable claims it, or copies it.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -81,7 +83,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         match copied {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
-                unmap_frames(memory, old, 1, dirty, &mut counts);
+                // SAFETY: 1. and 2. its entry was replaced above, by break, invalidate, make.
+                unsafe { unmap_frames(memory, old, 1, dirty, &mut counts) };
                 self.page_table().count(&counts);
                 publish(self.page_table(), range);
                 Ok(Next::Done(Resolved::Copied))

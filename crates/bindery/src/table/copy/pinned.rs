@@ -14,6 +14,8 @@
 //!    yet.
 //! 3. Without the second look, CPU A would give the child a page after the file's end.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::ops::Range;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
@@ -74,7 +76,8 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             result = copied.and_then(|()| Ok(interrupt::check(memory.platform())?));
             done += count;
         }
-        memory.frames.folio(run.folio).release();
+        // SAFETY: 1. that of the run, whose only copy this is.
+        unsafe { memory.frames.folio(run.folio).release() };
         result
     }
 

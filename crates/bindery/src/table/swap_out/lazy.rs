@@ -1,6 +1,8 @@
 //! Folios whose content may be dropped (`MADV_FREE`): they need no slots, unless they were written
 //! since.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::arch::Level;
 use crate::folio::{Folio, OwnerKind};
 use crate::platform::Platform;
@@ -52,7 +54,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.span.counts.unmapped(OwnerKind::Anonymous, pages);
-            memory.frames.folio(folio).unmap_into(&mut batch, pages, || false);
+            // SAFETY: 1. their entries were cleared, and each is met once; 2. flushed above.
+            unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
         }
     }
 }
