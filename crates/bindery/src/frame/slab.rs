@@ -224,7 +224,8 @@ impl<T, P: Platform> Slab<T, P> {
     pub(super) fn take(lists: &mut SlabLists, frames: &Frames<P>) -> Option<NonNull<u8>> {
         let frame = Self::frame_with_room(lists, frames)?;
         lists.objects += 1;
-        Some(Self::take_slot(lists, frames, frame))
+        // SAFETY: 1. `frame_with_room` has returned it, and the lists are borrowed since.
+        Some(unsafe { Self::take_slot(lists, frames, frame) })
     }
 
     /// Takes back the memory of an object that was not needed. Does not sleep. O(1).
@@ -304,7 +305,10 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Takes a slot of a frame on the partial list.
-    fn take_slot(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
+    ///
+    /// # Safety
+    /// 1. The frame is on the partial list of `lists`, so that it has a slot which is not in use.
+    unsafe fn take_slot(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
         let slot;

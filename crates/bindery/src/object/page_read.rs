@@ -248,11 +248,19 @@ impl<P: Platform> Drop for NewRead<'_, '_, P> {
     }
 }
 
-/// A read in the list, whose request the pager gets now. If the pager panics, dropping this takes
-/// the answer of a read that the thread waits for; the request has failed it.
+/// A read in the list, whose request the pager gets now, once.
+#[must_use = "a read that is begun and not asked for keeps its pages from other threads forever"]
 pub(super) struct BegunRead<'o, 'm, P: Platform> {
     memory: &'m Memory<P>,
     object: &'o ObjectState,
+    read: NonNull<PageRead>,
+    taker: Taker,
+}
+
+/// A read whose request the pager has got. If the pager panics, dropping this takes the answer of a
+/// read that the thread waits for; the request has failed it.
+struct AskedRead<'m, P: Platform> {
+    memory: &'m Memory<P>,
     read: NonNull<PageRead>,
     taker: Taker,
 }
@@ -265,15 +273,18 @@ pub(super) enum Kept {
 }
 
 impl<'m, P: Platform> BegunRead<'_, 'm, P> {
-    /// Gives the request to the pager. Called without locks, once.
-    fn ask(&self) -> Kept {
+    /// Gives the request to the pager. Called without locks.
+    fn ask(self) -> (Kept, AskedRead<'m, P>) {
+        let Self { memory, object, read, taker } = self;
+        // Before the pager has it: the pager may panic.
+        let asked = AskedRead { memory, read, taker };
         let kept = AtomicBool::new(false);
-        // SAFETY: 1. the read was begun, and this is the only request of it.
-        let request = unsafe { ReadRequest::new(self.memory, self.read, &kept) };
-        if let Some((pager, _)) = self.object.file() {
+        // SAFETY: 1. the read was begun, and this is the only request of it: `self` ends here.
+        let request = unsafe { ReadRequest::new(memory, read, &kept) };
+        if let Some((pager, _)) = object.file() {
             pager.begin_read(request);
         }
-        if kept.load(Ordering::Relaxed) { Kept::Yes } else { Kept::No }
+        (if kept.load(Ordering::Relaxed) { Kept::Yes } else { Kept::No }, asked)
     }
 
     /// Has the pager read, waits for its answer, and settles the read. The reference keeps the
@@ -283,8 +294,8 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     /// # Errors
     /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
     pub(super) fn finish(self, page: u64) -> (Kept, Result<Option<FolioRef<'m, P>>, Failure>) {
-        let kept = self.ask();
-        (kept, self.take_answer(ReadFate::Enters(Some(page))))
+        let (kept, asked) = self.ask();
+        (kept, asked.take_answer(ReadFate::Enters(Some(page))))
     }
 
     /// As [`BegunRead::leave`], and follows the read.
@@ -300,11 +311,13 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
 
     /// Has the pager read; another thread takes the answer.
     pub(super) fn leave(self) -> Kept {
-        let kept = self.ask();
-        core::mem::forget(self);
+        let (kept, asked) = self.ask();
+        core::mem::forget(asked);
         kept
     }
+}
 
+impl<'m, P: Platform> AskedRead<'m, P> {
     /// Waits for the answer of a read that is the caller's, and settles the read.
     fn take_answer(self, fate: ReadFate) -> Result<Option<FolioRef<'m, P>>, Failure> {
         // SAFETY: the read lives until the thread that has begun it, the caller, settles it.
@@ -319,12 +332,12 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     }
 }
 
-impl<P: Platform> Drop for BegunRead<'_, '_, P> {
+impl<P: Platform> Drop for AskedRead<'_, P> {
     /// Only while a panic of the pager unwinds, which has failed the request, or keeps it.
     fn drop(&mut self) {
         if self.taker == Taker::Beginner {
-            let Self { memory, object, read, taker } = *self;
-            drop(BegunRead { memory, object, read, taker }.take_answer(ReadFate::Dropped));
+            let Self { memory, read, taker } = *self;
+            drop(AskedRead { memory, read, taker }.take_answer(ReadFate::Dropped));
         }
     }
 }

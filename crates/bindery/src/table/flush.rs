@@ -32,7 +32,8 @@ impl<P: Platform> PageTable<'_, P> {
     pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
         gather.flush(self.memory.platform(), self.root, &self.active_cpus, counts);
         while let Some(table) = gather.take_mark() {
-            self.lower_pending(table);
+            // SAFETY: 1. the gather had the mark of a table that it raised; 2. flushed above.
+            unsafe { self.lower_pending(table) };
         }
     }
 
@@ -60,11 +61,16 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// Lowers the pending count of a table after the flush. If the table was detached in the
     /// meantime, the thread that lowers the count to zero frees it.
-    fn lower_pending(&self, table: Frame) {
+    ///
+    /// # Safety
+    /// 1. The caller has raised the count of this table, and lowers it once.
+    /// 2. What it narrowed there was flushed.
+    unsafe fn lower_pending(&self, table: Frame) {
         if pending::lower(self.meta(table).pending()) == Last::Yes {
             // It was counted when it was handed over (`take_emptied`). SAFETY: 1. only the last
-            // thread to lower the count frees the table; 2. it was detached and flushed, and its
-            // readers have left (`release_table` lowered the count then).
+            // thread to lower the count frees the table, and each lowers what it raised (obligation
+            // 1); 2. it was detached and flushed (obligation 2), and its readers have left
+            // (`release_table` lowered the count then).
             unsafe { self.memory.frames.free(table, Order::PAGE) };
         }
     }

@@ -105,3 +105,12 @@ pub(crate) fn overwrite_owner<P: Platform>(frames: &Frames<P>, fresh: &FreshFoli
     #[cfg(lock_violations = "types")]
     let _ = frames.folio(**fresh).set_owner(LiveOwner::NONE, FolioIndex::NONE); //~ E0599
 }
+
+/// The number of a folio drops no hold, but where the caller says whose hold that is.
+pub(crate) fn release_number<P: Platform>(frames: &Frames<P>, held: FolioRef<'_, P>) {
+    let folio = *held;
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (frames.folio(folio).references(), drop(held));
+    #[cfg(lock_violations = "moves")]
+    let _ = (held, frames.folio(folio).release()); //~ E0133
+}
