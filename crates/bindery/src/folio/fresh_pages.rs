@@ -21,18 +21,19 @@ pub(crate) struct FreshPages<'a, P: Platform, const N: usize> {
 }
 
 impl<'a, P: Platform, const N: usize> FreshPages<'a, P, N> {
+    #[inline(always)]
     pub(crate) fn new(frames: &'a Frames<P>) -> Self {
         Self { frames, pages: ArrayVec::new(), mapped: 0 }
     }
 
     /// How many there are, mapped or not.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
     }
 
     /// Adds a folio, which has one page. Discards one for which there is no room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, fresh: FreshFolio<'a, P>) {
         match OnePage::of(*fresh) {
             Some(page) if !self.pages.is_full() => {
@@ -44,19 +45,19 @@ impl<'a, P: Platform, const N: usize> FreshPages<'a, P, N> {
     }
 
     /// Those that are not mapped yet.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn left(&self) -> &[OnePage] {
         self.pages.get(self.mapped..).unwrap_or_default()
     }
 
     /// The first that is not mapped yet.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn first(&self) -> Option<Folio> {
         self.left().first().map(OnePage::folio)
     }
 
     /// Records the owner of those that are not mapped yet, with their indices from `first` on.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn set_owner(&self, owner: LiveOwner<'_>, first: u64) {
         for (page, index) in self.left().iter().zip(first..) {
             // SAFETY: 1. it was pushed, and is not mapped yet.
@@ -67,7 +68,7 @@ impl<'a, P: Platform, const N: usize> FreshPages<'a, P, N> {
     }
 
     /// Publishes the next `count` of them with one mapping each. Returns these.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn map(&mut self, count: usize) -> &[OnePage] {
         let mapped = self.pages.get(self.mapped..).unwrap_or_default();
         let mapped = &mapped[..count.min(mapped.len())];
@@ -80,6 +81,7 @@ impl<'a, P: Platform, const N: usize> FreshPages<'a, P, N> {
     }
 
     /// Discards those that are not mapped.
+    #[inline(always)]
     pub(crate) fn discard(self) {
         for page in self.left() {
             // SAFETY: 1. it was pushed, and was not mapped; this value ends here.

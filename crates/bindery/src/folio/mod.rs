@@ -74,7 +74,7 @@ pub(crate) use fresh::FreshFolio;
 pub(crate) use fresh_pages::FreshPages;
 pub(crate) use frozen::FrozenFolio;
 pub use handle::MAX_FOLIO_ORDER;
-pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed};
+pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};

@@ -5,12 +5,16 @@
 //! one lock     | the entries of all of them, as far as they are empty |
 //! ```
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{Ordering, fence};
+
+use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{Error, FaultError};
-use crate::folio::{FreshFolio, FreshPages, OwnerKind};
+use crate::folio::{FolioIndex, FreshFolio, OnePage, OwnerKind};
 use crate::memory::before_execution;
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -48,19 +52,26 @@ impl<P: Platform> VmaOp<'_, '_, P> {
 
     /// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far
     /// as the entries are empty. Returns their number.
-    fn map_pages(
+    ///
+    /// # Safety
+    /// 1. The caller has left the folios ([`FreshFolio::leave`]), and takes the first ones, as many as
+    ///    the result says, for mapped.
+    unsafe fn map_pages(
         &self,
         range: VirtRange,
-        folios: &mut FreshPages<'_, P, TOGETHER>,
+        folios: &[OnePage],
         attributes: MappingAttributes,
     ) -> Result<usize, NoMemory> {
         let memory = self.memory();
-        for page in folios.left() {
+        for page in folios {
             before_execution(memory, attributes.permissions(), page.folio());
         }
         let mapped = self
             .page_table()
-            .with_tables(range, |span| map_pages_locked(span, range, folios, attributes));
+            // SAFETY: 1. the caller's obligation 1: a step that maps some is the last.
+            .with_tables(range, |span| unsafe {
+                map_pages_locked(span, range, folios, attributes)
+            });
         publish(self.page_table(), range);
         mapped
     }
@@ -78,15 +89,14 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         count: u32,
         mut source: impl FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError>,
     ) -> Result<VirtAddr, Error> {
-        let memory = self.space.page_table.memory;
-        let mut folios = FreshPages::<_, TOGETHER>::new(&memory.frames);
+        let mut folios = ArrayVec::<OnePage, TOGETHER>::new();
         let mut failed = None;
         for number in 0..(count as usize).min(TOGETHER) {
             let page = at.offset(number as u64 * PAGE_SIZE);
             match self.copied_page(page, &mut source) {
                 Ok(folio) => {
                     debug_assert_eq!(folio.order, Order::PAGE, "asked for");
-                    folios.push(folio);
+                    folios.extend(OnePage::of(folio.leave()));
                 }
                 Err(error) => {
                     // Of a later page, the next call says the same again, or knows better.
@@ -95,19 +105,29 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                 }
             }
         }
-        if let (Some(error), true) = (failed, folios.len() == 0) {
+        if let (Some(error), true) = (failed, folios.is_empty()) {
             return Err(error);
         }
         self.count_copied(folios.len() as u32);
         let range = VirtRange::raw(at.0, at.0 + folios.len() as u64 * PAGE_SIZE);
+        let memory = self.space.page_table.memory;
         let mapped: Result<_, Error> = memory.retry(|| {
             self.in_vma(at, range.end(), |op| {
                 let owner = AnonGroup::as_owner(op.vma.group());
-                folios.set_owner(owner, op.vma.page_offset_of(at));
-                Ok(op.map_pages(range, &mut folios, op.fill_attributes(self.mode))?)
+                for (page, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
+                    // SAFETY: 1. left above, and not mapped yet; only the owner is set.
+                    let fresh = unsafe { memory.frames.fresh(page.folio()) };
+                    fresh.set_owner(owner, FolioIndex::new(index));
+                    fresh.leave();
+                }
+                // SAFETY: 1. the attempt that maps some is the last, and the others are discarded.
+                Ok(unsafe { op.map_pages(range, &folios, op.fill_attributes(self.mode)) }?)
             })
         });
-        folios.discard();
+        for page in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
+            // SAFETY: 1. left above; those before it are mapped, and this one is not.
+            unsafe { memory.frames.fresh(page.folio()) }.discard();
+        }
         match mapped? {
             // An entry was filled in between: the next look decides.
             0 => Ok(at),
@@ -116,6 +136,8 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
     }
 
     /// A fresh page with the source's content for `page`.
+    // Always: a call would return it in memory, once a page.
+    #[inline(always)]
     fn copied_page(
         &self,
         page: VirtAddr,
@@ -131,13 +153,16 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
     }
 }
 
-fn map_pages_locked<P: Platform>(
+/// # Safety
+/// 1. As `VmaOp::map_pages`.
+unsafe fn map_pages_locked<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     range: VirtRange,
-    folios: &mut FreshPages<'_, P, TOGETHER>,
+    folios: &[OnePage],
     attributes: MappingAttributes,
 ) -> Result<usize, NoMemory> {
     let page_table = span.page_table;
+    let frames = &page_table.memory.frames;
     let start = range.start();
     let found = span.entry_at(start);
     if found.node.level > Level::PTE && !found.entry.is_empty() {
@@ -145,13 +170,16 @@ fn map_pages_locked<P: Platform>(
     }
     let table = span.table_at(start, Level::PTE)?;
     let first = P::Arch::PTE.index_of(start);
-    let entries = &page_table.entries(table)[first.positions(folios.left().len() as u32)];
+    let entries = &page_table.entries(table)[first.positions(folios.len() as u32)];
     let vacant = run::count_empty(entries);
-    let mapped = folios.map(vacant as usize);
+    for page in &folios[..vacant as usize] {
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { frames.fresh(page.folio()) }.map(1);
+    }
     // A CPU that sees a leaf sees the page's contents, and its count.
     fence(Ordering::Release);
     let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
-    for (word, page) in entries.iter().zip(mapped) {
+    for (word, page) in entries.iter().zip(&folios[..vacant as usize]) {
         let entry = P::Arch::nth_page(template, page.folio().head.0);
         word.store(entry.0, Ordering::Relaxed);
     }

@@ -235,6 +235,8 @@ pub(super) struct Fill<'f, 'm, P: Platform> {
 
 impl<'m, P: Platform> Fill<'_, 'm, P> {
     /// A fresh folio of this order, or of the smallest.
+    // Always: a call would return it in memory, once a page.
+    #[inline(always)]
     pub(super) fn new_folio(&self, order: Order) -> Result<FreshFolio<'m, P>, Error> {
         let memory = self.space.page_table.memory;
         memory.may_wait();
