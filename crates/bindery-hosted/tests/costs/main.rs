@@ -6,6 +6,7 @@ extern crate bindery_scenarios as support;
 mod copy_on_write;
 mod counts;
 mod faults;
+mod forks;
 mod large_folio_effort;
 mod locked_memory;
 mod nothing_there;

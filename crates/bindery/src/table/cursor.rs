@@ -13,10 +13,12 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use core::sync::atomic::{AtomicU64, Ordering};
+mod leaves;
 
-use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
+use core::sync::atomic::Ordering;
+
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::arch::{Absent, AbsentFormat, Arch, EntryIndex, Equal, Kind, Level};
 use crate::memory::folio_limit;
 use crate::platform::Platform;
 use crate::stats::Counts;
@@ -375,6 +377,12 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
                 } else {
                     folio_limit(page_table.memory, P::Arch::frame(single), limit)
                 };
+                if limit == 1 {
+                    // A folio of one page, or its last one: no neighbor is compared.
+                    self.counts.entries_read += 1;
+                    let (at, what) = (VirtAddr(self.at), What::Leaf(single));
+                    return Some(Run { at, node, index, count: 1, what });
+                }
                 let limited = &entries[index.positions(limit)];
                 let (mut count, first) = P::Arch::match_leaves(limited, index, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
@@ -447,29 +455,6 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
     #[inline(always)]
     pub(crate) fn split_table_at(&mut self, addr: VirtAddr) -> Result<Table<'a>, NoMemory> {
         self.table_at(addr, Level::PTE, &mut TablePool::new(self.page_table.memory))
-    }
-
-    /// Passes over the level-1 leaves from the position on whose frames `skips` accepts, up to the
-    /// end of the table. For a caller that would do nothing with a run for each.
-    #[inline]
-    pub(super) fn skip_leaves(&mut self, skips: impl Fn(Frame) -> bool) {
-        let Some(node) = self.position.filter(|node| node.level == Level::PTE) else { return };
-        let index = node.level.index_of(VirtAddr(self.at));
-        let entries =
-            &self.page_table.entries(node.table)[index.positions(self.limit(node.level, index))];
-        let is_skipped = |word: &&AtomicU64| {
-            let entry = Entry(word.load(Ordering::Relaxed));
-            // A contiguous run is part of a larger folio.
-            node.level.kind(entry) == Kind::Leaf
-                && !P::Arch::is_contig(entry)
-                && skips(P::Arch::frame(entry))
-        };
-        let count = entries.iter().take_while(is_skipped).count() as u32;
-        if count > 0 {
-            self.counts.entries_read += u64::from(count);
-            let what = What::Empty;
-            self.pass(Run { at: VirtAddr(self.at), node, index, count, what });
-        }
     }
 
     /// The locked range: all of the caller's, or its front.

@@ -107,7 +107,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows the instructions of our kernel in the last step of an operation, by function.
+/// Shows the instructions of our kernel in the last step of an operation, by function. A fork and its
+/// exit are two steps.
 fn profile(
     name: &str,
     folio: FolioSize,
@@ -125,9 +126,18 @@ fn profile(
         let (bench, _) = interpreter::prepare(architecture)?;
         let kernel = super::ours(architecture)?;
         let Kernel::Bindery { symbols, .. } = &kernel else { continue };
-        let lines = bench.profile(&kernel, &program, last)?;
-        let table = super::profile::table(&lines, symbols)?;
-        show(&format!("\n{name}, folios of {}, {architecture}\n\n{table}\n", program.folio))?;
+        let is_exit = program.steps[last].operation == 'X';
+        for step in last - usize::from(is_exit)..=last {
+            let lines = bench.profile(&kernel, &program, step)?;
+            let table = super::profile::table(&lines, symbols)?;
+            let part = match (is_exit, step == last) {
+                (false, _) => "",
+                (true, false) => " (the fork)",
+                (true, true) => " (the exit)",
+            };
+            let folio = program.folio;
+            show(&format!("\n{name}{part}, folios of {folio}, {architecture}\n\n{table}\n"))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 
 mod pinned;
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{
@@ -12,7 +12,7 @@ use crate::arch::{
 use crate::error::Failure;
 use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
-use crate::memory::share_frames;
+use crate::memory::{Memory, share_frames};
 use crate::platform::Platform;
 use crate::swap::SlotRun;
 use crate::table::Table;
@@ -97,7 +97,7 @@ fn copy_parts<'m, P: Platform>(
             let mut target = child.cursor(&of_child, range, Depth::Floor(Level::PTE));
             debug_assert_eq!(target.range(), range, "the child has more than the parent");
             let (source, target) = (&mut source, &mut target);
-            CopySpan { source, target, what, tables }.copy()
+            CopySpan { source, target, what, tables, last: None }.copy()
         };
         match stopped {
             Ok(()) => {}
@@ -150,6 +150,9 @@ struct CopySpan<'c, 'a, 'b, 'm, P: Platform> {
     what: &'c ForkCopy<'c>,
     /// New tables of the child, while locks are held.
     tables: &'c mut TablePool<'m, P>,
+    /// The level-1 table of the last run, and the child's for it: the next run is most often in the
+    /// same, and needs no descent then.
+    last: Option<(Frame, Table<'b>)>,
 }
 
 impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
@@ -175,6 +178,9 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
                 What::Leaf(first) => {
                     let table = self.target_table(&run)?;
                     self.copy_leaves(&run, first, table)?;
+                    if run.count == 1 && run.node.level == Level::PTE {
+                        self.copy_single_pages(table)?;
+                    }
                 }
                 What::Absent(first) => match P::Arch::decode_absent(first) {
                     Some(Absent::ProtNone { frame, .. })
@@ -197,13 +203,23 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
     }
 
     /// The child's table for the run, with a deposit for a huge leaf or a similar entry.
+    #[inline(always)]
     fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop> {
+        match self.last {
+            Some((source, target)) if source == run.node.table.frame() => Ok(target),
+            _ => self.new_target_table(run),
+        }
+    }
+
+    fn new_target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop> {
         let Self { target, tables, .. } = self;
         let short = |_| CopyStop::Short(run.at);
         let table = target.table_at(run.at, run.node.level, tables).map_err(short)?;
         if run.node.level > Level::PTE {
             let deposit = tables.take(Level::PTE, &mut target.counts).map_err(short)?;
             target.page_table.deposit_table(table, deposit);
+        } else {
+            self.last = Some((run.node.table.frame(), table));
         }
         Ok(table)
     }
@@ -214,8 +230,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         first: Entry,
         table: Table<'_>,
     ) -> Result<(), CopyStop> {
-        let Self { source, target, what, .. } = self;
-        let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
+        let Self { source, target, .. } = self;
         let memory = source.page_table.memory;
         let pages = run.pages();
         let (counts, theirs) = (&mut source.counts, &mut target.counts);
@@ -223,33 +238,82 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
             drop_target_deposit(target, run, table);
             return Err(CopyStop::Refused);
         }
-        let ours = source.page_table.entries(run.node.table);
-        let theirs = target.page_table.entries(table);
+        self.copy_present(run, table);
+        Ok(())
+    }
+
+    /// Copies the folios of one page behind a run, up to the end of its table: a run for each would
+    /// cost more than its copy.
+    fn copy_single_pages(&mut self, table: Table<'_>) -> Result<(), CopyStop> {
+        let memory = self.source.page_table.memory;
+        if self.source.page_table.longest_run() == 1 {
+            return Ok(());
+        }
+        let copied = self.what.copied;
+        let is_unpinned_page = |frame| {
+            memory.frames.folio_of(frame).is_some_and(|folio| {
+                folio.pages() == 1 && (copied == Copied::Shared || !is_pinned(memory, folio))
+            })
+        };
+        let Some(run) = self.source.next_leaves(is_unpinned_page) else { return Ok(()) };
+        let entries = self.source.page_table.entries_of(&run);
+        let (counts, theirs) = (&mut self.source.counts, &mut self.target.counts);
+        let is_shared = |word: &&AtomicU64| {
+            let frame = P::Arch::frame(Entry(word.load(Ordering::Relaxed)));
+            share_frames(memory, frame, 1, counts, theirs).is_ok()
+        };
+        let shared = entries.iter().take_while(is_shared).count() as u32;
+        // In three parts, so that only entries between two narrowed ones are flushed with them.
+        let narrows = |word: &AtomicU64| {
+            let entry = Entry(word.load(Ordering::Relaxed));
+            copied == Copied::Private && P::Arch::write_protect(entry) != entry
+        };
+        let shared_entries = &entries[..shared as usize];
+        let first = shared_entries.iter().position(narrows).map_or(shared, |first| first as u32);
+        let end = shared_entries.iter().rposition(narrows).map_or(shared, |last| last as u32 + 1);
+        for (start, end) in [(0, first), (first, end), (end, shared)] {
+            if start < end {
+                self.copy_present(&Run { count: end - start, ..run.rest(start) }, table);
+            }
+        }
+        if shared < run.count { Err(CopyStop::Refused) } else { Ok(()) }
+    }
+
+    /// Copies present leaves of level 1, or one larger leaf, whose folios count the child's mappings
+    /// already.
+    fn copy_present(&mut self, run: &Run<P::Arch>, table: Table<'_>) {
+        let Self { source, target, what, .. } = self;
+        let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
+        let protect = |entry| match what.copied {
+            Copied::Private => P::Arch::write_protect(entry),
+            Copied::Shared => entry,
+        };
+        let ours = source.page_table.entries_of(run);
+        let theirs = &target.page_table.entries(table)[run.index.positions(run.count)];
         let mut narrowing = source.narrow_some(run);
-        for (number, index) in run.index.positions(run.count).enumerate() {
-            let raw = Entry(ours[index].load(Ordering::Relaxed));
-            let mut protected =
-                if what.copied == Copied::Private { P::Arch::write_protect(raw) } else { raw };
+        for (number, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+            let raw = Entry(ours.load(Ordering::Relaxed));
+            let mut protected = protect(raw);
             if protected != raw {
                 let old = narrowing.replace(number, raw, P::Arch::write_protect);
                 protected = P::Arch::write_protect(old);
             }
-            theirs[index].store(protected.0 & !stripped, Ordering::Relaxed);
+            theirs.store(protected.0 & !stripped, Ordering::Relaxed);
         }
         if narrowing.narrowed() > 0 {
             source.counts.entries_written += u64::from(run.count);
         }
         target.page_table.change_entry_count(table, run.count, 0);
         target.counts.entries_written += u64::from(run.count);
-        Ok(())
     }
 
     /// The folio of a run that begins with `first`, if this side maps it privately and the folio is
     /// anonymous and pinned.
     fn pinned(&self, first: Frame) -> Option<Folio> {
-        let frames = &self.source.page_table.memory.frames;
-        let folio = frames.folio_of(first).filter(|_| self.what.copied == Copied::Private)?;
-        (frames.folio(folio).pins() > 0 && frames.folio(folio).is_anonymous()).then_some(folio)
+        let memory = self.source.page_table.memory;
+        let folio =
+            memory.frames.folio_of(first).filter(|_| self.what.copied == Copied::Private)?;
+        is_pinned(memory, folio).then_some(folio)
     }
 
     /// Takes a reference for the copy, which keeps the pages after the locks are released.
@@ -303,6 +367,12 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         target.page_table.change_entry_count(table, run.count, 0);
         Ok(())
     }
+}
+
+/// Whether a folio is anonymous and pinned, so that its pages are copied at once.
+fn is_pinned<P: Platform>(memory: &Memory<P>, folio: Folio) -> bool {
+    let handle = memory.frames.folio(folio);
+    handle.pins() > 0 && handle.is_anonymous()
 }
 
 fn drop_target_deposit<P: Platform>(

@@ -1,0 +1,70 @@
+//! Forks of memory in folios of one page, which are copied table by table.
+
+use bindery::addr::{PAGE_SIZE, VirtAddr};
+use bindery::{Access, AddressSpace, PinTime};
+use bindery_hosted::{Program, Walk};
+
+use crate::support::{GIB, MIB, audit, fixed, options, strict};
+
+on_every_architecture! {
+    a_second_fork_flushes_only_written_pages => flushes;
+    a_fork_copies_pinned_pages_among_others => pinned;
+}
+
+const AT: VirtAddr = VirtAddr(GIB);
+const PAGES: u64 = 512;
+
+fn page(number: u64) -> VirtAddr {
+    VirtAddr(AT.0 + number * PAGE_SIZE)
+}
+
+fn flushes<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    let parent = AddressSpace::new(&memory, options()).unwrap();
+    parent.mmap(&fixed(AT.0, PAGES * PAGE_SIZE)).unwrap();
+    let program = Program::new(&machine, &parent);
+    let write = |number| program.store(page(number), number).unwrap();
+    (0..PAGES).for_each(write);
+    let first = parent.fork().unwrap();
+    [100, 102, 107].into_iter().for_each(write);
+    let before = parent.counts();
+    let second = parent.fork().unwrap();
+    let counts = parent.counts() - before;
+    assert_eq!((counts.invalidations, counts.pages_invalidated), (1, 8), "from 100 to 107");
+    audit(&machine, &memory, &[&parent, &first, &second]);
+}
+
+/// Pages that no entry can share, in front of, among and behind those that it can.
+fn pinned<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    let parent = AddressSpace::new(&memory, options()).unwrap();
+    parent.mmap(&fixed(AT.0, PAGES * PAGE_SIZE)).unwrap();
+    let program = Program::new(&machine, &parent);
+    // Some pages are never touched.
+    let touched = |number: &u64| number % 7 != 3;
+    for number in (0..PAGES).filter(touched) {
+        program.store(page(number), number).unwrap();
+    }
+    let numbers = [0, 50, 51, 200, PAGES - 1];
+    let pins = numbers.map(|number| parent.pin(page(number), 1, Access::Write, PinTime::Long));
+    let pins = pins.map(Result::unwrap);
+    let child = parent.fork().unwrap();
+    let of_child = Program::new(&machine, &child);
+    for number in 0..PAGES {
+        let content = if touched(&number) { number } else { 0 };
+        assert_eq!(of_child.load(page(number)), Ok(content), "page {number} of the child");
+    }
+    let before = parent.counts();
+    for number in numbers {
+        program.store(page(number), 1 << 32).unwrap();
+        let content = if touched(&number) { number } else { 0 };
+        assert_eq!(
+            of_child.load(page(number)),
+            Ok(content),
+            "page {number}, written by the parent"
+        );
+    }
+    assert_eq!((parent.counts() - before).bytes_copied, 0, "pinned pages stay the parent's");
+    audit(&machine, &memory, &[&parent, &child]);
+    drop(pins);
+}
