@@ -15,8 +15,9 @@
 //! ```
 //!
 //! [`FreshFolio::discard`] frees a fresh folio that is not needed. Each of these consumes the value,
-//! so a folio that is mapped or published is neither overwritten nor freed as a fresh one. While the count is zero, only its
-//! maker touches the metadata, by plain stores. From then on all accesses are atomic.
+//! so a folio that is mapped or published is neither overwritten nor freed as a fresh one. While the
+//! count is zero, only its maker touches the metadata, by plain stores. From then on all accesses are
+//! atomic.
 //!
 //! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
 //! has one, or adds to a count that is not zero ([`super::reference`]). So the count rises from
@@ -93,7 +94,9 @@ fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
     let folio = Folio::of(frames.allocate(order, AllocateFor::Use)?, order);
     let head = frames.meta(folio.head);
     let exclusive = if order == Order::PAGE { EXCLUSIVE } else { 0 };
-    write_tails(frames, folio);
+    if order > Order::PAGE {
+        write_tails(frames, folio);
+    }
     frames.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
     head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
     Some(folio)
@@ -168,6 +171,8 @@ impl<P: Platform> FreshFolio<'_, P> {
 }
 
 /// Writes the tails of a folio that only the caller knows.
+// Never inlined: its loop needs more registers than a caller has left.
+#[inline(never)]
 pub(super) fn write_tails<P: Platform>(frames: &Frames<P>, folio: Folio) {
     let Folio { head, order, .. } = folio;
     let state = state_of(Kind::Tail, order);
