@@ -131,8 +131,10 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         | Call::PkeyFree
         | Call::Mseal => {}
     }
+    // Looked up before the call: anonymous memory waits for no disk.
+    let is_on_disk = call == Call::Msync && maps_files(arguments[0], arguments[1]);
     let outcome = make(call, arguments, file, other.as_deref());
-    if call == Call::Msync {
+    if is_on_disk {
         // The pages are stored. The disk has to know their places too.
         let kept = disk::commit();
         return outcome.and_then(|done| kept.map(|()| done));
@@ -153,6 +155,29 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         }
     }
     outcome
+}
+
+/// Whether a mapping of a file begins, ends or lies in the range.
+fn maps_files(start: u64, length: u64) -> bool {
+    let end = start.saturating_add(length);
+    let mut at = start;
+    process::with_space(|space| {
+        loop {
+            let mapping = space.view_mapping(VirtAddr(at), |mapping| {
+                let is_file = mapping.object().is_some_and(|object| object.is_file());
+                (mapping.range(), is_file)
+            });
+            match mapping {
+                Some((range, is_file)) if range.start().0 < end && range.end().0 > at => {
+                    if is_file {
+                        return true;
+                    }
+                    at = range.end().0;
+                }
+                _ => return false,
+            }
+        }
+    })
 }
 
 const fn numbers() -> Numbers {

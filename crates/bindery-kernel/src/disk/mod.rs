@@ -2,7 +2,8 @@
 //!
 //! A request of a pager is a *job* of one or more pieces, each a stretch of memory and of the disk.
 //! Pieces that the device's queue has no room for wait in a list, and the interrupt handler begins
-//! them. Jobs, pieces and the device's own buffers lie in fixed pools, so no transfer allocates.
+//! them. Jobs, pieces and the device's own buffers lie in fixed pools, so no transfer allocates, but for
+//! the timers of `disk-delay`.
 
 mod hal;
 

@@ -1,4 +1,4 @@
-//! The kernel's own thread: it collapses small folios into large ones (Linux: `khugepaged`), and
+//! The thread of the kernel that collapses small folios into large ones (Linux: `khugepaged`), and
 //! reclaims memory for faults that do not do so themselves.
 //!
 //! It begins when a policy first allows large folios, and sleeps between its rounds. There are no

@@ -1,4 +1,4 @@
-//! `truncate`, `fallocate`, `fsync` and `sync_file_range`.
+//! `truncate`, `fallocate`, `fsync`, `sync_file_range` and `posix_fadvise`.
 
 use bindery::{FileAccess, ReadPattern};
 use bindery_linux as linux;

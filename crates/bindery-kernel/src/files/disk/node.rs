@@ -94,13 +94,12 @@ impl File {
     }
 
     /// Tells the record the attributes that the disk has to keep.
-    fn note(&self, size: Option<u64>) {
+    fn note(&self) {
         let Attributes { mode, owner, times, .. } = self.common.attributes(0, 0);
         if let Some(storage) = storage()
             && let Some(record) = storage.volume.lock().record(self.number)
         {
             (record.mode, record.owner, record.modified) = (mode, owner, times[1]);
-            record.size = size.unwrap_or(record.size);
         }
     }
 }
@@ -120,7 +119,7 @@ impl File {
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
         self.common.change(change);
-        self.note(None);
+        self.note();
         storage().ok_or(Errno::EIO)?.write_record(self.number).map_err(failed)
     }
 }
@@ -234,7 +233,8 @@ impl Node for Opened {
         let object = self.regular.object().ok_or(Errno::EIO)?;
         // The mark tells of a failure, whichever call had it.
         let saved = object.sync(0, u64::MAX);
-        self.file.note(Some(object.size()));
+        // Not the size: the pager is told each change, and a truncation beside this has told its own.
+        self.file.note();
         let storage = storage().ok_or(Errno::EIO)?;
         let noted = storage.write_record(self.file.number).map_err(failed);
         let errno = |error: bindery::Error| Errno::from(error.errno(Operation::Object));

@@ -131,17 +131,24 @@ impl Storage {
     /// # Errors
     /// The device's failure.
     pub fn commit(&self) -> Result<(), PagerError> {
+        let mut outcome = self.write_grown();
+        // Another thread may be about to write a block that it has taken note of. If it fails, the
+        // note is back.
+        drop(self.page.lock());
+        outcome = outcome.and(self.write_grown());
+        outcome.and(disk::flush())
+    }
+
+    /// Writes the blocks of the files that have grown, each once.
+    fn write_grown(&self) -> Result<(), PagerError> {
         let mut outcome = Ok(());
         let mut from = 0;
         loop {
             let next = self.volume.lock().next_grown(from);
-            let Some(number) = next else { break };
+            let Some(number) = next else { return outcome };
             outcome = outcome.and(self.write_record(number));
             from = number + 1;
         }
-        // Another thread may be about to write a block that it has taken note of.
-        drop(self.page.lock());
-        outcome.and(disk::flush())
     }
 
     /// Adds a file; returns its number. `None` if there are too many.
@@ -283,7 +290,8 @@ impl Pager for Storage {
             old
         };
         if size >= old {
-            // The disk learns of it when the file is synchronized or closed.
+            // Its block is written when the file is synchronized or closed, by `msync`, and by the
+            // thread that stores pages early.
             return Ok(());
         }
         self.cut(file, size.div_ceil(PAGE_SIZE), u64::MAX)?;

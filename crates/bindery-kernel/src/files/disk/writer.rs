@@ -82,24 +82,28 @@ extern "C" fn run() -> ! {
 
 fn work() {
     let (Some(system), Some(storage)) = (file_system(), storage()) else { return };
+    let mut last = time::now();
     loop {
         let interval = INTERVAL.load(Ordering::Relaxed) * (time::SECOND / 100);
-        let deadline = (interval > 0).then(|| time::now() + interval);
+        // From the last round on, however often writes wake the thread in between.
+        let deadline = (interval > 0).then_some(last + interval);
         let woken = || {
             let ends = ENDS.load(Ordering::Relaxed);
             (WOKEN.swap(false, Ordering::Relaxed) || ends).then_some(())
         };
-        let is_due = SLEEPER.wait(deadline, woken).is_err();
+        let _ended_early = SLEEPER.wait(deadline, woken);
         if ENDS.load(Ordering::Relaxed) {
             return;
         }
-        if is_due {
+        let is_due = || deadline.is_some_and(|deadline| time::now() >= deadline);
+        if is_due() {
+            last = time::now();
             system.write_back(dirty_and_limit().0);
             // The files' openers hear of an error of the pages. That of a block stays noted, and
             // the next call writes it again.
             let _ = storage.commit();
         }
         // 0 if all that are left have failed, or memory is short.
-        while excess() > 0 && system.write_back(excess()) > 0 {}
+        while !is_due() && excess() > 0 && system.write_back(excess()) > 0 {}
     }
 }

@@ -115,7 +115,6 @@ fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 }
 
 fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
-    // Nothing is read from a disk.
     let major = memory().events().major_faults;
     vmstat(memory(), FaultCounts { all: scheduler::page_faults(), major }, out)
 }
