@@ -256,6 +256,26 @@ fn a_dropped_sync_loses_no_failure() {
     });
 }
 
+/// The answers of a dropped sync are taken by the calls that need clean pages, not only by syncs.
+#[test]
+fn answered_pages_of_a_dropped_sync_are_evicted() {
+    with_file(|fixture, file| {
+        let Fixture { memory, pager, .. } = fixture;
+        for evict in [|file: &File<'_>, _: &_| file.evict(0, u64::MAX), drop_clean] {
+            write(&file, [1, 5]);
+            drop(blocked(file.begin_sync(0, u64::MAX).step()));
+            pager.answer_all(memory);
+            assert_eq!(evict(&file, memory), PAGES);
+            file.read_ahead(0, PAGES * PAGE);
+            pager.answer_all(memory);
+        }
+    });
+}
+
+fn drop_clean(_: &File<'_>, memory: &Memory<P>) -> u64 {
+    memory.drop_clean_pages()
+}
+
 #[test]
 fn the_last_holder_waits_for_writes_left_behind() {
     with_file(|fixture, file| {

@@ -14,6 +14,7 @@ use crate::collections::page_tree::{PAGE_LIMIT, PageFlags};
 use crate::error::Error;
 use crate::platform::Platform;
 
+use super::detached_batch::settle_written;
 use super::dropping::{DropPiece, drop_pages};
 use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
@@ -100,6 +101,7 @@ fn evict<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange
     if !object.is_file() {
         return 0;
     }
+    settle_written(memory);
     let (mut from, mut freed) = (pages.first, 0);
     let mut piece = DropPiece::first_of(memory);
     loop {

@@ -225,6 +225,10 @@ unsafe fn release<P: Platform>(memory: &Memory<P>, batch: NonNull<DetachedBatch>
 /// allocates nothing.
 pub(crate) fn settle_written<P: Platform>(memory: &Memory<P>) {
     let mut next = memory.answers.writes.take_all();
+    if next.is_some() {
+        // Its pages are clean now, so a search finds some that the last one did not.
+        memory.clock.exhausted.forget();
+    }
     while let Some(record) = next {
         let batch: NonNull<DetachedBatch> = record.cast();
         // SAFETY: `answer` has added it, and it lives until `settle`.

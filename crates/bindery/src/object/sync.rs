@@ -254,36 +254,35 @@ impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
         run: PageRun,
         end: u64,
     ) -> Option<Saved> {
-        loop {
-            let pages = PageRange { first: run.page, end };
-            let batch = match detached_batch::begin(self.memory, object, pages, RULES) {
-                Ok((_, Some(batch))) => batch,
-                Ok((after, None)) if after != run.page => {
-                    return Some(Saved { result: Ok(()), after, stored: 0 });
-                }
-                Ok((_, None)) if *self.passed < PATIENCE => {
-                    *self.passed += 1;
-                    let changed = PageRange::from_count(run.page, u64::from(run.count));
-                    self.ticket = object.pages.change_of(memory.platform(), changed);
-                    if self.ticket.is_some() {
-                        return None;
-                    }
-                    continue;
-                }
-                // No memory for the record, or changes without end: the thread waits.
-                Ok((_, None)) | Err(_) => {
-                    *self.passed = 0;
-                    return Some(save_from(memory, object, run, end, RULES));
-                }
-            };
-            *self.passed = 0;
-            self.ticket = batch.ticket(object);
-            if self.ticket.is_some() {
-                *self.batch = Some(batch);
-                return None;
+        let pages = PageRange { first: run.page, end };
+        let batch = match detached_batch::begin(self.memory, object, pages, RULES) {
+            Ok((_, Some(batch))) => batch,
+            Ok((after, None)) if after != run.page => {
+                return Some(Saved { result: Ok(()), after, stored: 0 });
             }
-            return batch.saved();
+            Ok((_, None)) if *self.passed < PATIENCE => {
+                *self.passed += 1;
+                let changed = PageRange::from_count(run.page, u64::from(run.count));
+                self.ticket = object.pages.change_of(memory.platform(), changed);
+                if self.ticket.is_some() {
+                    return None;
+                }
+                // Another sync has begun to store the page, or the change has ended: looks again.
+                return Some(Saved { result: Ok(()), after: run.page, stored: 0 });
+            }
+            // No memory for the record, or changes without end: the thread waits.
+            Ok((_, None)) | Err(_) => {
+                *self.passed = 0;
+                return Some(save_from(memory, object, run, end, RULES));
+            }
+        };
+        *self.passed = 0;
+        self.ticket = batch.ticket(object);
+        if self.ticket.is_some() {
+            *self.batch = Some(batch);
+            return None;
         }
+        batch.saved()
     }
 
     fn wait(&mut self, _: &Memory<P>, _: &ObjectState, ticket: Ticket) -> bool {

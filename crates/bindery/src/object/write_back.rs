@@ -19,6 +19,7 @@ use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 
+use super::detached_batch::settle_written;
 use super::file_system::FileSystem;
 use super::in_flight::InFlight;
 use super::registry::Registry;
@@ -51,6 +52,9 @@ impl<'m, P: Platform> FileSystem<'m, P> {
 
 fn write_back<P: Platform>(system: &FileSystem<'_, P>, pages: u64) -> u64 {
     let memory = system.memory();
+    // Answered pages of a sync that was dropped count as dirty until then, and no file has them to
+    // store: a caller that repeats this above a mark would repeat it for ever.
+    settle_written(memory);
     let mut stored = 0;
     // Once around: a file whose pages another thread stores, or whose pager lacks memory, stays in
     // the list.

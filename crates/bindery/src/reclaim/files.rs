@@ -6,6 +6,7 @@ use crate::folio::OwnerKind;
 use crate::frame::FrameRange;
 use crate::object::reclaim::{LookedAt, ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
+use crate::object::settle_written;
 use crate::platform::Platform;
 
 use super::pressure::EvictionBatch;
@@ -34,6 +35,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
 
 /// Drops the clean pages of all files, recently used or not. Returns the number of freed pages.
 pub(super) fn drop_clean_pages<P: Platform>(memory: &Memory<P>) -> u64 {
+    settle_written(memory);
     let FrameRange { first, count } = memory.frames.span();
     let (mut at, mut freed) = (0, 0);
     while at < count {

@@ -99,7 +99,9 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
     /// Stores pages, until all are stored or the pager has to be waited for. `space` is the same at
     /// each step. After the end, does nothing.
     ///
-    /// Sleeps as [`Writeback::step`]. Complexity: as there, plus linear in the mappings.
+    /// Sleeps as [`Writeback::step`], and waits for the pager if another thread has unmapped and closed
+    /// the file since the last step: the end of its last holder saves the file. Complexity: as there,
+    /// plus linear in the mappings.
     ///
     /// # Errors
     /// As [`AddressSpace::msync`].
