@@ -39,8 +39,8 @@ pub fn end_step() {
     STEPS.0.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Decides whether the other CPU is a reader until its next step is over. If it is none, every grace
-/// period is over at once.
+/// Decides whether the other CPU is a reader until its next step is over. If it is none, every
+/// grace period is over at once.
 pub fn set_readers(readers: bool) {
     READERS.0.store(readers, Ordering::Relaxed);
 }

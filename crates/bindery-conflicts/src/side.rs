@@ -130,8 +130,8 @@ impl Side<'_> {
         self.touch_all(self.piece(), 64 * KIB);
     }
 
-    /// Writes pages to the piece that compress to half their size, and differ from one repetition to
-    /// the next.
+    /// Writes pages to the piece that compress to half their size, and differ from one repetition
+    /// to the next.
     pub fn write_piece(&self, number: u64) {
         let mut next = number << 1 | self.number;
         let mut page = [0; PAGE_SIZE as usize];

@@ -5,9 +5,9 @@
 //! access. Two threads on one CPU at the same time are an error of the program around the machine,
 //! and panic.
 //!
-//! The machine has a clock that advances when a grace period begins. Each seat has the time at which
-//! its thread entered its current read section, or 0. A grace period is over when no seat has a time
-//! before its own.
+//! The machine has a clock that advances when a grace period begins. Each seat has the time at
+//! which its thread entered its current read section, or 0. A grace period is over when no seat has
+//! a time before its own.
 //!
 //! ```text
 //! clock      7   | 8 (grace period 8 begins)
@@ -17,8 +17,8 @@
 //!
 //! # Machines whose CPUs are busy
 //! While at most one thread is bound, every question whether a grace period is over looks at all
-//! seats, and the answer is exact. With more threads that would cost each of them the cache lines of
-//! all others. So then a question reads one number, the last time that has passed. Every
+//! seats, and the answer is exact. With more threads that would cost each of them the cache lines
+//! of all others. So then a question reads one number, the last time that has passed. Every
 //! [`QUESTIONS`]th question of a CPU that is answered by no looks at the seats, and advances the
 //! number for all CPUs.
 

@@ -71,9 +71,9 @@ pub enum Violation {
         /// The translation in the tables.
         now: Translation,
     },
-    /// Two translations of programs to the same frames have different memory types: accesses through
-    /// one need not see those through the other (Arm ARM, "Mismatched memory attributes"; SDM volume
-    /// 3A, "Programming the PAT").
+    /// Two translations of programs to the same frames have different memory types: accesses
+    /// through one need not see those through the other (Arm ARM, "Mismatched memory attributes";
+    /// SDM volume 3A, "Programming the PAT").
     MixedTypes {
         /// The access that loaded the new one.
         place: Place,

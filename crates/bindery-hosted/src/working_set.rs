@@ -66,8 +66,8 @@ impl Pattern {
         }
     }
 
-    /// The pages that `programs/workloads/working_set.c` touches: all in order, each once on average
-    /// for each of the `passes` in the order of the pattern, and all in order again.
+    /// The pages that `programs/workloads/working_set.c` touches: all in order, each once on
+    /// average for each of the `passes` in the order of the pattern, and all in order again.
     pub fn trace(self, pages: u64, passes: u64, seed: u64) -> impl Iterator<Item = u64> {
         let visits = (0..pages * passes).map(move |visit| self.page(pages, seed, visit));
         (0..pages).chain(visits).chain(0..pages)

@@ -2,8 +2,8 @@
 //!
 //! The collections of the Rust library cannot report that memory has run out. So every call that
 //! makes a lasting object calls [`room`] first, after its last sleep. That keeps a margin which no
-//! single call can use up, and refuses with `ENOMEM` beyond it. Between a question before a sleep and
-//! its allocation, other threads would take the same bytes.
+//! single call can use up, and refuses with `ENOMEM` beyond it. Between a question before a sleep
+//! and its allocation, other threads would take the same bytes.
 
 use core::alloc::{GlobalAlloc, Layout};
 

@@ -12,8 +12,9 @@
 //!
 //! # Layers
 //! A layer names itself and those before it, in every `use` and every path. The test of the core
-//! reads this table (`crates/bindery/tests/layers/main.rs`). A lower layer that has to call a higher
-//! one has a trait for it, which the higher one implements and registers at boot (`services`).
+//! reads this table (`crates/bindery/tests/layers/main.rs`). A lower layer that has to call a
+//! higher one has a trait for it, which the higher one implements and registers at boot
+//! (`services`).
 //!
 //! | modules | idea |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The page-fault handler. `arch/*/exceptions.rs` decodes the fault and calls [`page_fault`]; the core
-//! resolves it, or the program gets a signal.
+//! The page-fault handler. `arch/*/exceptions.rs` decodes the fault and calls [`page_fault`]; the
+//! core resolves it, or the program gets a signal.
 
 use bindery::addr::VirtAddr;
 use bindery::{Access, FaultError, Resolved};

@@ -101,7 +101,8 @@ pub fn expired() {
     set_timer();
 }
 
-/// Whether the timer's interrupt is due, which no code of the kernel sees: interrupts are off there.
+/// Whether the timer's interrupt is due, which no code of the kernel sees: interrupts are off
+/// there.
 pub fn is_due() -> bool {
     now() >= NEXT.load(Ordering::Relaxed)
 }

@@ -39,8 +39,8 @@ impl Board {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count, "the board has no word {index}");
-        // SAFETY: the mapping has this many words, zero at first, which only atomics access; it stays
-        // until the board is dropped.
+        // SAFETY: the mapping has this many words, zero at first, which only atomics access; it
+        // stays until the board is dropped.
         unsafe { self.words.add(index).as_ref() }
     }
 

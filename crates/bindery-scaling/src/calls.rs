@@ -53,8 +53,8 @@ pub trait Calls: Sync {
         board.sleep_until_all(workers, times);
     }
 
-    /// mmap(2), readable and writable: at `at`, or at an address that the kernel chooses. Returns the
-    /// address.
+    /// mmap(2), readable and writable: at `at`, or at an address that the kernel chooses. Returns
+    /// the address.
     fn map(&self, worker: u16, at: Option<u64>, length: u64, backing: Backing) -> u64;
 
     /// munmap(2).
@@ -270,7 +270,8 @@ impl Calls for OnLinux {
     }
 
     fn fork(&self) {
-        // SAFETY: the child makes one system call, which may follow a fork of a process with threads.
+        // SAFETY: the child makes one system call, which may follow a fork of a process with
+        // threads.
         match unsafe { fork() }.expect("the host has processes left") {
             // SAFETY: it ends the child at once; nothing of the parent's is dropped or flushed.
             ForkResult::Child => unsafe { libc::_exit(0) },

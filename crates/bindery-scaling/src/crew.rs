@@ -57,8 +57,8 @@ impl Machines {
     /// If the host has too little memory.
     pub fn new(cpus: u16) -> Result<Self, Problem> {
         let all: Vec<u16> = (0..cpus).collect();
-        // A second CPU is online beside the worker's: with one, the core need not defer frees. CPU 0
-        // makes the address spaces.
+        // A second CPU is online beside the worker's: with one, the core need not defer frees. CPU
+        // 0 makes the address spaces.
         let of_one = |number: u16| match number {
             0 => machine::memory(&all[..all.len().min(2)]),
             _ => machine::memory(&[0, number]),

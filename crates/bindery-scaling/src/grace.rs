@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::machine::MAX_CPUS;
 
-/// Sections that a CPU leaves between two attempts to advance. A CPU counts on lines of its own, and
-/// fetches the shared ones only for an attempt: the machine must not cost what it measures.
+/// Sections that a CPU leaves between two attempts to advance. A CPU counts on lines of its own,
+/// and fetches the shared ones only for an attempt: the machine must not cost what it measures.
 const INTERVAL: u64 = 256;
 
 /// Data on lines of its own: a CPU fetches lines in pairs.
@@ -60,8 +60,8 @@ impl Sections {
         }
     }
 
-    /// The number of the period that is over once all sections of this moment have ended. The period
-    /// under way may have begun before some of them.
+    /// The number of the period that is over once all sections of this moment have ended. The
+    /// period under way may have begun before some of them.
     pub fn period(&self) -> u64 {
         // Sections that saw what the caller has unlinked began before the fence.
         fence(Ordering::SeqCst);
@@ -73,8 +73,8 @@ impl Sections {
         self.passed.0.load(Ordering::Acquire) >= period
     }
 
-    /// Ends the period under way, if each CPU that runs has left two sections since: the store of the
-    /// first count may be late, behind loads of the next section.
+    /// Ends the period under way, if each CPU that runs has left two sections since: the store of
+    /// the first count may be late, behind loads of the next section.
     pub fn advance(&self) {
         let Ok(mut begun) = self.begun.0.try_lock() else { return };
         fence(Ordering::SeqCst);

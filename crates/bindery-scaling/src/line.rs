@@ -15,8 +15,8 @@ const LINES: usize = 8;
 /// Hand-overs by each thread in a sample.
 const PASSES: u64 = 200;
 
-/// Nanoseconds that an atomic operation on a line costs more if the other CPU had the line before: the
-/// median of `rounds`.
+/// Nanoseconds that an atomic operation on a line costs more if the other CPU had the line before:
+/// the median of `rounds`.
 ///
 /// # Errors
 /// If a thread cannot be kept on its CPU.

@@ -112,9 +112,9 @@ impl<L> Machine<L> {
 }
 
 // SAFETY: 1. each frame is 4,096 bytes of one allocation, which is never freed. 2. No code runs by
-// the tables, so no TLB holds a translation. 3. `Sections` counts them. 4. `on_cpu` gives each worker a
-// CPU of its own, below the number that `memory` puts online, and the main thread, which is CPU 0 then,
-// makes its calls before and after the workers. 5. The kernel has no root.
+// the tables, so no TLB holds a translation. 3. `Sections` counts them. 4. `on_cpu` gives each
+// worker a CPU of its own, below the number that `memory` puts online, and the main thread, which
+// is CPU 0 then, makes its calls before and after the workers. 5. The kernel has no root.
 unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
     type Arch = X86_64<4>;
     type Mutex = L;

@@ -152,8 +152,9 @@ impl Request {
         })
     }
 
-    /// Measures an operation in each setting on each number of CPUs; `crew` makes the workers of one
-    /// of them. They alternate, so that other load on the host, and its clock, meet all of them.
+    /// Measures an operation in each setting on each number of CPUs; `crew` makes the workers of
+    /// one of them. They alternate, so that other load on the host, and its clock, meet all of
+    /// them.
     fn rates<C: Crew>(
         &self,
         operation: &Operation,

@@ -41,8 +41,8 @@ pub fn holds_during(work: impl FnOnce()) -> HashMap<usize, Hold> {
 /// A spin lock that adds up how long the running thread holds it.
 pub struct TimedLock(SpinLock);
 
-// SAFETY: 1. the lock inside excludes. 2. Neither the lock inside nor the clock panics, and the map is
-// borrowed for an insertion only, which takes no lock of this kind.
+// SAFETY: 1. the lock inside excludes. 2. Neither the lock inside nor the clock panics, and the map
+// is borrowed for an insertion only, which takes no lock of this kind.
 unsafe impl RawLock for TimedLock {
     type State = Option<Instant>;
 

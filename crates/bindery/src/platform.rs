@@ -296,9 +296,9 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     }
 
     /// Whether the grace period is over. Never called inside a read section; may be called with
-    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) Each free asks, so it should
-    /// read one number as well, which one CPU advances for all. A platform that cannot
-    /// know keeps the provided answer, "not known to be". Then deferred frees collect up to
+    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) Each free asks, so it
+    /// should read one number as well, which one CPU advances for all. A platform that cannot know
+    /// keeps the provided answer, "not known to be". Then deferred frees collect up to
     /// [`crate::Memory::deferred_limit`], when the core calls [`Platform::synchronize`].
     fn is_over(&self, _period: GracePeriod) -> bool {
         false
@@ -367,22 +367,22 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// nothing by default.
     fn allocation_may_wait(&self) {}
 
-    /// Called before the core takes the lock of a VMA, a folio, an object or a tree of the reverse map,
-    /// or waits for a swap device, also if it need not wait then (Linux: `might_sleep`); a
+    /// Called before the core takes the lock of a VMA, a folio, an object or a tree of the reverse
+    /// map, or waits for a swap device, also if it need not wait then (Linux: `might_sleep`); a
     /// [`Platform::Mutex`] can check for itself. No table lock and no read section is held; VMAs,
-    /// objects and the mutex of an address space may be. A checking platform verifies that: a wait in
-    /// a read section is found without the race in which the thread would sleep. Does nothing by
+    /// objects and the mutex of an address space may be. A checking platform verifies that: a wait
+    /// in a read section is found without the race in which the thread would sleep. Does nothing by
     /// default.
     #[inline(always)]
     fn might_sleep(&self) {}
 
     /// Called between two bounded pieces of long work: between steps of reclaim, between two pages
-    /// that are compressed, between two tables whose pages are freed, after a few tables that a fork
-    /// copies, and after each 256 pages that an object loses or gets in advance. The core holds no spin
-    /// lock and is in no read section. A folio, a VMA, the pages of an object and the mutex of an
-    /// address space may be locked, so other threads may wait for this one. A kernel that does not
-    /// preempt itself runs other threads here if their time has come (Linux: `cond_resched`). May
-    /// sleep. Does nothing by default.
+    /// that are compressed, between two tables whose pages are freed, after a few tables that a
+    /// fork copies, and after each 256 pages that an object loses or gets in advance. The core
+    /// holds no spin lock and is in no read section. A folio, a VMA, the pages of an object and the
+    /// mutex of an address space may be locked, so other threads may wait for this one. A kernel
+    /// that does not preempt itself runs other threads here if their time has come (Linux:
+    /// `cond_resched`). May sleep. Does nothing by default.
     fn yield_if_due(&self) {}
 
     /// Frees memory that the embedder keeps for later: its caches, and what

@@ -1,6 +1,6 @@
 //! Counts of work: entries read and written, tables moved, invalidations sent and saved. Each
-//! address space has a set that all CPUs share ([`Stats`]), and one for each CPU that has entered it
-//! ([`CpuStats`]); `table::counts` chooses.
+//! address space has a set that all CPUs share ([`Stats`]), and one for each CPU that has entered
+//! it ([`CpuStats`]); `table::counts` chooses.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -153,8 +153,8 @@ impl CpuStats {
 // others fill the second line of a CPU; the rarest two have no room there.
 counts! {
     by_cpu {
-        /// Entries examined at the level where the operation works: leaves, empty and absent entries,
-        /// and entries of tables that are moved or removed whole.
+        /// Entries examined at the level where the operation works: leaves, empty and absent
+        /// entries, and entries of tables that are moved or removed whole.
         entries_read,
         /// Entries written, at any level.
         entries_written,
@@ -186,8 +186,8 @@ counts! {
         invalidations,
         /// Base pages that these invalidations covered.
         pages_invalidated,
-        /// Invalidations that were not needed: no CPU has loaded the address space, or an entry only
-        /// allows more than before.
+        /// Invalidations that were not needed: no CPU has loaded the address space, or an entry
+        /// only allows more than before.
         invalidations_saved,
     }
     shared {

@@ -1,5 +1,5 @@
-//! The pages of the repository: their links lead somewhere, their figures are those of the committed
-//! tables, and the first page stays short.
+//! The pages of the repository: their links lead somewhere, their figures are those of the
+//! committed tables, and the first page stays short.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 

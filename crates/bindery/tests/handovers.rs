@@ -37,8 +37,8 @@ const GUARDS: [&str; 8] = [
     "vmas/new_vma.rs",
 ];
 
-/// The names that make attributes or an entry of something else than a mapping's flags, and the file
-/// above the page tables that may.
+/// The names that make attributes or an entry of something else than a mapping's flags, and the
+/// file above the page tables that may.
 const UNGRANTED: [&str; 4] = ["page_entry(", "user_attributes(", "Attributes {", "EntryPolicy {"];
 const GRANTS: [&str; 2] = ["space/entry_policy.rs", "vma/attributes.rs"];
 

@@ -47,7 +47,8 @@ fn is_root(file: &Path) -> bool {
 /// The modules that each file declares, whatever their `cfg`, from the roots on.
 struct Tree {
     compiled: BTreeSet<PathBuf>,
-    /// For each file, the children that have files of their own: name, and whether a product has it.
+    /// For each file, the children that have files of their own: name, and whether a product has
+    /// it.
     children: BTreeMap<PathBuf, Vec<(String, bool)>>,
     missing: Vec<String>,
 }

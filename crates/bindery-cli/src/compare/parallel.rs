@@ -12,8 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// have memory for one on each.
 const MOST_AT_A_TIME: usize = 4;
 
-/// The results of all tasks, in their order. Each task is a machine, and one runs for each CPU of the
-/// host.
+/// The results of all tasks, in their order. Each task is a machine, and one runs for each CPU of
+/// the host.
 pub fn all<T: Sync, R: Send>(
     architecture: Architecture,
     tasks: &[T],

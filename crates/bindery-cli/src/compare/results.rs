@@ -115,8 +115,8 @@ pub fn invalidations(counts: &Counts<f64>, architecture: Architecture) -> f64 {
 }
 
 /// Nanoseconds that the counts would take, roughly: a fit of native times of Linux's memory calls.
-/// 0.1 an instruction, 5 an atomic, 180 an invalidation, 465 a return from the kernel, 0.03 a byte of
-/// a string instruction.
+/// 0.1 an instruction, 5 an atomic, 180 an invalidation, 465 a return from the kernel, 0.03 a byte
+/// of a string instruction.
 pub fn weighed(counts: &Counts<f64>, architecture: Architecture) -> f64 {
     0.1 * counts.of(Counter::Kernel)
         + 5.0 * counts.of(Counter::Atomics)

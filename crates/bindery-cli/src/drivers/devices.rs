@@ -38,8 +38,8 @@ unsafe impl FrameSource for Device {
 }
 
 impl Device {
-    /// Shows a new block of 2^`order` frames in a slot, from page `page` of it on, or none; frees the
-    /// block that the slot has.
+    /// Shows a new block of 2^`order` frames in a slot, from page `page` of it on, or none; frees
+    /// the block that the slot has.
     pub(super) fn show<A: Walk>(
         &self,
         (object, memory): (&Object<'_, Machine<A>>, &Memory<Machine<A>>),

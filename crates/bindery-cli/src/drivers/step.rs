@@ -71,8 +71,8 @@ pub enum Step {
     Limit { process: usize, locked: u64, privileged: bool },
     /// `madvise` that a fatal signal ends after `after` checks for it.
     Kill { process: usize, after: u64, start: u64, length: u64, advice: u64 },
-    /// A device shows a new block of 2^`order` frames in a slot, from page `page` of it on, and none
-    /// for an order above 10; the earlier one is revoked.
+    /// A device shows a new block of 2^`order` frames in a slot, from page `page` of it on, and
+    /// none for an order above 10; the earlier one is revoked.
     Show { device: usize, slot: usize, order: u8, page: u64 },
     /// Frees all memory kept for later.
     Trim,

@@ -1,10 +1,10 @@
 //! The driver of random calls on several CPUs.
 //!
 //! A machine runs a few rounds. In a round each CPU takes a number of steps, on processes that all
-//! share. All CPUs but the first go offline now and then, and come back. After a round, all CPUs are
-//! quiet, and everything is verified. Neither the driver nor the core
-//! can continue after a panic of one thread: others may wait for it forever. So the first failure
-//! prints all known facts, and ends the program.
+//! share. All CPUs but the first go offline now and then, and come back. After a round, all CPUs
+//! are quiet, and everything is verified. Neither the driver nor the core can continue after a
+//! panic of one thread: others may wait for it forever. So the first failure prints all known
+//! facts, and ends the program.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

@@ -146,8 +146,9 @@ impl<A: Walk> Strict<A> {
         self.frames.add_leaf(place.root, &leaf);
     }
 
-    /// Reports translations of programs to the same frames, in any address space, with another memory
-    /// type. A kernel may know that its other mapping is not used (`ioremap_wc` beside the direct map).
+    /// Reports translations of programs to the same frames, in any address space, with another
+    /// memory type. A kernel may know that its other mapping is not used (`ioremap_wc` beside the
+    /// direct map).
     fn compare_types(&self, world: World<'_>, place: Place, leaf: &Translation) {
         for (root, start) in self.frames.leaves_to(Frame(leaf.frame), 1 << leaf.order) {
             let cached = self.spaces.get(&root).and_then(|space| space.leaf(start));

@@ -1,5 +1,5 @@
-//! Reclaim of anonymous pages that a family of address spaces shares: a page costs each of them a few
-//! looks, whatever lies around it.
+//! Reclaim of anonymous pages that a family of address spaces shares: a page costs each of them a
+//! few looks, whatever lies around it.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
@@ -12,8 +12,8 @@ use crate::support::{GIB, MIB, fixed, options};
 
 const AT: VirtAddr = VirtAddr(GIB);
 const CHILDREN: u64 = 20;
-/// Looks at a page in each process: in two turns of the clock, with what they forget, and on its way
-/// out. One more for the read sections in which the swap code finds the cluster of its slot.
+/// Looks at a page in each process: in two turns of the clock, with what they forget, and on its
+/// way out. One more for the read sections in which the swap code finds the cluster of its slot.
 const LOOKS: u64 = 5;
 
 type Space<'m, A> = AddressSpace<'m, Measured<A>>;

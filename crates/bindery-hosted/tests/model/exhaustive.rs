@@ -12,9 +12,10 @@
 //! - *scarce*: all of up to 3 operations, where of the allocations of the last one all from the
 //!   n-th on fail, for each n.
 //!
-//! That is about 900,000 sequences for each of the five tests, and 350,000 for each of the four that
-//! move page by page. A sequence is done again from the beginning for each of its continuations.
-//! `BINDERY_DEEPER=1` makes all of them one longer, which takes ten minutes for each test.
+//! That is about 900,000 sequences for each of the five tests, and 350,000 for each of the four
+//! that move page by page. A sequence is done again from the beginning for each of its
+//! continuations. `BINDERY_DEEPER=1` makes all of them one longer, which takes ten minutes for each
+//! test.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;

@@ -22,8 +22,8 @@ const LOW: u64 = 64 * 1024;
 
 const ORDERS: [u8; 2] = [5, 9];
 
-/// The last [`KEPT`] pages of a folio are left of it, and their address is `at`. At [`LOW`] there is
-/// room for them.
+/// The last [`KEPT`] pages of a folio are left of it, and their address is `at`. At [`LOW`] there
+/// is room for them.
 fn with_end<A: Walk>(scenario: impl Fn(&Moving<'_, '_, A>, u64)) {
     for order in ORDERS {
         with_moving::<A>(order, |moving| {

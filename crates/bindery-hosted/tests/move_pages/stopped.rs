@@ -92,8 +92,8 @@ fn a_fatal_signal_ends_a_move_between_holds() {
     }
 }
 
-/// Others spin for a table's lock while 1,024 entries and the slots of two tables are looked at, and
-/// no longer.
+/// Others spin for a table's lock while 1,024 entries and the slots of two tables are looked at,
+/// and no longer.
 fn holds<A: Walk>() {
     for order in [0, 4, 9] {
         for shift in [0, 64 * KIB, 5 * PAGE] {

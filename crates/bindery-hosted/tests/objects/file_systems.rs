@@ -236,8 +236,8 @@ fn an_open_waits_until_the_pager_has_forgotten() {
     assert_eq!(pager.forgotten.load(Relaxed), 2);
 }
 
-/// Threads that open a file, count in it, and close it: no count is lost, although each close may be
-/// the last.
+/// Threads that open a file, count in it, and close it: no count is lost, although each close may
+/// be the last.
 #[test]
 fn opens_beside_last_closes_lose_nothing() {
     let files = MemoryFiles::new();

@@ -1,5 +1,5 @@
-//! Reads that a pager keeps and answers later: in another order, from another thread, with an error,
-//! or never.
+//! Reads that a pager keeps and answers later: in another order, from another thread, with an
+//! error, or never.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -30,8 +30,8 @@ struct Fixture<'m> {
     space: AddressSpace<'m, Machine<A>>,
 }
 
-/// Runs `scenario` with a file of which each byte is the number of its page and 1. Nothing is left of
-/// it afterwards.
+/// Runs `scenario` with a file of which each byte is the number of its page and 1. Nothing is left
+/// of it afterwards.
 #[track_caller]
 fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
     let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };

@@ -54,8 +54,8 @@ fn reads_too_many(trace: &[u64], how: Use) -> u64 {
     (again - fewest) * 1_000 / trace.len() as u64
 }
 
-/// Each pattern, and how many reads too many there may be of a thousand visits: of a mapping, and by
-/// calls.
+/// Each pattern, and how many reads too many there may be of a thousand visits: of a mapping, and
+/// by calls.
 const BOUNDS: [(Pattern, [u64; 2]); 5] = [
     (Pattern::Random, [205, 205]),
     (Pattern::Hot80, [58, 58]),

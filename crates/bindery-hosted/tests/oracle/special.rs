@@ -1,10 +1,10 @@
 //! Mappings of the kernel's own that each Linux process has: `[vvar]`, which is made of frames
-//! without folios (`VM_PFNMAP`), and `[vdso]`, whose pages have folios. Each call is made by a child of
-//! its own on Linux, and on a fresh address space here; results and errno agree.
+//! without folios (`VM_PFNMAP`), and `[vdso]`, whose pages have folios. Each call is made by a
+//! child of its own on Linux, and on a fresh address space here; results and errno agree.
 //!
 //! `[vvar]` is a private mapping of an object of frames, which denies writes because of its memory
-//! type. `[vdso]` is a private mapping of shared memory that never grows. No page is mapped yet, as in
-//! a new child on Linux.
+//! type. `[vdso]` is a private mapping of shared memory that never grows. No page is mapped yet, as
+//! in a new child on Linux.
 
 use std::ptr;
 
@@ -43,9 +43,9 @@ impl Special {
         }
     }
 
-    /// Its address and length in this process. Linux splits none of the two, so calls concern all of
-    /// it. `None` if Linux has no such mapping, has sealed it (`CONFIG_MSEAL_SYSTEM_MAPPINGS`), or
-    /// makes `[vvar]` of pages with folios.
+    /// Its address and length in this process. Linux splits none of the two, so calls concern all
+    /// of it. `None` if Linux has no such mapping, has sealed it (`CONFIG_MSEAL_SYSTEM_MAPPINGS`),
+    /// or makes `[vvar]` of pages with folios.
     fn on_linux(self) -> Option<(u64, u64)> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut lines = smaps.lines().skip_while(|line| !line.ends_with(self.name()));

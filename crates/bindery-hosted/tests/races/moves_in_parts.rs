@@ -137,9 +137,9 @@ fn punched_on_the_way<A: Walk>() {
     }
 }
 
-/// Runs `moves` on CPU 0. Its points are where it holds no table; returns how many it has passed. CPU
-/// 1 runs `prepare` before the move begins. At point `step`, it runs `call` and then `after`, and the
-/// mover goes on when both are over, or when `call` waits for the mover.
+/// Runs `moves` on CPU 0. Its points are where it holds no table; returns how many it has passed.
+/// CPU 1 runs `prepare` before the move begins. At point `step`, it runs `call` and then `after`,
+/// and the mover goes on when both are over, or when `call` waits for the mover.
 fn meet<A: Walk>(
     (machine, memory): (&Machine<A>, &Memory<Measured<A>>),
     step: u64,

@@ -80,7 +80,8 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Each base page is lazy by itself. Those that a pin or another process may write stay as they are.
+/// Each base page is lazy by itself. Those that a pin or another process may write stay as they
+/// are.
 fn base_pages_are_lazy_one_by_one<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
     support::use_order(&memory, 0);

@@ -77,8 +77,8 @@ fn largest_pieces<A: Walk>() {
 fn congruent_address<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let contig = u64::from(A::CONTIG_ENTRIES);
-    // The first frame, the pages of the piece, the page that the mapping begins with, its pages, and
-    // the pages modulo which its address is congruent.
+    // The first frame, the pages of the piece, the page that the mapping begins with, its pages,
+    // and the pages modulo which its address is congruent.
     let cases = [
         (DEVICE, 2048, 0, 1024, 512),
         (DEVICE.plus(5), 2048, 0, 1019, 512),
@@ -220,7 +220,8 @@ fn embedder_frames<A: Walk>() {
 fn beside_a_folio<A: Walk>() {
     for (hides, ends) in [(false, false), (false, true), (true, false), (true, true)] {
         let (machine, memory) = strict::<A>(32 * MIB);
-        // All blocks of one page that programs get next are consecutive: one of them is the driver's.
+        // All blocks of one page that programs get next are consecutive: one of them is the
+        // driver's.
         let blocks: Vec<_> = (0..8).map(|_| memory.allocate_frames(Order(0)).unwrap()).collect();
         let shown = blocks[3].first;
         let driver = Driver::of(&[(0, shown, 1)]);

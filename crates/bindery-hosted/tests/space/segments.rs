@@ -235,8 +235,8 @@ fn locked_segments_count_for_their_locker() {
     assert_eq!(own.used(), 0, "cleared");
 }
 
-/// The owner and the maker of a segment may lock and unlock it. Any other user needs `CAP_IPC_LOCK`;
-/// the privilege that overrides permissions is not enough.
+/// The owner and the maker of a segment may lock and unlock it. Any other user needs
+/// `CAP_IPC_LOCK`; the privilege that overrides permissions is not enough.
 #[test]
 fn strangers_neither_lock_nor_unlock_segments() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);

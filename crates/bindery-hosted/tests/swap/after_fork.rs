@@ -1,5 +1,5 @@
-//! Pages that came in for one process, while another of its family still names their slots: swap has
-//! their content, so they need no memory once nothing maps them.
+//! Pages that came in for one process, while another of its family still names their slots: swap
+//! has their content, so they need no memory once nothing maps them.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Advice, Protection};

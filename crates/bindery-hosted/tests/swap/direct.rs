@@ -308,8 +308,8 @@ fn the_embedder_is_asked_once_for_caches() {
     assert_eq!(events, [Allocation, Collection, OutOfMemory, Allocation]);
 }
 
-/// Between two looks another CPU frees a frame, and a third one takes one. So the call is tried exactly
-/// once more before `Platform::out_of_memory`.
+/// Between two looks another CPU frees a frame, and a third one takes one. So the call is tried
+/// exactly once more before `Platform::out_of_memory`.
 #[test]
 fn another_cpus_frames_allow_one_more_try() {
     use Moment::{Allocation, Collection, OutOfMemory, Pause};

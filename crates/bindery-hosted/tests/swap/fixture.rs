@@ -39,8 +39,8 @@ pub fn with_little_memory<A: Walk>(
 }
 
 /// As [`with_little_memory`], with the slots on a device whose requests the scenario serves: with
-/// threads of its own, or one by one. At the end, all that wait are served. Faults read nothing around
-/// what they need, unless the scenario says so.
+/// threads of its own, or one by one. At the end, all that wait are served. Faults read nothing
+/// around what they need, unless the scenario says so.
 #[track_caller]
 pub fn with_device<A: Walk>(
     bytes: u64,

@@ -24,8 +24,8 @@ fn flags<A: Walk>(swapping: &Swapping<'_, '_, A>) -> Vec<(bool, bool)> {
     (0..PAGES).map(of).collect()
 }
 
-/// Protected pages in the middle of a folio go out with the others, and are protected when they come
-/// back.
+/// Protected pages in the middle of a folio go out with the others, and are protected when they
+/// come back.
 fn write_protected_pages_stay_protected<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {

@@ -94,8 +94,8 @@ impl SwapDevice<Machine<A>> for Gated {
     }
 }
 
-/// Lets `scenario` have `PAGES` pages, which are mapped at `AT`, and an object. Shared pages are the
-/// object's.
+/// Lets `scenario` have `PAGES` pages, which are mapped at `AT`, and an object. Shared pages are
+/// the object's.
 fn with_mapping(
     is_synchronous: bool,
     sharing: Sharing,

@@ -1,8 +1,8 @@
-//! The choice of victims: how many pages working sets larger than memory move, beside the fewest that
-//! any choice moves.
+//! The choice of victims: how many pages working sets larger than memory move, beside the fewest
+//! that any choice moves.
 //!
-//! The traces are those of `bindery compare working-set`. A page that is visited is written, so that
-//! the machine's MMU sets its accessed bit.
+//! The traces are those of `bindery compare working-set`. A page that is visited is written, so
+//! that the machine's MMU sets its accessed bit.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;

@@ -163,7 +163,8 @@ fn a_folio_is_examined_once_in_a_turn() {
             assert_eq!(swapping.memory.reclaim(1).freed, 1);
             swapping.assert_filled(AT, 512, AT);
         }
-        // The folios are hot. The first scan finds them used, the second makes them cold, the third evicts.
+        // The folios are hot. The first scan finds them used, the second makes them cold, the third
+        // evicts.
         let frames = swapping.memory.total_frames();
         let done = swapping.memory.reclaim(256);
         assert!(done.freed >= 256);

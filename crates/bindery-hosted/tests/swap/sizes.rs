@@ -36,8 +36,8 @@ fn a_folio_comes_back_as_it_went_out<A: Walk>() {
     }
 }
 
-/// Calls for a part of a folio split it, and its pages come back by themselves, though their slots lie
-/// in a row.
+/// Calls for a part of a folio split it, and its pages come back by themselves, though their slots
+/// lie in a row.
 fn pages_that_went_out_alone_come_back_alone<A: Walk>() {
     for (order, each) in [(4, 1), (9, 1), (9, 16), (4, 2)] {
         with_swap::<A>(order, 4096, |swapping| {

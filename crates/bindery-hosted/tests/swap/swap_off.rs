@@ -200,7 +200,8 @@ fn it_ends_while_others_reclaim<A: Walk>() {
                         memory.swap_areas().all(|area| area.taken == 0)
                     };
                     let ended = (0..5_000).any(|_| {
-                        // A reclaimer that had slots before the stop may not have a CPU of the host.
+                        // A reclaimer that had slots before the stop may not have a CPU of the
+                        // host.
                         round() || {
                             thread::sleep(Duration::from_millis(1));
                             false

@@ -1,5 +1,5 @@
-//! Each field of each request of a userfaultfd at its edges: the errno of Linux, and what is refused
-//! changes nothing.
+//! Each field of each request of a userfaultfd at its edges: the errno of Linux, and what is
+//! refused changes nothing.
 
 use bindery::addr::VirtAddr;
 use bindery::{

@@ -92,8 +92,8 @@ fn make(call: Call, arguments: [u64; 6], file: Option<Mappable>, other: Option<&
     })
 }
 
-/// A call that needs a descriptor or the disk, or may run out of memory without saying so. Apart, so
-/// that the others are quick.
+/// A call that needs a descriptor or the disk, or may run out of memory without saying so. Apart,
+/// so that the others are quick.
 #[inline(never)]
 fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);

@@ -2,8 +2,8 @@
 //!
 //! A request of a pager is a *job* of one or more pieces, each a stretch of memory and of the disk.
 //! Pieces that the device's queue has no room for wait in a list, and the interrupt handler begins
-//! them. Jobs, pieces and the device's own buffers lie in fixed pools, so no transfer allocates, but for
-//! the timers of `disk-delay`.
+//! them. Jobs, pieces and the device's own buffers lie in fixed pools, so no transfer allocates,
+//! but for the timers of `disk-delay`.
 
 mod hal;
 
@@ -410,8 +410,8 @@ fn finish(job: usize, answer: Answer, is_well: bool) {
 }
 
 /// Fails the requests of a thread that a silent device withholds: the thread is about to be killed,
-/// or has ended. So do those of the kernel's own threads, for one of which the thread may wait. Each
-/// is answered when the device is done with its memory.
+/// or has ended. So do those of the kernel's own threads, for one of which the thread may wait.
+/// Each is answered when the device is done with its memory.
 pub fn give_up(thread: u32) {
     give_up_some(|asker| asker == thread || asker == OF_KERNEL);
 }

@@ -1,5 +1,5 @@
-//! The pools of huge pages (hugetlb), which are empty and stay so: their files in `/sys`, their lines
-//! in `/proc/meminfo`, and their memfds.
+//! The pools of huge pages (hugetlb), which are empty and stay so: their files in `/sys`, their
+//! lines in `/proc/meminfo`, and their memfds.
 
 use alloc::format;
 use alloc::sync::Arc;

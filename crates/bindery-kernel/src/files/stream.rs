@@ -15,7 +15,8 @@ use super::descriptor::{Description, Files};
 use super::node::{Node, Place};
 use super::root::root;
 
-/// The files of the first program: descriptors 0, 1 and 2 are the console, as the command line says.
+/// The files of the first program: descriptors 0, 1 and 2 are the console, as the command line
+/// says.
 ///
 /// # Errors
 /// `ENOMEM`.

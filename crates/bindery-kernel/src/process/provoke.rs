@@ -19,8 +19,8 @@ pub fn as_asked() {
     }
 }
 
-/// Dies once the end of another process than the first was audited (`provoke=audited`): so a test knows
-/// that it was.
+/// Dies once the end of another process than the first was audited (`provoke=audited`): so a test
+/// knows that it was.
 pub fn after_an_audit(process: u32) {
     assert!(
         process == 1 || options::value("provoke") != Some("audited"),

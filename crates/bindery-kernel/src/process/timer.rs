@@ -377,8 +377,8 @@ pub(super) fn getitimer(which: u64, at: u64) -> Outcome {
     write_interval_timer(at, interval_timer(&scheduler::current().process, which)?)
 }
 
-/// `setitimer(2)`. As on Linux, the timer is set before the old value is written: with a bad address for
-/// that value, the call fails with `EFAULT` and the timer runs.
+/// `setitimer(2)`. As on Linux, the timer is set before the old value is written: with a bad
+/// address for that value, the call fails with `EFAULT` and the timer runs.
 pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
     let [interval, value] = match new {
         0 => [[0; 2]; 2],

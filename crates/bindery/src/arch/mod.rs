@@ -313,8 +313,8 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     fn attributes(entry: Entry) -> Attributes;
 
     /// The bits in which the neighbors of one run must agree (after [`Arch::STEP`] per entry):
-    /// never accessed and dirty; writable and soft-dirty only if `equal` contains them; not the frame
-    /// with [`Equal::ANY_FRAMES`].
+    /// never accessed and dirty; writable and soft-dirty only if `equal` contains them; not the
+    /// frame with [`Equal::ANY_FRAMES`].
     fn compare_mask(equal: Equal) -> u64;
 
     /// `into` with the accessed and dirty state of a run of leaves merged in: `any` has the bits

@@ -3,8 +3,9 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib commit::loom_model`.
 //!
-//! The limit is two areas. So no refusal is true, whichever CPU's credit has the free pages, and the
-//! committed areas are never three. The last tests leave out one rule each ([`Omit`]) and must fail.
+//! The limit is two areas. So no refusal is true, whichever CPU's credit has the free pages, and
+//! the committed areas are never three. The last tests leave out one rule each ([`Omit`]) and must
+//! fail.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -6,12 +6,12 @@
 //! call takes the difference and a batch from the word.
 //!
 //! The word gets credit back under a lock: when a CPU goes offline, and before a call is refused.
-//! That call closes the credit of all CPUs, returns it to the word, and tries again: while all credit
-//! is closed, the word is exact. So a refusal is always true. A call that wants pages of closed credit
-//! waits for the lock; one that returns pages subtracts them from the word.
+//! That call closes the credit of all CPUs, returns it to the word, and tries again: while all
+//! credit is closed, the word is exact. So a refusal is always true. A call that wants pages of
+//! closed credit waits for the lock; one that returns pages subtracts them from the word.
 //!
-//! A batch is taken only if the word stays within the limit, and credit is used only while it is. So
-//! credit never lets committed pages pass the limit. (A reservation that is being turned into a
+//! A batch is taken only if the word stays within the limit, and credit is used only while it is.
+//! So credit never lets committed pages pass the limit. (A reservation that is being turned into a
 //! mapping counts twice for a moment.)
 //!
 //! Model under loom: `loom_model`.
@@ -56,8 +56,8 @@ pub enum Overcommit {
 /// The pages that a CPU takes from the word at once, besides those that it needs.
 const BATCH: i64 = 256;
 
-/// The most credit that a CPU keeps: 4 PiB. Without a limit on commitments, pages that one CPU commits
-/// and another returns would add up until the sum overflows.
+/// The most credit that a CPU keeps: 4 PiB. Without a limit on commitments, pages that one CPU
+/// commits and another returns would add up until the sum overflows.
 const MOST: i64 = 1 << 40;
 
 /// Credit that its CPU must not use, under the lock.
@@ -92,8 +92,8 @@ impl Credit {
         self.0.swap(CLOSED, Relaxed)
     }
 
-    /// Ends [`Credit::close`]. Credit of a CPU that came online since then was never closed, and may
-    /// hold pages: it stays as it is.
+    /// Ends [`Credit::close`]. Credit of a CPU that came online since then was never closed, and
+    /// may hold pages: it stays as it is.
     fn open(&self, pages: i64) {
         let _was_open = self.0.compare_exchange(CLOSED, pages, Relaxed, Relaxed);
     }
@@ -162,8 +162,8 @@ impl CommitState {
         self.total.fetch_add(slots as u64, Relaxed);
     }
 
-    /// Pages committed. Exact when no call runs. The lock is held, so no credit moves to or from the
-    /// word between the two readings.
+    /// Pages committed. Exact when no call runs. The lock is held, so no credit moves to or from
+    /// the word between the two readings.
     pub(crate) fn committed(&self, credits: &impl Credits) -> u64 {
         credits.locked(|| {
             let held: i64 = credits.all().map(Credit::held).sum();

@@ -97,8 +97,8 @@ impl<P: Platform> LockedQueue<P> {
         }
     }
 
-    /// Moves all items to another queue, in which they get a grace period of their own. Items that a
-    /// thread frees just now stay with it. No other call of this function runs.
+    /// Moves all items to another queue, in which they get a grace period of their own. Items that
+    /// a thread frees just now stay with it. No other call of this function runs.
     ///
     /// Both locks are held at once, so that no drain passes both queues between them; `moved` is
     /// called before the weights change.

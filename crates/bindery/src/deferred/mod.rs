@@ -12,8 +12,8 @@
 //! that was moved to another CPU may use the queue of its previous one: each queue has a lock.
 //!
 //! If only the caller's CPU is online, items are freed at once: no other CPU can be in a read
-//! section (`Cpus::no_other_reads`). When a CPU is taken offline, another one takes over its items, with
-//! a grace period that begins anew ([`hand_over`]). Drains ([`queue::Queue`]) and
+//! section (`Cpus::no_other_reads`). When a CPU is taken offline, another one takes over its items,
+//! with a grace period that begins anew ([`hand_over`]). Drains ([`queue::Queue`]) and
 //! [`Memory::trim`] visit all queues.
 //!
 //! # Callers that may wait
@@ -36,8 +36,8 @@
 //!
 //! No call adds up all queues as long as few items wait. The *share* of a queue is half of the
 //! limit, divided by the number of queues. A call that leaves more than its share in its queue adds
-//! up all of them, and drains them if the sum is above half of the limit. So the limit holds for the
-//! sum:
+//! up all of them, and drains them if the sum is above half of the limit. So the limit holds for
+//! the sum:
 //! 1. Queues within their shares hold at most half of the limit.
 //! 2. The others have not grown since the last of their calls found a sum of at most half of it.
 //!
@@ -316,14 +316,14 @@ pub(crate) fn free_all_ripe<P: Platform>(memory: &Memory<P>) {
     memory.deferred.queues(&memory.cpus).for_each(|queue| queue.free_ripe(memory, u32::MAX));
 }
 
-/// Gives a CPU that comes online the items that calls have put off before any CPU was: from now on no
-/// call looks at the shared queue. Called with the lock of all changes held.
+/// Gives a CPU that comes online the items that calls have put off before any CPU was: from now on
+/// no call looks at the shared queue. Called with the lock of all changes held.
 pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, record: &CpuRecord<P>) {
     hand_over_queue(memory, &memory.deferred.shared, &record.deferred);
 }
 
-/// Gives the items of a CPU that is taken offline to one that stays online, or to the shared queue. They
-/// wait for a grace period that begins anew. Called with the lock of all changes held.
+/// Gives the items of a CPU that is taken offline to one that stays online, or to the shared queue.
+/// They wait for a grace period that begins anew. Called with the lock of all changes held.
 pub(crate) fn hand_over<P: Platform>(
     memory: &Memory<P>,
     from: &CpuRecord<P>,

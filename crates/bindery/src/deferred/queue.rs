@@ -50,8 +50,8 @@ pub(super) fn no_reader_left<M: QueueMachine>(machine: &M) -> bool {
 ///
 /// Only one thread at a time frees items that it took from a queue. A drain waits for it too. So a
 /// drain that has passed a queue knows that no item remains that was unlinked before the drain, in
-/// the queue or in another thread's hands. Items that were handed over during the drain from one queue to
-/// another are the exception: the drain then begins again.
+/// the queue or in another thread's hands. Items that were handed over during the drain from one
+/// queue to another are the exception: the drain then begins again.
 pub(super) struct Queue<B> {
     /// Collects newly unlinked items.
     open: B,

@@ -15,11 +15,12 @@
 //! | soon after it went out: before half as many went out as there are frames in use | hot |
 //! | by faults that go through memory in order | passing, however soon |
 //!
-//! A call that copies from a folio, as `read(2)`, makes a cold one referenced and a referenced one hot.
+//! A call that copies from a folio, as `read(2)`, makes a cold one referenced and a referenced one
+//! hot.
 //!
-//! A *passing* folio was touched by a program on its way through its memory. It most likely comes to
-//! the others first before it needs this one again, and they are what would have to go in its place.
-//! So passing folios go first ([`crate::reclaim`]), though they were used last.
+//! A *passing* folio was touched by a program on its way through its memory. It most likely comes
+//! to the others first before it needs this one again, and they are what would have to go in its
+//! place. So passing folios go first ([`crate::reclaim`]), though they were used last.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -77,8 +78,8 @@ impl Age {
         }
     }
 
-    /// The age of a folio that comes back, unless it is passing: `distance` pages were evicted since
-    /// it was, and `used` frames are in use.
+    /// The age of a folio that comes back, unless it is passing: `distance` pages were evicted
+    /// since it was, and `used` frames are in use.
     pub(crate) const fn of_return(distance: u32, used: u32) -> Self {
         if distance < used / 2 { Self::Hot } else { Self::Cold }
     }
@@ -137,9 +138,9 @@ impl ReclaimState<'_> {
     }
 
     /// Notes that a call has read from the folio. Entries say whether programs use what they map;
-    /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one that
-    /// is read once is evicted as if it had not been (Linux: `mark_page_accessed`). A passing one stays
-    /// so if the read continues from the last one.
+    /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one
+    /// that is read once is evicted as if it had not been (Linux: `mark_page_accessed`). A passing
+    /// one stays so if the read continues from the last one.
     pub(crate) fn note_read(self, goes_on: bool) {
         let age = match self.age() {
             Age::Passing if goes_on => Age::Passing,

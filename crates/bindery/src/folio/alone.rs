@@ -7,9 +7,10 @@
 //! 1. A process has at most one entry for each page that fits into the mapping. More mappings
 //!    than that, a reference or a pin: others have the folio.
 //! 2. A walk that finds `n` entries of one process among more mappings leaves a note: others have
-//!    the folio as long as it has more than `n`. The note is in eighths of the folio's pages, rounded down.
-//!    A walk needs fewer mappings than the note allows, and leaves one that allows less. So there
-//!    are at most eight walks that find others, whatever the pages that each process gives up.
+//!    the folio as long as it has more than `n`. The note is in eighths of the folio's pages,
+//!    rounded down. A walk needs fewer mappings than the note allows, and leaves one that allows
+//!    less. So there are at most eight walks that find others, whatever the pages that each process
+//!    gives up.
 //!
 //! ```text
 //!                             mappings   note      a write of the child

@@ -95,8 +95,8 @@ impl<'a> FolioBatch<'a> {
         (is_large && state & KIND_AND_ORDER == state_of(Kind::Folio, order)).then_some(order)
     }
 
-    /// As [`FolioBatch::try_lock_single`], of the folio of an order that [`FolioBatch::large_order`] has
-    /// said.
+    /// As [`FolioBatch::try_lock_single`], of the folio of an order that
+    /// [`FolioBatch::large_order`] has said.
     #[inline(always)]
     pub(crate) fn try_lock_large(self, number: u64, order: Order) -> Option<LockedHead<'a>> {
         if !self.has(number) || !self.has(number + 1) {

@@ -1,8 +1,8 @@
 //! The anon-exclusive bits of a folio: no other process shares the page, so a write fault may reuse
 //! it.
 //!
-//! [`crate::frame::meta`] tells how they are stored: 64 pages in one word, or a flag of the state for
-//! a folio of one page.
+//! [`crate::frame::meta`] tells how they are stored: 64 pages in one word, or a flag of the state
+//! for a folio of one page.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,4 +1,5 @@
-//! Flags of a folio's content: written, droppable, visible to instruction fetches, read ahead of use.
+//! Flags of a folio's content: written, droppable, visible to instruction fetches, read ahead of
+//! use.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

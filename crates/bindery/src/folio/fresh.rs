@@ -14,10 +14,10 @@
 //! release         0          0      freed
 //! ```
 //!
-//! [`FreshFolio::discard`] frees a fresh folio that is not needed. Each of these consumes the value,
-//! so a folio that is mapped or published is neither overwritten nor freed as a fresh one. While the
-//! count is zero, only its maker touches the metadata, by plain stores. From then on all accesses are
-//! atomic.
+//! [`FreshFolio::discard`] frees a fresh folio that is not needed. Each of these consumes the
+//! value, so a folio that is mapped or published is neither overwritten nor freed as a fresh one.
+//! While the count is zero, only its maker touches the metadata, by plain stores. From then on all
+//! accesses are atomic.
 //!
 //! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
 //! has one, or adds to a count that is not zero ([`super::reference`]). So the count rises from
@@ -40,8 +40,8 @@ use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
-/// A folio that only its maker knows: neither mapped nor published. Its frames are lost unless it is
-/// mapped, published or discarded.
+/// A folio that only its maker knows: neither mapped nor published. Its frames are lost unless it
+/// is mapped, published or discarded.
 #[must_use = "a fresh folio must be mapped, published or discarded"]
 pub(crate) struct FreshFolio<'a, P: Platform>(FolioHandle<'a, P>);
 
@@ -135,8 +135,8 @@ impl<P: Platform> FreshFolio<'_, P> {
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         let state = self.0.state().load(Relaxed) & KIND_AND_ORDER;
         if count == 0 && state == state_of(Kind::Folio, folio.order) {
-            // SAFETY: 1. and 2. it is a folio that was never mapped nor published, since that consumes
-            // the value; so only its maker knows it, which gives it up here.
+            // SAFETY: 1. and 2. it is a folio that was never mapped nor published, since that
+            // consumes the value; so only its maker knows it, which gives it up here.
             unsafe { frames.free(folio.head, folio.order) };
         } else {
             frames.refuse();

@@ -37,8 +37,8 @@ impl<'a, P: Platform> FrozenFolio<'a, P> {
     pub(crate) fn free_into(self, batch: &mut FreeBatch<'_, P>) {
         let FolioHandle { folio, .. } = self.0;
         self.0.state().store(state_of(Kind::Tail, Order::PAGE), Relaxed);
-        // SAFETY: 1. the tails are written since the folio was made, the head's state just now; 2. a
-        // frozen folio has no holder but this value, which ends here.
+        // SAFETY: 1. the tails are written since the folio was made, the head's state just now; 2.
+        // a frozen folio has no holder but this value, which ends here.
         unsafe { batch.push(folio.head, folio.pages()) };
     }
 }

@@ -23,9 +23,9 @@
 //! 4. CPU A unlocks: it finds the mark, removes the owner, and clears mark and lock together.
 //!
 //! A thread that unlocks many folios clears the lock bit by one subtraction instead
-//! ([`super::FolioBatch::unlock`]), and the result shows whether a mark was set. If so, it takes the
-//! lock again, and unlocks as above. If another thread holds the lock by then, that thread finds
-//! the mark.
+//! ([`super::FolioBatch::unlock`]), and the result shows whether a mark was set. If so, it takes
+//! the lock again, and unlocks as above. If another thread holds the lock by then, that thread
+//! finds the mark.
 //!
 //! If A tested the mark before it unlocked, B could come between the two steps. If the folio is
 //! mapped again before a thread acts on the mark, it has a new owner, which stays: an unmapped
@@ -247,8 +247,8 @@ impl<P: Platform> FolioLock<'_, P> {
 }
 
 impl<'a, P: Platform> FolioLock<'a, P> {
-    /// Leaves the folio locked. The batch that has it then owes a [`FolioHandle::lock_of_batch`], whose
-    /// guard acts on pending marks.
+    /// Leaves the folio locked. The batch that has it then owes a [`FolioHandle::lock_of_batch`],
+    /// whose guard acts on pending marks.
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
     }
@@ -310,8 +310,8 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     }
 
     /// Hands lock and reference to a device's request until the request is done
-    /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the lock
-    /// back from the request acts on marks that are set later.
+    /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the
+    /// lock back from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
         let handle = self.lock().handle;
         begin_writeback(handle.state(), handle.platform(), || handle.disown());

@@ -59,8 +59,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         frozen.map(|folio| folio.free_into(batch)).is_some()
     }
 
-    /// As [`FolioHandle::free_into`], but only for anonymous folios: one that an object owns, or owned
-    /// when it was mapped, is left as it is.
+    /// As [`FolioHandle::free_into`], but only for anonymous folios: one that an object owns, or
+    /// owned when it was mapped, is left as it is.
     ///
     /// # Safety
     /// 1. and 2. As [`FolioHandle::free_into`].
@@ -93,8 +93,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         unmapped
     }
 
-    /// As [`FolioHandle::unmap`], for a caller that unmaps many folios: one that becomes free is added
-    /// to the batch. With `dirty`, the folio is marked dirty.
+    /// As [`FolioHandle::unmap`], for a caller that unmaps many folios: one that becomes free is
+    /// added to the batch. With `dirty`, the folio is marked dirty.
     ///
     /// # Safety
     /// 1. and 2. As [`FolioHandle::unmap`].

@@ -96,8 +96,8 @@ pub(crate) enum Owner {
     File(NonNull<()>),
 }
 
-/// An owner that lives as long as what it is borrowed from: the group or the object itself, or a VMA
-/// that holds it. A folio gets no other.
+/// An owner that lives as long as what it is borrowed from: the group or the object itself, or a
+/// VMA that holds it. A folio gets no other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LiveOwner<'o> {
     owner: Owner,
@@ -156,8 +156,8 @@ impl OwnerMark {
         fits.then_some(OwnerRun { frame: self.frame, word: self.word | first })
     }
 
-    /// Stores the owner in the metadata of a folio, and the index of its first page there. The folio
-    /// is fresh, or the caller has its lock.
+    /// Stores the owner in the metadata of a folio, and the index of its first page there. The
+    /// folio is fresh, or the caller has its lock.
     #[inline(always)]
     pub(super) fn write(self, head: &FrameMeta, index: FolioIndex) {
         head.owner.store(self.frame, Relaxed);
@@ -213,8 +213,8 @@ pub(crate) struct FolioOwner {
 
 impl<P: Platform> FolioHandle<'_, P> {
     /// The object that owns the folio refers to no page of it any more: the folio has no owner, and
-    /// the value of [`FolioHandle::owner_kind`] stays. Entries that mapped it may be removed and not yet
-    /// counted down:
+    /// the value of [`FolioHandle::owner_kind`] stays. Entries that mapped it may be removed and
+    /// not yet counted down:
     /// 1. CPU A takes a table out of the tree, and releases its locks;
     /// 2. CPU B truncates the object, finds no entry, and drops the pages;
     /// 3. CPU A counts what the table mapped, as pages of shared memory or of a file.

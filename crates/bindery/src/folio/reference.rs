@@ -232,14 +232,16 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// Frees the folio if its last holder was removed; counts a removal that was refused.
     ///
     /// # Safety
-    /// 1. The result is that of [`count::take`] or [`count::unmap_owned`], of what was the caller's.
+    /// 1. The result is that of [`count::take`] or [`count::unmap_owned`], of what was the
+    ///    caller's.
     #[inline]
     pub(super) unsafe fn after_taking(self, result: Result<bool, NotThere>) -> Freed {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
-                // SAFETY: 1. this step took the count to zero (obligation 1), and no other can; 2. one that
-                // maps, pins or reads the folio is counted, and counts down after the flush.
+                // SAFETY: 1. this step took the count to zero (obligation 1), and no other can; 2.
+                // one that maps, pins or reads the folio is counted, and counts down after the
+                // flush.
                 unsafe { self.frames.free(self.folio.head, self.folio.order) };
                 Freed::Yes
             }

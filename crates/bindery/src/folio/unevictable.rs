@@ -1,10 +1,10 @@
 //! Folios that reclaim has found locked into memory (`mlock`, `SHM_LOCK`): it passes over them.
 //!
 //! Only a walk through the reverse map finds that out, and a program may lock nearly all of memory.
-//! So the folio has a mark. (Linux keeps such folios on a list of their own.) Nothing else depends on
-//! the mark, and a folio that is unlocked keeps it for a while. The hand takes all marks away for a turn
-//! (`swap/clock.rs`, `look_at_all`) when a mapping that was locked is removed or unlocked, and
-//! when a search would give up.
+//! So the folio has a mark. (Linux keeps such folios on a list of their own.) Nothing else depends
+//! on the mark, and a folio that is unlocked keeps it for a while. The hand takes all marks away
+//! for a turn (`swap/clock.rs`, `look_at_all`) when a mapping that was locked is removed or
+//! unlocked, and when a search would give up.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -30,15 +30,15 @@ impl ReclaimState<'_> {
         self.change_marked(|state| state & !UNEVICTABLE);
     }
 
-    /// Notes that the hand passes over the folio in this turn, or the next turn would take it for one
-    /// that has been looked at.
+    /// Notes that the hand passes over the folio in this turn, or the next turn would take it for
+    /// one that has been looked at.
     pub(crate) fn note_pass(self, turn: Turn) {
         let looked = if turn == Turn::Odd { LOOKED } else { 0 };
         self.change_marked(|state| state & !LOOKED | looked);
     }
 
-    /// Changes the state of a folio that has the mark. The hand holds no reference, so each change is
-    /// conditional. Otherwise:
+    /// Changes the state of a folio that has the mark. The hand holds no reference, so each change
+    /// is conditional. Otherwise:
     /// 1. CPU A reads the state of a folio with the mark.
     /// 2. CPU B frees the folio, which becomes a block of the allocator.
     /// 3. CPU A sets a bit in the block's state, and the block never joins its neighbor again.

@@ -169,8 +169,8 @@ impl<P: Platform> Allocator<P> {
         self.reserve.load(Relaxed)
     }
 
-    /// As [`Allocator::allocate`], of a smaller block where none is so large, and its order. `None` if
-    /// `purpose` may not take a single frame. Does not sleep. O([`MAX_ORDER`]).
+    /// As [`Allocator::allocate`], of a smaller block where none is so large, and its order. `None`
+    /// if `purpose` may not take a single frame. Does not sleep. O([`MAX_ORDER`]).
     pub(crate) fn allocate_up_to(
         &self,
         order: Order,
@@ -321,9 +321,9 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// Shows `f` every block: its head, its order (0 for tables, whose level is stored there, and
-    /// for single reserved frames), its kind. Frames that are ready or in a front are shown as single free ones.
-    /// A frame that is shown as [`Kind::Tail`] belongs to no block: something is broken. For a
-    /// quiet system; O(frames).
+    /// for single reserved frames), its kind. Frames that are ready or in a front are shown as
+    /// single free ones. A frame that is shown as [`Kind::Tail`] belongs to no block: something is
+    /// broken. For a quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
         let FrameRange { first, count } = self.metas().span();
         let (ready, kept) = self.lists.buddy.lock().ready();

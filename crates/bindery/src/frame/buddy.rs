@@ -148,8 +148,8 @@ impl Buddy {
     }
 
     /// Takes the smallest block with one of 2^`least` frames in it, but none above 2^`most` or
-    /// [`READY_ORDER`], for the front of a CPU: all its frames are [`Kind::Tail`], and count as free
-    /// no more. Returns the first frame and their number. None of the reserve.
+    /// [`READY_ORDER`], for the front of a CPU: all its frames are [`Kind::Tail`], and count as
+    /// free no more. Returns the first frame and their number. None of the reserve.
     pub(super) fn take_for_front(
         &mut self,
         metas: Metas<'_>,

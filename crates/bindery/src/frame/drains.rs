@@ -1,9 +1,9 @@
 //! The order of a drain, without the frames, so that a model checker (`drains_loom_model`) runs the
 //! very same code.
 //!
-//! An allocation that finds nothing on the free lists moves the frames of all fronts there, and tries
-//! the lists once more. While memory is short, most drains would find nothing. So a drain that found
-//! nothing is remembered until the next frame enters a front ([`EMPTY`]).
+//! An allocation that finds nothing on the free lists moves the frames of all fronts there, and
+//! tries the lists once more. While memory is short, most drains would find nothing. So a drain
+//! that found nothing is remembered until the next frame enters a front ([`EMPTY`]).
 //!
 //! A drain counts as empty only if no frame has entered a front since it began:
 //! 1. CPU A drains, and finds the front of CPU B empty;

@@ -3,10 +3,10 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib drains_loom_model`.
 //!
-//! CPU 0 frees all frames into its front, and allocates one. The other CPUs allocate one each at the
-//! same time. So a frame is free when CPU 0 asks, wherever it is then, and CPU 0 must get it. In
-//! the models of a refill, the frames are on the lists, and the other CPUs take them through a front.
-//! The last tests leave out one rule each ([`Omit`]) and must fail.
+//! CPU 0 frees all frames into its front, and allocates one. The other CPUs allocate one each at
+//! the same time. So a frame is free when CPU 0 asks, wherever it is then, and CPU 0 must get it.
+//! In the models of a refill, the frames are on the lists, and the other CPUs take them through a
+//! front. The last tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -17,9 +17,9 @@
 //!
 //! # Size
 //! A front holds at most a 64th of the memory divided by the CPUs that are online, and at most
-//! [`MOST_FRAMES`]. If that is below [`LEAST_FRAMES`], no CPU has a front. The limit of 1,024 lets a
-//! program of 2 MiB find its own frames again. If the lists hold less than three times the reserve,
-//! frames bypass the fronts both ways, so reclaim finds what was freed.
+//! [`MOST_FRAMES`]. If that is below [`LEAST_FRAMES`], no CPU has a front. The limit of 1,024 lets
+//! a program of 2 MiB find its own frames again. If the lists hold less than three times the
+//! reserve, frames bypass the fronts both ways, so reclaim finds what was freed.
 //!
 //! # A folio of 2 MiB
 //! A front also keeps one block of [`HUGE`], beyond its limit, so a program that touches and unmaps

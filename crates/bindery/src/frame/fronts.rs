@@ -128,9 +128,9 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// An allocation that has found nothing on the free lists. Between a drain and the next try,
-    /// another CPU may take a block of the lists into its front, and use one frame of it. So a single
-    /// page is tried until a drain finds nothing: each further round, another CPU got a frame. Larger
-    /// blocks are tried once more, since the frames of a drain need not join.
+    /// another CPU may take a block of the lists into its front, and use one frame of it. So a
+    /// single page is tried until a drain finds nothing: each further round, another CPU got a
+    /// frame. Larger blocks are tried once more, since the frames of a drain need not join.
     #[cold]
     #[inline(never)]
     fn take_after_drains(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
@@ -153,7 +153,8 @@ impl<P: Platform> Allocator<P> {
         frame
     }
 
-    /// [`Allocator::allocate_up_to`], from the free lists; if they are empty, the fronts are drained.
+    /// [`Allocator::allocate_up_to`], from the free lists; if they are empty, the fronts are
+    /// drained.
     #[inline(never)]
     pub(super) fn take_up_to(&self, order: Order, purpose: AllocateFor) -> Option<(Frame, Order)> {
         let try_lists = || {
@@ -312,8 +313,8 @@ impl<P: Platform> Allocator<P> {
         drains::note_put(&self.drains);
     }
 
-    /// `online` CPUs are online from now on: sets the limit of each front to a 64th
-    /// of the memory divided by them. A front above its limit keeps its frames until its next change.
+    /// `online` CPUs are online from now on: sets the limit of each front to a 64th of the memory
+    /// divided by them. A front above its limit keeps its frames until its next change.
     pub(crate) fn share_fronts(&self, online: u32) {
         let share = self.total / 64 / u64::from(online.max(1));
         let limit = u32::try_from(share).unwrap_or(MOST_FRAMES);

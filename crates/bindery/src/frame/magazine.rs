@@ -1,8 +1,8 @@
 //! Magazines: free objects of one slab that one CPU keeps for itself.
 //!
 //! Two CPUs that map and unmap memory of their own would both write the lists of the same slabs. So
-//! a CPU that is online ([`crate::cpu`]) takes and frees objects of the kinds that such calls use by
-//! its own magazine, a stack of [`SIZE`] slots. An empty magazine takes [`BATCH`] slots off the
+//! a CPU that is online ([`crate::cpu`]) takes and frees objects of the kinds that such calls use
+//! by its own magazine, a stack of [`SIZE`] slots. An empty magazine takes [`BATCH`] slots off the
 //! slab's lists, and a full one gives [`BATCH`] back.
 //!
 //! The slab's frames count a slot in a magazine as used; [`Slab::objects`] does not. [`Slab::trim`]
@@ -15,15 +15,15 @@
 //!
 //! # The last object
 //! An allocation must not fail for lack of a slot that another CPU keeps. One that finds nothing
-//! moves the slots of all magazines to the lists, and takes one from there. No slot that is free when
-//! it begins is missed, unless another allocation gets it (`magazine_loom_model`), or a trim is about
-//! to free its frame. Then the caller's second attempt, after reclaim, finds the frame.
-//! 1. A magazine's lock is held until its slots are on the lists. Otherwise a second drain could find
-//!    both empty.
+//! moves the slots of all magazines to the lists, and takes one from there. No slot that is free
+//! when it begins is missed, unless another allocation gets it (`magazine_loom_model`), or a trim
+//! is about to free its frame. Then the caller's second attempt, after reclaim, finds the frame.
+//! 1. A magazine's lock is held until its slots are on the lists. Otherwise a second drain could
+//!    find both empty.
 //! 2. While a drain runs ([`SlabLists::drains`]), a refill takes one slot only. Otherwise it could
 //!    move slots from the lists to a magazine that the drain has left.
-//! 3. The lists are tried again even if the magazines were empty: another drain may have moved slots
-//!    there.
+//! 3. The lists are tried again even if the magazines were empty: another drain may have moved
+//!    slots there.
 //!
 //! [`SlabLists::drains`]: super::slab::SlabLists
 
@@ -150,7 +150,8 @@ impl<T, P: Platform> Slab<T, P> {
         if slot.is_some() { slot } else { self.refill(frames, &mut kept) }
     }
 
-    /// Takes a slot of the lists, and others for an empty magazine, for which no frame is allocated.
+    /// Takes a slot of the lists, and others for an empty magazine, for which no frame is
+    /// allocated.
     #[inline(never)]
     fn refill(&self, frames: &Frames<P>, kept: &mut Kept) -> Option<NonNull<u8>> {
         let mut lists = self.lock();
@@ -191,7 +192,8 @@ impl<T, P: Platform> Slab<T, P> {
     ) {
         let mut kept = magazine.lock();
         let Some(batch) = kept.take_batch_if_full() else { return kept.push(slot) };
-        // SAFETY: 1. and 2. `keep` got each slot from a caller that promised it, or `refill` took it.
+        // SAFETY: 1. and 2. `keep` got each slot from a caller that promised it, or `refill` took
+        // it.
         let emptied = unsafe { self.put_all(frames, &batch) };
         kept.push(slot);
         drop(kept);
@@ -218,7 +220,8 @@ impl<T, P: Platform> Slab<T, P> {
         if kept.count == 0 {
             return;
         }
-        // SAFETY: 1. and 2. `keep` got each slot from a caller that promised it, or `refill` took it.
+        // SAFETY: 1. and 2. `keep` got each slot from a caller that promised it, or `refill` took
+        // it.
         let emptied = unsafe { self.put_all(frames, &kept.take_all()) };
         drop(kept);
         Self::free_frames(frames, emptied);

@@ -6,17 +6,17 @@
 //! ```
 //!
 //! Rounding an object's address down to a page gives the header, which names the frame, and has the
-//! places of the slots for code that does not know the type of the objects. The frame's metadata has
-//! the rest, in `word`: the first free slot (low 16 bits, all ones for none), the number of slots
-//! that were ever used (next 16), so that a new frame need not be threaded, and the number of objects
-//! in use (next 16). A free slot begins with the number of the next free one.
-//! Frames with both room and objects are on a list through `next` and `previous`. Full frames are
-//! on none. One empty frame is kept as a spare, and others are freed. More are kept if a caller has
-//! asked for them beforehand ([`Slab::stock`]).
+//! places of the slots for code that does not know the type of the objects. The frame's metadata
+//! has the rest, in `word`: the first free slot (low 16 bits, all ones for none), the number of
+//! slots that were ever used (next 16), so that a new frame need not be threaded, and the number of
+//! objects in use (next 16). A free slot begins with the number of the next free one. Frames with
+//! both room and objects are on a list through `next` and `previous`. Full frames are on none. One
+//! empty frame is kept as a spare, and others are freed. More are kept if a caller has asked for
+//! them beforehand ([`Slab::stock`]).
 //!
 //! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is taken
-//! below it. In front of slabs of the kinds that most calls allocate, each CPU has a magazine of free
-//! objects ([`super::magazine`]), whose lock is taken above it.
+//! below it. In front of slabs of the kinds that most calls allocate, each CPU has a magazine of
+//! free objects ([`super::magazine`]), whose lock is taken above it.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -57,8 +57,8 @@ struct Shape {
 pub(crate) unsafe fn frame_of<T>(object: NonNull<T>) -> Frame {
     let page = object.addr().get() & !(PAGE_SIZE as usize - 1);
     let header = ptr::with_exposed_provenance::<Header>(page);
-    // SAFETY: the object lies in a slab's frame (obligation 1), which begins aligned to a page with a
-    // header that does not change while the frame has objects. `Slab::make_empty` has exposed it.
+    // SAFETY: the object lies in a slab's frame (obligation 1), which begins aligned to a page with
+    // a header that does not change while the frame has objects. `Slab::make_empty` has exposed it.
     Frame(unsafe { header.read() }.frame)
 }
 
@@ -87,8 +87,8 @@ const NO_SLOT: u16 = u16::MAX;
 /// It does not free its objects or its spare frame when it is dropped, since it cannot reach the
 /// platform then: free all objects and call [`Slab::trim`] before. It is the same in memory for all
 /// types of objects.
-// Two lines, and no more: a larger array of slabs would come before the frames in `Memory`, and each
-// fault would add their offset.
+// Two lines, and no more: a larger array of slabs would come before the frames in `Memory`, and
+// each fault would add their offset.
 #[repr(C, align(128))]
 pub(crate) struct Slab<T, P: Platform> {
     /// The place of the slab's magazine among those of a CPU.
@@ -173,9 +173,9 @@ impl<T, P: Platform> Slab<T, P> {
         Self::with_magazine(MAGAZINES)
     }
 
-    /// A slab without objects and frames, whose magazines are those at `place` of each CPU. No other
-    /// slab uses that place with the same [`Frames`]. At [`MAGAZINES`] and above, the slab has no
-    /// magazines.
+    /// A slab without objects and frames, whose magazines are those at `place` of each CPU. No
+    /// other slab uses that place with the same [`Frames`]. At [`MAGAZINES`] and above, the slab
+    /// has no magazines.
     pub(crate) const fn with_magazine(place: usize) -> Self {
         Self { place, lists: Line(Mutex::new(SlabLists::EMPTY)), objects: PhantomData }
     }
@@ -381,8 +381,8 @@ impl<T, P: Platform> Slab<T, P> {
         emptied
     }
 
-    /// Puts a slot on its frame's list. A frame that becomes empty is kept as the spare, or returned
-    /// to be freed. Without `shape`, the frame's header says it.
+    /// Puts a slot on its frame's list. A frame that becomes empty is kept as the spare, or
+    /// returned to be freed. Without `shape`, the frame's header says it.
     ///
     /// # Safety
     ///
@@ -405,7 +405,8 @@ impl<T, P: Platform> Slab<T, P> {
 
         let meta = frames.meta(frame);
         let mut slots = Slots::load(meta);
-        // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to us.
+        // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to
+        // us.
         unsafe { slot.cast::<u16>().write(slots.free) };
         slots.free = index;
         slots.objects -= 1;

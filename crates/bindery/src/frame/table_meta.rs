@@ -164,8 +164,9 @@ impl<P: Platform> Frames<P> {
         head.store(table.0, Relaxed);
     }
 
-    /// Moves `count` tables, or as many as there are, from the deposit of `from` to that of `to`. The
-    /// caller holds the locks of both. They stay linked: only the ends of their list are written.
+    /// Moves `count` tables, or as many as there are, from the deposit of `from` to that of `to`.
+    /// The caller holds the locks of both. They stay linked: only the ends of their list are
+    /// written.
     pub(crate) fn move_deposits(&self, from: Frame, to: Frame, count: u32) {
         let head = &self.meta(from).owner;
         let Some(first) = link(head.load(Relaxed)) else { return };

@@ -255,7 +255,8 @@ impl AreaList {
         Self { first }
     }
 
-    /// The areas' nodes. Each is passed before the iterator returns it, so its link may change then.
+    /// The areas' nodes. Each is passed before the iterator returns it, so its link may change
+    /// then.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NonNull<Area>> + '_ {
         let mut next = Some(self.first);
         core::iter::from_fn(move || {

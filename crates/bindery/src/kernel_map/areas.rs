@@ -152,8 +152,8 @@ impl<'m, P: Platform> Areas<'m, P> {
         area.set_bounds(start, start + shape.len);
         area.set_pages(placement.pages);
         // SAFETY: 1. The lock is held. 2. The caller's obligation 1. 3. It is freed a grace period
-        // after a purge has taken it out. 4. The index is private to this module, which uses it with
-        // the lock held, in a read section, or in the purge; it has no spots.
+        // after a purge has taken it out. 4. The index is private to this module, which uses it
+        // with the lock held, in a read section, or in the purge; it has no spots.
         unsafe { self.index.insert(node) };
         true
     }
@@ -284,8 +284,8 @@ impl<'m, P: Platform> Areas<'m, P> {
         freed.pages
     }
 
-    /// Leaves all areas to the next purge, and shows each to `clear` before. Returns whether an area
-    /// is left.
+    /// Leaves all areas to the next purge, and shows each to `clear` before. Returns whether an
+    /// area is left.
     ///
     /// # Safety
     /// 1. No other thread uses the map until the call has returned.

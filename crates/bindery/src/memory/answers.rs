@@ -1,8 +1,9 @@
 //! Answers of pagers that come in any context, and the threads that wait for them.
 //!
-//! An answer to a request that a thread waits for stays in the record of the request, and only wakes
-//! the thread. The others are kept here, in lists without a lock: an interrupt handler adds to one,
-//! and a thread takes all of it. The records are those of a layer above, which interprets them.
+//! An answer to a request that a thread waits for stays in the record of the request, and only
+//! wakes the thread. The others are kept here, in lists without a lock: an interrupt handler adds
+//! to one, and a thread takes all of it. The records are those of a layer above, which interprets
+//! them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -69,8 +70,8 @@ impl AnswerList {
     /// Adds a record, in any context. From then on it is the thread's that takes it.
     ///
     /// # Safety
-    /// 1. The record is in no list of answers, and lives until [`AnswerList::take_all`] has returned it.
-    ///    `earlier` is part of it.
+    /// 1. The record is in no list of answers, and lives until [`AnswerList::take_all`] has
+    ///    returned it. `earlier` is part of it.
     pub(crate) unsafe fn add(&self, record: NonNull<Opaque>, earlier: NonNull<Earlier>) {
         let mut last = self.last.load(Relaxed);
         loop {

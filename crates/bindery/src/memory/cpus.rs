@@ -218,12 +218,12 @@ fn take_frames<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Frame> {
 impl<P: Platform> Memory<P> {
     /// Announces a CPU: from now on it keeps free frames and other things that it uses often for
     /// itself, so that calls on different CPUs share fewer cache lines. A machine with one CPU need
-    /// not call it. If one CPU is online, every CPU must be that enters a read section (obligation 4
-    /// of [`Platform`]).
+    /// not call it. If one CPU is online, every CPU must be that enters a read section (obligation
+    /// 4 of [`Platform`]).
     ///
     /// The records take at most 32 KiB for each CPU, and 8 KiB for all. They stay when the CPU goes
-    /// offline, for the next time. The compressor of a CPU that sends pages to compressed memory takes
-    /// another 32 KiB until then.
+    /// offline, for the next time. The compressor of a CPU that sends pages to compressed memory
+    /// takes another 32 KiB until then.
     ///
     /// Called on any CPU before the first read section of `cpu`.
     ///
@@ -247,13 +247,13 @@ impl<P: Platform> Memory<P> {
         bring_online(self, cpu)
     }
 
-    /// Returns the things that a CPU keeps for itself: the others can use them. `cpu` has left its last
-    /// read section, and enters none until [`Memory::cpu_online`].
+    /// Returns the things that a CPU keeps for itself: the others can use them. `cpu` has left its
+    /// last read section, and enters none until [`Memory::cpu_online`].
     ///
     /// Called on any CPU.
     ///
-    /// Context: spins. Complexity: linear in the things that the CPU keeps, which are bounded, and in the
-    /// clusters of swap slots that CPUs own.
+    /// Context: spins. Complexity: linear in the things that the CPU keeps, which are bounded, and
+    /// in the clusters of swap slots that CPUs own.
     ///
     /// # Errors
     /// [`Error::Invalid`]: the CPU is not online.

@@ -53,8 +53,8 @@ impl<P: Platform> Memory<P> {
 
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they came from such a
     /// call, and no program maps one ([`crate::FrameSource`]); anything else stays as it is. Leaves
-    /// are counted down at the end of an unmapping. So frames that were revoked may be refused for a
-    /// moment, while another thread ends a `munmap` or an address space.
+    /// are counted down at the end of an unmapping. So frames that were revoked may be refused for
+    /// a moment, while another thread ends a `munmap` or an address space.
     ///
     /// Context: spins. Complexity: constant.
     ///

@@ -232,15 +232,15 @@ impl<P: Platform> Memory<P> {
 
     /// Sets the watermarks of the embedder's reclaimer, in free frames (Linux: those of a zone). It
     /// wakes when fewer than `low` are free ([`Memory::is_short`]), and reclaims until `high` are
-    /// ([`Memory::shortage`]). Both are 0 at first. While a swap area is on, both are at least three
-    /// times the frames that reclaim keeps for itself ([`Memory::reserved_frames`]); a system without
-    /// one, which drops pages of files only, needs this call.
+    /// ([`Memory::shortage`]). Both are 0 at first. While a swap area is on, both are at least
+    /// three times the frames that reclaim keeps for itself ([`Memory::reserved_frames`]); a system
+    /// without one, which drops pages of files only, needs this call.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `low` is above `high`, or `high` above half of all frames: reclaim would
-    /// never end. Nothing has changed.
+    /// [`Error::Invalid`] if `low` is above `high`, or `high` above half of all frames: reclaim
+    /// would never end. Nothing has changed.
     pub fn set_watermarks(&self, low: u64, high: u64) -> Result<(), Error> {
         self.watermarks.set(low, high, self.total_frames())
     }
@@ -253,8 +253,8 @@ impl<P: Platform> Memory<P> {
         self.free_frame_count() < self.watermarks.low().max(self.enough_free_frames())
     }
 
-    /// The number of pages to free until the high watermark is reached ([`Memory::set_watermarks`]);
-    /// the embedder's reclaimer frees that number.
+    /// The number of pages to free until the high watermark is reached
+    /// ([`Memory::set_watermarks`]); the embedder's reclaimer frees that number.
     ///
     /// Context: any. Complexity: as [`Memory::is_short`].
     pub fn shortage(&self) -> u64 {
@@ -299,7 +299,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Sets the maximum of free frames that each CPU that is online keeps for itself; 0 for none.
-    /// The next call of [`Memory::cpu_online`] or [`Memory::cpu_offline`] sets it again. For tests whose memory is small.
+    /// The next call of [`Memory::cpu_online`] or [`Memory::cpu_offline`] sets it again. For tests
+    /// whose memory is small.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_front_limit(&self, frames: u32) {
         self.frames.set_front_limit(frames);

@@ -17,8 +17,8 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Differs for two names unless their numbers differ by what their spaces do: names that are equal
-    /// here are compared.
+    /// Differs for two names unless their numbers differ by what their spaces do: names that are
+    /// equal here are compared.
     fn mixed(self) -> u64 {
         /// 2^64 divided by the golden ratio, odd (Knuth, volume 3, 6.4).
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,6 +1,6 @@
-//! Leaves without a folio. Those of the embedder's blocks are counted in the block's metadata, so that
-//! no block is freed while a program maps a part of it. Zero pages, and frames that are not of the
-//! memory, have no counts.
+//! Leaves without a folio. Those of the embedder's blocks are counted in the block's metadata, so
+//! that no block is freed while a program maps a part of it. Zero pages, and frames that are not of
+//! the memory, have no counts.
 
 use core::sync::atomic::Ordering;
 
@@ -65,9 +65,9 @@ fn count_removed<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
     });
 }
 
-/// Visits the blocks of the frames in order, each with the number of its frames that are among them,
-/// as long as `visit` returns true. `None` for a frame that the core uses. Returns what `visit`
-/// returned last.
+/// Visits the blocks of the frames in order, each with the number of its frames that are among
+/// them, as long as `visit` returns true. `None` for a frame that the core uses. Returns what
+/// `visit` returned last.
 fn each_block<P: Platform>(
     memory: &Memory<P>,
     frames: FrameRange,
@@ -97,8 +97,8 @@ fn each_block<P: Platform>(
     true
 }
 
-/// The embedder's block that holds `frame`: its head and its order. A head is aligned to its block's
-/// size, and the frames behind it are tails.
+/// The embedder's block that holds `frame`: its head and its order. A head is aligned to its
+/// block's size, and the frames behind it are tails.
 fn embedder_block<P: Platform>(memory: &Memory<P>, frame: Frame) -> Option<(Frame, Order)> {
     let span = memory.frame_span();
     (0..=MAX_ORDER.0).map(Order).find_map(|order| {

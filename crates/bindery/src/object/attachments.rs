@@ -11,8 +11,8 @@ pub trait Attachments: Send + Sync {
     /// innermost spin locks.
     fn attached(&self, segment: u64);
 
-    /// One VMA less maps the memory of `segment`. Called without locks; it may drop the last handle of
-    /// the object.
+    /// One VMA less maps the memory of `segment`. Called without locks; it may drop the last handle
+    /// of the object.
     fn detached(&self, segment: u64);
 }
 

@@ -24,26 +24,27 @@ use super::state::pages_of;
 use super::{MAX_SIZE, Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
-    /// Drops the clean pages of a file in `length` bytes from `offset` on, recently used or not: the
-    /// next access asks the pager again. Pages stay that are dirty, locked or pinned, that another
-    /// thread uses, or whose folio reaches out of the range. Returns the number of freed pages; 0
-    /// for an object that is not a file. (Linux: `POSIX_FADV_DONTNEED` of `posix_fadvise(2)`, which
-    /// leaves mapped pages.) `evict(0, u64::MAX)` is [`Memory::drop_clean_pages`] of one object.
+    /// Drops the clean pages of a file in `length` bytes from `offset` on, recently used or not:
+    /// the next access asks the pager again. Pages stay that are dirty, locked or pinned, that
+    /// another thread uses, or whose folio reaches out of the range. Returns the number of freed
+    /// pages; 0 for an object that is not a file. (Linux: `POSIX_FADV_DONTNEED` of
+    /// `posix_fadvise(2)`, which leaves mapped pages.) `evict(0, u64::MAX)` is
+    /// [`Memory::drop_clean_pages`] of one object.
     ///
     /// Context: may sleep. Complexity: O(log n) for each folio, and its entries in each mapping.
     pub fn evict(&self, offset: u64, length: u64) -> u64 {
         evict(self.memory, self.state(), range_of(offset, length))
     }
 
-    /// Forgets the content of a file in `length` bytes from `offset` on, in whole pages, because the
-    /// storage has another one now: unmaps the pages everywhere and drops them. Results of reads that
-    /// the pager has begun before are dropped too. So an access that begins after the call sees what
-    /// the pager reads after it. Copies that private mappings have made stay. Pinned pages leave as
-    /// well; their pins keep the old content. A range that is pinned for writing must not be
-    /// invalidated: the end of the pin marks the page dirty that has its place then.
+    /// Forgets the content of a file in `length` bytes from `offset` on, in whole pages, because
+    /// the storage has another one now: unmaps the pages everywhere and drops them. Results of
+    /// reads that the pager has begun before are dropped too. So an access that begins after the
+    /// call sees what the pager reads after it. Copies that private mappings have made stay. Pinned
+    /// pages leave as well; their pins keep the old content. A range that is pinned for writing
+    /// must not be invalidated: the end of the pin marks the page dirty that has its place then.
     ///
-    /// Context: may sleep. Complexity: as [`Object::set_size`], once for each stretch of pages between
-    /// dirty ones.
+    /// Context: may sleep. Complexity: as [`Object::set_size`], once for each stretch of pages
+    /// between dirty ones.
     ///
     /// # Errors
     /// [`Error::Busy`] if pages in the range are dirty: they stay, and the others are forgotten.
@@ -54,8 +55,8 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// As [`Object::invalidate`], of dirty pages too: their changes are lost. For a device that is
-    /// gone, or a file whose pages failed to be stored and would be dirty for ever. Waits for writes
-    /// that the pager has begun.
+    /// gone, or a file whose pages failed to be stored and would be dirty for ever. Waits for
+    /// writes that the pager has begun.
     ///
     /// Context: may sleep. Complexity: as [`Object::set_size`].
     ///
@@ -72,8 +73,8 @@ impl<P: Platform> Object<'_, P> {
     /// Context: may sleep. Complexity: as [`Object::set_size`].
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::Busy`] if the file has grown and the last page of
-    /// before is dirty; [`Error::Invalid`] for an object that is not a file;
+    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::Busy`] if the file has grown and the last page
+    /// of before is dirty; [`Error::Invalid`] for an object that is not a file;
     /// [`Error::OutOfMemory`]. An error changes nothing.
     pub fn size_changed(&self, bytes: u64) -> Result<(), Error> {
         if bytes > MAX_SIZE {

@@ -61,8 +61,8 @@ impl FramePiece {
 /// The frames behind an object of [`Memory::frame_object`], provided by the embedder: the list of a
 /// device's memory, or the handler of a driver (Linux: `remap_pfn_range`, `vmf_insert_pfn`).
 ///
-/// A fault asks for the piece around its page, and maps as much of the piece as one entry of level 2
-/// covers, in the largest entries that fit. So the longer the piece, the fewer the faults.
+/// A fault asks for the piece around its page, and maps as much of the piece as one entry of level
+/// 2 covers, in the largest entries that fit. So the longer the piece, the fewer the faults.
 ///
 /// # Context
 /// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`
@@ -73,9 +73,9 @@ impl FramePiece {
 /// [`Object::revoke`] is called without a lock that one of the three takes.
 ///
 /// # Safety
-/// 1. Programs may read and write the frames of a piece, as their mappings allow, from the answer on
-///    until [`Object::revoke`] of their pages returns; no safe code is surprised by that. So may the
-///    core, where a private mapping copies a page.
+/// 1. Programs may read and write the frames of a piece, as their mappings allow, from the answer
+///    on until [`Object::revoke`] of their pages returns; no safe code is surprised by that. So may
+///    the core, where a private mapping copies a page.
 /// 2. Until then the frames stay what they are: they are not given to a [`Memory`], and those of
 ///    [`Memory::allocate_frames`] are not freed.
 pub unsafe trait FrameSource: Send + Sync {
@@ -87,8 +87,8 @@ pub unsafe trait FrameSource: Send + Sync {
     /// another mapping (Linux: `vm_operations_struct::open`).
     fn mapped(&self) {}
 
-    /// A mapping of the object was removed (Linux: `vm_operations_struct::close`). None of its pages
-    /// is mapped any more.
+    /// A mapping of the object was removed (Linux: `vm_operations_struct::close`). None of its
+    /// pages is mapped any more.
     fn unmapped(&self) {}
 }
 
@@ -189,14 +189,14 @@ impl<P: Platform> Memory<P> {
     /// changes contents. Reads and writes of the handle are refused ([`Error::Invalid`]). `source`
     /// outlives the object and all its holders.
     ///
-    /// A private mapping of [`MemoryType::Normal`] may be writable: the first write to a page copies
-    /// it, and the copy is anonymous memory, which is swapped and forked like any other. Only frames
-    /// of [`Memory::allocate_frames`] can be copied, because the direct map has them; a private write
-    /// to any other fails with [`crate::FaultError::Bus`]. Of other types a private mapping is never
-    /// writable: the direct map is normal memory.
+    /// A private mapping of [`MemoryType::Normal`] may be writable: the first write to a page
+    /// copies it, and the copy is anonymous memory, which is swapped and forked like any other.
+    /// Only frames of [`Memory::allocate_frames`] can be copied, because the direct map has them; a
+    /// private write to any other fails with [`crate::FaultError::Bus`]. Of other types a private
+    /// mapping is never writable: the direct map is normal memory.
     ///
-    /// Without an address, `mmap` chooses one that is congruent with the first frame, modulo the largest
-    /// leaf for which the mapping has room.
+    /// Without an address, `mmap` chooses one that is congruent with the first frame, modulo the
+    /// largest leaf for which the mapping has room.
     ///
     /// Frames of the memory are shown only if they came from [`Memory::allocate_frames`]; others
     /// fail the access with [`crate::FaultError::Bus`].
@@ -231,16 +231,17 @@ fn new_object<'m, P: Platform>(
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Unmaps `length` bytes from `offset` on in all programs, in whole pages, and flushes every TLB.
-    /// A later access asks the [`FrameSource`] again, which therefore forgets or replaces the frames
-    /// first. When this returns, no program reaches a frame that the source had named before. Copies
-    /// that private mappings have made stay: they are the program's. A length of zero revokes nothing.
-    /// (Linux: `unmap_mapping_range` without `even_cows`, where zero means the rest.)
+    /// Unmaps `length` bytes from `offset` on in all programs, in whole pages, and flushes every
+    /// TLB. A later access asks the [`FrameSource`] again, which therefore forgets or replaces the
+    /// frames first. When this returns, no program reaches a frame that the source had named
+    /// before. Copies that private mappings have made stay: they are the program's. A length of
+    /// zero revokes nothing. (Linux: `unmap_mapping_range` without `even_cows`, where zero means
+    /// the rest.)
     ///
     /// Needs no memory, and always succeeds for such an object.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings of the range, and in their runs; whole
-    /// tables by one entry, except in private mappings.
+    /// Context: may sleep. Complexity: linear in the mappings of the range, and in their runs;
+    /// whole tables by one entry, except in private mappings.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an object that shows no frames of a [`FrameSource`].
@@ -266,9 +267,9 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Unmaps the pages, but not the copies that private mappings have made of them: those reach no frame
-/// of the source. A fault that has asked the source, and has not mapped the answer yet, holds the
-/// lock for reading; so its leaves are unmapped too.
+/// Unmaps the pages, but not the copies that private mappings have made of them: those reach no
+/// frame of the source. A fault that has asked the source, and has not mapped the answer yet, holds
+/// the lock for reading; so its leaves are unmapped too.
 fn revoke<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange) {
     object.invalidate_lock.with_write(memory.platform(), |proof| {
         unmap(memory, object, pages, MappingCopies::Kept, proof);

@@ -31,12 +31,13 @@
 //! list, during which no write begins.
 //!
 //! # No circular wait, and no endless one
-//! A thread with a read or a write in the list waits only for the pager. A read ahead and a detached
-//! write ([`super::detached_batch`]) have no thread: the end needs the pager, and any thread that
-//! takes the answer, as each thread that waits for it does. A thread with a change waits for writes and for older turns, without a lock, and
-//! then takes locks. A thread that holds a lock of the object waits for no record. A thread with a
-//! turn waits for older changes. So of a change and a turn, the younger one waits, and a `sync`
-//! comes to its end however many threads write the page that it wants to save.
+//! A thread with a read or a write in the list waits only for the pager. A read ahead and a
+//! detached write ([`super::detached_batch`]) have no thread: the end needs the pager, and any
+//! thread that takes the answer, as each thread that waits for it does. A thread with a change
+//! waits for writes and for older turns, without a lock, and then takes locks. A thread that holds
+//! a lock of the object waits for no record. A thread with a turn waits for older changes. So of a
+//! change and a turn, the younger one waits, and a `sync` comes to its end however many threads
+//! write the page that it wants to save.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

@@ -6,9 +6,9 @@ use core::ptr::NonNull;
 
 use super::{Attachments, FrameSource, Pager};
 
-/// A pager, quota, source of frames or follower that was lent to an object. Having one tells you that
-/// it lives: its lender keeps it longer than any holder of the object, which is longer than any use
-/// of this.
+/// A pager, quota, source of frames or follower that was lent to an object. Having one tells you
+/// that it lives: its lender keeps it longer than any holder of the object, which is longer than
+/// any use of this.
 pub(super) struct Lent<T: ?Sized>(NonNull<T>);
 
 impl<T: ?Sized> Clone for Lent<T> {

@@ -71,10 +71,10 @@ impl<P: Platform> PlacedFolio<'_, P> {
         false
     }
 
-    /// Releases the references to `count` pages of the folio that the index held until now. Frees the
-    /// folio into `batch` if nothing else keeps it. If the index holds no page of the folio any more
-    /// and other references remain, the folio loses its owner. The caller keeps pages of the folio
-    /// from being inserted or dropped. May wait for the folio's lock.
+    /// Releases the references to `count` pages of the folio that the index held until now. Frees
+    /// the folio into `batch` if nothing else keeps it. If the index holds no page of the folio any
+    /// more and other references remain, the folio loses its owner. The caller keeps pages of the
+    /// folio from being inserted or dropped. May wait for the folio's lock.
     ///
     /// # Safety
     /// 1. The caller has taken these pages out of the index, and releases them only here.

@@ -257,7 +257,8 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Completes the next `count` runs; marks them dirty again if they were not stored. No answer
-    /// counts as no attempt. Returns whether threads must be woken ([`super::in_flight::Ends::wake`]).
+    /// counts as no attempt. Returns whether threads must be woken
+    /// ([`super::in_flight::Ends::wake`]).
     ///
     /// # Safety
     /// 1. [`Batch::begin`] was called with the records, and so were all calls of this.

@@ -39,8 +39,8 @@ pub(super) enum Swapped {
 /// that the folio may have (bit n: order n; order 0 always). May sleep, but not for a device.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. [`Stop::Wait`] if a device
-/// reads the page, or another thread has the folio's lock. The index has not changed.
+/// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. [`Stop::Wait`] if a
+/// device reads the page, or another thread has the folio's lock. The index has not changed.
 #[cold]
 #[inline(never)]
 pub(super) fn swap_in<P: Platform>(
@@ -73,8 +73,8 @@ pub(super) fn swap_in<P: Platform>(
     Ok(Swapped::Cached)
 }
 
-/// Like [`swap_in`], but waits for the device under the caller's locks, for a call whose effect other
-/// calls see whole ([`super::fetch::FetchPurpose::Change`]). The caller holds no VMA's lock.
+/// Like [`swap_in`], but waits for the device under the caller's locks, for a call whose effect
+/// other calls see whole ([`super::fetch::FetchPurpose::Change`]). The caller holds no VMA's lock.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`].

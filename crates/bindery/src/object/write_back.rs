@@ -36,9 +36,10 @@ impl<'m, P: Platform> FileSystem<'m, P> {
     /// Stores dirty pages of the file system's files, about `pages` of them, and returns the number
     /// stored. It takes the files in turn, that first which has had dirty pages for the longest
     /// time. Pages that the pager has failed to store are left. A failure is reported to the
-    /// openers of the file ([`Object::check_errors`]), and ends its turn, as a lack of memory of the
-    /// pager does. Each file gets one turn. A fatal signal ends the call early. If another thread drops the last handle of a file in its turn, the call ends the
-    /// file as that drop would.
+    /// openers of the file ([`Object::check_errors`]), and ends its turn, as a lack of memory of
+    /// the pager does. Each file gets one turn. A fatal signal ends the call early. If another
+    /// thread drops the last handle of a file in its turn, the call ends the file as that drop
+    /// would.
     ///
     /// For a thread that stores pages before writers have to wait for it (Linux: the flusher of a
     /// `bdi`). It calls again while [`crate::DirtyLimit::pages`] is above a mark of the embedder's,

@@ -98,10 +98,10 @@ impl<P: Platform> Memory<P> {
     }
 
     /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64. (It
-    /// passes more if programs have left many pages behind them since.) No write is waited for, unless
-    /// all requests of a swap device are in use. For a thread of the embedder's that has other work
-    /// too, or that runs at a low priority: it calls again while [`Memory::shortage`] says so. Pages
-    /// whose writes are in flight are counted by a later call.
+    /// passes more if programs have left many pages behind them since.) No write is waited for,
+    /// unless all requests of a swap device are in use. For a thread of the embedder's that has
+    /// other work too, or that runs at a low priority: it calls again while [`Memory::shortage`]
+    /// says so. Pages whose writes are in flight are counted by a later call.
     ///
     /// A search of several calls does not give up: an embedder that gets no page for a turn of all
     /// frames waits before it goes on.

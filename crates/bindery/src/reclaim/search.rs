@@ -74,7 +74,8 @@ impl Search {
         let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { all.min(u64::from(STEP)) } else { all * TURNS };
-        // A short search tells nothing of all memory: it neither becomes longer, nor is it recorded.
+        // A short search tells nothing of all memory: it neither becomes longer, nor is it
+        // recorded.
         let is_short = limit.is_some();
         let most = limit.map_or(most, |limit| most.min(limit));
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };

@@ -337,7 +337,8 @@ pub(crate) fn for_each_anonymous_sight<'m, P: Platform>(
     for_each_sight_from(memory, folio, u64::from(folio.pages()), locking, visit)
 }
 
-/// As [`for_each_anonymous_sight`], for `pages` pages of the folio's owner, from the folio's first on.
+/// As [`for_each_anonymous_sight`], for `pages` pages of the folio's owner, from the folio's first
+/// on.
 pub(crate) fn for_each_sight_from<'m, P: Platform>(
     memory: &'m Memory<P>,
     folio: Folio,

@@ -181,9 +181,9 @@ fn split_mapped<P: Platform>(
     })
 }
 
-/// Splits the folio that is mapped at `page` into single pages, if it has no other reference and
-/// no other address space maps it. Returns whether it did; nothing has changed otherwise. The caller has the
-/// mutex: pages of the folio may be mapped by VMAs beside that of `page`.
+/// Splits the folio that is mapped at `page` into single pages, if it has no other reference and no
+/// other address space maps it. Returns whether it did; nothing has changed otherwise. The caller
+/// has the mutex: pages of the folio may be mapped by VMAs beside that of `page`.
 #[inline(never)]
 pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: VirtAddr) -> bool {
     let frames = &page_table.memory.frames;

@@ -1,8 +1,8 @@
 //! Address spaces: the memory calls, and page faults.
 //!
 //! # Locks
-//! 1. The *mutex* of the address space ([`crate::vmas`]): every operation that changes VMAs takes it
-//!    (`mmap`, `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
+//! 1. The *mutex* of the address space ([`crate::vmas`]): every operation that changes VMAs takes
+//!    it (`mmap`, `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
 //! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken
 //!    after the mutex, in address order.
 //! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all

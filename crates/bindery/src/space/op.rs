@@ -125,8 +125,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         result
     }
 
-    /// As [`AddressSpace::operate`], for a call of the embedder. If `work` fails for lack of memory,
-    /// frees some and repeats it ([`Memory::outermost`]).
+    /// As [`AddressSpace::operate`], for a call of the embedder. If `work` fails for lack of
+    /// memory, frees some and repeats it ([`Memory::outermost`]).
     #[inline(always)]
     pub(in crate::space) fn operate_with_reclaim<R, E: CallError>(
         &self,

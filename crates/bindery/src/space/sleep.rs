@@ -10,8 +10,8 @@ use crate::platform::Platform;
 use super::AddressSpace;
 
 /// The address space, for a call that waits between its attempts. [`MaySleep::wait`] takes it
-/// mutably; VMA locks, cursors, edits and read sections that were made from it borrow it. So none of
-/// them lives during a wait.
+/// mutably; VMA locks, cursors, edits and read sections that were made from it borrow it. So none
+/// of them lives during a wait.
 ///
 /// A fault needs none of these: it waits by giving up the guard of its VMA
 /// ([`wait_for_known`](super::fault::wait_for_known)), which its cursors and read sections borrow.

@@ -103,8 +103,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// # Errors
     /// [`PartialCopy`]: the fault that a load or a store would have had
-    /// ([`AddressSpace::read_foreign`]), or [`FaultError::Interrupted`] after a fatal signal, and how
-    /// many bytes were copied before it.
+    /// ([`AddressSpace::read_foreign`]), or [`FaultError::Interrupted`] after a fatal signal, and
+    /// how many bytes were copied before it.
     pub fn copy_from(
         &self,
         to: VirtAddr,

@@ -84,8 +84,8 @@ pub(crate) struct SlotArea<P: Platform> {
     block: AtomicU32,
     /// Slots of the area.
     slots: AtomicU64,
-    /// The number of clusters on lists from which all CPUs take slots. Changed under the lock of the
-    /// lists.
+    /// The number of clusters on lists from which all CPUs take slots. Changed under the lock of
+    /// the lists.
     listed: AtomicU32,
     /// Whether slots may be allocated: read under the lock of a cluster, by
     /// [`LiveCluster::lock`](super::cluster::LiveCluster::lock).
@@ -309,8 +309,8 @@ impl<P: Platform> SlotArea<P> {
             frames.platform().zero(cells, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
-            // SAFETY: the block has room for `count` clusters (`account_of`), is aligned to a page, and
-            // no other thread knows it yet.
+            // SAFETY: the block has room for `count` clusters (`account_of`), is aligned to a page,
+            // and no other thread knows it yet.
             unsafe { clusters.add(number as usize).write(Cluster::new(cells.0, size, device)) };
         }
         self.count.store(count, Relaxed);
@@ -436,8 +436,8 @@ impl<P: Platform> SlotArea<P> {
     }
 }
 
-/// The clusters of an area with `slots` slots, and the order of a block with room for their records.
-/// `None` if no block is large enough.
+/// The clusters of an area with `slots` slots, and the order of a block with room for their
+/// records. `None` if no block is large enough.
 pub(super) fn account_of<P: Platform>(slots: u64) -> Option<(u32, Order)> {
     let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
     let bytes = u64::from(count) * size_of::<Cluster<P>>() as u64;

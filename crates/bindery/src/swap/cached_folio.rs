@@ -23,8 +23,8 @@ use crate::platform::Platform;
 ///
 /// Having one means:
 /// 1. The caller has the folio's lock. A reference or a mapping besides the cache keeps the folio.
-/// 2. The folio was at this place when the caller looked. Pages may have left the cache since: their
-///    cells do not refer to the folio any more.
+/// 2. The folio was at this place when the caller looked. Pages may have left the cache since:
+///    their cells do not refer to the folio any more.
 pub(crate) struct CachedFolio<'a, P: Platform> {
     pub(super) memory: &'a Memory<P>,
     pub(super) folio: FolioLocked<'a>,

@@ -13,8 +13,8 @@ const SWEEPS: u32 = 1 << 31;
 
 /// A CPU adds its evicted pages to the clock when it has this number.
 const FOLDED: u32 = 64;
-/// More than all CPUs together have not added yet: each adds once it has [`FOLDED`], and a folio has 512
-/// pages at most.
+/// More than all CPUs together have not added yet: each adds once it has [`FOLDED`], and a folio
+/// has 512 pages at most.
 const UNSEEN: u32 = crate::platform::MAX_CPUS as u32 * (FOLDED + 512);
 
 /// Evicted pages that one CPU has counted, and not added to the clock. Its own shadows and ages

@@ -208,8 +208,8 @@ impl SlotRun {
         Some((cluster, cells.get(range.clone())?, values.get(range)?))
     }
 
-    /// Sets the value of the slot of a page, which is busy: that keeps the area. In a read section of
-    /// its own: work on the pages' content, between two calls, may be long.
+    /// Sets the value of the slot of a page, which is busy: that keeps the area. In a read section
+    /// of its own: work on the pages' content, between two calls, may be long.
     #[inline]
     fn set_value<P: Platform>(self, memory: &Memory<P>, page: u32, value: u64) {
         while_areas_stay(memory.platform(), |stay| {
@@ -251,8 +251,8 @@ impl<P: Platform> Cluster<P> {
     #[inline]
     unsafe fn words<'a>(&'a self, platform: &'a P) -> (&'a [AtomicU64], &'a [AtomicU64]) {
         let frames = Frame(self.frames.load(Relaxed));
-        // SAFETY: 1. of both: a cluster has its two frames from `turn_on` until it is freed; they are
-        // the platform's by the caller's obligation 1.
+        // SAFETY: 1. of both: a cluster has its two frames from `turn_on` until it is freed; they
+        // are the platform's by the caller's obligation 1.
         unsafe { (words(platform, frames), words(platform, frames.plus(1))) }
     }
 }
@@ -442,8 +442,8 @@ unsafe fn load_pages<P: Platform>(
 }
 
 /// Claims the slots of the run, whose content is to be read into `folio`, which is fresh: the cache
-/// refers to it from now on, and the slots are busy, which keeps their area. Claims all or none. The
-/// slots are those of entries that the caller has seen, as for [`super::find_cached`].
+/// refers to it from now on, and the slots are busy, which keeps their area. Claims all or none.
+/// The slots are those of entries that the caller has seen, as for [`super::find_cached`].
 fn claim_slots<P: Platform>(
     memory: &Memory<P>,
     folio: FolioLocked<'_>,
@@ -478,8 +478,8 @@ fn claim_if_named<P: Platform>(
 /// Frees a folio that has not come into the swap cache.
 #[cold]
 fn abandon<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) {
-    // SAFETY: 1. the one published for the cache, which does not have the folio; the other is dropped
-    // with the lock.
+    // SAFETY: 1. the one published for the cache, which does not have the folio; the other is
+    // dropped with the lock.
     unsafe { memory.frames.folio(locked.folio()).release() };
 }
 

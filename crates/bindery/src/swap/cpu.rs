@@ -1,14 +1,14 @@
 //! The part of a CPU in swap: the clusters from which it takes slots, and its counts.
 //!
-//! A CPU *owns* a cluster: other CPUs take no slots of it, so that two CPUs that send pages out share
-//! neither the cluster nor the lists of its area. For each area and order of blocks, the part has
-//! the number of the cluster that the CPU has taken last, and the cluster has the number of its
+//! A CPU *owns* a cluster: other CPUs take no slots of it, so that two CPUs that send pages out
+//! share neither the cluster nor the lists of its area. For each area and order of blocks, the part
+//! has the number of the cluster that the CPU has taken last, and the cluster has the number of its
 //! owner. Only the latter counts, under the cluster's lock.
 //!
-//! The clusters that could serve an allocation return to the lists before it fails, and those of one
-//! CPU when it goes offline. So a slot is free until it is taken, whichever CPU owns its cluster. A
-//! thread that was preempted with the number of a CPU may make it an owner after it went offline.
-//! That cluster returns by the first rule.
+//! The clusters that could serve an allocation return to the lists before it fails, and those of
+//! one CPU when it goes offline. So a slot is free until it is taken, whichever CPU owns its
+//! cluster. A thread that was preempted with the number of a CPU may make it an owner after it went
+//! offline. That cluster returns by the first rule.
 //!
 //! All words change by atomic instructions. So the part of another CPU, by a stale number, does no
 //! harm.

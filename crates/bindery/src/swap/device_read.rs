@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A fault must not hold a VMA's lock while a device works. So it claims the slots and takes a
-//! request, unlocks the VMA, submits the request, waits, and tries again: then it finds the folio in
-//! the swap cache, where its reference has kept the folio. During the read the folio is locked and
-//! *under writeback*, like one that is being written: the lock and the reference belong to the
+//! request, unlocks the VMA, submits the request, waits, and tries again: then it finds the folio
+//! in the swap cache, where its reference has kept the folio. During the read the folio is locked
+//! and *under writeback*, like one that is being written: the lock and the reference belong to the
 //! request, until the thread that has begun the read takes them over.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -56,8 +56,8 @@ pub(crate) enum Load<'a, P: Platform> {
 }
 
 impl<'a, P: Platform> ClaimedFolio<'a, P> {
-    /// Takes a request to read the content of the folio; `wanted` is the slot that the caller needs.
-    /// The device does not work yet, and the call does not wait.
+    /// Takes a request to read the content of the folio; `wanted` is the slot that the caller
+    /// needs. The device does not work yet, and the call does not wait.
     #[cold]
     pub(crate) fn begin_device_read(self, memory: &'a Memory<P>, wanted: u64) -> Load<'a, P> {
         let (folio, slots) = (self.folio(), self.slots());
@@ -90,9 +90,9 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
 }
 
 impl DeviceRead {
-    /// Has the device read, waits, and returns a reference to the folio, which is in the swap cache.
-    /// If the device has failed to read several pages, reads the wanted one. `None` if that one is
-    /// in the cache already, or needed no more. Called without locks. May sleep.
+    /// Has the device read, waits, and returns a reference to the folio, which is in the swap
+    /// cache. If the device has failed to read several pages, reads the wanted one. `None` if that
+    /// one is in the cache already, or needed no more. Called without locks. May sleep.
     ///
     /// # Errors
     /// [`Error::InputOutput`] if the content is lost; [`Error::OutOfMemory`].

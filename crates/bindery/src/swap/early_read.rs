@@ -86,8 +86,8 @@ impl<P: Platform> Swap<P> {
     }
 }
 
-/// Like [`Swap::source_of`], for a slot that an object referred to a moment ago; `None` if no area has
-/// it.
+/// Like [`Swap::source_of`], for a slot that an object referred to a moment ago; `None` if no area
+/// has it.
 pub(crate) fn source_of_slot<P: Platform>(
     memory: &Memory<P>,
     area: u8,

@@ -68,8 +68,8 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Errors
     /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or a
-    /// concurrent fork copied one. After a concurrent [`Memory::resume_swapping_to`], a call may take
-    /// one too. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
+    /// concurrent fork copied one. After a concurrent [`Memory::resume_swapping_to`], a call may
+    /// take one too. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         turn_off(self, area.number)
     }

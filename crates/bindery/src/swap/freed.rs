@@ -54,8 +54,8 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
     }
 }
 
-/// The last value of a cell that the caller has freed under the lock of its cluster: no thread reads
-/// the slot's content, and none begins to.
+/// The last value of a cell that the caller has freed under the lock of its cluster: no thread
+/// reads the slot's content, and none begins to.
 pub(super) struct FreedCell<'s> {
     was: SlotState,
     _state: PhantomData<&'s ClusterState>,

@@ -84,8 +84,8 @@ impl World {
         SlotState(self.cells[0].load(Acquire))
     }
 
-    /// `CachedFolio::evict` by a thread that has the folio's lock and a reference. Afterwards the frame
-    /// belongs to another page.
+    /// `CachedFolio::evict` by a thread that has the folio's lock and a reference. Afterwards the
+    /// frame belongs to another page.
     fn evict(&self) {
         let cluster = self.cluster.lock().unwrap();
         let frozen = take_all(&self.count, 2 * REFERENCE);

@@ -30,8 +30,8 @@
 //!
 //! # The protocol
 //! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
-//! them. The cache is not a separate structure: the slot's state refers to the page's frame, and the
-//! folio's metadata refers to the slot. The cache has one reference to the folio.
+//! them. The cache is not a separate structure: the slot's state refers to the page's frame, and
+//! the folio's metadata refers to the slot. The cache has one reference to the folio.
 //!
 //! ```text
 //! mapped  --send_out-->  cached, busy  --write_out, evict-->  only in swap

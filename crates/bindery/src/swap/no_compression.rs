@@ -1,5 +1,5 @@
-//! The store of compressed pages in a build without the feature `compression`: it has no room, so no
-//! page is stored, and areas are on devices only.
+//! The store of compressed pages in a build without the feature `compression`: it has no room, so
+//! no page is stored, and areas are on devices only.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

@@ -117,8 +117,8 @@ pub(crate) fn is_slot_resident<P: Platform>(memory: &Memory<P>, area: u8, slot: 
 }
 
 /// The folio of the page that the cache has for a slot, with a reference. The caller has seen an
-/// entry with the slot, which may be removed by now, even with its area. The caller holds no lock of
-/// a cluster.
+/// entry with the slot, which may be removed by now, even with its area. The caller holds no lock
+/// of a cluster.
 #[inline(never)]
 pub(crate) fn find_cached<P: Platform>(
     memory: &Memory<P>,

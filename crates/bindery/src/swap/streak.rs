@@ -1,10 +1,10 @@
 //! Streaks: faults on one page after another, which may read larger folios than were swapped out.
 //!
-//! A slot's cell has the order of the folio that was swapped out ([`super::slot_state`]). Pages that were
-//! swapped out one by one come back one by one: nothing shows that a neighbor is wanted, and each
-//! must be read and expanded. A *streak* of faults, each on the page after those of the last, shows
-//! it. Such a fault may read up to the number of pages that its streak has read, so the streak at
-//! most doubles with each fault:
+//! A slot's cell has the order of the folio that was swapped out ([`super::slot_state`]). Pages
+//! that were swapped out one by one come back one by one: nothing shows that a neighbor is wanted,
+//! and each must be read and expanded. A *streak* of faults, each on the page after those of the
+//! last, shows it. Such a fault may read up to the number of pages that its streak has read, so the
+//! streak at most doubles with each fault:
 //!
 //! ```text
 //! pages     0  1  2  3  ...  15    16 .. 31    32 .. 63    100

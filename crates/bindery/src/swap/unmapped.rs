@@ -77,10 +77,10 @@ impl<P: Platform> CachedFolio<'_, P> {
     }
 }
 
-/// Lets a folio be swapped out again to the slots that it has: makes them busy, and adds a reference
-/// of an entry to those of `named` pages from page `first` on. `None`, with nothing changed, if it
-/// has no slots, if the area is stopped, or if a slot's count is at its maximum. The caller has the
-/// locks of the tables that get the entries.
+/// Lets a folio be swapped out again to the slots that it has: makes them busy, and adds a
+/// reference of an entry to those of `named` pages from page `first` on. `None`, with nothing
+/// changed, if it has no slots, if the area is stopped, or if a slot's count is at its maximum. The
+/// caller has the locks of the tables that get the entries.
 pub(crate) fn send_out_again<P: Platform>(
     memory: &Memory<P>,
     folio: FolioLocked<'_>,
@@ -99,9 +99,9 @@ pub(crate) fn send_out_again<P: Platform>(
 }
 
 /// Removes a partly cached folio from the cache: some of its slots have no references any more, so
-/// it cannot be swapped out to them. Other entries find the content in swap. Returns whether it did;
-/// it does not if the content of a page is missing there. The caller has a reference or mapping that
-/// keeps the folio.
+/// it cannot be swapped out to them. Other entries find the content in swap. Returns whether it
+/// did; it does not if the content of a page is missing there. The caller has a reference or
+/// mapping that keeps the folio.
 pub(crate) fn leave_cache<P: Platform>(memory: &Memory<P>, folio: FolioLocked<'_>) -> bool {
     let Some(cached) = CachedFolio::find(memory, folio) else { return false };
     if cached.place.cached == folio.pages() || !cached.prepare_dropping() {

@@ -53,8 +53,8 @@ pub struct CompressedUsage {
     pub bytes_compressed: u64,
     /// Frames with objects.
     pub frames_used: u64,
-    /// The maximum of `frames_used` so far. With CPUs that are online it may be too high, by up to 32
-    /// frames for each of them.
+    /// The maximum of `frames_used` so far. With CPUs that are online it may be too high, by up to
+    /// 32 frames for each of them.
     pub frames_used_max: u64,
 }
 

@@ -167,8 +167,8 @@ impl<P: Platform> Swap<P> {
         self.completions.note(platform);
     }
 
-    /// The pages that devices are writing, and those that they are reading without a waiting thread.
-    /// Acquire: a thread that reads 0 finds the folios unlocked.
+    /// The pages that devices are writing, and those that they are reading without a waiting
+    /// thread. Acquire: a thread that reads 0 finds the folios unlocked.
     fn pages_in_flight(&self) -> (u64, u64) {
         let areas = self.areas.iter().map(|area| area.requests.pages());
         areas.fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
@@ -223,7 +223,8 @@ impl<P: Platform> SlotArea<P> {
         freed
     }
 
-    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now. The request ends after that: a thread that waits for the writes finds the frames free.
+    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now.
+    /// The request ends after that: a thread that waits for the writes finds the frames free.
     fn finish_one<'m>(
         &self,
         memory: &'m Memory<P>,
@@ -337,8 +338,8 @@ pub(crate) fn wait_for_request<P: Platform>(memory: &Memory<P>, area: u8) {
     }
 }
 
-/// Waits until `is_over`, which changes when a request completes. Finishes completed requests on the
-/// way, and returns the number of pages that this freed. The caller holds no lock of a table or
+/// Waits until `is_over`, which changes when a request completes. Finishes completed requests on
+/// the way, and returns the number of pages that this freed. The caller holds no lock of a table or
 /// cluster, and is in no read section. No device has a folio that the caller has locked.
 #[cold]
 #[inline(never)]

@@ -38,9 +38,9 @@ pub(crate) enum JoinError {
 }
 
 /// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts one
-/// leaf into the table's place. The folio is fresh, and of the table's size. The old table is in the
-/// gather, with all that it maps. Returns the folio, and has changed nothing, if there was no such
-/// table, with nothing in it but leaves. Called without locks on tables and outside of read
+/// leaf into the table's place. The folio is fresh, and of the table's size. The old table is in
+/// the gather, with all that it maps. Returns the folio, and has changed nothing, if there was no
+/// such table, with nothing in it but leaves. Called without locks on tables and outside of read
 /// sections.
 ///
 /// The caller keeps faults and pins out of the range: no page may be written while it is copied,

@@ -1,9 +1,9 @@
 //! The counters of a tree, by CPU.
 //!
 //! Two threads that fault in one address space write no common line of counters. Each CPU that
-//! enters the address space has counters of its own there ([`CpuStats`]): the first CPU those in the
-//! tree's state, every other CPU those in a chunk, which is allocated when the CPU enters for the
-//! first time. They stay until the tree is freed.
+//! enters the address space has counters of its own there ([`CpuStats`]): the first CPU those in
+//! the tree's state, every other CPU those in a chunk, which is allocated when the CPU enters for
+//! the first time. They stay until the tree is freed.
 //!
 //! A CPU adds to its counters with plain loads and stores, in a read section. So no addition is
 //! lost: the number of the CPU cannot change in the section, and no other thread of the CPU runs in
@@ -76,8 +76,8 @@ impl TreeCounts {
     fn in_chunk(&self, cpu: Cpu) -> Option<&CpuStats> {
         let cpu = usize::from(cpu.0);
         let chunk = self.chunks.get(cpu / CHUNK_CPUS)?.load(Acquire);
-        // SAFETY: a chunk is initialized before it is entered, and stays until the tree is freed; it
-        // is reached only through shared references.
+        // SAFETY: a chunk is initialized before it is entered, and stays until the tree is freed;
+        // it is reached only through shared references.
         let chunk = unsafe { chunk.as_ref() }?;
         Some(&chunk.0[cpu % CHUNK_CPUS])
     }

@@ -192,8 +192,8 @@ impl Chunks {
         cursor
     }
 
-    /// The range that the locks of the next part are to begin with. The caller locks it, or its front,
-    /// and goes on from the end of that.
+    /// The range that the locks of the next part are to begin with. The caller locks it, or its
+    /// front, and goes on from the end of that.
     #[inline(always)]
     pub(super) fn next_part<P: Platform>(
         &mut self,

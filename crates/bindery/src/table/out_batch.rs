@@ -36,7 +36,8 @@ impl InCache {
     }
 }
 
-/// The maximum number of runs of one lock span: with folios of 64 KiB and more, those of two tables.
+/// The maximum number of runs of one lock span: with folios of 64 KiB and more, those of two
+/// tables.
 const RUNS: usize = u64::BITS as usize;
 /// The maximum number of folios that one flush drops.
 const LAZY: usize = 32;
@@ -94,7 +95,8 @@ impl OutBatch {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
         for (folio, pages) in self.lazy.drain(..) {
-            // SAFETY: 1. their entries were cleared, and each is met once; 2. the caller's obligation 1.
+            // SAFETY: 1. their entries were cleared, and each is met once; 2. the caller's
+            // obligation 1.
             unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
             dropped += u64::from(pages);
         }
@@ -106,8 +108,8 @@ impl OutBatch {
                 let here = SlotRun { first, count: 1, ..slots };
                 let Some(folio) = here.cached_folio(memory) else { break };
                 let pages = memory.frames.folio(folio).mappings();
-                // SAFETY: 1. entries of swap slots have replaced them; 2. the caller's obligation 1; 3. the
-                // cache's.
+                // SAFETY: 1. entries of swap slots have replaced them; 2. the caller's obligation
+                // 1; 3. the cache's.
                 let unmapped =
                     unsafe { memory.frames.folio(folio).unmap_all(pages, in_cache.references()) };
                 if !unmapped {

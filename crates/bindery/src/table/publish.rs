@@ -6,8 +6,8 @@ use crate::platform::{Invalidation, Platform, Tables};
 
 use super::PageTable;
 
-/// Makes new entries of `range` visible to the walkers. If the MMU may cache empty entries, this CPU
-/// flushes the range at once; other CPUs fault once more.
+/// Makes new entries of `range` visible to the walkers. If the MMU may cache empty entries, this
+/// CPU flushes the range at once; other CPUs fault once more.
 pub(crate) fn publish<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) {
     page_table.memory.platform().publish_entries();
     if P::Arch::INVALID_MAY_BE_CACHED {

@@ -155,8 +155,8 @@ pub(crate) trait Entries: Arch {
     }
 
     /// The bits in which entries differ from the first of `entries` (at least one), which is at
-    /// `index` of its level-1 table, apart from `step` for each. One pass, without a branch for each
-    /// entry.
+    /// `index` of its level-1 table, apart from `step` for each. One pass, without a branch for
+    /// each entry.
     #[inline(always)]
     fn bits_that_differ(entries: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> u64 {
         let entry = |raw: &AtomicU64, index| {

@@ -12,8 +12,9 @@ use super::edit::Edit;
 use super::locking::Depth;
 use super::{PageTable, ReadSection, Table};
 
-/// A locked range of the page table that an [`Edit`] edits. Having one means that stale translations
-/// have a gather, which the edit flushes: only a span narrows entries ([`super::narrowing`]).
+/// A locked range of the page table that an [`Edit`] edits. Having one means that stale
+/// translations have a gather, which the edit flushes: only a span narrows entries
+/// ([`super::narrowing`]).
 ///
 /// Everything else is a method of the [`Cursor`].
 pub(crate) struct Span<'e, 'm, P: Platform> {
@@ -54,8 +55,8 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         span
     }
 
-    /// As [`Edit::span`], without the locks: the caller calls [`Span::lock`] where the span stays. The
-    /// compiler copies a span that is returned with its locks.
+    /// As [`Edit::span`], without the locks: the caller calls [`Span::lock`] where the span stays.
+    /// The compiler copies a span that is returned with its locks.
     #[inline(always)]
     pub(super) fn unlocked_span<'e>(
         &'e mut self,

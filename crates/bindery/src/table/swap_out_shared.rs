@@ -149,8 +149,8 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
     }
 }
 
-/// The frame of the first page that the run maps, in a VMA whose leaves say `attributes`, and whether
-/// one was used.
+/// The frame of the first page that the run maps, in a VMA whose leaves say `attributes`, and
+/// whether one was used.
 fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, bool)> {
     match run.what {
         What::Leaf(leaf) => Some((A::frame(leaf), A::attributes(leaf).accessed)),

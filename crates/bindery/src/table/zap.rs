@@ -155,8 +155,8 @@ pub(super) fn clear_absent<P: Platform>(
 ) {
     let page_table = cursor.page_table;
     let Cursor { locks, counts, .. } = &mut *cursor;
-    // SAFETY: 1. the cursor holds the lock of the table; the entries are cleared below. 2. an absent
-    // entry was flushed when it was made.
+    // SAFETY: 1. the cursor holds the lock of the table; the entries are cleared below. 2. an
+    // absent entry was flushed when it was made.
     unsafe { release_absent(page_table.memory, run.node.level, first, run.count, counts) };
     if run.node.level > Level::PTE {
         free_deposit(page_table.memory, locks, run.node.table, counts);

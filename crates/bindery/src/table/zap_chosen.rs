@@ -52,8 +52,8 @@ struct SuspendedEntries<'s, A: Arch> {
     entries: PageSet,
 }
 
-/// Unmaps the runs of `range` that `fate` chooses: it is asked about each run that maps pages of one
-/// folio. At most one flush for each table; the ranges of runs that only age are in the gather.
+/// Unmaps the runs of `range` that `fate` chooses: it is asked about each run that maps pages of
+/// one folio. At most one flush for each table; the ranges of runs that only age are in the gather.
 #[inline]
 pub(super) fn zap_chosen<P: Platform>(
     edit: &mut Edit<'_, '_, P>,

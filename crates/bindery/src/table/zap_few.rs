@@ -168,8 +168,8 @@ fn drop_absent_run<P: Platform>(
     let limit = words.len() as u32 - index.number();
     let count = absent_run::<P>(words, index, limit);
     let memory = locked.page_table.memory;
-    // SAFETY: 1. the table is locked while `locked` exists; the entries are cleared below. 2. an absent
-    // entry was flushed when it was made.
+    // SAFETY: 1. the table is locked while `locked` exists; the entries are cleared below. 2. an
+    // absent entry was flushed when it was made.
     unsafe { release_absent(memory, Level::PTE, entry, count, &mut locked.counts) };
     for word in &words[index.positions(count)] {
         word.store(0, Ordering::Relaxed);

@@ -16,9 +16,9 @@
 //!    1. CPU A finds the entry empty.
 //!    2. CPU B fills the page, and finds no waiting thread to wake.
 //!    3. CPU A queues its message, and waits forever.
-//! 3. *A message is in the memory of the waiting thread*, on its stack or in a slab; that of a polled
-//!    wait ([`PolledFault`]) is in a slab. A thread that wakes another takes its message out of the
-//!    queue first, and does not use it afterwards.
+//! 3. *A message is in the memory of the waiting thread*, on its stack or in a slab; that of a
+//!    polled wait ([`PolledFault`]) is in a slab. A thread that wakes another takes its message out
+//!    of the queue first, and does not use it afterwards.
 //!
 //! A state lives while a handle, a VMA, a waiting thread or a queued fork refers to it. When the
 //! handle is dropped, it is *closed*: all waiting threads are woken, and its VMAs count as not

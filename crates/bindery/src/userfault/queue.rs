@@ -193,7 +193,8 @@ impl<W: Word<u32>> Queues<W> {
         node.next.set(None);
         node.previous.set(list.last);
         match list.last {
-            // SAFETY: 1. the last of a queue of `self`, which the lock's holder borrows exclusively.
+            // SAFETY: 1. the last of a queue of `self`, which the lock's holder borrows
+            // exclusively.
             Some(last) => unsafe { waiter(last) }.next.set(Some(pointer)),
             None => list.first = Some(pointer),
         }
@@ -251,7 +252,8 @@ impl<W: Word<u32>> Queues<W> {
             return Ok(Some(fault.content));
         }
         let Some(first) = self.events.first else { return Ok(None) };
-        // SAFETY: 1. the first of a queue of `self`, until `end` takes it out, which is the last use.
+        // SAFETY: 1. the first of a queue of `self`, until `end` takes it out, which is the last
+        // use.
         let event = unsafe { waiter(first) };
         let content = event.content;
         if forks == Forks::Left && matches!(content, QueuedMessage::Fork(_)) {
@@ -287,7 +289,8 @@ impl<W: Word<u32>> Queues<W> {
         for first in [self.unread.first, self.read.first] {
             let mut next = first;
             while let Some(node) = next {
-                // SAFETY: 1. from a queue of `self`, until `end` takes it out, which is the last use.
+                // SAFETY: 1. from a queue of `self`, until `end` takes it out, which is the last
+                // use.
                 let fault = unsafe { waiter(node) };
                 next = fault.next.get();
                 if fault.concerns(range) {

@@ -86,8 +86,8 @@ impl UserfaultState {
         work: impl FnOnce(QueuedFault<'_>) -> R,
     ) -> Option<R> {
         let waiter = Waiter::new(QueuedMessage::Fault(message));
-        // SAFETY: 1. the waiter stays in this frame, and `_queued`, which is dropped before it, takes
-        // it out of its queue.
+        // SAFETY: 1. the waiter stays in this frame, and `_queued`, which is dropped before it,
+        // takes it out of its queue.
         if !unsafe { self.queue(platform, &waiter) } {
             return None;
         }
@@ -378,8 +378,8 @@ pub(crate) struct QueuedFault<'w> {
 }
 
 impl QueuedFault<'_> {
-    /// Waits, without locks, until the handler has served the fault, the userfaultfd is closed, or a
-    /// signal comes that `interrupts`.
+    /// Waits, without locks, until the handler has served the fault, the userfaultfd is closed, or
+    /// a signal comes that `interrupts`.
     pub(crate) fn wait<P: Platform>(self, platform: &P, interrupts: WaitSignals) -> Ending {
         self.state.wait(platform, self.waiter, || interrupts.has_come(platform))
     }

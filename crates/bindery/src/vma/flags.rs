@@ -124,11 +124,11 @@ bitflags! {
         const REAPED = 1 << 26;
         /// Only the program itself can access the pages ([`crate::Memory::secret_memory`]).
         const SECRET = 1 << 34;
-        /// Its pages are frames that are not the core's ([`crate::FrameSource`]), so its leaves have
-        /// no folio (`VM_PFNMAP` and `VM_IO`: `pf`, `io`).
+        /// Its pages are frames that are not the core's ([`crate::FrameSource`]), so its leaves
+        /// have no folio (`VM_PFNMAP` and `VM_IO`: `pf`, `io`).
         const FRAMES = 1 << 35;
-        /// It never grows, merges with no neighbor, and ignores locks (`VM_DONTEXPAND`: `de`). Every
-        /// mapping with [`MappingFlags::FRAMES`] has it.
+        /// It never grows, merges with no neighbor, and ignores locks (`VM_DONTEXPAND`: `de`).
+        /// Every mapping with [`MappingFlags::FRAMES`] has it.
         const DONT_EXPAND = 1 << 36;
         /// A userfaultfd serves missing pages (`um`).
         const USERFAULT_MISSING = 1 << 24;

@@ -93,9 +93,9 @@ impl<'h> Purpose<'h> {
 /// section does not suffice, since the VMA may have been removed during it; there, only the lock
 /// and the bounds are used (`VmaIndex::try_read`).
 ///
-/// The fields come in the order of three uses, so that a fault of one VMA reads no line that a fault
-/// of its neighbor writes: searches read the first, in all VMAs that they pass; calls write the links
-/// of the trees; faults use the rest, from the lock on, in one VMA.
+/// The fields come in the order of three uses, so that a fault of one VMA reads no line that a
+/// fault of its neighbor writes: searches read the first, in all VMAs that they pass; calls write
+/// the links of the trees; faults use the rest, from the lock on, in one VMA.
 #[repr(C, align(64))]
 pub(crate) struct Vma {
     start: AtomicU64,

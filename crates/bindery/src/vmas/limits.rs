@@ -89,8 +89,8 @@ pub struct Usage {
     pub pinned: u64,
 }
 
-/// The accounts and limits, readable at any time; usage changes with the mutex held, and has a line of
-/// its own.
+/// The accounts and limits, readable at any time; usage changes with the mutex held, and has a line
+/// of its own.
 #[repr(C, align(64))]
 pub(crate) struct Account {
     total: AtomicI64,

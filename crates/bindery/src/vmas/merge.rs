@@ -23,8 +23,8 @@ fn continues(low: &Vma, high: &Vma) -> bool {
         && essential(flags) == essential(high.flags())
         && low.object_pointer() == high.object_pointer()
         && low.userfault_pointer() == high.userfault_pointer()
-        // Each VMA of a segment counts as an attachment, and a source of frames follows each VMA, so
-        // they do not merge. Linux neither.
+        // Each VMA of a segment counts as an attachment, and a source of frames follows each VMA,
+        // so they do not merge. Linux neither.
         && low.object().is_none_or(|object| object.segment().is_none())
         && !flags.contains(MappingFlags::DONT_EXPAND)
         && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()

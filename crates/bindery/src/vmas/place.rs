@@ -36,8 +36,8 @@ pub enum Place {
     FixedNoReplace(VirtAddr),
 }
 
-/// The preferred addresses of a new mapping: `congruent` bytes after the multiples of `align`, a power
-/// of two.
+/// The preferred addresses of a new mapping: `congruent` bytes after the multiples of `align`, a
+/// power of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Alignment {
     pub(crate) align: u64,

@@ -2,14 +2,14 @@
 //!
 //! The layers are the table under "Layers" in the docs of a crate, lowest first. The test follows
 //! the `mod` items from the crate's root and resolves every path: one that begins with `crate`,
-//! `super`, `self`, a child module, or a name that a `use` brings (paths in the arguments and bodies
-//! of macros too). A path counts as the item behind all re-exports on its way. So a module that only
-//! re-exports may be in a high layer, and its name in a path costs nothing.
+//! `super`, `self`, a child module, or a name that a `use` brings (paths in the arguments and
+//! bodies of macros too). A path counts as the item behind all re-exports on its way. So a module
+//! that only re-exports may be in a high layer, and its name in a path costs nothing.
 //!
 //! A call of a method names no path. Two rules see methods:
 //! 1. Calling a method that only inherent `impl`s above their types' layers define counts as naming
-//!    the lowest layer of those. The test tells methods apart by name, and leaves out a list of names
-//!    of the standard library.
+//!    the lowest layer of those. The test tells methods apart by name, and leaves out a list of
+//!    names of the standard library.
 //! 2. An inherent `impl` outside of its type's layer only has forwards, of at most
 //!    [`rules::FORWARD`] lines.
 //!

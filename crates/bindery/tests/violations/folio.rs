@@ -65,7 +65,8 @@ pub(crate) fn hand_over<P: Platform>(leaving: LockedFolio<'_, P>) {
     let _ = (leaving.into_request(), leaving.unlock()); //~ E0382
 }
 
-/// A folio that no thread has frozen is not freed: its number, which is copied freely, frees nothing.
+/// A folio that no thread has frozen is not freed: its number, which is copied freely, frees
+/// nothing.
 pub(crate) fn free_number<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'_, P>) {
     let folio = frames.folio(frozen.folio());
     let mut batch = FreeBatch::new(frames);

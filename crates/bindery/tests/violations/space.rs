@@ -1,10 +1,10 @@
-//! Calls without the lock that they need, without reclaim, or past a VMA's permissions: none of them
-//! compiles. A module of `space`, which sees the private items that the rules are made of.
+//! Calls without the lock that they need, without reclaim, or past a VMA's permissions: none of
+//! them compiles. A module of `space`, which sees the private items that the rules are made of.
 //!
 //! Each pair of lines is one call, as it is right and as it is wrong. `tests/locks.rs` builds the
-//! crate with the wrong lines of one kind, and expects the error that the comment names at each, and
-//! no other. (The compiler reports errors of types before it looks at moves and borrows: two builds.)
-//! Nothing here ever runs.
+//! crate with the wrong lines of one kind, and expects the error that the comment names at each,
+//! and no other. (The compiler reports errors of types before it looks at moves and borrows: two
+//! builds.) Nothing here ever runs.
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
@@ -431,8 +431,8 @@ pub(crate) fn give_up<P: Platform>(
     return attempt(); //~ E0308
 }
 
-/// The attributes of a VMA without access make no leaf: only `Arch::page_entry` turns attributes into
-/// an entry, and asks whether they allow something.
+/// The attributes of a VMA without access make no leaf: only `Arch::page_entry` turns attributes
+/// into an entry, and asks whether they allow something.
 pub(crate) fn leaf<P: Platform>(frame: Frame, attributes: Attributes) -> Entry {
     #[cfg(not(lock_violations = "types"))]
     return P::Arch::page_entry(frame, Level::PTE, attributes);

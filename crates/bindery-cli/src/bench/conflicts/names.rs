@@ -75,8 +75,8 @@ impl<'p> Names<'p> {
         name
     }
 
-    /// Functions that are inlined into one another come from the innermost on: the first of the core,
-    /// but for locks, whose users say more.
+    /// Functions that are inlined into one another come from the innermost on: the first of the
+    /// core, but for locks, whose users say more.
     fn look_up(&self, address: u64) -> Option<String> {
         let mut frames = self.lines.find_frames(address).skip_all_loads().ok()?;
         while let Some(frame) = frames.next().ok()? {

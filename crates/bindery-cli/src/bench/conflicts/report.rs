@@ -98,8 +98,8 @@ pub fn data(title: &str, data: &Data) -> String {
     text
 }
 
-/// The rows that have more lines of conflict than the committed table allows, and those that only one
-/// of the two has.
+/// The rows that have more lines of conflict than the committed table allows, and those that only
+/// one of the two has.
 pub fn grown(rows: &[Row], committed: &str) -> Vec<String> {
     let mut problems = Vec::new();
     for row in rows {

@@ -16,7 +16,8 @@ pub const SETTINGS: [(Sharing, Grace); 4] = [
 /// The figures of one operation.
 pub struct Row {
     pub operation: String,
-    /// The median of the lines of conflict in each setting; `None` where the operation does not run.
+    /// The median of the lines of conflict in each setting; `None` where the operation does not
+    /// run.
     pub lines: [Option<f64>; 4],
     /// The median of the atomic instructions of one operation, in the first setting it runs in.
     pub atomics: f64,

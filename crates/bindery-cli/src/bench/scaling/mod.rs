@@ -1,5 +1,5 @@
-//! `bindery bench scaling`: operations of many CPUs at once, on the core and on the host's Linux, and
-//! a model of more CPUs than the host has.
+//! `bindery bench scaling`: operations of many CPUs at once, on the core and on the host's Linux,
+//! and a model of more CPUs than the host has.
 //!
 //! | file | contents |
 //! |---|---|

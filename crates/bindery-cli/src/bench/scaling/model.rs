@@ -8,9 +8,10 @@
 //! Queuing Networks*, JACM 27, 1980). It is exact for holds of random length; for constant ones it
 //! waits too long by less than a hold.
 //!
-//! Two CPUs of a host are seldom twice as fast as one: they share its clock, its caches and its memory.
-//! The control, a memory for each CPU, has measured that. Its slowdown lengthens the work of each CPU
-//! and the hold. No machine with more CPUs was measured, so there the host is taken to have room.
+//! Two CPUs of a host are seldom twice as fast as one: they share its clock, its caches and its
+//! memory. The control, a memory for each CPU, has measured that. Its slowdown lengthens the work
+//! of each CPU and the hold. No machine with more CPUs was measured, so there the host is taken to
+//! have room.
 
 /// An operation, as the model sees it. All times are nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +26,8 @@ pub struct Operation {
     pub hold: f64,
 }
 
-/// The part of the speed of one CPU that each of several has if they share nothing: 1 on a host with
-/// room for all.
+/// The part of the speed of one CPU that each of several has if they share nothing: 1 on a host
+/// with room for all.
 #[derive(Clone, Copy, Debug)]
 pub struct HostSpeed(pub f64);
 
@@ -52,8 +53,8 @@ impl Operation {
         self.hold > self.line
     }
 
-    /// The lines that it exchanges. The word of a common lock is one of them, also where the lines were
-    /// counted for smaller mappings, which did not take the lock.
+    /// The lines that it exchanges. The word of a common lock is one of them, also where the lines
+    /// were counted for smaller mappings, which did not take the lock.
     fn exchanged(&self) -> f64 {
         if self.has_lock() { self.lines.max(1.0) } else { self.lines }
     }

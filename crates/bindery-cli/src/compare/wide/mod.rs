@@ -107,8 +107,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows the instructions of our kernel in the last step of an operation, by function. A fork and its
-/// exit are two steps.
+/// Shows the instructions of our kernel in the last step of an operation, by function. A fork and
+/// its exit are two steps.
 fn profile(
     name: &str,
     folio: FolioSize,

@@ -48,7 +48,8 @@ pub enum Features {
     None,
 }
 
-/// As [`build`], with other features. Both builds have the same path, so the last one replaces the first.
+/// As [`build`], with other features. Both builds have the same path, so the last one replaces the
+/// first.
 ///
 /// # Errors
 /// As [`build`].

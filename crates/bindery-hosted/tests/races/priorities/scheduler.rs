@@ -37,7 +37,8 @@ pub enum End {
 struct Inside {
     threads: Vec<Thread>,
     running: usize,
-    /// The number of points at which a thread could be preempted, and of ticks without a ready thread.
+    /// The number of points at which a thread could be preempted, and of ticks without a ready
+    /// thread.
     steps: u64,
     limit: u64,
     spins: u64,

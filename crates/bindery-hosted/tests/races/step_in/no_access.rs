@@ -1,5 +1,5 @@
-//! Reclaim and `MADV_PAGEOUT` beside what leaves `PROT_NONE` entries, for good or for a moment: they take
-//! those of mappings without access, and never those of a move or an unmapping under way.
+//! Reclaim and `MADV_PAGEOUT` beside what leaves `PROT_NONE` entries, for good or for a moment:
+//! they take those of mappings without access, and never those of a move or an unmapping under way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -145,8 +145,8 @@ fn all<A: Walk>(order: u8) {
     a_locked_folio_keeps_its_entries::<A>(order, page_out);
 }
 
-/// A thread locks the folio of a page, and is held at each of its steps in turn. While it has the lock,
-/// reclaim and the advice leave the folio's entries as they are, and take all others.
+/// A thread locks the folio of a page, and is held at each of its steps in turn. While it has the
+/// lock, reclaim and the advice leave the folio's entries as they are, and take all others.
 fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
     let refused = AtomicU32::new(0);
     for step in 0.. {

@@ -97,7 +97,8 @@ fn what_mlock_has_returned_for_stays<A: Walk>(order: u8) {
     assert!(returned > 0, "mlock always waited");
 }
 
-/// The page stays in memory as long as the reference lasts, and its content as long as it is mapped.
+/// The page stays in memory as long as the reference lasts, and its content as long as it is
+/// mapped.
 fn what_somebody_holds_stays<A: Walk>(order: u8) {
     for step in 0.. {
         let outcome = run::<A>(HoldAt::Number(step), order, |space, frame, goes_on| {

@@ -1,5 +1,6 @@
-//! Revokes of frames that are not the core's meet faults, forks, moves and unmappings: when a revoke
-//! has returned, no program reaches a frame of before, and the copies of private mappings are there.
+//! Revokes of frames that are not the core's meet faults, forks, moves and unmappings: when a
+//! revoke has returned, no program reaches a frame of before, and the copies of private mappings
+//! are there.
 //!
 //! ```text
 //! SHARED    4 MiB   pages 0 to 511 a block of 2 MiB, 600 to 615 a block of 64 KiB
@@ -7,8 +8,8 @@
 //! child             as the space when it forked
 //! ```
 //!
-//! CPU 2 has every probe in its TLB. The frames of before the revoke and those after it differ in what
-//! they hold.
+//! CPU 2 has every probe in its TLB. The frames of before the revoke and those after it differ in
+//! what they hold.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -277,7 +278,8 @@ fn verify<A: Walk>(world: &World<'_, A>) {
     check::check(world.memory, &spaces, &mut scratch).unwrap_or_else(|broken| panic!("{broken}"));
 }
 
-/// Each revoke is held at each of its steps while every call runs, and each call while the revokes do.
+/// Each revoke is held at each of its steps while every call runs, and each call while the revokes
+/// do.
 fn meet<A: Walk>() {
     let calls = calls::<A>();
     for (number, first) in calls.iter().enumerate() {

@@ -85,8 +85,8 @@ impl Pager for SteppedFiles {
     }
 }
 
-/// A lock that reports when a thread has to wait for it. A call can be held with a mutex, and before
-/// a spin lock; not with a spin lock, which is released where calls are held.
+/// A lock that reports when a thread has to wait for it. A call can be held with a mutex, and
+/// before a spin lock; not with a spin lock, which is released where calls are held.
 pub struct SteppedLock<const MUTEX: bool>(LockApi05<parking_lot::RawMutex>);
 
 type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;

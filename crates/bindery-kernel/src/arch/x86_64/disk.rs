@@ -98,8 +98,8 @@ fn registers(
     NonNull::new(map_registers(start + u64::from(offset), 64))
 }
 
-/// Fills the first entry of the table of messages (PCI specification, "MSI-X Table Structure"; Intel
-/// SDM volume 3A, "Message Signalled Interrupts").
+/// Fills the first entry of the table of messages (PCI specification, "MSI-X Table Structure";
+/// Intel SDM volume 3A, "Message Signalled Interrupts").
 fn route(entry: NonNull<u32>) {
     let address = 0xfee0_0000 | interrupts::id() << 12;
     for (at, value) in [address, 0, DISK as u32, 0].into_iter().enumerate() {

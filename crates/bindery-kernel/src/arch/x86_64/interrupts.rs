@@ -1,5 +1,5 @@
-//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. The only other source
-//! is the disk.
+//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. The only other
+//! source is the disk.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -233,7 +233,8 @@ impl Node for Opened {
         let object = self.regular.object().ok_or(Errno::EIO)?;
         // The mark tells of a failure, whichever call had it.
         let saved = object.sync(0, u64::MAX);
-        // Not the size: the pager is told each change, and a truncation beside this has told its own.
+        // Not the size: the pager is told each change, and a truncation beside this has told its
+        // own.
         self.file.note();
         let storage = storage().ok_or(Errno::EIO)?;
         let noted = storage.write_record(self.file.number).map_err(failed);

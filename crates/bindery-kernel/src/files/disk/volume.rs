@@ -203,7 +203,8 @@ impl Volume {
     }
 
     /// As [`Volume::unreserve`], of pages that are dirty no more. A write may be about to make some
-    /// of them dirty, which needs their reservations: its end takes back those that it does not use.
+    /// of them dirty, which needs their reservations: its end takes back those that it does not
+    /// use.
     fn unreserve_beside_write(&mut self, number: u64, pages: &Range<u64>) {
         let mut rest = pages.start;
         if let Some(Some(write)) = self.writes.get_mut(number as usize) {

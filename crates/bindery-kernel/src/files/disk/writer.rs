@@ -1,10 +1,10 @@
-//! The kernel's thread that stores dirty pages of the disk early (Linux: the flusher of a device), so
-//! that a writer seldom finds the limit reached and has to store pages itself.
+//! The kernel's thread that stores dirty pages of the disk early (Linux: the flusher of a device),
+//! so that a writer seldom finds the limit reached and has to store pages itself.
 //!
 //! It stores pages while more than half of the limit are dirty: writes wake it. At an interval
 //! (`/proc/sys/vm/dirty_writeback_centisecs`) it stores all pages that are dirty then, also those
-//! that programs wrote through mappings, and the blocks of their files. There is no thread without a
-//! disk. It ends with the machine.
+//! that programs wrote through mappings, and the blocks of their files. There is no thread without
+//! a disk. It ends with the machine.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

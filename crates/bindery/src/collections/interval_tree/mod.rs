@@ -1,8 +1,8 @@
 //! Intervals in a balanced tree: finds all that overlap a range, in logarithmic time.
 //!
 //! The tree is intrusive: a node has its own [`IntervalLinks`], so adding one allocates nothing and
-//! cannot fail. It is an AVL tree, so its height depends only on the number of nodes, and no program
-//! can choose it.
+//! cannot fail. It is an AVL tree, so its height depends only on the number of nodes, and no
+//! program can choose it.
 //!
 //! # Order and stamps
 //! The tree has a clock. A node that is added or [renewed](IntervalTree::renew) gets the next tick

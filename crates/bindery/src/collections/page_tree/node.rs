@@ -31,7 +31,8 @@ pub(super) type Words = [u64; SLOTS];
 pub(crate) const NODES_OF_A_FOLIO: u16 =
     (MAX_FOLIO_ORDER.pages() as usize / SLOTS + 1 + 2 * HEIGHT) as u16;
 
-/// A node of the tree, from the slab in [`Nodes`]. No line is shared with the node of another index.
+/// A node of the tree, from the slab in [`Nodes`]. No line is shared with the node of another
+/// index.
 #[repr(align(64))]
 pub(crate) struct Node {
     /// Bit n: slot n is used.

@@ -30,8 +30,8 @@ impl PageIndex {
         }
     }
 
-    /// The shadow of the first of `count` pages from `first` on that has one. One step for each page,
-    /// and O(h) for each 64.
+    /// The shadow of the first of `count` pages from `first` on that has one. One step for each
+    /// page, and O(h) for each 64.
     pub(crate) fn shadow(&self, first: u64, count: u32) -> Option<u32> {
         pieces(first, first.saturating_add(u64::from(count))).find_map(|(page, slots)| {
             let words = self.words(page)?;

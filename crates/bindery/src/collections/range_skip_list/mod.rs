@@ -174,8 +174,8 @@ pub(crate) struct Spot<T> {
 /// The obligations of [`Index::insert`] make the use of the index sound; the methods marked
 /// "writer" need the writer lock for an exact answer.
 ///
-/// Searches read the links of the head. Each change writes what follows: the gaps of the head, which
-/// fill a line of 64 bytes, and the rest.
+/// Searches read the links of the head. Each change writes what follows: the gaps of the head,
+/// which fill a line of 64 bytes, and the rest.
 #[repr(C)]
 pub(crate) struct Index<T: Indexed> {
     head: SkipLinks<T>,

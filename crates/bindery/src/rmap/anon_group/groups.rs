@@ -88,8 +88,8 @@ impl Groups {
     ) {
         let mut next = Some(node);
         while let Some(node) = next.take() {
-            // SAFETY: the holder (obligation 1), or the child below, is one of those counted, so the
-            // anon group lives until that holder is dropped here.
+            // SAFETY: the holder (obligation 1), or the child below, is one of those counted, so
+            // the anon group lives until that holder is dropped here.
             let group = unsafe { node.as_ref() };
             if !group.is_childless() && group.vmas.is_empty() {
                 // A guess, for threads that wait for dead groups: it may have been dead before.
@@ -98,8 +98,8 @@ impl Groups {
             if group.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
                 return;
             }
-            // SAFETY: 1. this group still counts as a holder of its parent, which is contracted only
-            // if its one holder is a group with VMAs below.
+            // SAFETY: 1. this group still counts as a holder of its parent, which is contracted
+            // only if its one holder is a group with VMAs below.
             if let Some(parent) = unsafe { group.parent() } {
                 parent.family_lock().with_write(memory.platform(), || {
                     let after = group.next_sibling.load(Ordering::Relaxed);

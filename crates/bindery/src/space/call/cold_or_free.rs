@@ -1,7 +1,7 @@
 //! `MADV_COLD` and `MADV_FREE`: clear the accessed bits, and the dirty bits, of a range's pages.
 //!
-//! The caller passes a range of pages, but both kinds of advice apply to whole folios. Linux behaves
-//! the same:
+//! The caller passes a range of pages, but both kinds of advice apply to whole folios. Linux
+//! behaves the same:
 //!
 //! | the range covers | effect on the folio |
 //! |---|---|
@@ -146,8 +146,8 @@ fn shared_huge_leaf<P: Platform>(
     found
 }
 
-/// Shrinks the range by the huge leaves that it covers in part and whose folio has other mappings or
-/// references: such a leaf is not split.
+/// Shrinks the range by the huge leaves that it covers in part and whose folio has other mappings
+/// or references: such a leaf is not split.
 pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
     page_table: &PageTable<'_, P>,
     part: VirtRange,
@@ -168,8 +168,8 @@ pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
     VirtRange::raw(start.0, end.0)
 }
 
-/// The first large folio of private memory in the range. The scan stops at the first page of another
-/// folio.
+/// The first large folio of private memory in the range. The scan stops at the first page of
+/// another folio.
 fn first_large_folio<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,

@@ -72,8 +72,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::madvise_with_keys`], but the steps of the [`Populate`] do the work of
-    /// [`Advice::PopulateRead`] and [`Advice::PopulateWrite`], and return their errors. Other advice
-    /// is done at once.
+    /// [`Advice::PopulateRead`] and [`Advice::PopulateWrite`], and return their errors. Other
+    /// advice is done at once.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -280,8 +280,8 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     op.note_resident();
     let locked = vma.lock_write(op.platform());
     let edit = &mut op.edit;
-    // The lock keeps faults out of the VMA, so that nothing is mapped there. A truncation does not take
-    // it, and empties the entry of a huge leaf for a moment, but with the table locked.
+    // The lock keeps faults out of the VMA, so that nothing is mapped there. A truncation does not
+    // take it, and empties the entry of a huge leaf for a moment, but with the table locked.
     if part.len() >= P::Arch::PMD.span() && look::is_under_empty_entry(edit.table(), part) {
         return Ok(());
     }

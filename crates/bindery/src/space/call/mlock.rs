@@ -135,8 +135,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         populated(self, begun.map(|populate| ((), populate)))
     }
 
-    /// As [`AddressSpace::mlockall`], up to the waits: the mappings are locked, and the steps of the
-    /// [`Populate`] bring their pages in. These fail only by [`Error::Interrupted`].
+    /// As [`AddressSpace::mlockall`], up to the waits: the mappings are locked, and the steps of
+    /// the [`Populate`] bring their pages in. These fail only by [`Error::Interrupted`].
     ///
     /// Context: may sleep. Complexity: in the mappings.
     ///

@@ -333,9 +333,9 @@ fn object_alignment<P: Platform>(
 }
 
 /// The alignment at which frames that are not the core's have the largest leaves: an address is
-/// congruent with its frame modulo the largest leaf that the first piece of the mapping has room for.
-/// `pages` are those of the mapping, in an object of `size` pages. A hint: the source may have other
-/// frames when they are mapped.
+/// congruent with its frame modulo the largest leaf that the first piece of the mapping has room
+/// for. `pages` are those of the mapping, in an object of `size` pages. A hint: the source may have
+/// other frames when they are mapped.
 fn frames_alignment<A: Arch>(frames: &ShownFrames<'_>, pages: Range<u64>, size: u64) -> Alignment {
     let found = frames.piece(pages.start, size);
     let found = found.and_then(|piece| Some((piece.frame_of(pages.start)?, piece.pages().end)));
@@ -397,8 +397,8 @@ pub(in crate::space) fn map<P: Platform>(
     let _kept = commitment.keep(kept);
     let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
     let holds = Holds { object: backing.object, ..Holds::default() };
-    // SAFETY: 1. `backing` keeps the object during the call: a new VMA holds it when it is inserted,
-    // and one that is not inserted ends in the call.
+    // SAFETY: 1. `backing` keeps the object during the call: a new VMA holds it when it is
+    // inserted, and one that is not inserted ends in the call.
     let purpose = unsafe { Purpose::holding(flags, holds) };
     if replaced == 0 && op.vmas.extend_neighbor(range, &purpose, offset) {
         return Ok((range, flags));

@@ -56,14 +56,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         parts.end()
     }
 
-    /// As [`AddressSpace::msync`], for a caller that must not block while the pager works: the steps
-    /// of the result store the pages.
+    /// As [`AddressSpace::msync`], for a caller that must not block while the pager works: the
+    /// steps of the result store the pages.
     ///
     /// Context: any. Complexity: constant.
     ///
     /// # Errors
-    /// [`Error::Unaligned`], [`Error::Invalid`] and [`Error::OutOfRange`] as there; its other errors
-    /// are those of the steps.
+    /// [`Error::Unaligned`], [`Error::Invalid`] and [`Error::OutOfRange`] as there; its other
+    /// errors are those of the steps.
     pub fn begin_msync(
         &self,
         start: VirtAddr,
@@ -99,9 +99,9 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
     /// Stores pages, until all are stored or the pager has to be waited for. `space` is the same at
     /// each step. After the end, does nothing.
     ///
-    /// Sleeps as [`Writeback::step`], and waits for the pager if another thread has unmapped and closed
-    /// the file since the last step: the end of its last holder saves the file. Complexity: as there,
-    /// plus linear in the mappings.
+    /// Sleeps as [`Writeback::step`], and waits for the pager if another thread has unmapped and
+    /// closed the file since the last step: the end of its last holder saves the file. Complexity:
+    /// as there, plus linear in the mappings.
     ///
     /// # Errors
     /// As [`AddressSpace::msync`].

@@ -138,8 +138,8 @@ impl Terms {
         }
     }
 
-    /// The decision for a write to a frame that is not the core's. A private mapping never writes to
-    /// it, and a shared one never copies it.
+    /// The decision for a write to a frame that is not the core's. A private mapping never writes
+    /// to it, and a shared one never copies it.
     #[cold]
     fn decide_shown(self, readable: bool) -> Decision {
         match self.writable {
@@ -228,8 +228,8 @@ mod tests {
         (decision, page_read.get(), state_read.get())
     }
 
-    /// Decisions about entries other than a leaf that refuses a write: for each, those of a read (or
-    /// fetch), a read with write-protection, a write, and a write with write-protection.
+    /// Decisions about entries other than a leaf that refuses a write: for each, those of a read
+    /// (or fetch), a read with write-protection, a write, and a write with write-protection.
     const WITHOUT_PAGE: [(Present, [Decision; 4]); 8] = {
         use Decision::{Again, Fail, LiftProtection as Lift, MapProtected, Spurious};
         use FaultError::{Bus, NotMapped, Protection};
@@ -245,9 +245,9 @@ mod tests {
         ]
     };
 
-    /// Decisions about a leaf that refuses a write: for each kind of VMA, those for the zero page, the
-    /// huge zero page, a readable frame that is not the core's, an unreadable one, an object's folio,
-    /// an exclusive folio and a shared one.
+    /// Decisions about a leaf that refuses a write: for each kind of VMA, those for the zero page,
+    /// the huge zero page, a readable frame that is not the core's, an unreadable one, an object's
+    /// folio, an exclusive folio and a shared one.
     const WITH_PAGE: [(Writable, Watched, [Decision; 7]); 6] = {
         use Decision::{Claim, Copy, FillHuge as Huge, NotifyWrite as Notify, Reuse};
         const BUS: Decision = Decision::Fail(FaultError::Bus);

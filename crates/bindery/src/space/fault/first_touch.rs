@@ -211,7 +211,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         None
     }
 
-    /// Maps a fresh folio in `range`, if all entries there are empty. Otherwise the caller keeps it.
+    /// Maps a fresh folio in `range`, if all entries there are empty. Otherwise the caller keeps
+    /// it.
     pub(in crate::space) fn map_folio(
         &self,
         range: VirtRange,

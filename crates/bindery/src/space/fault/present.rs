@@ -58,8 +58,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Decides with the table locked. Stores the folio and the number of the page in it to `mapped`,
-    /// if the decision depends on them. An access that the entry allows is recorded at once.
+    /// Decides with the table locked. Stores the folio and the number of the page in it to
+    /// `mapped`, if the decision depends on them. An access that the entry allows is recorded at
+    /// once.
     fn decide(&self, terms: Terms, mapped: &mut Option<(Folio, u32)>) -> Decision {
         let section = self.read_section();
         let mut cursor = self.cursor(&section);
@@ -108,8 +109,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         decision
     }
 
-    /// The entry allows the access: the TLB had an older one, or the MMU leaves accessed and dirty to
-    /// software.
+    /// The entry allows the access: the TLB had an older one, or the MMU leaves accessed and dirty
+    /// to software.
     fn note_spurious(
         &self,
         cursor: &mut Cursor<'_, '_, P>,
@@ -127,8 +128,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         flush_local(page_table, self.range());
     }
 
-    /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to the
-    /// page.
+    /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to
+    /// the page.
     fn reuse(&self, range: VirtRange) -> Stepped {
         let page_table = self.page_table();
         page_table.edit(|edit| edit.protect(range, &entry_policy(self.vma)))?;
@@ -146,8 +147,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(Next::Done(Resolved::MadeWritable))
     }
 
-    /// Makes one page writable, and records that: the object or a soft-dirty tracker has to learn of
-    /// the first write to each page. A huge leaf is recorded whole.
+    /// Makes one page writable, and records that: the object or a soft-dirty tracker has to learn
+    /// of the first write to each page. A huge leaf is recorded whole.
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
@@ -186,8 +187,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// Records an access that the entry allows, for an MMU that leaves accessed and dirty to software. A
-/// contiguous run is answered from any of its entries, so all of them record it.
+/// Records an access that the entry allows, for an MMU that leaves accessed and dirty to software.
+/// A contiguous run is answered from any of its entries, so all of them record it.
 pub(in crate::space) fn record_access<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     node: Node<P::Arch, Table<'_>>,

@@ -86,7 +86,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// The largest run around the page, which is in `slot`, that could come back as one folio of an
-    /// order from `orders`, which loses that order and the larger ones. A guess: entries may change.
+    /// order from `orders`, which loses that order and the larger ones. A guess: entries may
+    /// change.
     #[inline(always)]
     pub(in crate::space) fn next_run(
         &self,
@@ -116,8 +117,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.memory().swap.note_streak(ReadByFault { first, order, went_out });
     }
 
-    /// Notes that the fault has read a folio of that order, once memory has been short. The folio may
-    /// have gone out again.
+    /// Notes that the fault has read a folio of that order, once memory has been short. The folio
+    /// may have gone out again.
     #[cold]
     #[inline(never)]
     fn note_way(&self, order: Order) {

@@ -1,4 +1,5 @@
-//! Writes to read-only pages that no other process maps: the entries become writable where they are.
+//! Writes to read-only pages that no other process maps: the entries become writable where they
+//! are.
 //!
 //! After a fork, both processes have read-only entries. When one of them has exited, or has its own
 //! copies, each page of the other is its own again, and a write finds that out.
@@ -124,9 +125,9 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// The folio of a read-only leaf, if it is anonymous, as often mapped as it has pages, and otherwise
-/// not held; unless an entry like this one has to stay read-only. A hint, without the lock of the
-/// leaf's table.
+/// The folio of a read-only leaf, if it is anonymous, as often mapped as it has pages, and
+/// otherwise not held; unless an entry like this one has to stay read-only. A hint, without the
+/// lock of the leaf's table.
 #[inline(always)]
 fn reusable_folio<P: Platform>(memory: &Memory<P>, entry: Entry) -> Option<Folio> {
     if Level::<P::Arch>::PTE.kind(entry) != Kind::Leaf || P::Arch::is_contig(entry) {

@@ -13,9 +13,9 @@ use super::Access;
 use super::copy_on_write::folio_range;
 use super::slow::Fault;
 
-/// Gives the program its own read-only copy of the page at `page`, in a private read-only mapping: a
-/// copy of the zero page, of the object's page, or of a page that other processes map. Does nothing
-/// if the page is the program's own already, or is not mapped any more. (Linux:
+/// Gives the program its own read-only copy of the page at `page`, in a private read-only mapping:
+/// a copy of the zero page, of the object's page, or of a page that other processes map. Does
+/// nothing if the page is the program's own already, or is not mapped any more. (Linux:
 /// `FAULT_FLAG_UNSHARE`.)
 pub(in crate::space) fn unshare<P: Platform>(
     space: &AddressSpace<'_, P>,

@@ -54,8 +54,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     /// as the entries are empty. Returns their number.
     ///
     /// # Safety
-    /// 1. The caller has left the folios ([`FreshFolio::leave`]), and takes the first ones, as many as
-    ///    the result says, for mapped.
+    /// 1. The caller has left the folios ([`FreshFolio::leave`]), and takes the first ones, as many
+    ///    as the result says, for mapped.
     unsafe fn map_pages(
         &self,
         range: VirtRange,

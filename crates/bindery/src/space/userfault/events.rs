@@ -145,8 +145,8 @@ pub(in crate::space) fn notify_removed<P: Platform>(
     Ok(())
 }
 
-/// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to
-/// it. Returns the end of that mapping's part of the range; `None` if the range has no mapping, or the
+/// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to it.
+/// Returns the end of that mapping's part of the range; `None` if the range has no mapping, or the
 /// first one refuses the call.
 fn notice_of_removal<P: Platform>(
     space: &AddressSpace<'_, P>,

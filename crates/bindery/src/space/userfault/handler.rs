@@ -6,10 +6,10 @@ use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::userfault::Userfault;
 
-/// The calls by which a handler answers faults: a userfaultfd, and the address space whose pages the
-/// handler supplies, moves or protects ([`AddressSpace::handler`]). If the userfaultfd belongs to
-/// another address space, each of them fails, with [`crate::Error::Invalid`] unless an earlier check
-/// has another error.
+/// The calls by which a handler answers faults: a userfaultfd, and the address space whose pages
+/// the handler supplies, moves or protects ([`AddressSpace::handler`]). If the userfaultfd belongs
+/// to another address space, each of them fails, with [`crate::Error::Invalid`] unless an earlier
+/// check has another error.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;

@@ -24,8 +24,8 @@ fn flags_of(modes: UserfaultModes) -> MappingFlags {
 }
 
 /// Whether a userfaultfd can serve these faults of the VMA: the VMA must be anonymous or map shared
-/// memory. Asynchronous write-protection sends no messages, and works for all VMAs with pages of the
-/// core's.
+/// memory. Asynchronous write-protection sends no messages, and works for all VMAs with pages of
+/// the core's.
 fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bool {
     if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::FRAMES) {
         return false;

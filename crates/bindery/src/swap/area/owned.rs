@@ -81,8 +81,8 @@ impl<P: Platform> SlotArea<P> {
         Some(wanted.run(number, taken))
     }
 
-    /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room, the
-    /// CPUs lose the owned clusters that may have room.
+    /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room,
+    /// the CPUs lose the owned clusters that may have room.
     #[inline(never)]
     fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &SlotRequest) -> Option<SlotRun> {
         let mut locked = self.lock_lists();

@@ -4,8 +4,8 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib cluster::loom_model`.
 //!
 //! The content of a cluster's slots is a loom cell: a thread that has taken a slot reads it, and a
-//! discard writes it. So a slot that is taken during a discard shows as a race. A cluster that is on
-//! a wrong list, and an allocation that fails while a slot is free, fail an assertion. The last
+//! discard writes it. So a slot that is taken during a discard shows as a race. A cluster that is
+//! on a wrong list, and an allocation that fails while a slot is free, fail an assertion. The last
 //! tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::array;

@@ -4,8 +4,8 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib compressed::loom_model`.
 //!
 //! A pool has frames in use and credit. Frames are within the limit at all times, and a CPU is
-//! refused only if all frames are in use. The last tests leave out one rule each ([`Omit`]) and must
-//! fail.
+//! refused only if all frames are in use. The last tests leave out one rule each ([`Omit`]) and
+//! must fail.
 
 use std::sync::Arc;
 

@@ -106,7 +106,7 @@ pub(super) unsafe fn gather<P: Platform>(
 /// # Safety
 /// 1. The extent's frame is one of the memory's: the extent has passed [`check`], or was reserved.
 unsafe fn place_of<P: Platform>(platform: &P, extent: Extent) -> *mut u8 {
-    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `PoolInFrames::carve`), which is one of
-    // the memory's by the caller's obligation 1.
+    // SAFETY: 1. an extent lies inside its frame (`Extent::unpack`, `PoolInFrames::carve`), which
+    // is one of the memory's by the caller's obligation 1.
     unsafe { place(platform, extent.frame, extent.start()) }.as_ptr()
 }

@@ -5,14 +5,14 @@
 //! frees it. Pages are mostly freed where they were stored: that lock is then the CPU's own.
 //!
 //! **No room is lost.** An object that finds no room in the CPU's pool is stored in any other. A
-//! search visits all pools, each under its own lock: it returns their credit ([`super::quota`]), and
-//! then tries them. One that found nothing is remembered until room appears in a pool
-//! ([`crate::frame::drains`]), since reclaim would compress all of memory in vain. So smaller objects
-//! are stored only where the CPU's own pool has room, until then.
+//! search visits all pools, each under its own lock: it returns their credit ([`super::quota`]),
+//! and then tries them. One that found nothing is remembered until room appears in a pool
+//! ([`crate::frame::drains`]), since reclaim would compress all of memory in vain. So smaller
+//! objects are stored only where the CPU's own pool has room, until then.
 //!
-//! **CPUs that go.** The frames of a CPU that goes offline stay in its pool: frees and searches find
-//! them there, and so does the CPU when it returns. Its credit goes back to the quota, and the frames
-//! of its compressor to the memory.
+//! **CPUs that go.** The frames of a CPU that goes offline stay in its pool: frees and searches
+//! find them there, and so does the CPU when it returns. Its credit goes back to the quota, and the
+//! frames of its compressor to the memory.
 //!
 //! The lock of a search comes before those of pools, and no thread holds two of these.
 

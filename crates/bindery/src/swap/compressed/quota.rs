@@ -2,14 +2,14 @@
 //!
 //! If each pool counted its frames in one word, CPUs that store pages would write the same line. So
 //! the word counts the frames that were *granted*: those in use, and the *credit* of the pools. A
-//! pool takes a frame from its credit, and returns freed frames to it. It reads the word, and writes
-//! it once for [`BATCH`] frames.
+//! pool takes a frame from its credit, and returns freed frames to it. It reads the word, and
+//! writes it once for [`BATCH`] frames.
 //!
 //! Two rules keep the limit exact:
 //! 1. A pool uses its credit only while the granted frames are within the limit, which may have
 //!    been lowered since. So the frames in use never pass it.
-//! 2. A refusal is true: a search of all pools ([`super::pools`]) returns all credit before it fails.
-//!    While it runs no pool keeps any, nor after one that found nothing, until room appears.
+//! 2. A refusal is true: a search of all pools ([`super::pools`]) returns all credit before it
+//!    fails. While it runs no pool keeps any, nor after one that found nothing, until room appears.
 //!
 //! The functions are generic, so that a model checker (`loom_model`) runs the very same code.
 
@@ -64,8 +64,8 @@ impl<W: Word<u64>> CompressedQuota<W> {
         self.limit.store(frames, Relaxed);
     }
 
-    /// Marks that a search of all pools is under way, or not. The lock of a pool orders it: a pool that
-    /// the search has visited sees it.
+    /// Marks that a search of all pools is under way, or not. The lock of a pool orders it: a pool
+    /// that the search has visited sees it.
     pub(super) fn set_searching(&self, is_searching: bool) {
         self.searching.store(u64::from(is_searching), Release);
     }

@@ -6,10 +6,11 @@
 //!
 //! lz4_flex takes a table from its caller ([`CompressTable`]), so it needs neither a heap nor much
 //! of the stack. (If another crate turns on its feature `alloc`, tables are on the heap and are no
-//! constants; the core does not compile with that.) A workspace has one user at a time. Each CPU that
-//! is online has its own, from the first page that it compresses on, so that two CPUs share no line
-//! of it. A thread that finds it busy uses another: it makes one if fewer than [`WORKSPACES`] exist,
-//! and otherwise sleeps until one is free. Their users wait for nothing else, so the wait ends.
+//! constants; the core does not compile with that.) A workspace has one user at a time. Each CPU
+//! that is online has its own, from the first page that it compresses on, so that two CPUs share no
+//! line of it. A thread that finds it busy uses another: it makes one if fewer than [`WORKSPACES`]
+//! exist, and otherwise sleeps until one is free. Their users wait for nothing else, so the wait
+//! ends.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -111,8 +112,8 @@ impl<P: Platform> WorkspaceSlot<P> {
 /// Frees a workspace that was taken out of its slot.
 fn free<P: Platform>(frames: &Frames<P>, head: Option<Frame>) {
     if let Some(head) = head {
-        // SAFETY: 1. `make` has allocated it, and only its slot had it. 2. The slot's lock was held,
-        // so no thread used it, and no thread can find it any more.
+        // SAFETY: 1. `make` has allocated it, and only its slot had it. 2. The slot's lock was
+        // held, so no thread used it, and no thread can find it any more.
         unsafe { frames.free(head, ORDER) };
     }
 }

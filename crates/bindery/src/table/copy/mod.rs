@@ -279,8 +279,8 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         if shared < run.count { Err(CopyStop::Refused) } else { Ok(()) }
     }
 
-    /// Copies present leaves of level 1, or one larger leaf, whose folios count the child's mappings
-    /// already.
+    /// Copies present leaves of level 1, or one larger leaf, whose folios count the child's
+    /// mappings already.
     fn copy_present(&mut self, run: &Run<P::Arch>, table: Table<'_>) {
         let Self { source, target, what, .. } = self;
         let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };

@@ -61,7 +61,8 @@ impl LockSet {
         true
     }
 
-    /// Takes up to `count` entries that refer to tables to be detached into account. Returns their number.
+    /// Takes up to `count` entries that refer to tables to be detached into account. Returns their
+    /// number.
     #[inline]
     pub(super) fn admit_detached(&mut self, count: u32) -> u32 {
         let count = count.min(self.entries).min(self.detached);

@@ -210,8 +210,8 @@ impl<A: Arch, T> Node<A, T> {
     }
 }
 
-/// The first and the last entry that `range` overlaps, of the table of `level` that begins at `base`.
-/// `None` if it overlaps none.
+/// The first and the last entry that `range` overlaps, of the table of `level` that begins at
+/// `base`. `None` if it overlaps none.
 fn overlapped_entries<A: Arch>(
     base: VirtAddr,
     level: Level<A>,
@@ -241,13 +241,13 @@ fn find_cover<T: LockTree>(
     tree.descend(range.start(), |node| node.level > floor && spread < node.level.span())
 }
 
-/// A number that is smaller than an entry's span exactly if `range` is inside the entry and does not
-/// fill it. The range is not empty.
+/// A number that is smaller than an entry's span exactly if `range` is inside the entry and does
+/// not fill it. The range is not empty.
 #[inline]
 pub(crate) fn spread(range: VirtRange) -> u64 {
     let (start, last) = (range.start().0, range.end().0 - 1);
-    // Two addresses are in one entry if they differ only in bits below its span. A range in it is not
-    // all of it if it is shorter.
+    // Two addresses are in one entry if they differ only in bits below its span. A range in it is
+    // not all of it if it is shorter.
     u64::max(start ^ last, range.len())
 }
 

@@ -313,8 +313,8 @@ impl Cpu {
         }
     }
 
-    /// A move of `count` pages, as `mover::range` does it with pieces of level 1. It visits the first
-    /// page of the source and the last of the target.
+    /// A move of `count` pages, as `mover::range` does it with pieces of level 1. It visits the
+    /// first page of the source and the last of the target.
     pub(super) fn transfer(&self, from: u64, to: u64, count: u64) {
         let (from, to) = (pages(from, count), pages(to, count));
         self.in_section(|locks| {

@@ -162,8 +162,8 @@ pub(super) fn hide<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) 
     span.counts.entries_written += u64::from(run.count);
 }
 
-/// Makes leaves of the run's `PROT_NONE` entries, in contiguous runs where alignment allows. Nothing
-/// has to be broken: no TLB holds a `PROT_NONE` entry.
+/// Makes leaves of the run's `PROT_NONE` entries, in contiguous runs where alignment allows.
+/// Nothing has to be broken: no TLB holds a `PROT_NONE` entry.
 #[inline(always)]
 pub(super) fn reveal<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,

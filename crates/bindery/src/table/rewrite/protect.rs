@@ -68,8 +68,8 @@ pub(in crate::table) fn protect<P: Platform>(
     rewritten.map(|_| ())
 }
 
-/// The change of a run of leaves, which agree with `first`. Shortens the run to those that are alike
-/// in whether they may become writable.
+/// The change of a run of leaves, which agree with `first`. Shortens the run to those that are
+/// alike in whether they may become writable.
 #[inline(always)]
 fn permit<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -118,8 +118,8 @@ fn reveal<P: Platform>(
     Change::Reveal(user_attributes(allowed, policy.key))
 }
 
-/// Whether the pages of the run, from the frame `first` on, may become writable. Shortens the run to
-/// those for which the answer is the same. Zero pages have no owner.
+/// Whether the pages of the run, from the frame `first` on, may become writable. Shortens the run
+/// to those for which the answer is the same. Zero pages have no owner.
 #[inline(always)]
 fn is_writable<P: Platform>(
     memory: &Memory<P>,
@@ -143,8 +143,8 @@ fn is_writable<P: Platform>(
     found.exclusive
 }
 
-/// Whether the pages of the run of level-1 leaves are exclusive. Shortens the run to those for which
-/// the answer is the same. Zero pages have no owner.
+/// Whether the pages of the run of level-1 leaves are exclusive. Shortens the run to those for
+/// which the answer is the same. Zero pages have no owner.
 #[inline(always)]
 fn are_exclusive<P: Platform>(page_table: &PageTable<'_, P>, run: &mut Run<P::Arch>) -> bool {
     let frames = &page_table.memory.frames;

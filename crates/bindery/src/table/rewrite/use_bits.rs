@@ -67,10 +67,10 @@ impl UseBits {
     }
 }
 
-/// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the number of
-/// its pages, perhaps twice, and says whether its leaves lose them. `single` is asked first about
-/// the frames of level-1 leaves: `true` if the leaf loses them, `false` leaves it to `concerns`. Stale
-/// ranges are in the gather. Returns how many leaves had such a bit.
+/// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the number
+/// of its pages, perhaps twice, and says whether its leaves lose them. `single` is asked first
+/// about the frames of level-1 leaves: `true` if the leaf loses them, `false` leaves it to
+/// `concerns`. Stale ranges are in the gather. Returns how many leaves had such a bit.
 #[inline]
 pub(in crate::table) fn clear_use<P: Platform>(
     edit: &mut Edit<'_, '_, P>,

@@ -1,10 +1,10 @@
 //! Pages that a mapping without access has: their entries become swap entries under `PROT_NONE`.
 //!
-//! An entry of the same form may be no page's of such a mapping. A move leaves some while it looks for
-//! pins ([`super::super::mover::pages`]), and an unmapping leaves suspended leaves until the flush
-//! ([`super::super::zap`]). Both have the lock of the table from the first such entry to the last, and
-//! a move the folio's lock. So what is taken here is taken with both locks, and only where the VMA
-//! itself allows no access.
+//! An entry of the same form may be no page's of such a mapping. A move leaves some while it looks
+//! for pins ([`super::super::mover::pages`]), and an unmapping leaves suspended leaves until the
+//! flush ([`super::super::zap`]). Both have the lock of the table from the first such entry to the
+//! last, and a move the folio's lock. So what is taken here is taken with both locks, and only
+//! where the VMA itself allows no access.
 
 use core::sync::atomic::Ordering;
 

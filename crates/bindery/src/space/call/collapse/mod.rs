@@ -30,8 +30,8 @@ use crate::addr::VirtAddr;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
-    /// The maximum number of pages that are missing or zero pages. The collapse allocates memory for
-    /// them that the program may never use.
+    /// The maximum number of pages that are missing or zero pages. The collapse allocates memory
+    /// for them that the program may never use.
     pub missing: u32,
     /// The maximum number of pages in swap. The collapse swaps them in first.
     pub swapped: u32,

@@ -88,12 +88,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Overlap`], [`Error::TooManyMappings`], [`Error::NotMapped`], [`Error::Sealed`],
     /// [`Error::NotShared`] (an old length of zero), [`Error::CrossesMapping`], [`Error::Fault`] (a
     /// mapping with [`crate::MapFlags::DONT_EXPAND`] cannot grow), [`Error::LockLimit`],
-    /// [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`], [`Error::Overcommitted`],
-    /// [`Error::OutOfMemory`]. An error changes nothing, with three exceptions, as on Linux: mappings
-    /// at a destination that the caller chose may be unmapped; so may the tail that a smaller length
-    /// cuts off a mapping that was to move there; and of several mappings some may have moved. For
-    /// lack of memory, only the last can happen, unless a fault in the source takes the memory while
-    /// the call runs.
+    /// [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
+    /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. An error changes nothing, with three
+    /// exceptions, as on Linux: mappings at a destination that the caller chose may be unmapped; so
+    /// may the tail that a smaller length cuts off a mapping that was to move there; and of several
+    /// mappings some may have moved. For lack of memory, only the last can happen, unless a fault
+    /// in the source takes the memory while the call runs.
     pub fn mremap(
         &self,
         old: VirtAddr,

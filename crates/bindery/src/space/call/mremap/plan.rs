@@ -148,8 +148,8 @@ mod tests {
         VirtAddr(page * PAGE_SIZE)
     }
 
-    /// Plans a call on a mapping of pages 10 to 13; the next mapping begins at page 20. Also returns
-    /// whether the mapping must move.
+    /// Plans a call on a mapping of pages 10 to 13; the next mapping begins at page 20. Also
+    /// returns whether the mapping must move.
     fn plan(first: u64, lengths: [u64; 2], remap: Remap) -> Result<(RemapPlan, bool), Error> {
         plan_with(first, lengths, remap, MappingFlags::empty())
     }
@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn steps_follow_from_lengths_and_destination() {
-        // The first page and the two lengths; the source's end, the tail's end, and whether it moves.
+        // The first page and the two lengths; the source's end, the tail's end, and whether it
+        // moves.
         let cases = [
             // As long as before, and shorter: the rest stays.
             ((10, [4, 4], InPlace), (14, 14, false)),

@@ -212,7 +212,8 @@ impl<P: Platform> PageMover<'_, '_, P> {
         self.pool.refill()
     }
 
-    /// Up to the end of the source's table, and not so far that source and target of the piece meet.
+    /// Up to the end of the source's table, and not so far that source and target of the piece
+    /// meet.
     fn next_length(&mut self) -> u64 {
         let left = self.left();
         if self.page_table.reach.is_page() {

@@ -25,8 +25,8 @@ struct ProtNoneEntry<'s> {
 }
 
 impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
-    /// Moves the folio whose page `number` is at page `at` of the piece, if all its mappings are the
-    /// entries from there on. Returns their number.
+    /// Moves the folio whose page `number` is at page `at` of the piece, if all its mappings are
+    /// the entries from there on. Returns their number.
     #[cold]
     #[inline(never)]
     pub(super) fn move_scattered(
@@ -96,8 +96,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         self.parts_of_folio(at, folio, number, count)
     }
 
-    /// The index at the target of a folio whose page `number` is at page `at` of the piece. `None` if
-    /// that of the folio's first page would be below zero.
+    /// The index at the target of a folio whose page `number` is at page `at` of the piece. `None`
+    /// if that of the folio's first page would be below zero.
     pub(super) fn index_of_folio(&self, at: u32, number: u32) -> Option<FolioIndex> {
         FolioIndex::for_folio(self.index_at(at), number)
     }
@@ -185,8 +185,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Makes the page's entry a leaf again, without write permission: the next store faults, and the
-    /// fault checks whether it is allowed.
+    /// Makes the page's entry a leaf again, without write permission: the next store faults, and
+    /// the fault checks whether it is allowed.
     fn restore_leaf(&mut self, page: u32) {
         let Some(found) = self.prot_none_entry(page) else { return };
         let ProtNoneEntry { at: TableEntry { table, index }, frame, mut attributes } = found;
@@ -195,8 +195,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         self.page_table.entries(table)[index.position()].store(leaf.0, Ordering::Release);
     }
 
-    /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as their attributes are equal and
-    /// they lie in one table of the target. Returns their number.
+    /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as their attributes are equal
+    /// and they lie in one table of the target. Returns their number.
     fn restore_run(&mut self, page: u32, most: u32) -> u32 {
         let target = self.target_at(page);
         let to = P::Arch::PTE.index_of(VirtAddr(target));

@@ -120,7 +120,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
             let left = (len - offset) >> PAGE_SHIFT;
             let count = u64::from(from.left::<P::Arch>()).min(left) as u32;
             // No target table was preallocated for empty entries: the other entries of this table
-            // may have arrived with this very move, whose target can end in the source's last table.
+            // may have arrived with this very move, whose target can end in the source's last
+            // table.
             let vacant = run::count_empty(&self.page_table.entries(table)[from.positions(count)]);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
@@ -177,8 +178,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         }
     }
 
-    /// Moves `count` entries from page `page` on, in parts as long as a run may be. Their contiguous
-    /// runs, if any, stay contiguous runs.
+    /// Moves `count` entries from page `page` on, in parts as long as a run may be. Their
+    /// contiguous runs, if any, stay contiguous runs.
     pub(super) fn move_congruent(
         &mut self,
         source: TableEntry<'s>,

@@ -14,8 +14,8 @@
 //!
 //! The destination's VMA is in the trees of the reverse map before the first of several pieces
 //! moves, so a walker finds each page at one place or the other. It visits the destination again if
-//! entries arrived there after it had passed (`rmap`). No table may leave the destination during the
-//! move:
+//! entries arrived there after it had passed (`rmap`). No table may leave the destination during
+//! the move:
 //! 1. CPU A preallocates a table at the destination.
 //! 2. CPU B truncates the file, finds no page in the table, and frees it.
 //! 3. CPU A, half-way, has no memory for another.
@@ -91,7 +91,8 @@ impl MovePolicy for ForWriting<'_> {
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Lends a move of `source` to the range of its length at `to`. Tables come from the pool first.
+    /// Lends a move of `source` to the range of its length at `to`. Tables come from the pool
+    /// first.
     #[inline]
     pub(crate) fn move_range<R>(
         &mut self,
@@ -140,7 +141,8 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         None
     }
 
-    /// As `next_piece`. Gives up after a short stretch without entries, and advances `next` past it.
+    /// As `next_piece`. Gives up after a short stretch without entries, and advances `next` past
+    /// it.
     #[inline(never)]
     fn find_piece(
         &mut self,
@@ -270,8 +272,8 @@ impl<P: Platform> RangeMover<'_, '_, P> {
 }
 
 /// Calls `f` for an address of each target table to which a part of the piece moves, with entries
-/// looked up from `from` down. Stops early after many entries, and returns the number of bytes after
-/// which the rest begins.
+/// looked up from `from` down. Stops early after many entries, and returns the number of bytes
+/// after which the rest begins.
 fn for_each_target<P: Platform>(
     page_table: &PageTable<'_, P>,
     from: Node<P::Arch, Table<'_>>,

@@ -96,9 +96,9 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         })
     }
 
-    /// Moves everything, piece by piece. Each piece is a call of `within`, which runs its argument with
-    /// the locks of the source's reverse map held. `preallocate_tables` has succeeded, and the VMAs of
-    /// both ends are in those trees. Cannot fail.
+    /// Moves everything, piece by piece. Each piece is a call of `within`, which runs its argument
+    /// with the locks of the source's reverse map held. `preallocate_tables` has succeeded, and the
+    /// VMAs of both ends are in those trees. Cannot fail.
     ///
     /// Reads and writes the entries that are moved: one for each table that moves whole, one for
     /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge

@@ -53,9 +53,9 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(())
     }
 
-    /// Moves the tables, or the huge leaves, of `rest` whose entries lie side by side from the given
-    /// one on, as far as both tables of this level reach. Returns their number; zero if the entry is
-    /// neither.
+    /// Moves the tables, or the huge leaves, of `rest` whose entries lie side by side from the
+    /// given one on, as far as both tables of this level reach. Returns their number; zero if the
+    /// entry is neither.
     fn move_alike(&mut self, from: TableEntry, rest: Piece<P::Arch>) -> Result<u64, NoMemory> {
         let TableEntry { table, index } = from;
         let Piece { level, source, target, len } = rest;
