@@ -1,6 +1,7 @@
 //! The tree of source files checks itself: each file is compiled, tables of files are complete, the
 //! bits of the frame metadata are those of their table, unsafe code is in its rooms, a trait whose
-//! type is assumed has one, one page orders the locks, and names of tests are short.
+//! type is assumed has one, one page orders the locks, names of tests are short, and each
+//! type of the core has a name of its own.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -380,4 +381,53 @@ fn test_names_have_at_most_eight_words() {
     }
     assert!(found > 1_000, "only {found} tests were found");
     assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+/// The names of the types that the product defines in a file.
+fn types_of(text: &str) -> Vec<&str> {
+    let product =
+        text.split_once("\n#[cfg(test)]\nmod tests {").map_or(text, |(product, _)| product);
+    let mut names = Vec::new();
+    for line in product.lines() {
+        // Types in functions and associated types are indented.
+        let after = match line.split_once(") ") {
+            Some((visibility, rest)) if visibility.starts_with("pub(") => rest,
+            _ => line.strip_prefix("pub ").unwrap_or(line),
+        };
+        let after = after.strip_prefix("unsafe ").unwrap_or(after);
+        let kinds = ["struct ", "enum ", "union ", "trait ", "type "];
+        if let Some(rest) = kinds.iter().find_map(|kind| after.strip_prefix(kind)) {
+            names.extend(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+        }
+    }
+    names
+}
+
+/// A reader who searches for a name finds one type.
+#[test]
+fn each_type_of_the_core_has_one_name() {
+    /// A build has one of two: with a feature and without it.
+    const TWINS: [&str; 4] = ["Built", "CompressedStore", "Handle", "StorePart"];
+    /// Kinds of entries and of frames; the trait of records, and those of pages in flight.
+    const LEFT: [&str; 2] = ["Kind", "Record"];
+    let source = crates().join("bindery/src");
+    let mut all = BTreeSet::new();
+    sources(&source, &mut all);
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in all {
+        let name = file.strip_prefix(&source).unwrap().to_str().unwrap().to_owned();
+        let is_product = !name.contains("loom_model")
+            && !name.contains("/tests/")
+            && !name.ends_with("tests.rs")
+            && !name.starts_with("testing/");
+        for found in types_of(&read(&file)).into_iter().filter(|_| is_product) {
+            places.entry(found.to_owned()).or_default().push(name.clone());
+        }
+    }
+    assert!(places.len() > 700, "only {} types were found", places.len());
+    let double: Vec<_> = places.iter().filter(|(_, places)| places.len() > 1).collect();
+    let names: Vec<_> = double.iter().map(|(name, _)| name.as_str()).collect();
+    let mut expected = [&TWINS[..], &LEFT[..]].concat();
+    expected.sort_unstable();
+    assert_eq!(names, expected, "{double:#?}");
 }

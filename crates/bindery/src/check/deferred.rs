@@ -9,7 +9,7 @@ use super::{Audit, Violation};
 
 /// Records that wait for readers.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingItems {
     pub(super) vmas: u64,
     pub(super) groups: u64,
     pub(super) areas: u64,
@@ -19,7 +19,7 @@ impl<P: Platform> Audit<'_, '_, P> {
     /// Counts the waiting items. Their tables are met only here.
     pub(super) fn deferred(&mut self) -> Result<(), Violation> {
         let memory = self.memory;
-        let (mut waiting, mut result) = (Waiting::default(), Ok(()));
+        let (mut waiting, mut result) = (WaitingItems::default(), Ok(()));
         memory.deferred.for_each_batch(&memory.cpus, |batch| {
             waiting.vmas += u64::from(batch.count(RecordKind::Vma));
             waiting.groups += u64::from(batch.count(RecordKind::AnonGroup));

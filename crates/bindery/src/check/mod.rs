@@ -47,7 +47,7 @@ use crate::space::{AddressSpace, Resident};
 use crate::table::TreeState;
 use crate::{KernelMap, Memory};
 
-use deferred::Waiting;
+use deferred::WaitingItems;
 pub use machine::{AccessBy, AccessFault, Accesses, MachineError, MachineReport, machine};
 pub use violation::Violation;
 
@@ -132,7 +132,7 @@ pub fn check_with_kernel<P: Platform>(
         first: memory.frames.span().first,
         tally,
         groups: 0,
-        waiting: Waiting::default(),
+        waiting: WaitingItems::default(),
         resident: Resident::default(),
         swap_entries: 0,
         report: Report::default(),
@@ -175,7 +175,7 @@ struct Audit<'a, 'm, P: Platform> {
     /// Groups of anonymous memory that were met.
     groups: u64,
     /// Records that wait for readers.
-    waiting: Waiting,
+    waiting: WaitingItems,
     /// The pages that the current address space maps.
     resident: Resident,
     /// Entries that refer to swap slots, in pages.

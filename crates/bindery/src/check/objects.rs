@@ -6,7 +6,7 @@
 use core::ptr::{self, NonNull};
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
-use crate::collections::page_tree::Node;
+use crate::collections::page_tree::IndexNode;
 use crate::folio::{Folio, FolioOwner, Owner};
 use crate::object::Registry;
 use crate::object::{Accounting, ObjectState, Quota};
@@ -47,7 +47,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         if allocated != used {
             return Err(Violation::LeakedObjects { allocated, used });
         }
-        let allocated = memory.slab::<Node>().objects(&memory.frames);
+        let allocated = memory.slab::<IndexNode>().objects(&memory.frames);
         if allocated != nodes {
             return Err(Violation::LeakedObjects { allocated, used: nodes });
         }

@@ -59,12 +59,12 @@ const LOOKED_AT: usize = 4;
 
 /// Consecutive free frames.
 #[derive(Clone, Copy)]
-struct FrameRun {
+struct FreeRun {
     first: u32,
     count: u32,
 }
 
-impl FrameRun {
+impl FreeRun {
     const NONE: Self = Self { first: 0, count: 0 };
 
     fn huge(first: Frame) -> Self {
@@ -144,7 +144,7 @@ impl<P: Platform> Locked<'_, P> {
     /// Adds a free block of [`HUGE`], which the front wants ([`Locked::wants_huge`]).
     pub(super) fn put_huge(&mut self, metas: Metas<'_>, first: Frame) {
         self.runs.huge = Some(first);
-        mark(metas, FrameRun::huge(first));
+        mark(metas, FreeRun::huge(first));
         self.show();
     }
 
@@ -247,12 +247,12 @@ struct FreedRuns {
     /// The place of the oldest run.
     oldest: usize,
     len: usize,
-    ring: [FrameRun; RUNS],
+    ring: [FreeRun; RUNS],
 }
 
 impl FreedRuns {
     const fn new() -> Self {
-        let ring = [FrameRun::NONE; RUNS];
+        let ring = [FreeRun::NONE; RUNS];
         Self { held: 0, keeps_huge: false, huge: None, oldest: 0, len: 0, ring }
     }
 
@@ -263,9 +263,9 @@ impl FreedRuns {
         if place < RUNS { place } else { place - RUNS }
     }
 
-    fn iter(&self) -> impl Iterator<Item = FrameRun> {
+    fn iter(&self) -> impl Iterator<Item = FreeRun> {
         let ring = (0..self.len).map(|back| self.ring[self.place(back)]);
-        ring.chain(self.huge.map(FrameRun::huge))
+        ring.chain(self.huge.map(FreeRun::huge))
     }
 
     /// All frames, those of the block of [`HUGE`] included.
@@ -280,12 +280,12 @@ impl FreedRuns {
         let most = if order == Order::PAGE { 1 } else { LOOKED_AT };
         for back in 0..most.min(self.len) {
             let place = self.place(back);
-            let FrameRun { first, count } = self.ring[place];
+            let FreeRun { first, count } = self.ring[place];
             if count < pages {
                 continue;
             }
             let taken = if Frame(first).is_aligned(order) {
-                self.ring[place] = FrameRun { first: first + pages, count: count - pages };
+                self.ring[place] = FreeRun { first: first + pages, count: count - pages };
                 if count > pages {
                     mark(metas, self.ring[place]);
                 }
@@ -333,18 +333,18 @@ impl FreedRuns {
                 None
             };
             if let Some(first) = joined {
-                self.ring[place] = FrameRun { first, count: newest.count + count };
+                self.ring[place] = FreeRun { first, count: newest.count + count };
                 mark(metas, self.ring[place]);
                 return;
             }
         }
         self.len += 1;
         let place = self.place(0);
-        self.ring[place] = FrameRun { first: first.0, count };
+        self.ring[place] = FreeRun { first: first.0, count };
         mark(metas, self.ring[place]);
     }
 
-    fn take_oldest(&mut self, metas: Metas<'_>) -> Option<FrameRun> {
+    fn take_oldest(&mut self, metas: Metas<'_>) -> Option<FreeRun> {
         if self.len == 0 {
             return None;
         }
@@ -365,7 +365,7 @@ fn unmark(metas: Metas<'_>, head: Frame) {
 
 /// Writes the metadata of a run's head.
 #[inline]
-fn mark(metas: Metas<'_>, run: FrameRun) {
+fn mark(metas: Metas<'_>, run: FreeRun) {
     let head = metas.get(Frame(run.first));
     head.word.store(u64::from(run.count), Relaxed);
     head.state.store(state_of(Kind::Front, Order::PAGE), Relaxed);

@@ -116,7 +116,7 @@ pub(super) struct SlabLists {
 
 /// `word` of a slab frame's metadata.
 #[derive(Clone, Copy)]
-struct Slots {
+struct SlabWord {
     free: u16,
     /// Slots from here on were never used.
     used: u16,
@@ -124,7 +124,7 @@ struct Slots {
     objects: u16,
 }
 
-impl Slots {
+impl SlabWord {
     const EMPTY: Self = Self { free: NO_SLOT, used: 0, objects: 0 };
 
     fn load(meta: &FrameMeta) -> Self {
@@ -269,7 +269,7 @@ impl<T, P: Platform> Slab<T, P> {
     fn make_empty(frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
         meta.reset(Kind::Slab, Order::PAGE);
-        Slots::EMPTY.store(meta);
+        SlabWord::EMPTY.store(meta);
         let header = frames.platform().direct_map(frame).cast::<Header>();
         // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
         // page (`Frames::new` checked it), and the frame is fresh from the allocator.
@@ -310,7 +310,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// 1. The frame is on the partial list of `lists`, so that it has a slot which is not in use.
     unsafe fn take_slot(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
         let meta = frames.meta(frame);
-        let mut slots = Slots::load(meta);
+        let mut slots = SlabWord::load(meta);
         let slot;
         if slots.free != NO_SLOT {
             slot = Self::slot(frames, frame, slots.free);
@@ -404,7 +404,7 @@ impl<T, P: Platform> Slab<T, P> {
         debug_assert_eq!(frames.meta(frame).kind(), Kind::Slab);
 
         let meta = frames.meta(frame);
-        let mut slots = Slots::load(meta);
+        let mut slots = SlabWord::load(meta);
         // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to
         // us.
         unsafe { slot.cast::<u16>().write(slots.free) };

@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Memory;
-use crate::collections::page_tree::PageRun;
+use crate::collections::page_tree::IndexRun;
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
@@ -139,7 +139,7 @@ pub(super) trait Requests: Sync {
     ///
     /// # Safety
     /// 1. As of [`StoredBytes::new`], for as long as the result lives.
-    unsafe fn stored(&self, run: &PageRun, length: usize) -> StoredBytes<'_>;
+    unsafe fn stored(&self, run: &IndexRun, length: usize) -> StoredBytes<'_>;
 }
 
 impl<P: Platform> Requests for Memory<P> {
@@ -166,7 +166,7 @@ impl<P: Platform> Requests for Memory<P> {
         unsafe { buffer_of(self.platform(), read) }
     }
 
-    unsafe fn stored(&self, run: &PageRun, length: usize) -> StoredBytes<'_> {
+    unsafe fn stored(&self, run: &IndexRun, length: usize) -> StoredBytes<'_> {
         let start = self.platform().direct_map(run.frame);
         // SAFETY: 1. and 2. the caller's obligations.
         unsafe { StoredBytes::new(self.platform(), start, length) }

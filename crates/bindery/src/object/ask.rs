@@ -13,7 +13,9 @@ use crate::platform::Platform;
 
 use super::fetch::{Fresh, allocate};
 use super::in_flight::{InTheWay, Refused};
-use super::page_read::{FollowedRead, Kept, NewRead, Taker, settle_answered, wait_for_reads_ahead};
+use super::page_read::{
+    FollowedRead, NewRead, RequestKept, Taker, settle_answered, wait_for_reads_ahead,
+};
 use super::pages::lacks;
 use super::state::pages_of;
 use super::{Object, ObjectState};
@@ -78,7 +80,7 @@ impl Fetch {
     pub(super) fn begin<P: Platform>(
         &self,
         object: &Object<'_, P>,
-    ) -> Result<Option<(PageRange, Kept)>, NoMemory> {
+    ) -> Result<Option<(PageRange, RequestKept)>, NoMemory> {
         let (memory, state) = (object.memory, object.state());
         settle_answered(memory);
         let mut read = NewRead::new(memory, state, Taker::Any)?;
@@ -229,8 +231,8 @@ impl Fetch {
 }
 
 /// Marks folios that nothing has asked for, if the pager has kept the request.
-fn mark_rest(object: &ObjectState, rest: Option<PageRange>, kept: Kept) {
-    if let (Some(rest), Kept::Yes) = (rest, kept) {
+fn mark_rest(object: &ObjectState, rest: Option<PageRange>, kept: RequestKept) {
+    if let (Some(rest), RequestKept::Yes) = (rest, kept) {
         object.ahead.set(rest);
     }
 }

@@ -26,14 +26,14 @@ use crate::memory::written_by_call;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::fetch::{FetchPurpose, FillSource, Moved, Wanted, Writing, demand, obtain};
+use super::fetch::{FetchPurpose, Moved, Wanted, WriteSource, Writing, demand, obtain};
 use super::in_flight::Reads;
 use super::read_ahead::next_window;
 use super::seals::Seals;
 use super::state::pages_of;
 use super::wait::{Stop, Wait};
 use super::{MAX_SIZE, Object, ObjectState, pages};
-use crate::collections::page_tree::{PageRun, PageStretch};
+use crate::collections::page_tree::{IndexRun, PageStretch};
 
 /// At most this many bytes are copied before other threads may take the invalidate lock; a new
 /// folio is always filled whole.
@@ -303,7 +303,7 @@ impl<P: Platform> Object<'_, P> {
         &self,
         offset: u64,
         length: usize,
-        source: &FillSource<'_>,
+        source: &WriteSource<'_>,
     ) -> Result<usize, Failure> {
         let end = pages_of(offset + length as u64);
         let range = PageRange { first: offset >> PAGE_SHIFT, end };
@@ -328,7 +328,7 @@ impl<P: Platform> Object<'_, P> {
         &self,
         offset: u64,
         length: usize,
-        source: &FillSource<'_>,
+        source: &WriteSource<'_>,
         done: &mut usize,
     ) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
@@ -417,7 +417,7 @@ impl<P: Platform> Object<'_, P> {
         let PageStretch::Frames(frame, count) = found else {
             return Err(NoMemory.into());
         };
-        pages::mark_run_dirty(memory, object, PageRun { page, frame, count })?;
+        pages::mark_run_dirty(memory, object, IndexRun { page, frame, count })?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
         // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
         let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };

@@ -28,7 +28,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::PageRange;
-use crate::collections::page_tree::PageRun;
+use crate::collections::page_tree::IndexRun;
 use crate::error::{Failure, NoMemory};
 use crate::memory::Earlier;
 use crate::platform::Platform;
@@ -36,7 +36,7 @@ use crate::platform::Platform;
 use super::ObjectState;
 use super::answer::{Settled, TransferEnd};
 use super::in_flight::{Record, Ticket};
-use super::save::{Batch, Rules, Saved};
+use super::save::{Rules, SaveBatch, Saved};
 use super::write_request::{PageWrite, WriteRequest};
 
 /// The most runs of a batch: the record fits into a slab.
@@ -50,7 +50,7 @@ pub(crate) struct DetachedBatch {
     records: [Record; RUNS],
     object: NonNull<ObjectState>,
     /// Its runs. Set before the pager gets the first request.
-    batch: OnceCell<Batch<RUNS>>,
+    batch: OnceCell<SaveBatch<RUNS>>,
     /// One for each group of adjacent runs, which it borrows from `batch`. Set as `batch`.
     writes: OnceCell<Writes>,
     /// The number of writes whose requests the pager has got. The beginning thread's, and then the
@@ -137,7 +137,7 @@ pub(super) fn begin<'m, P: Platform>(
     let record = record.ok_or(NoMemory)?;
     // SAFETY: it is new, and is freed below, or by the last holder, of which the caller is one.
     let state = unsafe { record.as_ref() };
-    let mut batch = Batch::new(pages.first);
+    let mut batch = SaveBatch::new(pages.first);
     // SAFETY: 1. the records are new, and stay in the slab until `settle` has removed them; only
     // shared references to them exist.
     unsafe { batch.begin(memory, object, &state.records, pages.end, rules) };
@@ -155,7 +155,7 @@ pub(super) fn begin<'m, P: Platform>(
     let writes = state.writes.get_or_init(|| {
         let writes = batch.groups().map(|runs| {
             // SAFETY: the runs stay in the record, as the writes do. Both are freed with it.
-            let runs: &'static [PageRun] = unsafe { NonNull::from(runs).as_ref() };
+            let runs: &'static [IndexRun] = unsafe { NonNull::from(runs).as_ref() };
             PageWrite::new(file, runs, batch.size).of_batch(record)
         });
         writes.collect()

@@ -70,7 +70,7 @@ pub(super) enum FetchPurpose {
 
 /// Called with an offset, an address and a length: copies up to `length` bytes of the write's data,
 /// from that offset on, to the address. Returns the number of bytes copied before it stopped.
-pub(super) type FillSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
+pub(super) type WriteSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
 
 /// A write and its progress.
 #[derive(Clone, Copy)]
@@ -80,7 +80,7 @@ pub(super) struct Writing<'a> {
     pub(super) end: u64,
     /// The number of bytes of the write that are done already.
     pub(super) done: usize,
-    pub(super) source: &'a FillSource<'a>,
+    pub(super) source: &'a WriteSource<'a>,
     /// The bytes filled in a new folio, which begins where the rest does.
     pub(super) filled: &'a Cell<Option<Moved>>,
 }

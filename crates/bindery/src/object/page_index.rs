@@ -13,7 +13,7 @@ use crate::sync::rw_lock::RwLock;
 
 use super::in_flight::{Ends, InFlight};
 use super::unsaved::{Unsaved, UnsavedPages};
-use crate::collections::page_tree::{NODES_OF_A_FOLIO, Node, Nodes, PageIndex};
+use crate::collections::page_tree::{IndexNode, NODES_OF_A_FOLIO, Nodes, PageIndex};
 
 /// The index of an object's pages, the records in flight between them and the pager, and the lock
 /// of both. Waiters for the lock spin: the index is read in read sections and with tables locked.
@@ -86,7 +86,7 @@ impl Pages {
     fn nodes<P: Platform>(memory: &Memory<P>) -> Nodes<'_, P> {
         // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
         // frames and platform these are.
-        unsafe { Nodes::new(memory.slab::<Node>(), &memory.frames) }
+        unsafe { Nodes::new(memory.slab::<IndexNode>(), &memory.frames) }
     }
 
     /// Adds `by` pages to the count. The index lock is held for writing.
@@ -155,7 +155,7 @@ impl Pages {
         }
         memory.may_wait();
         let nodes = NODES_OF_A_FOLIO;
-        if !memory.slab::<Node>().stock(&memory.frames, nodes) {
+        if !memory.slab::<IndexNode>().stock(&memory.frames, nodes) {
             return Err(NoMemory);
         }
         self.change(memory, work)

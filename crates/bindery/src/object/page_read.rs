@@ -267,14 +267,14 @@ struct AskedRead<'m, P: Platform> {
 
 /// Whether a pager has kept the request, to answer it later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kept {
+pub(super) enum RequestKept {
     Yes,
     No,
 }
 
 impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     /// Gives the request to the pager. Called without locks.
-    fn ask(self) -> (Kept, AskedRead<'m, P>) {
+    fn ask(self) -> (RequestKept, AskedRead<'m, P>) {
         let Self { memory, object, read, taker } = self;
         // Before the pager has it: the pager may panic.
         let asked = AskedRead { memory, read, taker };
@@ -284,7 +284,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
         if let Some((pager, _)) = object.file() {
             pager.begin_read(request);
         }
-        (if kept.load(Ordering::Relaxed) { Kept::Yes } else { Kept::No }, asked)
+        (if kept.load(Ordering::Relaxed) { RequestKept::Yes } else { RequestKept::No }, asked)
     }
 
     /// Has the pager read, waits for its answer, and settles the read. The reference keeps the
@@ -293,13 +293,16 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     ///
     /// # Errors
     /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
-    pub(super) fn finish(self, page: u64) -> (Kept, Result<Option<FolioRef<'m, P>>, Failure>) {
+    pub(super) fn finish(
+        self,
+        page: u64,
+    ) -> (RequestKept, Result<Option<FolioRef<'m, P>>, Failure>) {
         let (kept, asked) = self.ask();
         (kept, asked.take_answer(ReadFate::Enters(Some(page))))
     }
 
     /// As [`BegunRead::leave`], and follows the read.
-    pub(super) fn follow(self) -> (Kept, FollowedRead<'m, P>) {
+    pub(super) fn follow(self) -> (RequestKept, FollowedRead<'m, P>) {
         let (memory, read) = (self.memory, self.read);
         // SAFETY: it is not answered before the pager has it.
         unsafe { read.as_ref() }.end.follow();
@@ -310,7 +313,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     }
 
     /// Has the pager read; another thread takes the answer.
-    pub(super) fn leave(self) -> Kept {
+    pub(super) fn leave(self) -> RequestKept {
         let (kept, asked) = self.ask();
         core::mem::forget(asked);
         kept

@@ -24,7 +24,7 @@ use super::unsaved::Room;
 use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
 use crate::bytes;
-use crate::collections::page_tree::{PageFlags, PageIndex, PageRun, PageStretch, SwapSlot};
+use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex, PageStretch, SwapSlot};
 
 /// The run at `page`, of at most `limit` pages: consecutive frames of one folio, given by the
 /// first, or pages that are not in memory. Pages after the object's end count as absent, though
@@ -54,7 +54,7 @@ pub(crate) fn resident_runs<P: Platform, const N: usize>(
     memory: &Memory<P>,
     object: &ObjectState,
     pages: PageRange,
-    runs: &mut ArrayVec<PageRun, N>,
+    runs: &mut ArrayVec<IndexRun, N>,
 ) -> u64 {
     let end = pages.end.min(object.size_in_pages());
     let cut = |frame| u64::from(folio_limit(memory, frame, u32::MAX).0);
@@ -310,7 +310,7 @@ pub(crate) fn mark_dirty_in_limit<P: Platform>(
 pub(super) fn mark_run_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    run: PageRun,
+    run: IndexRun,
 ) -> Result<(), Wait> {
     if object.notices_writes() {
         return mark_dirty(memory, object, run.page, u64::from(run.count));
@@ -383,7 +383,7 @@ pub(super) fn any_folio<P: Platform>(
 /// and the number of pages, until it returns false. Returns whether it reached the end.
 pub(super) fn for_each_part<P: Platform>(
     memory: &Memory<P>,
-    run: PageRun,
+    run: IndexRun,
     mut f: impl FnMut(u64, Frame, Folio, u32) -> bool,
 ) -> bool {
     let mut done = 0;

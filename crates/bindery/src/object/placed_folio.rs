@@ -5,7 +5,7 @@
 
 use crate::Memory;
 use crate::addr::Order;
-use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
+use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex};
 use crate::folio::{Folio, FolioIndex, FolioLock, SwapPlace};
 use crate::frame::FreeBatch;
 use crate::platform::Platform;
@@ -38,14 +38,14 @@ impl<P: Platform> PlacedFolio<'_, P> {
         index: &PageIndex,
         flags: PageFlags,
         from: u64,
-    ) -> Option<PageRun> {
+    ) -> Option<IndexRun> {
         if from >= self.end() {
             return None;
         }
         if self.folio.order == Order::PAGE {
             let slot = index.get(from)?;
             let here = slot.frame == self.folio.head && slot.flags.contains(flags);
-            return here.then_some(PageRun { page: from, frame: slot.frame, count: 1 });
+            return here.then_some(IndexRun { page: from, frame: slot.frame, count: 1 });
         }
         let mut from = from;
         loop {

@@ -38,7 +38,7 @@ use super::ObjectState;
 use super::ask::Fetch;
 use super::fetch::Wanted;
 use super::in_flight::InFlight;
-use super::page_read::{Kept, settle_answered};
+use super::page_read::{RequestKept, settle_answered};
 use super::pages::lacks;
 use super::state::pages_of;
 use crate::vma::MappingFlags;
@@ -249,7 +249,7 @@ impl NextWindow {
             return;
         }
         let begun = Fetch::ahead(PageRange { first, end }, self.orders).begin(object);
-        if let Ok(Some((pages, Kept::Yes))) = begun {
+        if let Ok(Some((pages, RequestKept::Yes))) = begun {
             state.ahead.set(pages);
         }
     }
@@ -320,8 +320,8 @@ pub(super) fn read_missing<P: Platform>(
                 return match begun {
                     Err(NoMemory) => None,
                     Ok(None) => Some(from + 1),
-                    Ok(Some((pages, Kept::Yes))) => Some(pages.end),
-                    Ok(Some((pages, Kept::No))) => {
+                    Ok(Some((pages, RequestKept::Yes))) => Some(pages.end),
+                    Ok(Some((pages, RequestKept::No))) => {
                         settle_answered(memory);
                         // A pager that has failed at once fails for the rest, too.
                         (!lacks(memory, state, pages.first, 1)).then_some(pages.end)

@@ -17,7 +17,7 @@ use super::state::{ObjectState, pages_of};
 use super::swap_in::{Swapped, swap_in};
 use super::wait::Stop;
 use super::{MAX_SIZE, Object, pages};
-use crate::collections::page_tree::{PAGE_LIMIT, PageRun};
+use crate::collections::page_tree::{IndexRun, PAGE_LIMIT};
 
 /// Whether an object may grow when pages are allocated beyond its end.
 ///
@@ -266,7 +266,7 @@ impl<P: Platform> Object<'_, P> {
             // The changes are held, so no page is dropped during the walk.
             let (found, count) = pages::run_at(memory, object, page, end - page);
             if let Some(frame) = found {
-                let run = PageRun { page, frame, count: u32::try_from(count).unwrap_or(u32::MAX) };
+                let run = IndexRun { page, frame, count: u32::try_from(count).unwrap_or(u32::MAX) };
                 if !core::mem::take(&mut is_own) && !object.is_file() {
                     // Reserved before: dirty, it stays if this call fails. Of shared memory, no
                     // page is being stored.

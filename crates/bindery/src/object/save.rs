@@ -29,14 +29,14 @@ use super::in_flight::{Ends, InFlight, Record, TransferKind};
 use super::state::pages_of;
 use super::write_request::{PageWrite, RUNS, WriteRequest};
 use super::{ObjectState, PagerError, mappings};
-use crate::collections::page_tree::{PageFlags, PageIndex, PageRun};
+use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex};
 
 /// Saves the next dirty pages, of which `run` is the first, up to `end`. If another call is
 /// changing it, waits for that; later changes wait until it is saved.
 pub(super) fn save_from<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    run: PageRun,
+    run: IndexRun,
     end: u64,
     rules: Rules,
 ) -> Saved {
@@ -74,7 +74,7 @@ pub(super) fn next_to_store<P: Platform>(
     object: &ObjectState,
     pages: PageRange,
     tried: Tried,
-) -> Option<PageRun> {
+) -> Option<IndexRun> {
     let mut from = pages.first;
     loop {
         // One run at a time: threads spin for the lock.
@@ -113,10 +113,11 @@ fn save_batch<P: Platform>(
     pages: PageRange,
     rules: Rules,
 ) -> Saved {
-    // In this frame until the end of the function, and only borrowed shared, for `Batch::begin`.
+    // In this frame until the end of the function, and only borrowed shared, for
+    // `SaveBatch::begin`.
     let records = [const { Record::new() }; RUNS];
     let mut batch =
-        WritebackBatch { memory, object, records: &records, batch: Batch::new(pages.first) };
+        WritebackBatch { memory, object, records: &records, batch: SaveBatch::new(pages.first) };
     // SAFETY: 1. the records are used only for this batch, and lie in this frame, which has only
     // shared references to them. `WritebackBatch::end` removes them, at the latest when it is
     // dropped.
@@ -130,7 +131,7 @@ enum SaveStep {
     /// Pages that the rules leave, up to this one.
     Left(u64),
     /// A run, and the flags that it had.
-    Taken(PageRun, PageFlags),
+    Taken(IndexRun, PageFlags),
 }
 
 /// The flags of pages that had `before`, and that the pager has failed to store.
@@ -139,13 +140,13 @@ fn after_failure(before: PageFlags) -> PageFlags {
     if before.contains(PageFlags::FAILED) { failed | PageFlags::FAILED_TWICE } else { failed }
 }
 
-fn pages_in(runs: &[PageRun]) -> u64 {
+fn pages_in(runs: &[IndexRun]) -> u64 {
     runs.iter().map(|run| u64::from(run.count)).sum()
 }
 
 /// Runs of dirty pages that are being saved, in ascending order.
-pub(super) struct Batch<const N: usize> {
-    runs: ArrayVec<PageRun, N>,
+pub(super) struct SaveBatch<const N: usize> {
+    runs: ArrayVec<IndexRun, N>,
     /// The flags that the pages of each run had.
     flags: ArrayVec<PageFlags, N>,
     /// The number of completed runs.
@@ -158,7 +159,7 @@ pub(super) struct Batch<const N: usize> {
     pub(super) after: u64,
 }
 
-impl<const N: usize> Batch<N> {
+impl<const N: usize> SaveBatch<N> {
     /// An empty one, which begins with `first`.
     pub(super) fn new(first: u64) -> Self {
         Self {
@@ -178,8 +179,8 @@ impl<const N: usize> Batch<N> {
     /// Takes dirty pages up to `end`, and their permission to be written. Called without locks.
     ///
     /// # Safety
-    /// 1. The records are in no list. Until [`Batch::end`] was called for all runs of the batch,
-    ///    they do not move, and no mutable reference to them exists.
+    /// 1. The records are in no list. Until [`SaveBatch::end`] was called for all runs of the
+    ///    batch, they do not move, and no mutable reference to them exists.
     pub(super) unsafe fn begin<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -207,7 +208,7 @@ impl<const N: usize> Batch<N> {
     /// writing.
     ///
     /// # Safety
-    /// 1. As of [`Batch::begin`].
+    /// 1. As of [`SaveBatch::begin`].
     unsafe fn take<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -235,7 +236,7 @@ impl<const N: usize> Batch<N> {
                 index.clear_flags(run.page, u64::from(count));
                 // SAFETY: 1. the record is used only for this run. The caller's obligation 1.
                 unsafe { in_flight.insert(ends, record, TransferKind::Write, stored) };
-                Some(SaveStep::Taken(PageRun { count, ..run }, flags))
+                Some(SaveStep::Taken(IndexRun { count, ..run }, flags))
             });
             match next {
                 None => break,
@@ -251,8 +252,9 @@ impl<const N: usize> Batch<N> {
     }
 
     /// The runs, grouped into adjacent ones.
-    pub(super) fn groups(&self) -> impl Iterator<Item = &[PageRun]> {
-        let follows = |run: &PageRun, next: &PageRun| run.page + u64::from(run.count) == next.page;
+    pub(super) fn groups(&self) -> impl Iterator<Item = &[IndexRun]> {
+        let follows =
+            |run: &IndexRun, next: &IndexRun| run.page + u64::from(run.count) == next.page;
         self.runs.chunk_by(follows)
     }
 
@@ -261,7 +263,7 @@ impl<const N: usize> Batch<N> {
     /// ([`super::in_flight::Ends::wake`]).
     ///
     /// # Safety
-    /// 1. [`Batch::begin`] was called with the records, and so were all calls of this.
+    /// 1. [`SaveBatch::begin`] was called with the records, and so were all calls of this.
     pub(super) unsafe fn end(
         &self,
         (index, in_flight, ends): (&mut PageIndex, &mut InFlight, &Ends),
@@ -303,7 +305,7 @@ struct WritebackBatch<'a, P: Platform> {
     object: &'a ObjectState,
     /// One for each of the runs.
     records: &'a [Record; RUNS],
-    batch: Batch<RUNS>,
+    batch: SaveBatch<RUNS>,
 }
 
 impl<P: Platform> WritebackBatch<'_, P> {
@@ -334,7 +336,7 @@ impl<P: Platform> WritebackBatch<'_, P> {
         result
     }
 
-    /// As [`Batch::end`]; wakes threads.
+    /// As [`SaveBatch::end`]; wakes threads.
     fn end(&self, count: usize, answer: Option<Result<(), PagerError>>) {
         let wanted = self.object.pages.end_writes(self.memory, |index, in_flight, ends| {
             // SAFETY: 1. `save_batch` has begun it with them.

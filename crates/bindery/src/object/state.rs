@@ -30,7 +30,7 @@ use super::seals::{SealState, Seals};
 use super::swap_ahead::SwapAhead;
 use super::unsaved::Unsaved;
 use super::write_errors::WriteErrors;
-use crate::collections::page_tree::Node;
+use crate::collections::page_tree::IndexNode;
 
 /// How the memory of an object counts as committed ([`crate::Commitment`]).
 ///
@@ -471,7 +471,7 @@ unsafe impl Record for ObjectState {
 }
 
 // SAFETY: 1. No other type has this kind.
-unsafe impl Record for Node {
+unsafe impl Record for IndexNode {
     const KIND: RecordKind = RecordKind::PageIndexNode;
 }
 

@@ -9,7 +9,7 @@
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange};
-use crate::collections::page_tree::PageRun;
+use crate::collections::page_tree::IndexRun;
 use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -83,7 +83,7 @@ pub(super) fn save<P: Platform>(
     let mut save = Save::new(memory, object, range);
     loop {
         // It never stops.
-        if let Some(result) = save.run(memory, object, until, &mut Blocks) {
+        if let Some(result) = save.run(memory, object, until, &mut BlockingThread) {
             return result;
         }
     }
@@ -110,7 +110,7 @@ trait Waiting<P: Platform> {
         &mut self,
         memory: &Memory<P>,
         object: &ObjectState,
-        run: PageRun,
+        run: IndexRun,
         end: u64,
     ) -> Option<Saved>;
 
@@ -119,15 +119,15 @@ trait Waiting<P: Platform> {
 }
 
 /// The thread waits.
-struct Blocks;
+struct BlockingThread;
 
-impl<P: Platform> Waiting<P> for Blocks {
+impl<P: Platform> Waiting<P> for BlockingThread {
     #[inline(always)]
     fn store(
         &mut self,
         memory: &Memory<P>,
         object: &ObjectState,
-        run: PageRun,
+        run: IndexRun,
         end: u64,
     ) -> Option<Saved> {
         Some(save_from(memory, object, run, end, RULES))
@@ -251,7 +251,7 @@ impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
         &mut self,
         memory: &Memory<P>,
         object: &ObjectState,
-        run: PageRun,
+        run: IndexRun,
         end: u64,
     ) -> Option<Saved> {
         let pages = PageRange { first: run.page, end };

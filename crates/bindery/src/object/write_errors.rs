@@ -114,7 +114,7 @@ impl<P: Platform> Object<'_, P> {
     /// Reports the last failure of a write of the file's pages, by whichever call, once for each
     /// mark: at the end of `fsync(2)`, `fdatasync(2)` and `msync(2)` with `MS_SYNC`. Failures of
     /// the object's last save, after all its handles and mappings, are reported to none. A failure
-    /// that a dropped [`Writeback`](super::Writeback) has not waited for is reported once a later
+    /// that a dropped [`Writeback`](crate::Writeback) has not waited for is reported once a later
     /// call has taken the pager's answer: a sync of those pages, or reclaim.
     ///
     /// Context: any.

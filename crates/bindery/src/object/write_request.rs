@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
-use crate::collections::page_tree::PageRun;
+use crate::collections::page_tree::IndexRun;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
@@ -26,7 +26,7 @@ pub(super) struct PageWrite<'r> {
     /// The pager's number of the file.
     file: u64,
     /// At least one.
-    runs: &'r [PageRun],
+    runs: &'r [IndexRun],
     /// The size of the file in bytes.
     size: u64,
     answer: Answer,
@@ -35,7 +35,7 @@ pub(super) struct PageWrite<'r> {
 }
 
 impl<'r> PageWrite<'r> {
-    pub(super) fn new(file: u64, runs: &'r [PageRun], size: u64) -> Self {
+    pub(super) fn new(file: u64, runs: &'r [IndexRun], size: u64) -> Self {
         Self { file, runs, size, answer: Answer::new(), batch: None }
     }
 
@@ -49,7 +49,7 @@ impl<'r> PageWrite<'r> {
         self.answer.get()
     }
 
-    pub(super) fn runs(&self) -> &'r [PageRun] {
+    pub(super) fn runs(&self) -> &'r [IndexRun] {
         self.runs
     }
 }
@@ -151,7 +151,7 @@ impl<'a> WriteRequest<'a> {
     /// Shows the bytes of the pieces to `store`.
     pub fn with_bytes<R>(&self, store: impl FnOnce(&[StoredBytes<'_>]) -> R) -> R {
         let write = self.write();
-        let bytes = |run: &PageRun| {
+        let bytes = |run: &IndexRun| {
             let left = write.size - (run.page << PAGE_SHIFT);
             let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
             // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive

@@ -48,7 +48,7 @@ impl From<Table<'_>> for Frame {
 
 /// A tree in a read section: the locking protocol finds tables with it.
 #[derive(Clone, Copy)]
-pub(crate) struct LockedTree<'s, 'm, P: Platform>(&'s PageTable<'m, P>);
+pub(crate) struct SectionTree<'s, 'm, P: Platform>(&'s PageTable<'m, P>);
 
 /// The place of an entry.
 #[derive(Clone, Copy)]
@@ -189,12 +189,12 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The tables of the tree, to be found in a read section.
     #[inline(always)]
-    pub(crate) fn tables<'s>(&'s self, _section: &'s ReadSection<'_, P>) -> LockedTree<'s, 's, P> {
-        LockedTree(self)
+    pub(crate) fn tables<'s>(&'s self, _section: &'s ReadSection<'_, P>) -> SectionTree<'s, 's, P> {
+        SectionTree(self)
     }
 }
 
-impl<'s, P: Platform> LockTree for LockedTree<'s, '_, P> {
+impl<'s, P: Platform> LockTree for SectionTree<'s, '_, P> {
     type Arch = P::Arch;
     type Table = Table<'s>;
 

@@ -12,13 +12,13 @@ use crate::{KernelMap, Memory};
 use super::MachineError;
 
 /// A page of a kernel area that is freed at the end.
-pub(super) struct Area<'t, 'm, P: Platform> {
+pub(super) struct TestArea<'t, 'm, P: Platform> {
     pub(super) map: &'t KernelMap<'m, P>,
     pub(super) at: VirtAddr,
     pub(super) size: u64,
 }
 
-impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
+impl<'t, 'm, P: Platform> TestArea<'t, 'm, P> {
     pub(super) fn new(
         map: &'t KernelMap<'m, P>,
         size: u64,
@@ -50,7 +50,7 @@ impl<'t, 'm, P: Platform> Area<'t, 'm, P> {
     }
 }
 
-impl<P: Platform> Drop for Area<'_, '_, P> {
+impl<P: Platform> Drop for TestArea<'_, '_, P> {
     fn drop(&mut self) {
         // SAFETY: 1. made in `new`; 2. and 3. only the test knows it, and the test is over.
         let _ = unsafe { self.map.vfree(self.at) };

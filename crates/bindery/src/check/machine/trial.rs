@@ -13,7 +13,7 @@ use crate::kernel_map::{Pieces, Resolution, UnmapTime, VmapOptions};
 use crate::platform::Platform;
 use crate::space::{Access, AddressSpace, Advice, Protection};
 
-use super::pages::{Area, UserPage, first_word, frame_of};
+use super::pages::{TestArea, UserPage, first_word, frame_of};
 use super::{AccessBy, AccessFault, Accesses, MachineError, MachineReport};
 
 /// Two values different from zeroes and from each other.
@@ -87,7 +87,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
     }
 
     pub(super) fn kernel(&mut self, map: &KernelMap<'_, P>) -> Result<(), MachineError> {
-        let area = Area::new(map, PAGE_SIZE, READ | WRITE, Pieces::Base)?;
+        let area = TestArea::new(map, PAGE_SIZE, READ | WRITE, Pieces::Base)?;
         self.data(&area)?;
         self.read_only(&area)?;
         self.code_of_kernel(&area)?;
@@ -96,7 +96,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
     }
 
     /// Tests a writable page that is not executable.
-    fn data(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn data(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
         let (map, at) = (area.map, area.at);
         let written = self.store(map, at, FIRST).and_then(|()| self.load(map, at));
         match written {
@@ -112,8 +112,8 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
     }
 
     /// Tests a page that was never writable, and one that was until now.
-    fn read_only(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
-        let never = Area::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
+    fn read_only(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
+        let never = TestArea::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
         if self.store(area.map, never.at, SECOND).is_ok() {
             self.seen(Symptom::ReadOnlyWritten, None)?;
         }
@@ -126,7 +126,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    fn code_of_kernel(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn code_of_kernel(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
         let (map, at) = (area.map, area.at);
         area.fill(0, &self.code())?;
         area.protect(READ | EXECUTE)?;
@@ -152,7 +152,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         if pages == 1 {
             return Ok(());
         }
-        let area = Area::new(map, pages << PAGE_SHIFT, READ | WRITE, Pieces::Largest)?;
+        let area = TestArea::new(map, pages << PAGE_SHIFT, READ | WRITE, Pieces::Largest)?;
         for page in 0..pages {
             area.fill(page, &(FIRST + page).to_ne_bytes())?;
         }
@@ -168,7 +168,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
 
     /// Tests the same frame as memory of another type, if a control bit switches types on.
     /// (Elsewhere the two types of one frame would have to agree.)
-    fn memory_types(&mut self, area: &Area<'_, '_, P>) -> Result<(), MachineError> {
+    fn memory_types(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
         if P::Arch::control_bit(Symptom::MemoryTypeFaulted).is_none() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use super::PageIndex;
-use super::node::{Link, Node, Nodes, level_of, slot};
+use super::node::{IndexNode, Link, Nodes, level_of, slot};
 use crate::platform::Platform;
 
 impl PageIndex {
@@ -70,7 +70,7 @@ impl PageIndex {
 
     /// A node that is not linked yet.
     fn new_node<P: Platform>(&mut self, level: usize, nodes: &Nodes<'_, P>) -> Option<Link> {
-        let node = nodes.slab.allocate(nodes.frames, Node::new(level))?;
+        let node = nodes.slab.allocate(nodes.frames, IndexNode::new(level))?;
         self.nodes += 1;
         Some(Link(node))
     }

@@ -48,11 +48,11 @@ use crate::addr::{Frame, PAGE_SHIFT};
 use crate::error::NoMemory;
 use crate::platform::Platform;
 
+pub(crate) use node::{IndexNode, NODES_OF_A_FOLIO, Nodes};
 use node::{
     Link, PRESENT, SLOTS, Words, failed_in, first_page, frame_in, leaf_end, mask, pieces, slot,
     word_of,
 };
-pub(crate) use node::{NODES_OF_A_FOLIO, Node, Nodes};
 pub(crate) use swapped::{SwapSlot, SwappedRun};
 
 /// Pages have numbers below this: a file may have 2^64 bytes.
@@ -83,7 +83,7 @@ pub(crate) struct Slot {
 
 /// Consecutive pages in consecutive frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PageRun {
+pub(crate) struct IndexRun {
     /// The number of the first page.
     pub(crate) page: u64,
     /// The frame that holds it.
@@ -226,7 +226,7 @@ impl PageIndex {
 
     /// The first run at or after `from`, cut off at `end`. A run that begins before `from` is
     /// found from there on. O(h) for the way there, and the run's length as in [`PageIndex::run`].
-    pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<PageRun> {
+    pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<IndexRun> {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
@@ -241,7 +241,7 @@ impl PageIndex {
         from: u64,
         end: u64,
         cut: impl Fn(Frame) -> u64,
-        mut put: impl FnMut(PageRun) -> bool,
+        mut put: impl FnMut(IndexRun) -> bool,
     ) -> u64 {
         let any = PageFlags::empty();
         let mut from = from;
@@ -265,7 +265,7 @@ impl PageIndex {
                         most => self.length(page, frame, any, page + most),
                     },
                 };
-                let run = PageRun { page, frame, count };
+                let run = IndexRun { page, frame, count };
                 page += u64::from(count);
                 if !put(run) {
                     return page;
@@ -278,22 +278,22 @@ impl PageIndex {
 
     /// Like [`PageIndex::next_run`], for pages that have all of `flags`; neighbors that lack one
     /// are not part of the run. The same costs, however many pages lack a flag.
-    pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<PageRun> {
+    pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<IndexRun> {
         let (page, words) = self.seek_with(flags, from).filter(|(page, _)| *page < end)?;
         let frame = frame_in(words[slot(page, 0)]);
         let count = self.length(page, frame, flags, end);
-        (count > 0).then_some(PageRun { page, frame, count })
+        (count > 0).then_some(IndexRun { page, frame, count })
     }
 
     /// The first run of dirty pages at or after `from`, cut off at `end` and where the flags
     /// change, with those flags. The same costs.
-    pub(crate) fn next_dirty(&self, from: u64, end: u64) -> Option<(PageRun, PageFlags)> {
+    pub(crate) fn next_dirty(&self, from: u64, end: u64) -> Option<(IndexRun, PageFlags)> {
         let (page, words) =
             self.seek_with(PageFlags::DIRTY, from).filter(|(page, _)| *page < end)?;
         let word = words[slot(page, 0)];
         let (frame, flags) = (frame_in(word), PageFlags::from_bits_truncate(word));
         let count = self.length_alike(page, word, PageFlags::all(), end);
-        (count > 0).then_some((PageRun { page, frame, count }, flags))
+        (count > 0).then_some((IndexRun { page, frame, count }, flags))
     }
 
     /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] of any
@@ -376,7 +376,7 @@ impl PageIndex {
         from: u64,
         end: u64,
         nodes: &Nodes<'_, P>,
-    ) -> Option<PageRun> {
+    ) -> Option<IndexRun> {
         let run = self.next_run(from, end)?;
         for (page, slots) in pieces(run.page, run.page + u64::from(run.count)) {
             let Leaf { used, dirty, words, .. } = self.leaf_mut(page)?;

@@ -34,7 +34,7 @@ pub(crate) const NODES_OF_A_FOLIO: u16 =
 /// A node of the tree, from the slab in [`Nodes`]. No line is shared with the node of another
 /// index.
 #[repr(align(64))]
-pub(crate) struct Node {
+pub(crate) struct IndexNode {
     /// Bit n: slot n is used.
     pub(super) used: u64,
     /// Bit n: the page of slot n is dirty, or one below it.
@@ -53,7 +53,7 @@ pub(super) enum Slots {
 
 /// A link to a node. Only one slot of one tree, or its root, holds the link.
 #[derive(Clone, Copy)]
-pub(super) struct Link(pub(super) NonNull<Node>);
+pub(super) struct Link(pub(super) NonNull<IndexNode>);
 
 // SAFETY: a link belongs to one index, which owns the node like a box, and a node holds numbers and
 // links; so it may be sent with the index.
@@ -68,7 +68,7 @@ pub(super) struct Marks {
     pub(super) swapped: bool,
 }
 
-impl Node {
+impl IndexNode {
     pub(super) fn new(level: usize) -> Self {
         let slots = match level {
             0 => Slots::Pages([0; SLOTS]),
@@ -85,8 +85,8 @@ impl Node {
         }
     }
 
-    /// Only for nodes above level 0. A child with dirty or swapped pages is [marked](Node::mark)
-    /// afterwards.
+    /// Only for nodes above level 0. A child with dirty or swapped pages is
+    /// [marked](IndexNode::mark) afterwards.
     pub(super) fn set_child(&mut self, index: usize, child: Option<Link>) {
         if let Slots::Children(children) = &mut self.slots {
             children[index] = child;
@@ -101,7 +101,7 @@ impl Node {
         Marks { dirty: self.dirty != 0, swapped: self.swapped != 0 }
     }
 
-    /// Records the child's [`Node::marks`] at slot `index`. Returns whether they changed.
+    /// Records the child's [`IndexNode::marks`] at slot `index`. Returns whether they changed.
     pub(super) fn mark(&mut self, index: usize, marks: Marks) -> bool {
         let before = (self.dirty, self.swapped);
         self.dirty = before.0 & !(1 << index) | u64::from(marks.dirty) << index;
@@ -123,7 +123,7 @@ impl Node {
 
 /// The source of an index's nodes.
 pub(crate) struct Nodes<'a, P: Platform> {
-    pub(super) slab: &'a Slab<Node, P>,
+    pub(super) slab: &'a Slab<IndexNode, P>,
     pub(super) frames: &'a Frames<P>,
 }
 
@@ -136,7 +136,7 @@ impl<'a, P: Platform> Nodes<'a, P> {
     ///
     /// 1. An index gets nodes of one slab only: as long as it has a node, every value passed to its
     ///    methods was made from the same `slab` and `frames`.
-    pub(crate) unsafe fn new(slab: &'a Slab<Node, P>, frames: &'a Frames<P>) -> Self {
+    pub(crate) unsafe fn new(slab: &'a Slab<IndexNode, P>, frames: &'a Frames<P>) -> Self {
         Self { slab, frames }
     }
 }

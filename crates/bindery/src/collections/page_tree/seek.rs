@@ -6,14 +6,14 @@
 use crate::addr::{Frame, PAGE_SHIFT};
 
 use super::node::{
-    HEIGHT, Link, Node, PRESENT, Slots, Words, failed_in, first_page, has, leaf_end, level_of,
+    HEIGHT, IndexNode, Link, PRESENT, Slots, Words, failed_in, first_page, has, leaf_end, level_of,
     pieces, slot, word_of,
 };
 use super::{LONGEST_RUN, Leaf, PageFlags, PageIndex};
 
 impl PageIndex {
     #[inline]
-    pub(super) fn node(&self, link: Link) -> &Node {
+    pub(super) fn node(&self, link: Link) -> &IndexNode {
         self.note(1);
         // SAFETY: links come out of the tree. `free_node` frees a node only after it has left the
         // tree, in a method that borrows the index exclusively and does not use the link again.
@@ -22,7 +22,7 @@ impl PageIndex {
     }
 
     #[inline]
-    pub(super) fn node_mut(&mut self, mut link: Link) -> &mut Node {
+    pub(super) fn node_mut(&mut self, mut link: Link) -> &mut IndexNode {
         self.note(1);
         // SAFETY: as in `node`; the borrow excludes every other reference to a node of this index,
         // and no other index links it.
@@ -57,7 +57,7 @@ impl PageIndex {
     /// The node of level 0 that has the slot of `page`, for changes.
     pub(super) fn leaf_mut(&mut self, page: u64) -> Option<Leaf<'_>> {
         let link = self.link(page)?;
-        let Node { used, dirty, swapped, slots } = self.node_mut(link);
+        let IndexNode { used, dirty, swapped, slots } = self.node_mut(link);
         match slots {
             Slots::Pages(words) => Some(Leaf { used, dirty, swapped, words }),
             Slots::Children(_) => None,
@@ -92,7 +92,7 @@ impl PageIndex {
     pub(super) fn seek(
         &self,
         from: u64,
-        slots: impl Fn(&Node, usize) -> u64,
+        slots: impl Fn(&IndexNode, usize) -> u64,
     ) -> Option<(u64, &Words)> {
         let mut page = from;
         loop {

@@ -33,11 +33,11 @@ pub enum Step<'s, 'm, P: Platform> {
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
 #[must_use = "the next step would find the same"]
-pub struct CallWait<'s, 'm, P: Platform>(Event<'s, 'm, P>);
+pub struct CallWait<'s, 'm, P: Platform>(CallEvent<'s, 'm, P>);
 
 /// The event that ends a wait.
 #[derive(Debug)]
-enum Event<'s, 'm, P: Platform> {
+enum CallEvent<'s, 'm, P: Platform> {
     /// That of a fault.
     Fault(FaultWait<'s, 'm, P>),
     /// A pager has stored pages of the object, or a change of them is over.
@@ -65,12 +65,12 @@ pub struct CallReady<'m, P: Platform> {
 
 impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     pub(super) fn new(wait: FaultWait<'s, 'm, P>) -> Self {
-        Self(Event::Fault(wait))
+        Self(CallEvent::Fault(wait))
     }
 
     /// A wait for the pager of the object, or for a change of its pages.
     pub(crate) fn for_pager(object: Object<'m, P>, wait: PolledWait<'m, P>) -> Self {
-        Self(Event::Pager(object, wait))
+        Self(CallEvent::Pager(object, wait))
     }
 
     /// Waits, and does the work that the call cannot do without waiting, as [`FaultWait::wait`].
@@ -78,8 +78,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     /// Context: may sleep.
     pub fn wait(self) -> CallReady<'m, P> {
         match self.0 {
-            Event::Fault(wait) => CallReady { fault: Some((wait.page(), wait.wait())) },
-            Event::Pager(object, wait) => {
+            CallEvent::Fault(wait) => CallReady { fault: Some((wait.page(), wait.wait())) },
+            CallEvent::Pager(object, wait) => {
                 if let Some(wait) = wait.into_wait() {
                     // The end of a record is no error.
                     let _ = wait.wait(object.memory, Some(&object));
@@ -95,7 +95,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: as there.
     pub fn poll(&mut self) -> CallPoll<'_, 'm, P> {
         match &mut self.0 {
-            Event::Fault(wait) => {
+            CallEvent::Fault(wait) => {
                 let page = wait.page();
                 let ready = |result| CallPoll::Ready(CallReady { fault: Some((page, result)) });
                 match wait.poll() {
@@ -105,7 +105,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                     Err(error) => ready(Err(error)),
                 }
             }
-            Event::Pager(object, wait) => match wait.poll(Some(object)) {
+            CallEvent::Pager(object, wait) => match wait.poll(Some(object)) {
                 Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
                 Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
                 Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady { fault: None }),
@@ -119,8 +119,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
         match &self.0 {
-            Event::Fault(wait) => wait.is_for_storage(),
-            Event::Pager(..) => true,
+            CallEvent::Fault(wait) => wait.is_for_storage(),
+            CallEvent::Pager(..) => true,
         }
     }
 }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{Frame, Order, Orders, PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
-use crate::collections::page_tree::PageRun;
+use crate::collections::page_tree::IndexRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
 use crate::memory::{before_execution, before_execution_of};
@@ -97,7 +97,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let mut mapped = Next::Again;
         let mut from = origin.page;
         while from < end {
-            let mut runs = ArrayVec::<PageRun, RUNS>::new();
+            let mut runs = ArrayVec::<IndexRun, RUNS>::new();
             from = pages::resident_runs(memory, object, PageRange { first: from, end }, &mut runs);
             let next = match runs.as_slice() {
                 [] => continue,
@@ -195,7 +195,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                 return Ok(next?);
             }
         }
-        let run = PageRun { page: 0, frame: first, count: range.pages() as u32 };
+        let run = IndexRun { page: 0, frame: first, count: range.pages() as u32 };
         let origin = FirstPage { start: range.start(), page: 0 };
         self.map_runs(&FolioRuns { origin, runs: &[run], page: range.start() }, attributes)
     }
@@ -379,7 +379,7 @@ struct FirstPage {
 impl FirstPage {
     /// The range in which a run that does not begin before `page` is mapped.
     #[inline]
-    fn range_of(self, run: &PageRun) -> VirtRange {
+    fn range_of(self, run: &IndexRun) -> VirtRange {
         let start = self.start.0 + ((run.page - self.page) << PAGE_SHIFT);
         VirtRange::raw(start, start + (u64::from(run.count) << PAGE_SHIFT))
     }
@@ -389,7 +389,7 @@ impl FirstPage {
 #[derive(Clone, Copy)]
 struct FolioRuns<'r> {
     origin: FirstPage,
-    runs: &'r [PageRun],
+    runs: &'r [IndexRun],
     /// The page of the fault.
     page: VirtAddr,
 }

@@ -16,7 +16,7 @@ use crate::frame::tests::{Machine, assert_all_free, new_frames};
 /// The frames and the slab for the nodes of one index.
 struct World {
     index: PageIndex,
-    slab: Slab<Node, Machine>,
+    slab: Slab<IndexNode, Machine>,
     frames: Frames<Machine>,
 }
 
@@ -43,7 +43,7 @@ impl World {
         self.index.set(first, Frame(frame), count);
     }
 
-    fn take(&mut self, from: u64, end: u64) -> Option<PageRun> {
+    fn take(&mut self, from: u64, end: u64) -> Option<IndexRun> {
         let (index, nodes) = self.parts();
         index.take_run(from, end, &nodes)
     }
@@ -59,13 +59,13 @@ impl World {
     }
 
     /// All runs of pages that have `flags`.
-    fn runs_with(&self, flags: PageFlags) -> Vec<PageRun> {
+    fn runs_with(&self, flags: PageFlags) -> Vec<IndexRun> {
         let next = |from| self.index.next_run_with(flags, from, u64::MAX);
-        let after = |run: &PageRun| next(run.page + u64::from(run.count));
+        let after = |run: &IndexRun| next(run.page + u64::from(run.count));
         std::iter::successors(next(0), after).collect()
     }
 
-    fn runs(&self) -> Vec<PageRun> {
+    fn runs(&self) -> Vec<IndexRun> {
         self.runs_with(PageFlags::empty())
     }
 
@@ -79,8 +79,8 @@ impl World {
     }
 }
 
-fn run(page: u64, frame: u32, count: u32) -> PageRun {
-    PageRun { page, frame: Frame(frame), count }
+fn run(page: u64, frame: u32, count: u32) -> IndexRun {
+    IndexRun { page, frame: Frame(frame), count }
 }
 
 /// The number of nodes that the pages need.
@@ -103,7 +103,7 @@ fn an_index_without_pages_has_no_node() {
 
 #[test]
 fn seven_nodes_fit_in_a_frame() {
-    assert_eq!(Slab::<Node, Machine>::PER_FRAME, 7);
+    assert_eq!(Slab::<IndexNode, Machine>::PER_FRAME, 7);
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl Pair {
     }
 
     /// The first run of pages with `flags` in the range, page by page.
-    fn next_run(&self, flags: PageFlags, from: u64, end: u64) -> Option<PageRun> {
+    fn next_run(&self, flags: PageFlags, from: u64, end: u64) -> Option<IndexRun> {
         let fits = |slot: &Slot| slot.flags.contains(flags);
         let mut range = self.model.range(from..end.max(from)).filter(|(_, slot)| fits(slot));
         let (&page, Slot { frame, .. }) = range.next()?;
@@ -71,7 +71,7 @@ impl Pair {
             let slot = self.model.get(&next).filter(|slot| fits(slot) && next < end);
             slot.is_some_and(|slot| slot.frame == frame.plus(*n))
         };
-        Some(PageRun { page, frame: *frame, count: 1 + (1..).take_while(follows).count() as u32 })
+        Some(IndexRun { page, frame: *frame, count: 1 + (1..).take_while(follows).count() as u32 })
     }
 
     /// Writes the absent pages among `count` from `first` on, which are prepared.
@@ -148,7 +148,7 @@ impl Pair {
     fn compare_runs(&self) {
         for flags in [PageFlags::empty(), PageFlags::DIRTY] {
             let next = |from| self.next_run(flags, from, u64::MAX);
-            let after = |run: &PageRun| next(run.page + u64::from(run.count));
+            let after = |run: &IndexRun| next(run.page + u64::from(run.count));
             assert!(std::iter::successors(next(0), after).eq(self.world.runs_with(flags)));
         }
     }
@@ -172,9 +172,9 @@ impl Pair {
         let run = self.next_run(PageFlags::empty(), page, end);
         assert_eq!(index.next_run(page, end), run);
         for cut in [1, 3, u64::MAX] {
-            let shorter = |run: PageRun| PageRun { count: run.count.min(cut as u32), ..run };
+            let shorter = |run: IndexRun| IndexRun { count: run.count.min(cut as u32), ..run };
             let next = |from| self.next_run(PageFlags::empty(), from, end).map(shorter);
-            let after = |run: &PageRun| run.page + u64::from(run.count);
+            let after = |run: &IndexRun| run.page + u64::from(run.count);
             let all: Vec<_> = iter::successors(next(page), |run| next(after(run))).collect();
             for most in [1, 2, all.len() + 1] {
                 let mut found = Vec::new();
@@ -200,7 +200,7 @@ impl Pair {
         let alike = self.next_run(PageFlags::DIRTY, page, end).map(|run| {
             let flags = |by: u32| self.model[&(run.page + u64::from(by))].flags;
             let count = (0..run.count).take_while(|by| flags(*by) == flags(0)).count() as u32;
-            (PageRun { count, ..run }, flags(0))
+            (IndexRun { count, ..run }, flags(0))
         });
         assert_eq!(index.next_dirty(page, end), alike);
     }
