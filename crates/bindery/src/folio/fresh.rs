@@ -58,8 +58,8 @@ impl<P: Platform> Frames<P> {
     /// The fresh folio of which the caller has kept the number.
     ///
     /// # Safety
-    /// 1. The number comes from [`FreshFolio::leave`], nothing was made of it since that may still
-    ///    be used, and no other thread finds the folio.
+    /// 1. The number is that of a fresh folio of the caller's, which no other thread finds. Another
+    ///    value of it, or one made earlier, is only left ([`FreshFolio::leave`]) from here on.
     #[inline(always)]
     pub(crate) unsafe fn fresh(&self, folio: Folio) -> FreshFolio<'_, P> {
         FreshFolio(self.folio(folio))
@@ -103,8 +103,8 @@ fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
 }
 
 impl<'a, P: Platform> FreshFolio<'a, P> {
-    /// The number of the folio, for a record that cannot borrow the frames: [`Frames::fresh`] makes
-    /// the value again.
+    /// The number of the folio, for a record that cannot borrow the frames, or a loop in which
+    /// values would cost more: [`Frames::fresh`] makes the value again.
     #[inline(always)]
     pub(crate) fn leave(self) -> Folio {
         self.0.folio

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! drawn up   its folios are allocated; no other thread knows it                 [`NewRead`]
-//! begun      in the list of the object; the pager has the request               [`BegunRead`]
+//! begun      in the list of the object                                          [`BegunRead`]
+//! asked      the pager has the request                                          [`AskedRead`]
 //! answered   the pager has filled the folios, or failed                         any context
 //! settled    the folios are in the page index, or free; out of the list         a thread
 //! ```
@@ -195,7 +196,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
         self.get().fresh.is_full()
     }
 
-    /// Adds the folio of the pages that follow. Does nothing if the read is full.
+    /// Adds the folio of the pages that follow; frees it if the read is full.
     pub(super) fn push(&mut self, Fresh { first, folio }: Fresh<'_, P>) {
         // SAFETY: as in `get`; `self` is borrowed exclusively.
         let read = unsafe { self.read.as_mut() };

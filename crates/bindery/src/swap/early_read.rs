@@ -174,7 +174,8 @@ impl<P: Platform> SlotArea<P> {
         let (group, number) = self.requests.group(number);
         let read = group.result(number) == Some(true);
         if let Some(folio) = memory.frames.folio_of(group.head(number)) {
-            // SAFETY: 1. the request's reference, which it has until it is freed below.
+            // SAFETY: 1. the request's reference, which is given up with the lock, before the
+            // request is freed.
             let lock = unsafe { memory.frames.folio(folio).lock_of_request() };
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {

@@ -136,7 +136,8 @@ fn zap_locked<P: Platform>(
     if suspended {
         // Entries that were not reached were not suspended either.
         let passed = span.passed();
-        drop_suspended(span, passed);
+        // SAFETY: 1. flushed above, with the span's locks held.
+        unsafe { drop_suspended(span, passed) };
     }
     failed
 }
@@ -156,7 +157,7 @@ pub(super) fn clear_absent<P: Platform>(
     let page_table = cursor.page_table;
     let Cursor { locks, counts, .. } = &mut *cursor;
     // SAFETY: 1. the cursor holds the lock of the table; the entries are cleared below. 2. an
-    // absent entry was flushed when it was made.
+    // absent entry was flushed when it was made, or under a mark, which the cursor's lock honors.
     unsafe { release_absent(page_table.memory, run.node.level, first, run.count, counts) };
     if run.node.level > Level::PTE {
         free_deposit(page_table.memory, locks, run.node.table, counts);
@@ -190,7 +191,8 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
         }
         What::Absent(first) => {
             let (level, counts) = (run.node.level, &mut span.counts);
-            // SAFETY: 1. as above; 2. an absent entry was flushed when it was made.
+            // SAFETY: 1. as above; 2. an absent entry was flushed when it was made, or under a
+            // mark, which the span's lock honors.
             unsafe { release_absent(page_table.memory, level, first, run.count, counts) };
         }
         What::Empty | What::Table(_) => return,

@@ -3,6 +3,8 @@
 //! As in [`super::zap`], leaves are suspended under the lock, flushed, and dropped. Entries that
 //! stay may lie between them, so a set for each table says which were suspended.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level};
@@ -136,7 +138,8 @@ fn drop_all<P: Platform>(span: &mut Span<'_, '_, P>, suspended: Option<Suspended
     let at = |index: u32| start + (u64::from(index) << node.level.span_shift());
     let mut next = entries.next_run(0);
     while let Some(run) = next {
-        drop_suspended(span, VirtRange::raw(at(run.first), at(run.end())));
+        // SAFETY: 1. flushed above, with the span's locks held.
+        unsafe { drop_suspended(span, VirtRange::raw(at(run.first), at(run.end()))) };
         next = entries.next_run(run.end());
     }
 }

@@ -1,5 +1,7 @@
 //! Unmapping with exceptions: entries in the middle of the range that stay.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use crate::Memory;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker};
@@ -186,5 +188,6 @@ fn drop_stretch<P: Platform>(span: &mut Span<'_, '_, P>, from: Option<VirtAddr>)
 fn drop_until<P: Platform>(span: &mut Span<'_, '_, P>, stretch: Option<(VirtAddr, VirtAddr)>) {
     let Some((from, end)) = stretch else { return };
     span.flush();
-    drop_suspended(span, VirtRange::raw(from.0, end.0.max(from.0)));
+    // SAFETY: 1. flushed above, with the span's locks held.
+    unsafe { drop_suspended(span, VirtRange::raw(from.0, end.0.max(from.0))) };
 }

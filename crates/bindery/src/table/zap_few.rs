@@ -96,7 +96,8 @@ fn zap_in_table<P: Platform>(edit: &mut Edit<'_, '_, P>, range: VirtRange) -> bo
     edit.narrow_few(words, part, unflushed).suspend_mapped();
     counts.entries_written += u64::from(leaves.end - leaves.start);
     edit.flush_few(counts, unflushed);
-    drop_suspended_few(&mut locked, leaves);
+    // SAFETY: 1. flushed above, with the table locked.
+    unsafe { drop_suspended_few(&mut locked, leaves) };
     true
 }
 
@@ -169,7 +170,8 @@ fn drop_absent_run<P: Platform>(
     let count = absent_run::<P>(words, index, limit);
     let memory = locked.page_table.memory;
     // SAFETY: 1. the table is locked while `locked` exists; the entries are cleared below. 2. an
-    // absent entry was flushed when it was made.
+    // absent entry was flushed when it was made, or under a mark, and a table with one is not
+    // locked this way.
     unsafe { release_absent(memory, Level::PTE, entry, count, &mut locked.counts) };
     for word in &words[index.positions(count)] {
         word.store(0, Ordering::Relaxed);

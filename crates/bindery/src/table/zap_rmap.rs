@@ -59,6 +59,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     ///
     /// # Safety
     /// 1. The caller holds the locks of these tables, as far as they are in `range`.
+    /// 2. Suspended entries in `range` were flushed.
     unsafe fn range(&mut self, node: Node<P::Arch>, base: VirtAddr, range: VirtRange) {
         let Some(span) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
@@ -68,7 +69,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             return;
         }
         if node.level == Level::PTE {
-            // SAFETY: 1. the caller's obligation 1.
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2.
             unsafe { self.leaves_in(node.table, part) };
             return;
         }
@@ -84,7 +85,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             match node.level.kind(entry) {
                 Kind::Table => {
                     let child = node.child(P::Arch::frame(entry));
-                    // SAFETY: 1. the caller's obligation 1.
+                    // SAFETY: 1. and 2. the caller's obligations 1 and 2.
                     unsafe { self.range(child, start, range) };
                 }
                 Kind::Absent => {
@@ -105,13 +106,14 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     ///
     /// # Safety
     /// 1. The caller holds the table's lock.
+    /// 2. Suspended entries of `part` were flushed.
     unsafe fn leaves_in(&mut self, table: Frame, part: VirtRange) {
         if part.is_empty() {
             return;
         }
         let first = P::Arch::PTE.index_of(part.start());
         let last = P::Arch::PTE.index_of(VirtAddr(part.end().0 - 1));
-        // SAFETY: 1. a table of leaves, locked (the caller's obligation 1).
+        // SAFETY: 1. a table of leaves, locked (the caller's obligation 1). 2. that of the caller.
         let dropped = unsafe { self.leaves(table, first..last + 1) };
         self.memory.frames.table(table).change_entry_count(0, dropped);
     }
@@ -126,7 +128,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let level = meta.level();
         if level == Level::PTE {
             let first = EntryIndex::FIRST;
-            // SAFETY: 1. a table of leaves; the caller's obligation 1.
+            // SAFETY: 1. and 2. a table of leaves, detached and flushed (the caller's obligation 1).
             unsafe { self.leaves(table, first..first + P::Arch::ENTRIES) };
             return;
         }
@@ -170,6 +172,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     /// # Safety
     /// 1. It is a table of level 1 that the caller has locked, or that was detached and only the
     ///    caller has.
+    /// 2. Suspended leaves of `indices`, and the leaves of a detached table, were flushed.
     unsafe fn leaves(&mut self, table: Frame, indices: Range<EntryIndex>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
         let entry_count = memory.frames.table(table).entry_count();
@@ -186,7 +189,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             }
             let entry = Entry(raw | missing);
             let count = if entry.0 & P::Arch::PRESENT != 0 {
-                // SAFETY: 1. and 2. the caller's obligation 1; suspended leaves were flushed.
+                // SAFETY: 1. and 2. the caller's obligations 1 and 2.
                 unsafe { self.run(entries, index, entry) }
             } else {
                 let limit = (entries.len() as u32 - index.number()).min(entry_count - dropped);
@@ -307,31 +310,40 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
 
 /// Phase 2: releases the pages of the suspended entries in a part of the cursor's range, and clears
 /// the entries.
-pub(super) fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
+///
+/// # Safety
+/// 1. The suspended entries of `part` were flushed, with the cursor's locks held since.
+pub(super) unsafe fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>, part: VirtRange) {
     let (memory, node) = (cursor.page_table.memory, cursor.cover());
     let base = cursor.range().start().align_down(node.level.table_span());
     let mut batch = memory.free_batch();
     let mut zap = RmapZap::suspended(memory, &mut batch, &mut cursor.counts);
     if node.level == Level::PTE {
-        // SAFETY: 1. the cursor holds the lock of the table, which spans its range.
+        // SAFETY: 1. the cursor holds the lock of the table, which spans its range. 2. the caller's
+        // obligation 1.
         unsafe { zap.leaves_in(node.table.frame(), part) };
         return;
     }
     let node = Node { table: node.table.frame(), level: node.level };
-    // SAFETY: 1. the cursor holds the locks of the tables of its range, from this one down.
+    // SAFETY: 1. the cursor holds the locks of the tables of its range, from this one down. 2. the
+    // caller's obligation 1.
     unsafe { zap.range(node, base, part) };
 }
 
 /// As [`drop_suspended`], of the entries `leaves` of a table that is locked without a cursor.
+///
+/// # Safety
+/// 1. As there.
 #[inline(always)]
-pub(super) fn drop_suspended_few<P: Platform>(
+pub(super) unsafe fn drop_suspended_few<P: Platform>(
     locked: &mut LockedTable<'_, '_, P>,
     leaves: Range<EntryIndex>,
 ) {
     let (memory, table) = (locked.page_table().memory, locked.table().frame());
     let mut batch = memory.free_batch();
     let mut zap = RmapZap::suspended(memory, &mut batch, &mut locked.counts);
-    // SAFETY: 1. a table of leaves, which is locked while `locked` exists.
+    // SAFETY: 1. a table of leaves, which is locked while `locked` exists. 2. the caller's
+    // obligation 1.
     let dropped = unsafe { zap.leaves(table, leaves) };
     memory.frames.table(table).change_entry_count(0, dropped);
 }

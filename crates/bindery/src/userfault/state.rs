@@ -248,8 +248,8 @@ impl<W: Word<u32>> UserfaultState<W> {
     /// 1. The lock is held for writing.
     #[inline(always)]
     unsafe fn with_locked<R>(&self, work: impl FnOnce(&mut Queues<W>) -> R) -> R {
-        // SAFETY: the caller's obligation 1: a second call would wait for the lock, and never come
-        // here.
+        // SAFETY: the caller's obligation 1: no other thread has the queues, and `work`, which
+        // gets them, does not call this again.
         let queues = unsafe { &mut *self.queues.get() };
         let result = work(queues);
         self.readable.store(u32::from(!queues.is_read()), Ordering::Release);
