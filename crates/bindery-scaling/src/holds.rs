@@ -14,7 +14,7 @@ use bindery::Memory;
 /// Samples. The shortest counts: in the others the host's interrupts fell into a hold.
 const SAMPLES: usize = 12;
 
-/// The memory on which holds are measured.
+/// A memory whose locks measure how long they are held.
 pub struct Holds {
     memory: &'static Memory<Machine<TimedLock>>,
     /// Nanoseconds that reading the clock adds to each hold.

@@ -159,8 +159,8 @@ counts! {
         /// Entries written, at any level.
         entries_written,
         /// Entries read only on the way down from the root: those that refer to tables. An empty or
-        /// huge entry that ends the way early is counted by most look-ups, but not by the moves of
-        /// `mremap` and `UFFDIO_MOVE`.
+        /// huge entry that ends the walk above level 0 is counted by most look-ups, but not by the
+        /// moves of `mremap` and `UFFDIO_MOVE`.
         entries_descended,
         /// Table locks taken.
         tables_locked,

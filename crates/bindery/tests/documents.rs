@@ -121,7 +121,7 @@ fn links_lead_to_sections() {
     assert!(broken.is_empty(), "links to no section:\n{}", broken.join("\n"));
 }
 
-/// The anchor that readers of Markdown make of a heading.
+/// The anchor that a Markdown renderer gives a heading.
 fn anchor(line: &str) -> Option<String> {
     let heading = line.starts_with('#').then(|| line.trim_start_matches('#').trim())?;
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');

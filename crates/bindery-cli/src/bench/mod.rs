@@ -234,7 +234,7 @@ impl Visitor for GeometryOf {
         Geometry {
             levels: A::LEVELS,
             index_bits: <A as Arch>::INDEX_BITS,
-            // Not in the root, which may be copied.
+            // The root has no leaves: other roots may copy its entries.
             largest_leaf: A::LARGEST_LEAF.number().min(A::LEVELS - 1),
             block: A::CONTIG_ENTRIES,
             largest_block: A::LARGEST_CONTIG_LEVEL.number(),

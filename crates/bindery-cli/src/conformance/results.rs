@@ -18,7 +18,7 @@ pub enum Verdict {
     Passed,
     /// Linux does not pass it either.
     NoWorse,
-    /// It does not pass, for a known reason that the test is not about.
+    /// It fails for a known reason outside the subject of the test.
     SetApart(Reason),
     /// It passes on Linux but not here.
     Failed,

@@ -19,7 +19,7 @@ use crate::support::{GIB, MIB, READ_WRITE, options};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
-/// How often one side has spun when the two have met often enough.
+/// The spins of either side that end the test: the two have met often enough.
 const MEETINGS: u64 = 1_000;
 /// How often they try to meet at most.
 const MOST_ROUNDS: u64 = 200_000;

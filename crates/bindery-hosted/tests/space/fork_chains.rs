@@ -200,8 +200,8 @@ fn children_that_live_keep_what_the_parent_does_not_map_any_more<A: Walk>() {
     assert!(anon_groups(&memory) <= 16, "{} groups", anon_groups(&memory));
 }
 
-/// Groups that die when a group below already has children: only those children may map their
-/// pages.
+/// The group of an ended address space does not contract while it has two groups below: both may
+/// map its pages.
 fn a_group_with_children_does_not_contract<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let mut line = vec![new_space(&memory, 4)];

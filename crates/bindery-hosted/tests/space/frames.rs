@@ -390,7 +390,7 @@ fn calls_have_the_answers_of_linux() {
         assert_eq!(space.mremap(at, 0, length, Remap::MayMove), Err(Error::Fault(at)));
         let left = Remap::Leave(VirtAddr(2 * AT));
         assert_eq!(space.mremap(at, length, length, left), Err(Error::Invalid));
-        // A lock has no effect, and no other process reads it.
+        // It cannot be locked or pinned, and no other process can read it.
         assert_eq!(space.mlock(at, length, LockPages::Now), Ok(()));
         assert_eq!(space.usage().locked, 0);
         let pinned = space.pin(at, 1, Access::Read, PinTime::Short).map(drop);

@@ -30,7 +30,7 @@ on_every_architecture! {
 }
 
 const PAGE: u64 = 4096;
-/// Two slots that huge leaves fit in.
+/// Where the memory of the fixture is, aligned for huge leaves.
 const AT: u64 = GIB;
 /// Congruent with `AT` modulo a table.
 const TO: u64 = 4 * GIB;

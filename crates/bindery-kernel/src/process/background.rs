@@ -164,7 +164,7 @@ struct Round {
     out_of_memory: bool,
 }
 
-/// One round.
+/// Scans `pages_to_scan` pages from `at` on, or up to the end of the last process.
 fn scan(at: &mut Position) -> Round {
     let spans = TUNABLES.pages_to_scan.load(Ordering::Relaxed).div_ceil(SPAN_PAGES);
     let mut looked_at = 0;

@@ -47,7 +47,7 @@ const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));
 pub(crate) struct FolioIndex(u64);
 
 impl FolioIndex {
-    /// All pages of VMAs and objects have indexes below: `mmap` and `mremap` refuse others.
+    /// The exclusive bound of indexes: `mmap` and `mremap` refuse VMAs with larger ones.
     pub(crate) const END: u64 = 1 << INDEX_BITS;
     /// Of a folio without an owner.
     pub(crate) const NONE: Self = Self(0);

@@ -192,8 +192,8 @@ impl<T, P: Platform> Slab<T, P> {
     ) {
         let mut kept = magazine.lock();
         let Some(batch) = kept.take_batch_if_full() else { return kept.push(slot) };
-        // SAFETY: 1. and 2. `keep` got each slot from a caller that promised it, or `refill` took
-        // it.
+        // SAFETY: 1. and 2. the caller of `keep` guaranteed both for each slot of the batch, or
+        // `refill` took it.
         let emptied = unsafe { self.put_all(frames, &batch) };
         kept.push(slot);
         drop(kept);
@@ -220,8 +220,8 @@ impl<T, P: Platform> Slab<T, P> {
         if kept.count == 0 {
             return;
         }
-        // SAFETY: 1. and 2. `keep` got each slot from a caller that promised it, or `refill` took
-        // it.
+        // SAFETY: 1. and 2. the caller of `keep` guaranteed both for each slot of the batch, or
+        // `refill` took it.
         let emptied = unsafe { self.put_all(frames, &kept.take_all()) };
         drop(kept);
         Self::free_frames(frames, emptied);

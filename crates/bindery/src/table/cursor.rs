@@ -362,7 +362,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
             Kind::Leaf => {
                 let offset = index.offset_in(P::Arch::CONTIG_ENTRIES);
                 if P::Arch::is_contig(entry) && (offset != 0 || limit < P::Arch::CONTIG_ENTRIES) {
-                    // The run would cut the contiguous run.
+                    // The run covers only a part of the contiguous run.
                     page_table.unfold(node.place(index), VirtAddr(self.at), &mut self.counts);
                     return None;
                 }

@@ -7,7 +7,7 @@ use crate::vma::{MappingFlags, Purpose, Vma};
 
 use super::VmaSet;
 
-/// The flags that must be equal in VMAs that are joined.
+/// The flags in which two VMAs must agree to become one.
 fn essential(flags: MappingFlags) -> MappingFlags {
     flags - MappingFlags::STICKY
 }

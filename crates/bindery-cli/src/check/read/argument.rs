@@ -38,7 +38,7 @@ impl Reader<'_> {
         pairs.map(|pair| self.value(&pair)).collect()
     }
 
-    /// Flags, a protection, an advice.
+    /// The value of the words for flags, a protection or an advice.
     pub fn words(&self, pair: &Pair<'_, Rule>, vocabulary: &Vocabulary) -> Result<u64, Mistake> {
         let place = self.place(pair);
         let read = |part: &str| number(part, place).map_err(Wrong::Number);

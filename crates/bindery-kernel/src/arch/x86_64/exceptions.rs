@@ -77,9 +77,9 @@ pub extern "C" fn exception(registers: &mut Registers) {
     trap::exception(registers, signal, code as i32, address);
 }
 
-/// An exception or an interrupt of the kernel; interrupts come only in the idle loop. A page fault
-/// is no defect in a copy of a program's memory, in the self-test, or at an address that the kernel
-/// map was just changing.
+/// Serves an exception or an interrupt that came while the kernel ran: interrupts are on only in
+/// the idle loop. A page fault is expected in a copy from or to a program, in the self-test, and
+/// where the kernel map is being changed. Every other exception is a defect of the kernel.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {
