@@ -13,6 +13,7 @@
 //! | `link` | `static-pie`: a program for any address |
 //! | `memory` | the machine's memory |
 //! | `option` | an option of the kernel, `KEY=VALUE`; may be repeated |
+//! | `starts` | how often the machine is started with the same disk, 2 by default |
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use super::machine::Clock;
 use super::programs::{CLibrary, Link, Variant};
 use crate::size::parse_bytes;
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "arguments",
     "clock",
     "cpus",
@@ -33,6 +34,7 @@ const NAMES: [&str; 10] = [
     "link",
     "memory",
     "option",
+    "starts",
 ];
 
 /// The directives of a test program.
@@ -48,8 +50,10 @@ pub struct Directives {
     pub processors: u32,
     /// The machine's memory in bytes.
     pub memory: u64,
-    /// The size of a disk, empty at first, in bytes. The program is run twice with it.
+    /// The size of a disk, empty at first, in bytes.
     pub disk: Option<u64>,
+    /// How often the program is run with the disk.
+    pub starts: u32,
     /// Options of the kernel.
     pub options: Vec<(String, String)>,
     /// The exit status of a successful run.
@@ -69,6 +73,7 @@ impl Default for Directives {
             processors: 1,
             memory: 256 << 20,
             disk: None,
+            starts: 2,
             options: Vec::new(),
             status: 0,
             kernel_only: None,
@@ -120,6 +125,7 @@ impl Directives {
                 let (key, value) = value.split_once('=').ok_or("options are KEY=VALUE")?;
                 self.options.push((key.to_owned(), value.to_owned()));
             }
+            ("starts", _) => self.starts = number(value)?,
             _ => return Err("the directive does not have this value".to_owned()),
         }
         Ok(())
@@ -143,13 +149,14 @@ mod tests {
         let source = "// arguments: one \"two words\" three=3\n// clock: instructions\n// cpus: 2\n\
                       //\n// Prose stands between.\n// expect-status: 134\n\
                       // kernel-only: it eats all memory\n// link: static-pie\n\
-                      // library: glibc\n// memory: 64M\n// disk: 16M\n// option: processes=64\n\
-                      // option: a=b=c\n#include <stdio.h>\n";
+                      // library: glibc\n// memory: 64M\n// disk: 16M\n// starts: 5\n\
+                      // option: processes=64\n// option: a=b=c\n#include <stdio.h>\n";
         let directives = read(source).unwrap();
         assert_eq!(directives.arguments, ["one", "two words", "three=3"]);
         assert_eq!(directives.clock, Clock::Instructions);
         assert_eq!((directives.processors, directives.status), (2, 134));
         assert_eq!((directives.memory, directives.disk), (64 << 20, Some(16 << 20)));
+        assert_eq!(directives.starts, 5);
         assert_eq!(directives.kernel_only.as_deref(), Some("it eats all memory"));
         assert_eq!(directives.variant.link, Link::StaticPie);
         assert_eq!(directives.variant.library, CLibrary::Glibc);

@@ -92,8 +92,8 @@ fn run(
     machine.timeout = Some(directives.timeout);
     let disk = directives.disk.map(|size| Disk::new(architecture, program, size)).transpose();
     let disk = disk.map_err(|error| Trouble::Failed(format!("no disk can be made: {error}")))?;
-    // The second machine finds the files of the first one.
-    for _ in 0..if disk.is_some() { 2 } else { 1 } {
+    // Each further machine finds the files of the one before.
+    for _ in 0..if disk.is_some() { directives.starts } else { 1 } {
         machine.disk = disk.as_ref().map(|Disk(path)| path.clone());
         let outcome = machine.run(Output::Capture)?;
         judge(&outcome, directives.status).map_err(Trouble::Failed)?;

@@ -6,26 +6,28 @@
 //! but for the timers of `disk-delay`.
 
 mod hal;
+mod trouble;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 use core::mem;
 use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use bindery::{KeptRead, KeptWrite, PagerError, Platform};
+use bindery::{KeptRead, KeptWrite, PagerError};
 use spin::Once;
 use virtio_drivers::device::blk::{BlkReq, BlkResp, SECTOR_SIZE, VirtIOBlk};
 
 use crate::arch::disk::{Found, Transport, find};
 use crate::memory::memory;
-use crate::platform::Machine;
 use crate::sync::{self, Mutex};
 use crate::time::{self, Event};
 use crate::{arch, log, options};
 use hal::KernelMemory;
+use trouble::Passed;
+
+pub use trouble::{end_silence, give_up, lose_power, lose_power_after};
 
 /// The size of a block of the file system, in bytes.
 pub const BLOCK_SIZE: usize = 4096;
@@ -36,9 +38,6 @@ const SLOTS: usize = 5;
 const JOBS: usize = 64;
 /// The most pieces that wait.
 const WAITING: usize = 512;
-/// The most jobs whose answers a silent device withholds. It fails those after them, so that other
-/// transfers find free jobs.
-const WITHHELD: usize = JOBS - 16;
 
 /// The way of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +56,7 @@ pub enum Answer {
     Write(KeptWrite),
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Piece {
     block: u64,
     /// The physical address of the memory, and its length in bytes.
@@ -65,6 +64,15 @@ struct Piece {
     length: usize,
     direction: Direction,
     job: usize,
+}
+
+/// An entry of the list. The order is kept around flushes: pieces before one are done first, and
+/// those behind it begin afterwards, so no flush waits for later pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Piece(Piece),
+    /// A flush of this number, which its thread does once the device works on nothing.
+    Flush(u64),
 }
 
 struct Slot {
@@ -98,7 +106,9 @@ struct Driver {
     /// The physical address of a page for the file system.
     page: u64,
     jobs: [Job; JOBS],
-    waiting: VecDeque<Piece>,
+    waiting: VecDeque<Waiting>,
+    /// The number of the last flush.
+    flushes: u64,
     /// Whether pieces were written since the last flush.
     has_written: bool,
 }
@@ -107,17 +117,6 @@ static DRIVER: Once<Mutex<Driver>> = Once::new();
 
 /// Changes with each piece that is done: threads that wait for the driver sleep on it.
 static CHANGED: AtomicU32 = AtomicU32::new(0);
-
-/// Each so manyth stretch of content that is written fails; 0 for none (`disk-errors=`).
-static ERRORS: AtomicU64 = AtomicU64::new(0);
-/// The time after which the device answers transfers of content, in nanoseconds (`disk-delay=`).
-static DELAY: AtomicU64 = AtomicU64::new(0);
-/// Stretches of content that the device still answers (`disk-silent=`).
-static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The answers that a silent device withholds, each with its job and the thread that has asked.
-static SILENCE: Mutex<Vec<(u32, usize, Answer)>> = Mutex::new(Vec::new());
-/// Stretches of content that were written.
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// The jobs of each direction, their pieces and their bytes.
 static TRANSFERS: [[AtomicU64; 3]; 2] = [const { [const { AtomicU64::new(0) }; 3] }; 2];
@@ -133,11 +132,7 @@ pub fn begin() {
     if options::value("disk").is_none() {
         return;
     }
-    let number = |key| options::value(key).and_then(|value| value.parse().ok());
-    ERRORS.store(number("disk-errors").unwrap_or(0), Ordering::Relaxed);
-    DELAY.store(number("disk-delay").unwrap_or(0).saturating_mul(1000), Ordering::Relaxed);
-    ANSWERED.store(number("disk-silent").unwrap_or(u64::MAX), Ordering::Relaxed);
-    SILENCE.lock().reserve_exact(WITHHELD);
+    trouble::begin();
     let Some(found) = find::<KernelMemory>() else {
         log!("no disk was found");
         return;
@@ -158,6 +153,7 @@ pub fn begin() {
         page: hal::physical(page),
         jobs: core::array::from_fn(|_| Job::default()),
         waiting: VecDeque::with_capacity(WAITING),
+        flushes: 0,
         has_written: true,
     };
     DRIVER.call_once(|| Mutex::new(driver));
@@ -181,8 +177,7 @@ pub fn interrupt() {
         if let Some((answer, result)) = finished {
             give(answer, result);
         }
-        CHANGED.fetch_add(1, Ordering::Relaxed);
-        sync::unpark(&raw const CHANGED);
+        note_change();
     }
 }
 
@@ -243,9 +238,7 @@ impl Driver {
                 }
             }
         };
-        if let Some(next) = self.waiting.pop_front() {
-            self.start(next);
-        }
+        self.start_waiting();
         Some(self.done(piece.job, outcome.is_ok()))
     }
 
@@ -264,21 +257,50 @@ impl Driver {
         Some((answer, result))
     }
 
-    /// Makes the device keep what was written. It works on nothing.
-    fn flush(&mut self) -> Result<(), PagerError> {
-        if self.has_written {
-            self.device.flush().map_err(|_| PagerError::InputOutput)?;
-            self.has_written = false;
+    /// Adds a flush to the list; `Some(None)` if there is nothing to flush, and `None` if there is
+    /// no room.
+    fn add_flush(&mut self) -> Option<Option<u64>> {
+        if !self.has_written {
+            return Some(None);
         }
-        Ok(())
+        if self.waiting.len() >= WAITING {
+            return None;
+        }
+        self.flushes += 1;
+        self.waiting.push_back(Waiting::Flush(self.flushes));
+        Some(Some(self.flushes))
     }
 
-    /// Begins a piece, or puts it into the list.
+    /// Does a flush of the list if it is the next thing to do.
+    fn flush(&mut self, number: u64) -> Option<Result<(), PagerError>> {
+        let is_next = self.waiting.front() == Some(&Waiting::Flush(number));
+        if !is_next || self.slots.iter().any(Option::is_some) {
+            return None;
+        }
+        let flushed = if self.has_written { self.device.flush() } else { Ok(()) };
+        self.has_written &= flushed.is_err();
+        self.waiting.pop_front();
+        self.start_waiting();
+        Some(flushed.map_err(|_| PagerError::InputOutput))
+    }
+
+    /// Begins the next pieces of the list, up to a flush.
+    fn start_waiting(&mut self) {
+        while self.slots.iter().any(Option::is_none)
+            && let Some(Waiting::Piece(next)) = self.waiting.front().copied()
+        {
+            self.waiting.pop_front();
+            self.start(next);
+        }
+    }
+
+    /// Begins a piece. There is a free slot.
     fn start(&mut self, piece: Piece) {
-        let Some(index) = self.slots.iter().position(Option::is_none) else {
-            self.waiting.push_front(piece);
-            return;
-        };
+        let free = self.slots.iter().position(Option::is_none);
+        let index = free.expect("the caller has found a free slot");
+        if piece.direction == Direction::Write {
+            trouble::before_a_write();
+        }
         let [_, pieces, bytes] = &TRANSFERS[piece.direction as usize];
         pieces.fetch_add(1, Ordering::Relaxed);
         bytes.fetch_add(piece.length as u64, Ordering::Relaxed);
@@ -316,23 +338,37 @@ fn wait_for<T>(mut ready: impl FnMut(&mut Driver) -> Option<T>) -> T {
 }
 
 /// A job whose pieces are being added.
-pub struct NewJob(usize);
+pub struct NewJob {
+    index: usize,
+    /// The device is silent: it transfers nothing.
+    is_silent: bool,
+}
 
 impl NewJob {
-    /// A job without pieces. Sleeps while there are too many.
-    pub fn new() -> Self {
-        Self(wait_for(|driver| {
+    /// A job of content without pieces. Sleeps while there are too many.
+    pub fn of_content() -> Self {
+        let is_silent = trouble::is_silent();
+        Self { is_silent, ..Self::new() }
+    }
+
+    /// A job of the file system itself.
+    fn new() -> Self {
+        let index = wait_for(|driver| {
             let index = driver.jobs.iter().position(|job| !job.is_used)?;
             driver.jobs[index] = Job { is_used: true, left: 1, ..Job::default() };
             Some(index)
-        }))
+        });
+        Self { index, is_silent: false }
     }
 
     /// Adds a transfer of whole blocks from `block` on. The memory at the physical address `at`
     /// belongs to the request that the job answers, or to the caller of [`NewJob::wait`]. Sleeps
     /// while too many wait.
     pub fn add(&self, direction: Direction, block: u64, at: u64, length: usize) {
-        let piece = Piece { block, at, length, direction, job: self.0 };
+        if self.is_silent {
+            return;
+        }
+        let piece = Piece { block, at, length, direction, job: self.index };
         wait_for(|driver| {
             if driver.waiting.len() >= WAITING {
                 return None;
@@ -342,11 +378,8 @@ impl NewJob {
             if !mem::replace(&mut job.has_pieces, true) {
                 TRANSFERS[piece.direction as usize][0].fetch_add(1, Ordering::Relaxed);
             }
-            if driver.slots.iter().any(Option::is_none) {
-                driver.start(piece);
-            } else {
-                driver.waiting.push_back(piece);
-            }
+            driver.waiting.push_back(Waiting::Piece(piece));
+            driver.start_waiting();
             Some(())
         });
     }
@@ -354,31 +387,15 @@ impl NewJob {
     /// Answers a request when all pieces are done. Content may fail, and answers may be late or
     /// withheld, on request of the command line.
     pub fn answer(self, answer: Answer) {
-        let errors = ERRORS.load(Ordering::Relaxed);
-        let mut fails = matches!(answer, Answer::Write(_))
-            && errors > 0
-            && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
-        if ANSWERED.load(Ordering::Relaxed) != u64::MAX {
-            // Read again with the lock held: `end_silence` changes it under the lock. An answer
-            // that joined the others after that would be withheld for ever.
-            let mut withheld = SILENCE.lock();
-            match ANSWERED.load(Ordering::Relaxed) {
-                0 if withheld.len() < WITHHELD => {
-                    withheld.push((Machine.thread(), self.0, answer));
-                    return;
-                }
-                0 => fails = true,
-                u64::MAX => {}
-                left => ANSWERED.store(left - 1, Ordering::Relaxed),
-            }
+        let Some(Passed { answer, is_well, delay }) = trouble::pass(self.index, answer) else {
+            return;
+        };
+        let is_well = is_well && !self.is_silent;
+        if delay == 0 {
+            return finish(self.index, answer, is_well);
         }
-        match DELAY.load(Ordering::Relaxed) {
-            0 => finish(self.0, answer, !fails),
-            delay => {
-                let late = move || finish(self.0, answer, !fails);
-                time::schedule(time::now().saturating_add(delay), Event::Call(Box::new(late)));
-            }
-        }
+        let late = move || finish(self.index, answer, is_well);
+        time::schedule(time::now().saturating_add(delay), Event::Call(Box::new(late)));
     }
 
     /// Waits until all pieces are done.
@@ -387,7 +404,7 @@ impl NewJob {
     /// If one has failed.
     pub fn wait(self) -> Result<(), PagerError> {
         let is_well = wait_for(|driver| {
-            let job = &mut driver.jobs[self.0];
+            let job = &mut driver.jobs[self.index];
             (job.left == 1).then(|| !mem::take(job).has_failed)
         });
         if is_well { Ok(()) } else { Err(PagerError::InputOutput) }
@@ -404,42 +421,7 @@ fn finish(job: usize, answer: Answer, is_well: bool) {
     };
     if let Some((answer, result)) = finished {
         give(answer, result);
-        CHANGED.fetch_add(1, Ordering::Relaxed);
-        sync::unpark(&raw const CHANGED);
-    }
-}
-
-/// Fails the requests of a thread that a silent device withholds: the thread is about to be killed,
-/// or has ended. So do those of the kernel's own threads, for one of which the thread may wait.
-/// Each is answered when the device is done with its memory.
-pub fn give_up(thread: u32) {
-    give_up_some(|asker| asker == thread || asker == OF_KERNEL);
-}
-
-/// The number of the kernel's own threads.
-const OF_KERNEL: u32 = 0;
-
-/// Fails all requests that a silent device withholds, and withholds no more: the machine ends.
-pub fn end_silence() {
-    {
-        let _withheld = SILENCE.lock();
-        ANSWERED.store(u64::MAX, Ordering::Relaxed);
-    }
-    give_up_some(|_| true);
-}
-
-fn give_up_some(is_given_up: impl Fn(u32) -> bool) {
-    loop {
-        // The lock is free again when an answer wakes threads.
-        let (job, answer) = {
-            let mut withheld = SILENCE.lock();
-            let Some(at) = withheld.iter().position(|(asker, ..)| is_given_up(*asker)) else {
-                return;
-            };
-            let (_, job, answer) = withheld.swap_remove(at);
-            (job, answer)
-        };
-        finish(job, answer, false);
+        note_change();
     }
 }
 
@@ -458,16 +440,23 @@ pub fn transfer(
     job.wait()
 }
 
-/// Makes the device keep all that was written, if anything was.
+/// Makes the device keep all that was written, if anything was. Waits for the transfers that were
+/// begun before, and for none that are begun later.
 ///
 /// # Errors
 /// The device's failure.
 pub fn flush() -> Result<(), PagerError> {
+    let Some(number) = wait_for(Driver::add_flush) else { return Ok(()) };
     // The driver waits for the answer itself, so nothing else may be under way.
-    wait_for(|driver| {
-        let is_idle = driver.waiting.is_empty() && driver.slots.iter().all(Option::is_none);
-        is_idle.then(|| driver.flush())
-    })
+    let flushed = wait_for(|driver| driver.flush(number));
+    note_change();
+    flushed
+}
+
+/// Wakes the threads that wait for the driver.
+fn note_change() {
+    CHANGED.fetch_add(1, Ordering::Relaxed);
+    sync::unpark(&raw const CHANGED);
 }
 
 /// A page of the kernel's own for the transfers of the file system: its physical address.

@@ -16,7 +16,7 @@ use crate::calls::segments;
 use crate::errno::{Errno, Outcome};
 use crate::memory::{self, Pages, kernel_map, memory};
 use crate::sync::SleepingMutex;
-use crate::{control, files, log, options, time};
+use crate::{control, disk, files, log, options, time};
 
 use super::facts::ProgramFacts;
 use super::signal::{self, Information, code};
@@ -318,8 +318,9 @@ pub fn audit() {
     }
 }
 
-/// `reboot(2)`: whichever way is asked for, the machine ends.
-pub(super) fn reboot(first: u64, second: u64, command: u64) -> Outcome {
+/// `reboot(2)`: whichever way is asked for, the machine ends. The argument counts only for a test
+/// ([`provoke::loses_power`]).
+pub(super) fn reboot(first: u64, second: u64, command: u64, argument: u64) -> Outcome {
     const MAGIC: u32 = 0xfee1_dead;
     const SECOND_MAGICS: [u32; 4] = [672_274_793, 85_072_278, 369_367_448, 537_993_216];
     const ENDS: [u32; 4] = [0x0123_4567, 0xcdef_0123, 0x4321_fedc, 0xa1b2_c3d4];
@@ -331,8 +332,11 @@ pub(super) fn reboot(first: u64, second: u64, command: u64) -> Outcome {
         // Settings of Ctrl-Alt-Del: the machine has no such key.
         0 | 0x89ab_cdef => Ok(0),
         command if ENDS.contains(&command) && provoke::loses_power() => {
-            control::send(format_args!("status 0"));
-            arch::power_off(Ended::Program(0))
+            match argument {
+                0 => disk::lose_power(),
+                pieces => disk::lose_power_after(pieces - 1),
+            }
+            Ok(0)
         }
         command if ENDS.contains(&command) => power_off(),
         _ => Err(Errno::EINVAL),

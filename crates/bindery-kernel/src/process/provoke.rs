@@ -45,7 +45,8 @@ fn use_after_free() {
 }
 
 /// Whether `reboot(2)` stops the machine at once, as if its power failed (`provoke=power-loss`): so
-/// a test knows that nothing was stored after that.
+/// a test knows that nothing was stored after that. With an argument N above 0 it returns, and the
+/// power fails when the disk is about to write the Nth piece from then on.
 pub fn loses_power() -> bool {
     options::value("provoke") == Some("power-loss")
 }

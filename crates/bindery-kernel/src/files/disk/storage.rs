@@ -234,7 +234,7 @@ impl Storage {
             self.write_last(request)?;
         }
         let whole = if has_part { end - 1 } else { end };
-        let job = NewJob::new();
+        let job = NewJob::of_content();
         let mut page = first;
         for frames in request.frames() {
             let behind = page + u64::from(frames.count);
@@ -260,7 +260,7 @@ impl Storage {
 
 impl Pager for Storage {
     fn begin_read(&self, request: ReadRequest<'_>) {
-        let job = NewJob::new();
+        let job = NewJob::of_content();
         let (file, mut page) = (request.file(), request.first_page());
         for frames in request.frames() {
             let end = page + u64::from(frames.count);

@@ -180,7 +180,7 @@ fn identities(number: u32, [a, b, c, d, e, _]: [u64; 6]) -> Option<Outcome> {
         nr::__NR_rseq => Err(Errno::ENOSYS),
         nr::__NR_pidfd_open => id::pidfd_open(a, b),
         nr::__NR_pidfd_send_signal => signals::pidfd_send_signal(a as i32, b, c, d as u32),
-        nr::__NR_reboot => end::reboot(a, b, c),
+        nr::__NR_reboot => end::reboot(a, b, c, d),
         #[cfg(target_arch = "x86_64")]
         nr::__NR_getpgrp => id::getpgid(0),
         _ => return None,
