@@ -50,13 +50,16 @@ static char *served;
 // Its second page comes while the file is truncated.
 static void *write_served(void *unused UNUSED) { return (void *)pwrite(beside, served, 2 * PAGE, 0); }
 
-static void truncation_beside_a_write(void) {
+// The pages that are written have blocks before, or none.
+static void truncation_beside_a_write(int have_blocks) {
     beside = open("/disk/beside", O_RDWR | O_CREAT | O_TRUNC, 0600);
     int other = open("/disk/other", O_RDWR | O_CREAT | O_TRUNC, 0600);
     int fault = uf_open(O_CLOEXEC, 0);
     served = uf_map(2 * PAGE);
     NEED(beside >= 0 && other >= 0 && fault >= 0 && served != MAP_FAILED);
     memset(served, 'b', PAGE);
+    if (have_blocks)
+        NEED(pwrite(beside, piece, 2 * PAGE, 0) == 2 * PAGE && fsync(beside) == 0);
     NEED(uf_register(fault, served + PAGE, PAGE, MISSING) == 0);
     pthread_t writer;
     NEED(pthread_create(&writer, 0, write_served, 0) == 0);
@@ -70,6 +73,7 @@ static void truncation_beside_a_write(void) {
     EQUAL(fsync(beside), 0, "and what it has written is stored, although the disk is full");
     NEED(unlink("/disk/beside") == 0 && unlink("/disk/other") == 0);
     NEED(close(beside) == 0 && close(other) == 0 && close(fault) == 0);
+    NEED(munmap(served, 2 * PAGE) == 0);
 }
 
 int main(void) {
@@ -111,7 +115,8 @@ int main(void) {
     NEED(close(file) == 0);
     EQUAL(free_bytes(), room, "and leaves nothing");
     short_writes();
-    truncation_beside_a_write();
+    truncation_beside_a_write(0);
+    truncation_beside_a_write(1);
     EQUAL(free_bytes(), room, "no file leaves anything");
     return test_end();
 }

@@ -52,8 +52,16 @@ pub enum Direction {
 pub enum Answer {
     /// Pages were read, and the number of bytes.
     Read(KeptRead, usize),
-    /// Pages were stored.
-    Write(KeptWrite),
+    /// Pages were stored; whom to tell first.
+    Write(KeptWrite, Option<Ended>),
+}
+
+/// A function of the file system that hears of the end of a store before the request is answered.
+pub struct Ended {
+    /// The function: of `with`, and whether the device has the content.
+    pub call: fn(usize, bool),
+    /// Its first argument.
+    pub with: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -193,7 +201,10 @@ fn give(answer: Answer, result: Result<(), PagerError>) {
                 Err(error) => request.fail(error),
             }
         }
-        Answer::Write(kept) => {
+        Answer::Write(kept, ended) => {
+            if let Some(Ended { call, with }) = ended {
+                call(with, result.is_ok());
+            }
             let Ok(request) = memory().resume_write(kept) else { return };
             match result {
                 Ok(()) => request.stored(),

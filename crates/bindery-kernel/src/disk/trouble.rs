@@ -77,7 +77,7 @@ pub struct Passed {
 /// Passes the answer of a job on, unless the device is silent.
 pub fn pass(job: usize, answer: Answer) -> Option<Passed> {
     let errors = ERRORS.load(Ordering::Relaxed);
-    let mut fails = matches!(answer, Answer::Write(_))
+    let mut fails = matches!(answer, Answer::Write(..))
         && errors > 0
         && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
     if ANSWERED.load(Ordering::Relaxed) != u64::MAX {

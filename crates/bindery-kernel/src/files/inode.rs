@@ -74,10 +74,14 @@ impl Common {
     }
 
     pub fn written(&self) {
-        let now = time::real_time();
+        self.written_at(time::real_time());
+    }
+
+    /// As `written`, at a time in nanoseconds since 1970.
+    pub fn written_at(&self, time: u64) {
         let mut changeable = self.changeable.lock();
-        changeable.times[1] = now;
-        changeable.times[2] = now;
+        changeable.times[1] = time;
+        changeable.times[2] = time;
     }
 
     /// Counts its names.

@@ -8,6 +8,8 @@ use alloc::vec::Vec;
 
 use crate::disk::BLOCK_SIZE;
 
+use super::extents::Extent;
+
 /// The superblock's first bytes.
 const MAGIC: [u8; 8] = *b"bindery\0";
 /// The version of the layout.
@@ -31,17 +33,6 @@ pub const EXTENTS_MAX: usize = (BLOCK_SIZE - EXTENTS) / 12;
 
 /// A block of the disk.
 pub type Block = [u8; BLOCK_SIZE];
-
-/// Consecutive pages of a file in consecutive blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
-    /// The first page.
-    pub page: u32,
-    /// The first block.
-    pub block: u32,
-    /// How many.
-    pub count: u32,
-}
 
 /// A file, as its block describes it.
 pub struct Record {

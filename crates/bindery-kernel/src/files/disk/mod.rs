@@ -3,14 +3,17 @@
 //! | file | what |
 //! |---|---|
 //! | [`layout`] | the blocks of the disk |
-//! | [`volume`], [`reservations`] | files and free blocks in memory |
+//! | [`volume`], [`page_set`], [`extents`] | files and free blocks in memory |
+//! | [`placements`] | blocks of stores in progress |
 //! | [`storage`] | the pager, and the changes of the disk |
 //! | [`node`] | the nodes of the files |
 //! | [`writer`] | the thread that stores dirty pages early |
 
+mod extents;
 mod layout;
 mod node;
-mod reservations;
+mod page_set;
+mod placements;
 mod storage;
 mod volume;
 pub mod writer;
@@ -22,7 +25,7 @@ use bindery::Operation;
 use bindery::addr::PAGE_SIZE;
 
 use crate::errno::Errno;
-use crate::{disk, heap, log, time};
+use crate::{heap, log, options, time};
 
 use super::memory::Directory;
 use super::node::Node;
@@ -32,7 +35,7 @@ use node::{DiskFile, number_of};
 use storage::{Storage, file_system, storage};
 
 /// The most bytes of the heap that a file takes.
-const FILE_SIZE: usize = 1024 + EXTENTS_MAX * size_of::<layout::Extent>();
+const FILE_SIZE: usize = 1024 + EXTENTS_MAX * size_of::<extents::Extent>();
 
 fn failed(error: bindery::PagerError) -> Errno {
     if error == bindery::PagerError::NoSpace { Errno::ENOSPC } else { Errno::EIO }
@@ -40,7 +43,7 @@ fn failed(error: bindery::PagerError) -> Errno {
 
 /// The directory of the disk with its files; `None` if there is no disk that can be mounted.
 pub fn begin() -> Option<Arc<Directory>> {
-    disk::blocks()?;
+    crate::disk::blocks()?;
     let mount = || {
         let storage = storage::mount()?;
         let directory = Directory::of_store(storage, 0o1777).map_err(|_| NO_MEMORY)?;
@@ -103,10 +106,9 @@ pub fn synchronize() -> Result<(), Errno> {
         if let Some(object) = system.find(number) {
             let saved = object.sync(0, u64::MAX).map_err(|error| error.errno(Operation::Object));
             outcome = outcome.and(saved.map_err(Errno::from));
-            outcome = outcome.and(storage.write_record(number).map_err(failed));
         }
     }
-    outcome.and(disk::flush().map_err(failed))
+    outcome.and(storage.commit().map_err(failed))
 }
 
 /// Whether a disk is mounted.
@@ -180,15 +182,23 @@ impl Store for Storage {
         replaced: Option<&dyn Node>,
     ) -> Result<(), Errno> {
         let number = number_of(node).ok_or(Errno::EIO)?;
-        {
+        let old = {
             let mut volume = self.volume.lock();
             volume.sequence += 1;
             let sequence = volume.sequence;
             let record = volume.record(number).ok_or(Errno::ENOENT)?;
-            record.name = Some(name.to_vec());
             record.sequence = sequence;
-        }
-        self.write_record(number).map_err(failed)?;
+            record.name.replace(name.to_vec())
+        };
+        self.write_record(number).map_err(|error| {
+            let mut volume = self.volume.lock();
+            if let Some(record) = volume.record(number) {
+                record.name = old;
+            }
+            // The disk may have either name.
+            volume.has_changed(number);
+            failed(error)
+        })?;
         match replaced.and_then(number_of) {
             Some(replaced) => self.unlink(replaced),
             None => Ok(()),
@@ -206,10 +216,30 @@ impl Storage {
             record.name = None;
             record.size
         };
-        // The end of this handle, or of a later one, removes the file (`Pager::removed`).
-        let object = system.file(number, size).map_err(|_| Errno::ENOMEM)?;
+        // The end of this handle, or of a later one, removes the file (`Pager::removed`). Without
+        // memory for it the name goes all the same.
+        let lacks_memory = options::value("provoke") == Some("unlink-without-memory");
+        let object = if lacks_memory { None } else { system.file(number, size).ok() };
+        if object.is_none() {
+            self.volume.lock().set_orphan(number, true);
+        }
         self.write_record(number).map_err(failed)?;
         drop(object);
         Ok(())
+    }
+
+    /// Removes the files without a name for which there was no memory before.
+    fn remove_orphans(&self) {
+        let Some(system) = file_system() else { return };
+        let mut from = 0;
+        loop {
+            let next = self.volume.lock().next_orphan(from);
+            let Some(number) = next else { return };
+            if let Ok(object) = system.file(number, 0) {
+                self.volume.lock().set_orphan(number, false);
+                drop(object);
+            }
+            from = number + 1;
+        }
     }
 }

@@ -5,6 +5,7 @@ use core::any::Any;
 use core::mem;
 
 use bindery::{ErrorMark, Object, Operation, ReadPattern};
+use linux_raw_sys::general::O_TRUNC;
 
 use crate::disk;
 use crate::errno::{Errno, Outcome};
@@ -93,8 +94,29 @@ impl File {
         size.unwrap_or(0)
     }
 
+    /// Takes note of a write.
+    fn written(&self) {
+        self.hear_news();
+        self.common.written();
+        self.note();
+        if let Some(storage) = storage() {
+            storage.volume.lock().has_changed(self.number);
+        }
+        writer::written();
+    }
+
+    /// Takes note of the changes of which the pager has heard: truncations, and stores of what
+    /// programs have written through mappings.
+    fn hear_news(&self) {
+        let news = storage().and_then(|storage| storage.volume.lock().take_news(self.number));
+        if let Some(time) = news {
+            self.common.written_at(time);
+        }
+    }
+
     /// Tells the record the attributes that the disk has to keep.
     fn note(&self) {
+        self.hear_news();
         let Attributes { mode, owner, times, .. } = self.common.attributes(0, 0);
         if let Some(storage) = storage()
             && let Some(record) = storage.volume.lock().record(self.number)
@@ -106,6 +128,7 @@ impl File {
 
 impl File {
     fn attributes(&self) -> Attributes {
+        self.hear_news();
         let (has_name, pages) = storage().map_or((false, 0), |storage| {
             let mut volume = storage.volume.lock();
             volume.record(self.number).map_or((false, 0), |record| {
@@ -118,6 +141,7 @@ impl File {
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
+        self.hear_news();
         self.common.change(change);
         self.note();
         storage().ok_or(Errno::EIO)?.write_record(self.number).map_err(failed)
@@ -144,6 +168,9 @@ impl Node for DiskFile {
     fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         let regular = self.0.regular()?;
         regular.open(flags)?;
+        if flags & O_TRUNC != 0 {
+            self.0.written();
+        }
         let mark = SleepingMutex::new(regular.object().ok_or(Errno::EIO)?.error_mark());
         let reader = Mutex::new(regular.clone());
         Ok(Some(Arc::new(Opened { file: self.0.clone(), regular, mark, reader })))
@@ -182,8 +209,7 @@ impl Opened {
 
     /// Takes note of a write.
     fn written<T>(&self, outcome: T) -> T {
-        self.file.common.written();
-        writer::written();
+        self.file.written();
         outcome
     }
 }

@@ -1,14 +1,17 @@
 //! The storage of the disk's files: their [`Pager`], and the blocks that describe them.
 
+use core::ops::Range;
+
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::{DirtyLimit, FileSystem, Pager, PagerError, Platform, ReadRequest, WriteRequest};
 use spin::Once;
 
 use crate::arch;
-use crate::disk::{self, Answer, BLOCK_SIZE, Direction, NewJob};
+use crate::disk::{self, Answer, BLOCK_SIZE, Direction, Ended, NewJob};
 use crate::memory::memory;
 use crate::platform::Machine;
 use crate::sync::{Mutex, SleepingMutex};
+use crate::time;
 
 use super::layout::{self, Block, FILES, Record, Superblock, TABLE};
 use super::volume::Volume;
@@ -98,8 +101,32 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
             return Err("the file system of the disk is damaged");
         }
     }
+    // The machine may have stopped in a truncation, before it cleared the rest of the last block.
+    for (block, length) in volume.parts() {
+        move_block(Direction::Read, block, &mut page)?;
+        let rest = &mut bytes(&mut page)[length..];
+        if rest.iter().any(|byte| *byte != 0) {
+            rest.fill(0);
+            move_block(Direction::Write, block, &mut page)?;
+        }
+    }
     let storage = Storage { volume: Mutex::new(volume), page: SleepingMutex::new(page) };
     Ok(STORAGE.call_once(|| storage))
+}
+
+/// The pages of a transfer.
+struct Pieces {
+    direction: Direction,
+    file: u64,
+    /// The number of the store, if it has new blocks.
+    store: Option<usize>,
+}
+
+/// Ends a store whose pages have new blocks.
+fn settle(store: usize, is_stored: bool) {
+    if let Some(storage) = storage() {
+        storage.volume.lock().settle(store, is_stored);
+    }
 }
 
 impl Storage {
@@ -110,41 +137,45 @@ impl Storage {
     pub fn write_record(&self, number: u64) -> Result<(), PagerError> {
         // Held until the block is written, so the last one to come writes the last state.
         let mut page = self.page.lock();
-        let has_grown = {
+        let has_changed = {
             let mut volume = self.volume.lock();
             match volume.record(number) {
                 Some(record) => layout::write_record(bytes(&mut page), record),
                 None => bytes(&mut page).fill(0),
             }
-            volume.take_grown(number)
+            volume.take_changed(number)
         };
-        let written = disk::transfer(Direction::Write, TABLE + number, *page, BLOCK_SIZE);
-        if written.is_err() && has_grown {
-            self.volume.lock().has_grown(number);
+        // The device may keep blocks in any order. Those that the file's block names come first.
+        let kept = if has_changed { disk::flush() } else { Ok(()) };
+        let write = || disk::transfer(Direction::Write, TABLE + number, *page, BLOCK_SIZE);
+        let written = kept.and_then(|()| write());
+        if written.is_err() && has_changed {
+            self.volume.lock().has_changed(number);
         }
         written
     }
 
-    /// Writes the blocks of the files that have grown, and makes the device keep all that it was
+    /// Writes the blocks of the files that have changed, and makes the device keep all that it was
     /// given.
     ///
     /// # Errors
     /// The device's failure.
     pub fn commit(&self) -> Result<(), PagerError> {
-        let mut outcome = self.write_grown();
+        self.remove_orphans();
+        let mut outcome = self.write_changed();
         // Another thread may be about to write a block that it has taken note of. If it fails, the
         // note is back.
         drop(self.page.lock());
-        outcome = outcome.and(self.write_grown());
+        outcome = outcome.and(self.write_changed());
         outcome.and(disk::flush())
     }
 
-    /// Writes the blocks of the files that have grown, each once.
-    fn write_grown(&self) -> Result<(), PagerError> {
+    /// Writes the blocks of the files that have changed, each once.
+    fn write_changed(&self) -> Result<(), PagerError> {
         let mut outcome = Ok(());
         let mut from = 0;
         loop {
-            let next = self.volume.lock().next_grown(from);
+            let next = self.volume.lock().next_changed(from);
             let Some(number) = next else { return outcome };
             outcome = outcome.and(self.write_record(number));
             from = number + 1;
@@ -163,40 +194,35 @@ impl Storage {
 
     /// Frees a file without a name.
     pub fn remove(&self, number: u64) -> Result<(), PagerError> {
-        // Before a block is used again, the disk does not name it any more.
-        self.write_record(number)?;
+        self.cut(number, 0..u64::MAX)?;
         let mut volume = self.volume.lock();
-        let freed = volume.cut(number, 0, u64::MAX)?;
-        volume.release(&freed);
         volume.records[number as usize] = None;
+        // The next file of this number has its own.
+        volume.take_news(number);
         Ok(())
     }
 
-    /// Makes pages of a file holes, from a page on up to another.
-    fn cut(&self, number: u64, first: u64, end: u64) -> Result<(), PagerError> {
-        let freed = self.volume.lock().cut(number, first, end)?;
-        // If this fails, the blocks stay out of use until the next mount.
+    /// Makes pages of a file holes.
+    fn cut(&self, number: u64, pages: Range<u64>) -> Result<(), PagerError> {
+        let cut = self.volume.lock().cut(number, pages)?;
+        // Before a block is used again, the disk does not name it any more. If this fails, the
+        // blocks stay out of use until the next mount.
         self.write_record(number)?;
-        self.volume.lock().release(&freed);
+        if cut.has_blocks() {
+            disk::flush()?;
+        }
+        self.volume.lock().release(&cut);
         Ok(())
     }
 
-    /// Begins the transfer of the pages of one piece of memory. Holes are zeroed.
-    fn add_pieces(
-        &self,
-        job: &NewJob,
-        direction: Direction,
-        file: u64,
-        pages: (u64, u64),
-        at: u64,
-    ) {
-        let (mut page, end) = pages;
-        let mut at = at;
-        while page < end {
-            let run = self.volume.lock().run(file, page, end - page);
+    /// Adds the transfers of pages in one piece of memory to a job. Holes are zeroed.
+    fn add_pieces(&self, job: &NewJob, pieces: &Pieces, pages: Range<u64>, at: u64) {
+        let (mut page, mut at) = (pages.start, at);
+        while page < pages.end {
+            let run = self.volume.lock().run(pieces.store, pieces.file, page..pages.end);
             let length = (run.pages * PAGE_SIZE) as usize;
             match run.block {
-                Some(block) => job.add(direction, block, at, length),
+                Some(block) => job.add(pieces.direction, block, at, length),
                 None => Machine.zero(Frame((at / PAGE_SIZE) as u32), run.pages as u32),
             }
             page += run.pages;
@@ -206,7 +232,11 @@ impl Storage {
 
     /// Stores the beginning of a block, with zeroes behind it: what a program has written behind
     /// the end of the file must not come back if the file grows.
-    fn write_last(&self, request: &WriteRequest<'_>) -> Result<(), PagerError> {
+    fn write_last(
+        &self,
+        request: &WriteRequest<'_>,
+        store: Option<usize>,
+    ) -> Result<(), PagerError> {
         let length = request.length() % PAGE_SIZE;
         let last = request.first_page() + request.pages() - 1;
         let mut page = self.page.lock();
@@ -218,28 +248,30 @@ impl Storage {
                 piece.copy_to(offset, &mut into[..length as usize]);
             }
         });
-        let run = self.volume.lock().run(request.file(), last, 1);
+        let run = self.volume.lock().run(store, request.file(), last..last + 1);
         let block = run.block.ok_or(PagerError::InputOutput)?;
         disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
     }
 
-    fn store(&self, request: &WriteRequest<'_>) -> Result<NewJob, PagerError> {
-        let (file, first) = (request.file(), request.first_page());
+    fn store(
+        &self,
+        request: &WriteRequest<'_>,
+        store: Option<usize>,
+    ) -> Result<NewJob, PagerError> {
+        let first = request.first_page();
         let end = first + request.pages();
-        for page in first..end {
-            self.volume.lock().allocate(file, page)?;
-        }
         let has_part = !request.length().is_multiple_of(PAGE_SIZE);
         if has_part {
-            self.write_last(request)?;
+            self.write_last(request, store)?;
         }
         let whole = if has_part { end - 1 } else { end };
+        let pieces = Pieces { direction: Direction::Write, file: request.file(), store };
         let job = NewJob::of_content();
         let mut page = first;
         for frames in request.frames() {
             let behind = page + u64::from(frames.count);
             let at = u64::from(frames.first.0) * PAGE_SIZE;
-            self.add_pieces(&job, Direction::Write, file, (page, behind.min(whole)), at);
+            self.add_pieces(&job, &pieces, page..behind.min(whole), at);
             page = behind;
         }
         Ok(job)
@@ -247,7 +279,7 @@ impl Storage {
 
     /// Zeroes the rest of a file's last block, so that it reads as zeroes if the file grows.
     fn clear_end(&self, file: u64, size: u64) -> Result<(), PagerError> {
-        let run = self.volume.lock().run(file, size / PAGE_SIZE, 1);
+        let run = self.volume.lock().run(None, file, size / PAGE_SIZE..size / PAGE_SIZE + 1);
         let (Some(block), true) = (run.block, !size.is_multiple_of(PAGE_SIZE)) else {
             return Ok(());
         };
@@ -261,11 +293,12 @@ impl Storage {
 impl Pager for Storage {
     fn begin_read(&self, request: ReadRequest<'_>) {
         let job = NewJob::of_content();
-        let (file, mut page) = (request.file(), request.first_page());
+        let pieces = Pieces { direction: Direction::Read, file: request.file(), store: None };
+        let mut page = request.first_page();
         for frames in request.frames() {
             let end = page + u64::from(frames.count);
             let at = u64::from(frames.first.0) * PAGE_SIZE;
-            self.add_pieces(&job, Direction::Read, file, (page, end), at);
+            self.add_pieces(&job, &pieces, page..end, at);
             page = end;
         }
         let bytes = (request.pages() * PAGE_SIZE) as usize;
@@ -273,8 +306,25 @@ impl Pager for Storage {
     }
 
     fn begin_write(&self, request: WriteRequest<'_>) {
-        match self.store(&request) {
-            Ok(job) => job.answer(Answer::Write(request.keep())),
+        let pages = request.first_page()..request.first_page() + request.pages();
+        let placed = {
+            let mut volume = self.volume.lock();
+            volume.note_store(request.file(), &pages, time::real_time());
+            volume.place(request.file(), pages)
+        };
+        let stored = placed.and_then(|store| {
+            let end = store.map(|store| Ended { call: settle, with: store });
+            // Its blocks are free again before the request has failed.
+            let failed = |_: &PagerError| {
+                if let Some(end) = &end {
+                    (end.call)(end.with, false);
+                }
+            };
+            let job = self.store(&request, store).inspect_err(failed)?;
+            Ok((job, end))
+        });
+        match stored {
+            Ok((job, end)) => job.answer(Answer::Write(request.keep(), end)),
             Err(error) => request.fail(error),
         }
     }
@@ -284,9 +334,7 @@ impl Pager for Storage {
             let mut volume = self.volume.lock();
             let record = volume.record(file).ok_or(PagerError::InputOutput)?;
             let old = core::mem::replace(&mut record.size, size);
-            if size > old {
-                volume.has_grown(file);
-            }
+            volume.note_change(file, time::real_time());
             old
         };
         if size >= old {
@@ -294,12 +342,12 @@ impl Pager for Storage {
             // thread that stores pages early.
             return Ok(());
         }
-        self.cut(file, size.div_ceil(PAGE_SIZE), u64::MAX)?;
+        self.cut(file, size.div_ceil(PAGE_SIZE)..u64::MAX)?;
         self.clear_end(file, size)
     }
 
     fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
-        self.cut(file, first_page, first_page.saturating_add(pages))
+        self.cut(file, first_page..first_page.saturating_add(pages))
     }
 
     fn removed(&self, file: u64) {

@@ -4,9 +4,12 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use bindery::PagerError;
+use bindery::addr::PAGE_SIZE;
 
-use super::layout::{CONTENT, EXTENTS_MAX, Extent, FILES, Record};
-use super::reservations::Reservations;
+use super::extents::{self, Extent, Run};
+use super::layout::{CONTENT, EXTENTS_MAX, FILES, Record};
+use super::page_set::PageSet;
+use super::placements::Placements;
 
 /// The mounted disk.
 pub struct Volume {
@@ -17,13 +20,22 @@ pub struct Volume {
     blocks: u64,
     free: u64,
     /// The holes of each file that have a right to a block.
-    reservations: Vec<Reservations>,
+    reservations: Vec<PageSet>,
     /// The number of all of them. That many free blocks are kept for them.
     reserved: u64,
     /// The write of each file that has one.
     writes: Vec<Option<Write>>,
-    /// Files whose size or extents have grown since their block on the disk was written.
-    grown: Vec<bool>,
+    /// The stores in progress.
+    pub(super) placements: Placements,
+    /// The dirty pages of each file that calls have written. The others were written through
+    /// mappings.
+    called: Vec<PageSet>,
+    /// The time of a change of each file's content of which its node has not heard yet.
+    news: Vec<Option<u64>>,
+    /// Files without a name that wait for memory to be removed.
+    orphans: Vec<bool>,
+    /// Files whose record has changed since their block on the disk was written.
+    changed: Vec<bool>,
     /// The last naming.
     pub sequence: u64,
 }
@@ -33,16 +45,21 @@ struct Write {
     pages: Range<u64>,
     /// Those of them that had a reservation before, and have not lost it since: of pages that other
     /// writes have made dirty.
-    before: Reservations,
+    before: PageSet,
 }
 
-/// A stretch of a file's pages.
-#[derive(Clone, Copy, Debug)]
-pub struct Run {
-    /// The first block; `None` in a hole.
-    pub block: Option<u64>,
-    /// How many pages.
-    pub pages: u64,
+/// Pages that were taken out of a file, whose blocks the disk still names.
+pub struct Cut {
+    file: u64,
+    pages: Range<u64>,
+    freed: Vec<Extent>,
+}
+
+impl Cut {
+    /// Whether the pages had blocks.
+    pub fn has_blocks(&self) -> bool {
+        !self.freed.is_empty()
+    }
 }
 
 impl Volume {
@@ -53,10 +70,14 @@ impl Volume {
             used: alloc::vec![0; blocks.div_ceil(64) as usize],
             blocks,
             free: blocks,
-            reservations: (0..FILES).map(|_| Reservations::new()).collect(),
+            reservations: (0..FILES).map(|_| PageSet::new()).collect(),
             reserved: 0,
             writes: (0..FILES).map(|_| None).collect(),
-            grown: alloc::vec![false; FILES],
+            placements: Placements::default(),
+            called: (0..FILES).map(|_| PageSet::new()).collect(),
+            news: alloc::vec![None; FILES],
+            orphans: alloc::vec![false; FILES],
+            changed: alloc::vec![false; FILES],
             sequence: 0,
         };
         (0..CONTENT).for_each(|block| volume.take(block));
@@ -68,15 +89,29 @@ impl Volume {
         (self.blocks - CONTENT, self.unreserved())
     }
 
-    fn unreserved(&self) -> u64 {
-        self.free.saturating_sub(self.reserved)
+    /// The free blocks without those that are kept for reservations. A page whose store is in
+    /// progress has a block, and its reservation still.
+    pub(super) fn unreserved(&self) -> u64 {
+        (self.free + self.placements.promised()).saturating_sub(self.reserved)
+    }
+
+    /// Whether a page of a file has a reservation.
+    pub(super) fn is_reserved(&self, number: u64, page: u64) -> bool {
+        let file = self.reservations.get(number as usize);
+        file.is_some_and(|file| file.count(&(page..page + 1)) > 0)
     }
 
     fn is_used(&self, block: u64) -> bool {
         self.used[(block / 64) as usize] >> (block % 64) & 1 != 0
     }
 
-    fn take(&mut self, block: u64) {
+    /// A free block: `wanted`, or else one behind it, or else any.
+    pub(super) fn free_block(&self, wanted: Option<u64>) -> Option<u64> {
+        let after = |from: u64| (from..self.blocks).find(|block| !self.is_used(*block));
+        wanted.and_then(after).or_else(|| after(CONTENT))
+    }
+
+    pub(super) fn take(&mut self, block: u64) {
         self.used[(block / 64) as usize] |= 1 << (block % 64);
         self.free -= 1;
     }
@@ -110,43 +145,51 @@ impl Volume {
         Ok(())
     }
 
+    /// The last blocks of the files that fill a part of one, each with the length of the part in
+    /// bytes.
+    pub fn parts(&self) -> Vec<(u64, usize)> {
+        let part = |(number, record): (usize, &Option<Record>)| {
+            let size = record.as_ref()?.size;
+            let (last, length) = (size / PAGE_SIZE, size % PAGE_SIZE);
+            let block = self.run(None, number as u64, last..last + 1).block?;
+            (length > 0).then_some((block, length as usize))
+        };
+        self.records.iter().enumerate().filter_map(part).collect()
+    }
+
     /// The file of this number.
     pub fn record(&mut self, number: u64) -> Option<&mut Record> {
         self.records.get_mut(number as usize)?.as_mut()
     }
 
-    /// Notes that the block of a file on the disk lacks a size or an extent.
-    pub fn has_grown(&mut self, number: u64) {
-        if let Some(grown) = self.grown.get_mut(number as usize) {
-            *grown = true;
+    /// Notes that the block of a file on the disk lacks a change.
+    pub fn has_changed(&mut self, number: u64) {
+        if let Some(changed) = self.changed.get_mut(number as usize) {
+            *changed = true;
         }
     }
 
-    /// Takes the note of [`Volume::has_grown`] back: the block is about to be written.
-    pub fn take_grown(&mut self, number: u64) -> bool {
-        self.grown.get_mut(number as usize).is_some_and(core::mem::take)
+    /// Takes the note of [`Volume::has_changed`] back: the block is about to be written.
+    pub fn take_changed(&mut self, number: u64) -> bool {
+        self.changed.get_mut(number as usize).is_some_and(core::mem::take)
     }
 
-    /// The first file from a number on whose block on the disk lacks a size or an extent.
-    pub fn next_grown(&self, from: u64) -> Option<u64> {
-        let grown = self.grown.get(from as usize..)?;
-        Some(from + grown.iter().position(|grown| *grown)? as u64)
+    /// The first file from a number on whose block on the disk lacks a change.
+    pub fn next_changed(&self, from: u64) -> Option<u64> {
+        let changed = self.changed.get(from as usize..)?;
+        Some(from + changed.iter().position(|changed| *changed)? as u64)
     }
 
-    /// The place of pages of a file, at most `pages` of them.
-    pub fn run(&self, number: u64, page: u64, pages: u64) -> Run {
+    /// The place of the first of these pages of a file, and of those behind it. During a store, of
+    /// that number, its new blocks count.
+    pub fn run(&self, store: Option<usize>, number: u64, pages: Range<u64>) -> Run {
         let record = self.records.get(number as usize).and_then(Option::as_ref);
-        for extent in record.iter().flat_map(|record| &record.extents) {
-            let (first, count) = (u64::from(extent.page), u64::from(extent.count));
-            if page < first {
-                return Run { block: None, pages: pages.min(first - page) };
-            }
-            if page < first + count {
-                let block = u64::from(extent.block) + page - first;
-                return Run { block: Some(block), pages: pages.min(first + count - page) };
-            }
+        let extents = record.map_or(&[][..], |record| &record.extents);
+        let run = extents::run(extents, pages.start, pages.end - pages.start);
+        match store {
+            Some(store) if run.block.is_none() => self.run_of_store(store, pages.start, run.pages),
+            _ => run,
         }
-        Run { block: None, pages }
     }
 
     /// Begins a write: reserves a block for each hole among pages of a file that are to be written.
@@ -159,8 +202,13 @@ impl Volume {
         let before = file.within(&pages).ok_or(PagerError::OutOfMemory)?;
         self.writes[number as usize] = Some(Write { pages: pages.clone(), before });
         let reserved = self.reserve_holes(number, &pages);
-        if reserved.is_err() {
-            self.end_write(number, pages.start);
+        match &reserved {
+            Ok(end) => {
+                if let Some(Some(write)) = self.writes.get_mut(number as usize) {
+                    write.pages.end = *end;
+                }
+            }
+            Err(_) => self.end_write(number, pages.start),
         }
         reserved
     }
@@ -168,7 +216,7 @@ impl Volume {
     fn reserve_holes(&mut self, number: u64, pages: &Range<u64>) -> Result<u64, PagerError> {
         let mut at = pages.start;
         while at < pages.end {
-            let run = self.run(number, at, pages.end - at);
+            let run = self.run(None, number, at..pages.end);
             let behind = at + run.pages;
             let mut end = behind;
             if run.block.is_none() {
@@ -195,11 +243,51 @@ impl Volume {
     pub fn end_write(&mut self, number: u64, end: u64) {
         let write = self.writes.get_mut(number as usize).and_then(Option::take);
         let Some(Write { pages, before }) = write else { return };
+        if pages.start < end {
+            // Without memory for the note the time of their store counts, too.
+            self.called[number as usize].add(pages.start..end.min(pages.end));
+        }
         let mut rest = end.max(pages.start)..pages.end;
         while let Some(gap) = before.first_gap(&rest) {
             self.unreserve(number, &gap);
             rest.start = gap.end;
         }
+    }
+
+    /// Notes the store of pages of a file. If a program has written some through a mapping, that is
+    /// a change of the file at this time: there is no earlier word of it.
+    pub fn note_store(&mut self, number: u64, pages: &Range<u64>, now: u64) {
+        let called = self.called.get_mut(number as usize).map_or(0, |called| called.remove(pages));
+        if called < pages.end - pages.start {
+            self.note_change(number, now);
+        }
+    }
+
+    /// Notes a change of a file's content, for its record and its node.
+    pub fn note_change(&mut self, number: u64, now: u64) {
+        if let Some(record) = self.records.get_mut(number as usize).and_then(Option::as_mut) {
+            record.modified = now;
+            self.news[number as usize] = Some(now);
+            self.has_changed(number);
+        }
+    }
+
+    /// The time of the last change that was noted so, if there is news of one.
+    pub fn take_news(&mut self, number: u64) -> Option<u64> {
+        self.news.get_mut(number as usize)?.take()
+    }
+
+    /// Notes whether a file without a name waits for memory to be removed.
+    pub fn set_orphan(&mut self, number: u64, is_orphan: bool) {
+        if let Some(orphan) = self.orphans.get_mut(number as usize) {
+            *orphan = is_orphan;
+        }
+    }
+
+    /// The first file from a number on that waits to be removed.
+    pub fn next_orphan(&self, from: u64) -> Option<u64> {
+        let orphans = self.orphans.get(from as usize..)?;
+        Some(from + orphans.iter().position(|orphan| *orphan)? as u64)
     }
 
     /// As [`Volume::unreserve`], of pages that are dirty no more. A write may be about to make some
@@ -223,72 +311,55 @@ impl Volume {
         }
     }
 
-    /// Gives a page of a file a block, unless it has one.
+    /// Takes the blocks of pages out of a file. They are free only after [`Volume::release`]: until
+    /// then the disk says that they are the file's.
     ///
     /// # Errors
-    /// [`PagerError::NoSpace`] if no block is free, or only reserved ones are, or the file has too
-    /// many extents.
-    pub fn allocate(&mut self, number: u64, page: u64) -> Result<(), PagerError> {
-        if self.run(number, page, 1).block.is_some() {
-            return Ok(());
+    /// [`PagerError::NoSpace`] if the file would have too many extents;
+    /// [`PagerError::OutOfMemory`]. Nothing was cut then.
+    pub fn cut(&mut self, file: u64, pages: Range<u64>) -> Result<Cut, PagerError> {
+        let new = self.placements.extents_of(file);
+        let mut freed = Vec::new();
+        if let Some(record) = self.record(file) {
+            let list = &mut record.extents;
+            if pages == (0..u64::MAX) {
+                freed = core::mem::take(list);
+            } else {
+                if list.len() + usize::from(extents::splits(list, &pages)) > EXTENTS_MAX {
+                    return Err(PagerError::NoSpace);
+                }
+                let has_room = list.try_reserve(new + 1).is_ok();
+                if !has_room || freed.try_reserve_exact(list.len()).is_err() {
+                    return Err(PagerError::OutOfMemory);
+                }
+                extents::cut(list, &pages, &mut freed);
+            }
         }
-        let page = u32::try_from(page).map_err(|_| PagerError::NoSpace)?;
-        let place = u64::from(page)..u64::from(page) + 1;
-        let record = self.records[number as usize].as_ref().ok_or(PagerError::InputOutput)?;
-        if self.unreserved() == 0 && self.reservations[number as usize].count(&place) == 0 {
-            return Err(PagerError::NoSpace);
+        if let Some(called) = self.called.get_mut(file as usize) {
+            called.remove(&pages);
         }
-        let index = record.extents.partition_point(|extent| extent.page < page);
-        let before = index.checked_sub(1).map(|index| record.extents[index]);
-        let before = before.filter(|extent| extent.page + extent.count == page);
-        let wanted = before.map_or(CONTENT, |extent| u64::from(extent.block + extent.count));
-        let after = |from: u64| (from..self.blocks).find(|block| !self.is_used(*block));
-        let block = after(wanted).or_else(|| after(CONTENT)).ok_or(PagerError::NoSpace)?;
-        let grows = before.is_some() && block == wanted;
-        if !grows && record.extents.len() >= EXTENTS_MAX {
-            return Err(PagerError::NoSpace);
-        }
-        self.take(block);
-        let extents = &mut self.record(number).ok_or(PagerError::InputOutput)?.extents;
-        if grows {
-            extents[index - 1].count += 1;
-        } else {
-            extents.insert(index, Extent { page, block: block as u32, count: 1 });
-        }
-        self.has_grown(number);
-        self.unreserve(number, &place);
-        Ok(())
+        self.unreserve_beside_write(file, &pages);
+        Ok(Cut { file, pages, freed })
     }
 
-    /// Takes the blocks of `pages` pages from `first` on out of a file. They are free only after
-    /// [`Volume::release`]: until then the disk says that they are the file's.
-    ///
-    /// # Errors
-    /// [`PagerError::NoSpace`] if the file would have too many extents.
-    pub fn cut(&mut self, number: u64, first: u64, end: u64) -> Result<Vec<Extent>, PagerError> {
-        let Some(record) = self.record(number) else { return Ok(Vec::new()) };
-        let (mut kept, mut freed) = (Vec::with_capacity(EXTENTS_MAX), Vec::new());
-        for extent in &record.extents {
-            let (start, behind) = (u64::from(extent.page), u64::from(extent.page + extent.count));
-            let part = |from: u64, to: u64| {
-                let (from, to) = (from.clamp(start, behind), to.clamp(start, behind));
-                let block = extent.block + (from - start) as u32;
-                (from < to).then(|| Extent { page: from as u32, block, count: (to - from) as u32 })
-            };
-            kept.extend(part(start, first));
-            freed.extend(part(first, end));
-            kept.extend(part(end.max(first), behind));
+    /// Frees blocks that no block on the disk names any more. A write in progress that may be about
+    /// to make some of the pages dirty had their blocks, and gets reservations instead.
+    pub fn release(&mut self, cut: &Cut) {
+        self.release_blocks(&cut.freed);
+        let Some(Some(write)) = self.writes.get(cut.file as usize) else { return };
+        let pages = write.pages.start.max(cut.pages.start)..write.pages.end.min(cut.pages.end);
+        if cut.has_blocks() && !pages.is_empty() {
+            let file = &mut self.reservations[cut.file as usize];
+            let new = pages.end - pages.start - file.count(&pages);
+            // Without memory for the note the pages may find the disk full.
+            if file.add(pages) {
+                self.reserved += new;
+            }
         }
-        if kept.len() > EXTENTS_MAX {
-            return Err(PagerError::NoSpace);
-        }
-        record.extents = kept;
-        self.unreserve_beside_write(number, &(first..end));
-        Ok(freed)
     }
 
-    /// Frees blocks that no block on the disk names any more.
-    pub fn release(&mut self, extents: &[Extent]) {
+    /// Frees blocks.
+    pub(super) fn release_blocks(&mut self, extents: &[Extent]) {
         for extent in extents {
             let first = u64::from(extent.block);
             (first..first + u64::from(extent.count)).for_each(|block| self.give(block));

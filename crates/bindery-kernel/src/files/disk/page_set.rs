@@ -1,22 +1,22 @@
-//! The holes of a file that were promised a block when a write made their pages dirty.
+//! Sets of pages of a file, as ranges.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Promised pages.
+/// A set of pages.
 #[derive(Default)]
-pub struct Reservations {
+pub struct PageSet {
     /// By rising page. They neither overlap nor touch each other.
     ranges: Vec<Range<u64>>,
 }
 
-impl Reservations {
+impl PageSet {
     /// No page.
     pub const fn new() -> Self {
         Self { ranges: Vec::new() }
     }
 
-    /// A copy of the promised pages in a range; `None` if there is no memory for it.
+    /// A copy of the pages in a range; `None` if there is no memory for it.
     pub fn within(&self, pages: &Range<u64>) -> Option<Self> {
         let first = self.ranges.partition_point(|range| range.end <= pages.start);
         let behind = self.ranges.partition_point(|range| range.start < pages.end);
@@ -28,7 +28,7 @@ impl Reservations {
         Some(Self { ranges })
     }
 
-    /// The first page of a range that is not promised, and those behind it up to one that is.
+    /// The first page of a range that is not in the set, and those behind it up to one that is.
     pub fn first_gap(&self, pages: &Range<u64>) -> Option<Range<u64>> {
         let mut at = pages.start;
         let first = self.ranges.partition_point(|range| range.end <= at);
@@ -41,14 +41,14 @@ impl Reservations {
         (at < pages.end).then_some(at..pages.end)
     }
 
-    /// The number of promised pages in a range.
+    /// The number of pages in a range.
     pub fn count(&self, pages: &Range<u64>) -> u64 {
         let first = self.ranges.partition_point(|range| range.end <= pages.start);
         let met = self.ranges[first..].iter().take_while(|range| range.start < pages.end);
         met.map(|range| range.end.min(pages.end) - range.start.max(pages.start)).sum()
     }
 
-    /// The end of the first of these pages, of which at most `room` are not promised yet.
+    /// The end of the first of these pages, of which at most `room` are not in the set.
     pub fn end_with(&self, pages: &Range<u64>, room: u64) -> u64 {
         let (mut at, mut room) = (pages.start, room);
         let first = self.ranges.partition_point(|range| range.end <= pages.start);

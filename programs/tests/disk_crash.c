@@ -1,0 +1,145 @@
+// disk: 16M
+// starts: 13
+// option: provoke=power-loss
+// kernel-only: it needs the kernel's disk, and a machine whose power fails
+//
+// The power fails at each point of an fsync, a rename, an unlink and a truncation: before its first
+// write to the disk, before its second, and so on. Each time the next start finds the old state or
+// the new one.
+
+#include <sys/syscall.h>
+
+#include "test.h"
+
+#define PAGE 4096
+#define OLD (3 * PAGE)
+#define NEW (5 * PAGE + 100)
+#define CUT 5000
+
+static char bytes[NEW + PAGE];
+
+static void power_fails_before(int write) {
+    NEED(syscall(SYS_reboot, 0xfee1dead, 672274793, 0x4321fedc, write) == 0);
+}
+
+static void make(const char *path, char byte, size_t size) {
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    memset(bytes, byte, size);
+    NEED(file >= 0 && write(file, bytes, size) == (ssize_t)size && fsync(file) == 0);
+    NEED(close(file) == 0);
+}
+
+// The size of a file; -1 if there is none.
+static long read_all(const char *path) {
+    memset(bytes, 0, sizeof bytes);
+    int file = open(path, O_RDONLY);
+    if (file < 0)
+        return -1;
+    ssize_t count = read(file, bytes, sizeof bytes);
+    NEED(close(file) == 0);
+    return count;
+}
+
+static int is_all(char byte, size_t from, size_t to) {
+    for (size_t at = from; at < to; at++)
+        if (bytes[at] != byte)
+            return 0;
+    return 1;
+}
+
+static int is_whole(const char *path, char byte, size_t size) {
+    return read_all(path) == (long)size && is_all(byte, 0, size);
+}
+
+static void make_grown(void) { make("/disk/grown", 'o', OLD); }
+
+static void grow(void) {
+    int file = open("/disk/grown", O_RDWR);
+    memset(bytes, 'n', sizeof bytes);
+    NEED(file >= 0 && pwrite(file, bytes, NEW - OLD, OLD) == NEW - OLD && fsync(file) == 0);
+}
+
+static void check_grown(void) {
+    long size = read_all("/disk/grown");
+    CHECK(is_all('o', 0, OLD), "fsync: what was stored before is there");
+    CHECK(size == OLD || (size == NEW && is_all('n', OLD, NEW)), "fsync: all of the rest, or none");
+}
+
+static void make_named(void) {
+    make("/disk/source", 's', OLD);
+    make("/disk/target", 't', PAGE);
+}
+
+static void rename_over(void) { NEED(rename("/disk/source", "/disk/target") == 0); }
+
+static void check_named(void) {
+    int is_new = is_whole("/disk/target", 's', OLD) && read_all("/disk/source") == -1;
+    CHECK(is_new || (is_whole("/disk/target", 't', PAGE) && is_whole("/disk/source", 's', OLD)),
+          "rename: both files have their names, or one has that of the other");
+}
+
+static void make_removed(void) { make("/disk/removed", 'r', OLD); }
+
+static void remove_it(void) { NEED(unlink("/disk/removed") == 0); }
+
+static void check_removed(void) {
+    CHECK(read_all("/disk/removed") == -1 || is_whole("/disk/removed", 'r', OLD),
+          "unlink: the file is whole or gone");
+}
+
+static void make_cut(void) { make("/disk/cut", 'c', OLD); }
+
+static void cut(void) { NEED(truncate("/disk/cut", CUT) == 0); }
+
+static void check_cut(void) {
+    CHECK(is_whole("/disk/cut", 'c', OLD) || is_whole("/disk/cut", 'c', CUT),
+          "truncate: the file is whole or cut");
+    if (read_all("/disk/cut") == CUT) {
+        NEED(truncate("/disk/cut", OLD) == 0);
+        CHECK(read_all("/disk/cut") == OLD && is_all(0, CUT, OLD), "truncate: the rest is gone");
+    }
+}
+
+static const struct {
+    void (*make)(void), (*change)(void), (*check)(void);
+    // The writes of the change, at least.
+    int writes;
+} changes[] = {
+    {make_grown, grow, check_grown, 3},
+    {make_named, rename_over, check_named, 2},
+    {make_removed, remove_it, check_removed, 1},
+    {make_cut, cut, check_cut, 2},
+};
+
+#define CHANGES (int)(sizeof changes / sizeof *changes)
+
+// The points before the changes and behind each write of them, from a number on.
+static int next_point(int start, int *change) {
+    for (*change = 0; *change < CHANGES; ++*change) {
+        if (start <= changes[*change].writes)
+            return start;
+        start -= changes[*change].writes + 1;
+    }
+    return -1;
+}
+
+int main(void) {
+    test_start();
+    int start = read_all("/disk/start") <= 0 ? 0 : bytes[0];
+    int change;
+    if (start > 0) {
+        NEED(next_point(start - 1, &change) >= 0 || change == CHANGES);
+        if (change < CHANGES)
+            changes[change].check();
+    }
+    int writes = next_point(start, &change);
+    if (writes >= 0 && test_failures == 0) {
+        changes[change].make();
+        make("/disk/start", (char)(start + 1), 1);
+        power_fails_before(writes + 1);
+        changes[change].change();
+        // The change had no more writes.
+        syscall(SYS_reboot, 0xfee1dead, 672274793, 0x4321fedc, 0);
+    }
+    return test_end();
+}
