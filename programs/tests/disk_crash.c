@@ -1,5 +1,5 @@
 // disk: 16M
-// starts: 13
+// starts: 18
 // option: provoke=power-loss
 // kernel-only: it needs the kernel's disk, and a machine whose power fails
 //
@@ -15,6 +15,7 @@
 #define OLD (3 * PAGE)
 #define NEW (5 * PAGE + 100)
 #define CUT 5000
+#define STRETCHES 320
 
 static char bytes[NEW + PAGE];
 
@@ -100,6 +101,33 @@ static void check_cut(void) {
     }
 }
 
+// A file in more stretches than its block has room for.
+static void scatter(int from, int to) {
+    int file = open("/disk/scattered", O_RDWR | O_CREAT, 0600);
+    memset(bytes, 'w', PAGE);
+    NEED(file >= 0);
+    for (int page = from; page < to; page++)
+        NEED(pwrite(file, bytes, PAGE, (off_t)page * 2 * PAGE) == PAGE);
+    NEED(fsync(file) == 0 && close(file) == 0);
+}
+
+static void make_scattered(void) { scatter(0, STRETCHES); }
+
+static void scatter_more(void) { scatter(STRETCHES, STRETCHES + 2); }
+
+static void check_scattered(void) {
+    int file = open("/disk/scattered", O_RDONLY);
+    struct stat status;
+    NEED(file >= 0 && fstat(file, &status) == 0);
+    long pages = status.st_size / PAGE / 2 + 1;
+    CHECK(pages == STRETCHES || pages == STRETCHES + 2, "fsync: all new stretches, or none");
+    int whole = 1;
+    for (long page = 0; page < pages; page++)
+        whole &= pread(file, bytes, PAGE, page * 2 * PAGE) == PAGE && is_all('w', 0, PAGE);
+    CHECK(whole, "fsync: each stretch has its content");
+    NEED(close(file) == 0 && unlink("/disk/scattered") == 0);
+}
+
 static const struct {
     void (*make)(void), (*change)(void), (*check)(void);
     // The writes of the change, at least.
@@ -109,6 +137,7 @@ static const struct {
     {make_named, rename_over, check_named, 2},
     {make_removed, remove_it, check_removed, 1},
     {make_cut, cut, check_cut, 2},
+    {make_scattered, scatter_more, check_scattered, 4},
 };
 
 #define CHANGES (int)(sizeof changes / sizeof *changes)

@@ -11,6 +11,8 @@ use crate::command::{Expected, run};
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 const CONTENT: u32 = 257;
+/// Extents that have no room in a file's block.
+const LISTED: u32 = 299;
 
 /// The trial. One architecture is enough: the file system has no code for either.
 pub fn trial() -> Trial {
@@ -30,6 +32,12 @@ pub fn trial() -> Trial {
             (image(BLOCKS, &[(0, CONTENT, 2), (2, CONTENT + 1, 2)]), damaged),
             (image(BLOCKS, &[(1, CONTENT, 1), (0, CONTENT + 1, 1)]), damaged),
             (image(BLOCKS, &[(0, CONTENT, 0)]), damaged),
+            (listed(CONTENT, 0, LISTED), "file\n"),
+            (listed(BLOCKS as u32, 0, LISTED), damaged),
+            (listed(CONTENT - 1, 0, LISTED), damaged),
+            (listed(CONTENT + 1, 0, LISTED), damaged),
+            (listed(CONTENT, 1, LISTED), damaged),
+            (listed(CONTENT, 0, LISTED - 1), damaged),
         ];
         for (image, output) in &images {
             let completion = mounted(image, output)?;
@@ -72,6 +80,28 @@ fn image(blocks: u64, extents: &[(u32, u32, u32)]) -> Vec<u8> {
         for (word, value) in [page, block, count].into_iter().enumerate() {
             put(BLOCK + 512 + index * 12 + word * 4, &value.to_le_bytes());
         }
+    }
+    bytes
+}
+
+/// An image whose file has [`LISTED`] extents in the block `list`, which says that it has `count` of
+/// the file of this number. If that is no block of content, the first one has them.
+fn listed(list: u32, number: u32, count: u32) -> Vec<u8> {
+    let mut bytes = image(BLOCKS, &[]);
+    let mut put = |at: usize, word: u32| bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    put(8, 2);
+    put(BLOCK + 40, LISTED);
+    put(BLOCK + 512, list);
+    let is_content = (CONTENT..BLOCKS as u32).contains(&list);
+    let start = BLOCK * if is_content { list } else { CONTENT } as usize;
+    put(start, u32::from_le_bytes(*b"list"));
+    put(start + 4, number);
+    put(start + 8, count);
+    for extent in 0..LISTED {
+        let at = start + 16 + extent as usize * 12;
+        put(at, extent * 2);
+        put(at + 4, CONTENT + 1 + extent);
+        put(at + 8, 1);
     }
     bytes
 }

@@ -1,8 +1,9 @@
 //! The layout of the disk: a superblock, a table with one block for each file, and content.
 //!
-//! A file's block has its name, its attributes and its extents, so it changes at once. There is no
-//! map of free blocks on the disk: it is made of the extents at mount, and so it never disagrees
-//! with them.
+//! A file's block has its name, its attributes and its extents, so it changes at once. Extents that
+//! have no room there lie in blocks among the content, which the file's block names: each change
+//! writes new ones before that block. There is no map of free blocks on the disk: it is made of the
+//! extents at mount, and so it never disagrees with them.
 
 use alloc::vec::Vec;
 
@@ -12,10 +13,12 @@ use super::extents::Extent;
 
 /// The superblock's first bytes.
 const MAGIC: [u8; 8] = *b"bindery\0";
-/// The version of the layout.
-const VERSION: u32 = 1;
+/// The version of the layout. In version 1 a file had no other extents than those in its block.
+const VERSION: u32 = 2;
 /// The first bytes of a file's block.
 const FILE: [u8; 4] = *b"file";
+/// The first bytes of a block of extents.
+const LIST: [u8; 4] = *b"list";
 
 /// The most files.
 pub const FILES: usize = 256;
@@ -28,8 +31,14 @@ pub const NAME_MAX: usize = 255;
 
 /// The place of the extents in a file's block.
 const EXTENTS: usize = 512;
+/// The most extents in a file's block.
+pub const WITHIN: usize = (BLOCK_SIZE - EXTENTS) / 12;
+/// The place of the extents in a block of extents.
+const LISTED: usize = 16;
+/// The most extents in such a block.
+pub const IN_LIST: usize = (BLOCK_SIZE - LISTED) / 12;
 /// The most extents of a file.
-pub const EXTENTS_MAX: usize = (BLOCK_SIZE - EXTENTS) / 12;
+pub const EXTENTS_MAX: usize = (BLOCK_SIZE - EXTENTS) / 4 * IN_LIST;
 
 /// A block of the disk.
 pub type Block = [u8; BLOCK_SIZE];
@@ -50,6 +59,13 @@ pub struct Record {
     pub sequence: u64,
     /// By rising page.
     pub extents: Vec<Extent>,
+    /// The blocks of extents that the file's block on the disk names.
+    pub lists: Vec<u32>,
+}
+
+/// The number of blocks that a file of so many extents has for them.
+pub fn lists_of(extents: usize) -> usize {
+    if extents <= WITHIN { 0 } else { extents.div_ceil(IN_LIST) }
 }
 
 fn put(block: &mut Block, at: usize, bytes: &[u8]) {
@@ -76,8 +92,8 @@ pub fn write_superblock(block: &mut Block, blocks: u64) {
 /// The content of the first block of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Superblock {
-    /// A file system, and its number of blocks.
-    Ours(u64),
+    /// A file system, its number of blocks, and whether it has the layout of before.
+    Ours(u64, bool),
     /// One of another version.
     Unknown,
     /// Nothing of ours.
@@ -88,15 +104,26 @@ pub enum Superblock {
 pub fn read_superblock(block: &Block) -> Superblock {
     if block[..8] != MAGIC {
         Superblock::None
-    } else if word(block, 8) == VERSION && word(block, 12) == FILES as u32 {
-        Superblock::Ours(long(block, 16))
+    } else if (1..=VERSION).contains(&word(block, 8)) && word(block, 12) == FILES as u32 {
+        Superblock::Ours(long(block, 16), word(block, 8) < VERSION)
     } else {
         Superblock::Unknown
     }
 }
 
-/// Writes a file's block; one without a name is empty.
-pub fn write_record(block: &mut Block, record: &Record) {
+fn put_extent(block: &mut Block, at: usize, extent: &Extent) {
+    put(block, at, &extent.page.to_le_bytes());
+    put(block, at + 4, &extent.block.to_le_bytes());
+    put(block, at + 8, &extent.count.to_le_bytes());
+}
+
+fn extent(block: &Block, at: usize) -> Extent {
+    Extent { page: word(block, at), block: word(block, at + 4), count: word(block, at + 8) }
+}
+
+/// Writes a file's block with these extents; one without a name is empty. If there are too many for
+/// it, it names the blocks of `lists`, which have them ([`write_list`]).
+pub fn write_record(block: &mut Block, record: &Record, extents: &[Extent], lists: &[u32]) {
     block.fill(0);
     let Some(name) = &record.name else { return };
     put(block, 0, &FILE);
@@ -106,36 +133,54 @@ pub fn write_record(block: &mut Block, record: &Record) {
     put(block, 20, &record.owner.1.to_le_bytes());
     put(block, 24, &record.modified.to_le_bytes());
     put(block, 32, &record.sequence.to_le_bytes());
-    put(block, 40, &(record.extents.len() as u32).to_le_bytes());
+    put(block, 40, &(extents.len() as u32).to_le_bytes());
     put(block, 44, &(name.len() as u32).to_le_bytes());
     put(block, 48, name);
-    for (index, extent) in record.extents.iter().enumerate() {
-        let at = EXTENTS + index * 12;
-        put(block, at, &extent.page.to_le_bytes());
-        put(block, at + 4, &extent.block.to_le_bytes());
-        put(block, at + 8, &extent.count.to_le_bytes());
+    for (index, list) in lists.iter().enumerate() {
+        put(block, EXTENTS + index * 4, &list.to_le_bytes());
+    }
+    let within = if lists.is_empty() { extents } else { &[] };
+    for (index, extent) in within.iter().enumerate() {
+        put_extent(block, EXTENTS + index * 12, extent);
     }
 }
 
-/// Reads a file's block; `None` if it is empty or damaged.
-pub fn read_record(block: &Block) -> Option<Record> {
+/// Reads a file's block, without the extents in other blocks; gives their number, too. `None` if it
+/// is empty or damaged.
+pub fn read_record(block: &Block) -> Option<(Record, usize)> {
     let (extents, name) = (word(block, 40) as usize, word(block, 44) as usize);
     if block[..4] != FILE || extents > EXTENTS_MAX || !(1..=NAME_MAX).contains(&name) {
         return None;
     }
-    let extent = |index: usize| {
-        let at = EXTENTS + index * 12;
-        Extent { page: word(block, at), block: word(block, at + 4), count: word(block, at + 8) }
-    };
-    let mut list = Vec::with_capacity(EXTENTS_MAX);
-    list.extend((0..extents).map(extent));
-    Some(Record {
+    let within = if extents <= WITHIN { extents } else { 0 };
+    let lists = (0..lists_of(extents)).map(|index| word(block, EXTENTS + index * 4));
+    let record = Record {
         name: Some(block[48..48 + name].to_vec()),
         size: long(block, 8),
         mode: word(block, 4) & 0o7777,
         owner: (word(block, 16), word(block, 20)),
         modified: long(block, 24),
         sequence: long(block, 32),
-        extents: list,
-    })
+        extents: (0..within).map(|index| extent(block, EXTENTS + index * 12)).collect(),
+        lists: lists.collect(),
+    };
+    Some((record, extents - within))
+}
+
+/// Writes a block of extents of the file of this number.
+pub fn write_list(block: &mut Block, file: u64, extents: &[Extent]) {
+    block.fill(0);
+    put(block, 0, &LIST);
+    put(block, 4, &(file as u32).to_le_bytes());
+    put(block, 8, &(extents.len() as u32).to_le_bytes());
+    for (index, extent) in extents.iter().enumerate() {
+        put_extent(block, LISTED + index * 12, extent);
+    }
+}
+
+/// Reads a block of so many extents of the file of this number. `None` if it is not one.
+pub fn read_list(block: &Block, file: u64, extents: usize) -> Option<Vec<Extent>> {
+    let head = [word(block, 4), word(block, 8)];
+    let is_own = block[..4] == LIST && head == [file as u32, extents as u32];
+    is_own.then(|| (0..extents).map(|index| extent(block, LISTED + index * 12)).collect())
 }

@@ -30,12 +30,12 @@ use crate::{heap, log, options, time};
 use super::memory::Directory;
 use super::node::Node;
 use super::store::Store;
-use layout::{EXTENTS_MAX, NAME_MAX, Record};
+use layout::{NAME_MAX, Record};
 use node::{DiskFile, number_of};
 use storage::{Storage, file_system, storage};
 
 /// The most bytes of the heap that a file takes.
-const FILE_SIZE: usize = 1024 + EXTENTS_MAX * size_of::<extents::Extent>();
+const FILE_SIZE: usize = 1024 + layout::WITHIN * size_of::<extents::Extent>();
 
 fn failed(error: bindery::PagerError) -> Errno {
     if error == bindery::PagerError::NoSpace { Errno::ENOSPC } else { Errno::EIO }
@@ -156,7 +156,8 @@ impl Store for Storage {
             owner: (0, 0),
             modified: time::real_time(),
             sequence,
-            extents: Vec::with_capacity(EXTENTS_MAX),
+            extents: Vec::new(),
+            lists: Vec::new(),
         };
         let number = self.add(record).ok_or(Errno::ENOSPC)?;
         let made = DiskFile::new(number);

@@ -10,6 +10,8 @@ use core::ops::Range;
 
 use bindery::PagerError;
 
+use crate::heap;
+
 use super::extents::{self, Extent, Run};
 use super::layout::EXTENTS_MAX;
 use super::volume::Volume;
@@ -95,6 +97,10 @@ impl Volume {
             return Err(PagerError::NoSpace);
         }
         // For all stores of the file, whichever ends first: an answer cannot fail.
+        if extents.capacity() - extents.len() < new {
+            let grown = 2 * (extents.len() + new) * size_of::<Extent>();
+            heap::room(grown).map_err(|_| PagerError::OutOfMemory)?;
+        }
         extents.try_reserve(new).map_err(|_| PagerError::OutOfMemory)?;
         Ok(true)
     }

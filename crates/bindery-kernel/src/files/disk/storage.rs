@@ -1,5 +1,6 @@
 //! The storage of the disk's files: their [`Pager`], and the blocks that describe them.
 
+use alloc::boxed::Box;
 use core::ops::Range;
 
 use bindery::addr::{Frame, PAGE_SIZE};
@@ -14,7 +15,7 @@ use crate::sync::{Mutex, SleepingMutex};
 use crate::time;
 
 use super::layout::{self, Block, FILES, Record, Superblock, TABLE};
-use super::volume::Volume;
+use super::volume::{NewRecord, RecordEnd, Volume};
 
 /// The dirty pages of the disk, at most.
 static LIMIT: DirtyLimit = DirtyLimit::new(u64::MAX);
@@ -26,8 +27,16 @@ const DIRTY_SHARE: u64 = 10;
 pub struct Storage {
     /// Its files and blocks.
     pub volume: Mutex<Volume>,
-    /// The physical address of a page for transfers of its own.
-    page: SleepingMutex<u64>,
+    /// Memory for transfers of its own.
+    own: SleepingMutex<Own>,
+}
+
+/// Memory of the storage's own.
+struct Own {
+    /// The physical address of a page.
+    page: u64,
+    /// A file's block, while its blocks of extents are written.
+    record: Box<Block>,
 }
 
 static STORAGE: Once<Storage> = Once::new();
@@ -65,6 +74,7 @@ fn bytes(page: &mut u64) -> &mut Block {
 /// A message.
 pub fn mount() -> Result<&'static Storage, &'static str> {
     const DAMAGED: &str = "the disk cannot be read or written";
+    const UNUSABLE: &str = "the file system of the disk is damaged";
     let blocks = disk::blocks().ok_or("there is no disk")?;
     if blocks <= layout::CONTENT || blocks > u64::from(u32::MAX) {
         return Err("the disk is too small or too large for a file system");
@@ -74,14 +84,18 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
         disk::transfer(direction, block, *page, BLOCK_SIZE).map_err(|_| DAMAGED)
     };
     move_block(Direction::Read, 0, &mut page)?;
+    let mut is_old = false;
     let mut volume = match layout::read_superblock(bytes(&mut page)) {
-        Superblock::Ours(size) if size > blocks => {
+        Superblock::Ours(size, _) if size > blocks => {
             return Err("the disk is shorter than its file system");
         }
-        Superblock::Ours(size) if size <= layout::CONTENT => {
-            return Err("the file system of the disk is damaged");
+        Superblock::Ours(size, _) if size <= layout::CONTENT => {
+            return Err(UNUSABLE);
         }
-        Superblock::Ours(size) => Volume::new(size),
+        Superblock::Ours(size, of_before) => {
+            is_old = of_before;
+            Volume::new(size)
+        }
         Superblock::Unknown => return Err("the disk has another version of the file system"),
         Superblock::None => {
             bytes(&mut page).fill(0);
@@ -95,11 +109,23 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
     };
     for number in 0..FILES {
         move_block(Direction::Read, TABLE + number as u64, &mut page)?;
-        if let Some(record) = layout::read_record(bytes(&mut page))
-            && volume.adopt(number, record).is_err()
-        {
-            return Err("the file system of the disk is damaged");
+        let Some((mut record, mut left)) = layout::read_record(bytes(&mut page)) else { continue };
+        for list in &record.lists {
+            let list = u64::from(*list);
+            if !(layout::CONTENT..volume.blocks()).contains(&list) {
+                return Err(UNUSABLE);
+            }
+            move_block(Direction::Read, list, &mut page)?;
+            let count = left.min(layout::IN_LIST);
+            let extents = layout::read_list(bytes(&mut page), number as u64, count);
+            record.extents.extend(extents.ok_or(UNUSABLE)?);
+            left -= count;
         }
+        volume.adopt(number, record).map_err(|_| UNUSABLE)?;
+    }
+    if is_old {
+        layout::write_superblock(bytes(&mut page), volume.blocks());
+        move_block(Direction::Write, 0, &mut page)?;
     }
     // The machine may have stopped in a truncation, before it cleared the rest of the last block.
     for (block, length) in volume.parts() {
@@ -110,7 +136,8 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
             move_block(Direction::Write, block, &mut page)?;
         }
     }
-    let storage = Storage { volume: Mutex::new(volume), page: SleepingMutex::new(page) };
+    let own = Own { page, record: Box::new([0; BLOCK_SIZE]) };
+    let storage = Storage { volume: Mutex::new(volume), own: SleepingMutex::new(own) };
     Ok(STORAGE.call_once(|| storage))
 }
 
@@ -133,26 +160,45 @@ impl Storage {
     /// Writes a file's block. A file that has no name any more has an empty one.
     ///
     /// # Errors
-    /// The device's failure.
+    /// The device's failure; that of [`Volume::begin_record`].
     pub fn write_record(&self, number: u64) -> Result<(), PagerError> {
         // Held until the block is written, so the last one to come writes the last state.
-        let mut page = self.page.lock();
-        let has_changed = {
-            let mut volume = self.volume.lock();
-            match volume.record(number) {
-                Some(record) => layout::write_record(bytes(&mut page), record),
-                None => bytes(&mut page).fill(0),
-            }
-            volume.take_changed(number)
-        };
+        let mut own = self.own.lock();
+        let new = self.volume.lock().begin_record(number, &mut own.record)?;
+        let lists = self.write_lists(number, &new, &mut own.page);
         // The device may keep blocks in any order. Those that the file's block names come first.
-        let kept = if has_changed { disk::flush() } else { Ok(()) };
-        let write = || disk::transfer(Direction::Write, TABLE + number, *page, BLOCK_SIZE);
-        let written = kept.and_then(|()| write());
-        if written.is_err() && has_changed {
-            self.volume.lock().has_changed(number);
+        let has_new = new.has_changed || !new.lists.is_empty();
+        let kept = lists.and_then(|()| if has_new { disk::flush() } else { Ok(()) });
+        let (outcome, end) = match kept {
+            Err(_) => (kept, RecordEnd::NotWritten),
+            Ok(()) => {
+                let Own { page, record } = &mut *own;
+                bytes(page).copy_from_slice(&record[..]);
+                let at = TABLE + number;
+                let mut written = disk::transfer(Direction::Write, at, *page, BLOCK_SIZE);
+                if self.has_lists(number) {
+                    // Before they are used again.
+                    written = written.and_then(|()| disk::flush());
+                }
+                (written, if written.is_ok() { RecordEnd::Written } else { RecordEnd::Unknown })
+            }
+        };
+        self.volume.lock().end_record(number, new, end);
+        outcome
+    }
+
+    /// Whether the file's block on the disk names blocks of extents.
+    fn has_lists(&self, number: u64) -> bool {
+        self.volume.lock().record(number).is_some_and(|record| !record.lists.is_empty())
+    }
+
+    /// Writes new blocks of extents.
+    fn write_lists(&self, number: u64, new: &NewRecord, page: &mut u64) -> Result<(), PagerError> {
+        for (list, extents) in new.lists.iter().zip(new.extents.chunks(layout::IN_LIST)) {
+            layout::write_list(bytes(page), number, extents);
+            disk::transfer(Direction::Write, u64::from(*list), *page, BLOCK_SIZE)?;
         }
-        written
+        Ok(())
     }
 
     /// Writes the blocks of the files that have changed, and makes the device keep all that it was
@@ -165,7 +211,7 @@ impl Storage {
         let mut outcome = self.write_changed();
         // Another thread may be about to write a block that it has taken note of. If it fails, the
         // note is back.
-        drop(self.page.lock());
+        drop(self.own.lock());
         outcome = outcome.and(self.write_changed());
         outcome.and(disk::flush())
     }
@@ -239,8 +285,9 @@ impl Storage {
     ) -> Result<(), PagerError> {
         let length = request.length() % PAGE_SIZE;
         let last = request.first_page() + request.pages() - 1;
-        let mut page = self.page.lock();
-        let into = bytes(&mut page);
+        let mut own = self.own.lock();
+        let page = &mut own.page;
+        let into = bytes(page);
         into.fill(0);
         request.with_bytes(|pieces| {
             if let Some(piece) = pieces.last() {
@@ -283,9 +330,10 @@ impl Storage {
         let (Some(block), true) = (run.block, !size.is_multiple_of(PAGE_SIZE)) else {
             return Ok(());
         };
-        let mut page = self.page.lock();
+        let mut own = self.own.lock();
+        let page = &mut own.page;
         disk::transfer(Direction::Read, block, *page, BLOCK_SIZE)?;
-        bytes(&mut page)[(size % PAGE_SIZE) as usize..].fill(0);
+        bytes(page)[(size % PAGE_SIZE) as usize..].fill(0);
         disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
     }
 }

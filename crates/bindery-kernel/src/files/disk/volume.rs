@@ -7,7 +7,7 @@ use bindery::PagerError;
 use bindery::addr::PAGE_SIZE;
 
 use super::extents::{self, Extent, Run};
-use super::layout::{CONTENT, EXTENTS_MAX, FILES, Record};
+use super::layout::{self, Block, CONTENT, EXTENTS_MAX, FILES, IN_LIST, Record, WITHIN};
 use super::page_set::PageSet;
 use super::placements::Placements;
 
@@ -25,6 +25,8 @@ pub struct Volume {
     reserved: u64,
     /// The write of each file that has one.
     writes: Vec<Option<Write>>,
+    /// The blocks of extents of all files.
+    listed: u64,
     /// The stores in progress.
     pub(super) placements: Placements,
     /// The dirty pages of each file that calls have written. The others were written through
@@ -62,6 +64,27 @@ impl Cut {
     }
 }
 
+/// A file's block that is about to be written, and the blocks of extents that it names.
+pub struct NewRecord {
+    /// The extents of those blocks.
+    pub extents: Vec<Extent>,
+    /// The blocks, which are new.
+    pub lists: Vec<u32>,
+    /// Whether the block on the disk lacks a change.
+    pub has_changed: bool,
+}
+
+/// The outcome of the write of a file's block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RecordEnd {
+    /// The disk has it.
+    Written,
+    /// The disk has the old one.
+    NotWritten,
+    /// The device has failed: the disk has either.
+    Unknown,
+}
+
 impl Volume {
     /// An empty disk of `blocks` blocks.
     pub fn new(blocks: u64) -> Self {
@@ -73,6 +96,7 @@ impl Volume {
             reservations: (0..FILES).map(|_| PageSet::new()).collect(),
             reserved: 0,
             writes: (0..FILES).map(|_| None).collect(),
+            listed: 0,
             placements: Placements::default(),
             called: (0..FILES).map(|_| PageSet::new()).collect(),
             news: alloc::vec![None; FILES],
@@ -84,6 +108,11 @@ impl Volume {
         volume
     }
 
+    /// The number of all blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
     /// The number of blocks, and of those that are free and not reserved.
     pub fn size_and_free(&self) -> (u64, u64) {
         (self.blocks - CONTENT, self.unreserved())
@@ -92,7 +121,20 @@ impl Volume {
     /// The free blocks without those that are kept for reservations. A page whose store is in
     /// progress has a block, and its reservation still.
     pub(super) fn unreserved(&self) -> u64 {
-        (self.free + self.placements.promised()).saturating_sub(self.reserved)
+        let kept = self.reserved + self.kept_for_lists();
+        (self.free + self.placements.promised()).saturating_sub(kept)
+    }
+
+    /// The free blocks that are kept for extents: as many as all files together can need, and those
+    /// of the longest list once more, because each change writes new ones first.
+    fn kept_for_lists(&self) -> u64 {
+        let content = self.blocks - CONTENT;
+        if content <= WITHIN as u64 {
+            return 0;
+        }
+        // A list has a block for each `IN_LIST` extents and for the rest, and more than `WITHIN`.
+        let most = content * 2 / WITHIN as u64 + content / IN_LIST as u64 + 1;
+        most.saturating_sub(self.listed)
     }
 
     /// Whether a page of a file has a reservation.
@@ -140,6 +182,13 @@ impl Volume {
             }
             next = end;
         }
+        for list in record.lists.iter().map(|list| u64::from(*list)) {
+            if list >= self.blocks || self.is_used(list) {
+                return Err(record);
+            }
+            self.take(list);
+        }
+        self.listed += record.lists.len() as u64;
         self.sequence = self.sequence.max(record.sequence);
         self.records[number] = Some(record);
         Ok(())
@@ -155,6 +204,67 @@ impl Volume {
             (length > 0).then_some((block, length as usize))
         };
         self.records.iter().enumerate().filter_map(part).collect()
+    }
+
+    /// Makes the block of a file that is about to be written, and takes new blocks for its extents
+    /// if they have no room there. [`Volume::end_record`] follows.
+    ///
+    /// # Errors
+    /// [`PagerError::OutOfMemory`]; [`PagerError::NoSpace`].
+    pub fn begin_record(
+        &mut self,
+        number: u64,
+        block: &mut Block,
+    ) -> Result<NewRecord, PagerError> {
+        let mut new = NewRecord { extents: Vec::new(), lists: Vec::new(), has_changed: false };
+        let named = self.records.get(number as usize).and_then(Option::as_ref);
+        let named = named.filter(|record| record.name.is_some());
+        let count = named.map_or(0, |record| layout::lists_of(record.extents.len()));
+        if let Some(record) = named.filter(|_| count > 0) {
+            let extents = &record.extents;
+            let has_room = new.extents.try_reserve_exact(extents.len()).is_ok();
+            if !has_room || new.lists.try_reserve_exact(count).is_err() {
+                return Err(PagerError::OutOfMemory);
+            }
+            new.extents.extend_from_slice(extents);
+        }
+        for _ in 0..count {
+            let Some(list) = self.free_block(None) else {
+                self.release_lists(&new.lists);
+                return Err(PagerError::NoSpace);
+            };
+            self.take(list);
+            self.listed += 1;
+            new.lists.push(list as u32);
+        }
+        match self.records.get(number as usize).and_then(Option::as_ref) {
+            Some(record) => layout::write_record(block, record, &record.extents, &new.lists),
+            None => block.fill(0),
+        }
+        new.has_changed = self.take_changed(number);
+        Ok(new)
+    }
+
+    /// Ends the write of a file's block: the blocks of extents that it named before are free. If
+    /// the block was not written, the new ones are; if that is not known, they stay out of use
+    /// until the next mount.
+    pub fn end_record(&mut self, number: u64, new: NewRecord, end: RecordEnd) {
+        match (end, self.record(number)) {
+            (RecordEnd::Written, Some(record)) => {
+                let old = core::mem::replace(&mut record.lists, new.lists);
+                self.release_lists(&old);
+            }
+            (RecordEnd::NotWritten, _) | (_, None) => self.release_lists(&new.lists),
+            (RecordEnd::Unknown, Some(_)) => {}
+        }
+        if end != RecordEnd::Written && new.has_changed {
+            self.has_changed(number);
+        }
+    }
+
+    fn release_lists(&mut self, lists: &[u32]) {
+        lists.iter().for_each(|list| self.give(u64::from(*list)));
+        self.listed -= lists.len() as u64;
     }
 
     /// The file of this number.
