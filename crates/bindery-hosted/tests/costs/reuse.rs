@@ -13,11 +13,12 @@ use bindery::{
 use bindery_hosted::{Config, Machine, Program, Walk};
 use bindery_linux::proc::{self, ClearRefs};
 
-use crate::support::{GIB, MIB, audit, fixed, memory_with, options};
+use crate::support::{GIB, MIB, audit, fixed, memory_with, options, use_order};
 
 on_every_architecture! {
     a_single_write_changes_one_entry => single;
     writes_in_order_share_faults => in_order;
+    a_huge_leaf_is_reused_with_one_lock => huge;
     the_mapping_ends_the_pages_ahead => end_of_mapping;
     pages_of_other_processes_stay_read_only => shared_ahead;
     watched_pages_stay_read_only => watched;
@@ -42,8 +43,14 @@ struct Scene<'s, 'm, A: Walk> {
 
 /// Runs a test with `PAGES` base pages that were touched, and whose sharer has exited.
 fn after_a_fork<A: Walk>(test: impl FnOnce(&Scene<'_, '_, A>)) {
+    after_a_fork_with::<A>(0, test);
+}
+
+/// As [`after_a_fork`], with folios of 2^`order` pages where they fit.
+fn after_a_fork_with<A: Walk>(order: u8, test: impl FnOnce(&Scene<'_, '_, A>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 4, ..Config::default() });
+    use_order(&memory, order);
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT, PAGES * PAGE_SIZE)).unwrap();
     let scene = Scene { machine: &machine, memory: &memory, space: &space };
@@ -128,6 +135,30 @@ fn in_order<A: Walk>() {
         assert_eq!((cost.bytes_copied, cost.invalidations), (0, 0), "{cost:?}");
         assert_eq!((cost.entries_written, machine.invalidations), (PAGES, 0), "{cost:?}");
         scene.assert_holds(0..PAGES, |page| page + 5);
+    });
+}
+
+fn huge<A: Walk>() {
+    after_a_fork_with::<A>(9, |scene| {
+        let (before, machine) = (scene.space.counts(), scene.machine.statistics());
+        scene.store(100, 70);
+        let cost = scene.space.counts() - before;
+        let machine = scene.machine.statistics() - machine;
+        assert_eq!((cost.entries_read, cost.entries_written), (1, 1), "{cost:?}");
+        assert_eq!((cost.bytes_copied, cost.tables_locked), (0, 1), "{cost:?}");
+        assert_eq!((cost.invalidations, machine.invalidations), (0, 0), "{cost:?}");
+        assert_eq!(machine.local_invalidations, u64::from(!A::FAULTS_INVALIDATE));
+        assert_eq!((scene.writable(0..512), scene.writable(512..PAGES)), (512, 0));
+        scene.assert_holds(0..100, |page| page);
+        scene.assert_holds(100..101, |_| 70);
+        scene.assert_holds(101..PAGES, |page| page);
+    });
+    after_a_fork_with::<A>(9, |scene| {
+        let child = scene.space.fork().unwrap();
+        scene.store(100, 70);
+        assert_eq!(scene.writable(0..PAGES), 1, "another process maps the others");
+        assert_eq!(Program::new(scene.machine, &child).load(at(100)), Ok(100));
+        audit(scene.machine, scene.memory, &[scene.space, &child]);
     });
 }
 

@@ -42,7 +42,11 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(super) fn touch_small(&self, flags: MappingFlags) -> Option<Resolved> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let section = self.read_section();
-        let found = page_table.leaf_table(&section, page)?;
+        let found = match page_table.leaf_table(&section, page) {
+            Ok(found) => found,
+            Err(huge) if !huge.entry.is_empty() => return self.reuse_huge(&section, &huge),
+            Err(_) => return None,
+        };
         let entries = page_table.entries(found.table);
         let table = found.table;
         let allowed = memory.folio_policy().orders(flags.huge_advice());

@@ -11,6 +11,8 @@
 //! single page pays for no other. Each page ahead is asked by itself, under the one table lock. Its
 //! entry becomes writable and stays clean: only a write that follows makes it dirty.
 //!
+//! A huge leaf becomes writable whole, under the one lock of its table.
+//!
 //! # Excluded
 //! An entry whose first write has to be noticed stays read-only: in a VMA that soft-dirty watches
 //! or that has a userfaultfd, and each entry with the bit of one. So does the entry of a folio with
@@ -18,7 +20,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::addr::{Order, PAGE_SHIFT};
+use crate::addr::{Order, PAGE_SHIFT, VirtRange};
 use crate::arch::{Arch, Entry, EntryIndex, Equal, Kind, Level, Permissions, Write};
 use crate::folio::{Folio, OwnerMark};
 use crate::memory::Memory;
@@ -27,8 +29,8 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
-use crate::table::{LeafTable, ReadSection, run};
-use crate::vma::MappingFlags;
+use crate::table::{EntryAt, LeafTable, ReadSection, Table, run};
+use crate::vma::{MappingFlags, Vma};
 
 use super::Resolved;
 use super::copy_on_write::folio_range;
@@ -48,15 +50,14 @@ impl<P: Platform> Fault<'_, '_, P> {
         section: &ReadSection<'_, P>,
         found: &LeafTable<'_>,
     ) -> Option<Resolved> {
-        let watched = MappingFlags::USERFAULT | MappingFlags::SOFT_DIRTY;
-        if self.vma.flags() & watched != MappingFlags::SOFT_DIRTY {
+        if !is_reusable(self.vma) {
             return None;
         }
         let (memory, page_table) = (self.memory(), self.page_table());
         let index = P::Arch::PTE.index_of(self.page);
         let words = page_table.entries(found.table);
         // Without the lock: copy-on-write, the other case, pays for no lock here.
-        reusable_folio(memory, run::load(words, index))?;
+        reusable_folio(memory, run::load(words, index), Level::PTE)?;
         if !page_table.try_lock_leaf_table(section, self.page, found) {
             return None;
         }
@@ -70,20 +71,72 @@ impl<P: Platform> Fault<'_, '_, P> {
             tables_locked: 1,
             ..Counts::default()
         };
-        page_table.count_in(section, &counts);
-        memory.platform().publish_entries();
+        self.finish_reuse(section, &counts);
+        Some(Resolved::MadeWritable)
+    }
+
+    /// As [`Fault::reuse_in_place`], of a huge leaf, if `found`, which is not empty, is one. The
+    /// leaf keeps its size.
+    #[inline(never)]
+    pub(super) fn reuse_huge(
+        &self,
+        section: &ReadSection<'_, P>,
+        found: &EntryAt<P::Arch, Table<'_>>,
+    ) -> Option<Resolved> {
+        let &EntryAt { node, index, entry } = found;
+        if node.level != Level::PMD || !is_reusable(self.vma) {
+            return None;
+        }
+        let page_table = self.page_table();
+        // Without the lock: copy-on-write, the other case, pays for no lock here.
+        reusable_folio(self.memory(), entry, Level::PMD)?;
+        if !page_table.try_lock_table(section, self.page, node) {
+            return None;
+        }
+        let written = self.reuse_huge_locked(&page_table.entries(node.table)[index.position()]);
+        page_table.unlock(node.table.frame());
+        written?;
+        let counts = Counts {
+            entries_descended: u64::from(P::Arch::LEVELS) - 2,
+            entries_read: 1,
+            entries_written: 1,
+            tables_locked: 1,
+            ..Counts::default()
+        };
+        self.finish_reuse(section, &counts);
+        Some(Resolved::MadeWritable)
+    }
+
+    /// As [`Fault::reuse_huge`], with the table locked.
+    fn reuse_huge_locked(&self, word: &AtomicU64) -> Option<()> {
+        let (entry, size) = (load(word), P::Arch::PMD.span());
+        let folio = reusable_folio(self.memory(), entry, Level::PMD)?;
+        let leaf = VirtRange::from_len(self.page.align_down(size), size)?;
+        if folio.order != P::Arch::PMD.order() || !self.vma.range().covers(leaf) {
+            return None;
+        }
+        self.take_over(folio, OwnerMark::of(AnonGroup::as_owner(self.vma.group())));
+        P::Arch::replace_entry(word, entry, |entry| P::Arch::make_writable(entry, Write::Now));
+        Some(())
+    }
+
+    /// Counts what was done, and lets the program repeat the access.
+    #[inline(always)]
+    fn finish_reuse(&self, section: &ReadSection<'_, P>, counts: &Counts) {
+        let page_table = self.page_table();
+        page_table.count_in(section, counts);
+        self.memory().platform().publish_entries();
         if !P::Arch::FAULTS_INVALIDATE {
             // The other pages fault once more, if this CPU's TLB has them at all.
             flush_local(page_table, self.range());
         }
-        Some(Resolved::MadeWritable)
     }
 
     /// As [`Fault::reuse_in_place`], with the table locked. Returns how many entries were written.
     fn reuse_locked(&self, words: &[AtomicU64], index: EntryIndex) -> Option<u32> {
         let memory = self.memory();
         let entry = run::load(words, index);
-        let folio = reusable_folio(memory, entry)?;
+        let folio = reusable_folio(memory, entry, Level::PTE)?;
         let number = P::Arch::frame(entry).0 - folio.head.0;
         let first = index.position().checked_sub(number as usize)?;
         let entries = words.get(first..first + folio.pages() as usize)?;
@@ -116,7 +169,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let left = (self.vma.range().end().0 - self.page.0) >> PAGE_SHIFT;
         let mut written = 0;
         for word in after.iter().take(left as usize).skip(1).take(most) {
-            let folio = reusable_folio(self.memory(), load(word));
+            let folio = reusable_folio(self.memory(), load(word), Level::PTE);
             let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
             self.take_over(folio, owner);
             written += u32::from(make_writable::<P::Arch>(word, Write::Later));
@@ -125,12 +178,23 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// The folio of a read-only leaf, if it is anonymous, as often mapped as it has pages, and
-/// otherwise not held; unless an entry like this one has to stay read-only. A hint, without the
-/// lock of the leaf's table.
+/// Whether no first write to pages of the VMA has to be noticed.
 #[inline(always)]
-fn reusable_folio<P: Platform>(memory: &Memory<P>, entry: Entry) -> Option<Folio> {
-    if Level::<P::Arch>::PTE.kind(entry) != Kind::Leaf || P::Arch::is_contig(entry) {
+fn is_reusable(vma: &Vma) -> bool {
+    let watched = MappingFlags::USERFAULT | MappingFlags::SOFT_DIRTY;
+    vma.flags() & watched == MappingFlags::SOFT_DIRTY
+}
+
+/// The folio of a read-only leaf of this level, if it is anonymous, as often mapped as it has
+/// pages, and otherwise not held; unless an entry like this one has to stay read-only. A hint,
+/// without the lock of the leaf's table.
+#[inline(always)]
+fn reusable_folio<P: Platform>(
+    memory: &Memory<P>,
+    entry: Entry,
+    level: Level<P::Arch>,
+) -> Option<Folio> {
+    if level.kind(entry) != Kind::Leaf || level == Level::PTE && P::Arch::is_contig(entry) {
         return None;
     }
     let attributes = P::Arch::attributes(entry);
