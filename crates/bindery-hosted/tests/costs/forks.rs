@@ -9,6 +9,7 @@ use crate::support::{GIB, MIB, audit, fixed, options, strict};
 on_every_architecture! {
     a_second_fork_flushes_only_written_pages => flushes;
     a_fork_copies_pinned_pages_among_others => pinned;
+    an_exit_leaves_shared_pages_to_others => exits;
 }
 
 const AT: VirtAddr = VirtAddr(GIB);
@@ -67,4 +68,40 @@ fn pinned<A: Walk>() {
     assert_eq!((parent.counts() - before).bytes_copied, 0, "pinned pages stay the parent's");
     audit(&machine, &memory, &[&parent, &child]);
     drop(pins);
+}
+
+/// A child exits, and then its parent, with pages of their own among those that they share.
+fn exits<A: Walk>() {
+    let (machine, memory) = strict::<A>(64 * MIB);
+    let free = memory.free_frame_count();
+    let parent = AddressSpace::new(&memory, options()).unwrap();
+    parent.mmap(&fixed(AT.0, PAGES * PAGE_SIZE)).unwrap();
+    let program = Program::new(&machine, &parent);
+    (0..PAGES).for_each(|number| program.store(page(number), number).unwrap());
+    let (first, second) = (parent.fork().unwrap(), parent.fork().unwrap());
+    let writes = |space, of: [u64; 3], value| {
+        let program = Program::new(&machine, space);
+        of.into_iter().for_each(|number| program.store(page(number), value).unwrap());
+    };
+    writes(&first, [0, 7, 300], 1 << 32);
+    writes(&second, [7, 8, PAGES - 1], 2 << 32);
+    let before = memory.free_frame_count();
+    drop(first);
+    memory.trim();
+    assert!(memory.free_frame_count() >= before + 3, "the first child's own pages");
+    audit(&machine, &memory, &[&parent, &second]);
+    // In part: the table stays.
+    parent.munmap(page(5), 200 * PAGE_SIZE).unwrap();
+    audit(&machine, &memory, &[&parent, &second]);
+    drop(parent);
+    let of_child = Program::new(&machine, &second);
+    for number in 0..PAGES {
+        let content = if [7, 8, PAGES - 1].contains(&number) { 2 << 32 } else { number };
+        assert_eq!(of_child.load(page(number)), Ok(content), "page {number}");
+    }
+    audit(&machine, &memory, &[&second]);
+    drop(second);
+    memory.trim();
+    assert_eq!(memory.free_frame_count(), free, "pages are lost");
+    audit(&machine, &memory, &[]);
 }

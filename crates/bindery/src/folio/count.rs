@@ -210,6 +210,16 @@ pub(super) fn exchange(count: &impl Word<u64>, from: u64, to: u64) -> bool {
     count.exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
+/// Drops one mapping, if others remain. Returns whether it did; it may also not when another
+/// thread changes the word.
+#[inline]
+pub(super) fn unmap_one_of_several(count: &impl Word<u64>) -> bool {
+    let seen = count.load(Ordering::Relaxed);
+    // Release: as in `take`.
+    mappings_in(seen) > 1
+        && count.exchange(seen, seen - MAPPING, Ordering::Release, Ordering::Relaxed).is_ok()
+}
+
 /// The outcome of [`unmap_owned`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {

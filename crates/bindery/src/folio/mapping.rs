@@ -11,10 +11,10 @@ use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
 };
 use super::frozen::FrozenFolio;
-use super::handle::{Folio, FolioHandle, Freed};
+use super::handle::{Folio, FolioHandle, Freed, change_flag};
 use super::owner::{self, FolioIndex, LiveOwner, OwnerMark};
 use crate::addr::{Frame, Order};
-use crate::frame::meta::{KIND_AND_ORDER, Kind, state_of};
+use crate::frame::meta::{DIRTY, KIND_AND_ORDER, Kind, state_of};
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
 
@@ -201,4 +201,30 @@ pub(crate) fn is_shared_page<P: Platform>(frames: &Frames<P>, frame: Frame) -> b
         state & KIND_AND_ORDER == state_of(Kind::Folio, Order::PAGE)
             && mappings_in(meta.count.load(Relaxed)) > 1
     }
+}
+
+/// Drops a mapping of the folio of one page in `frame`, if it is anonymous and has other mappings.
+/// With `dirty`, the folio is marked dirty. For a frame of any other kind, and perhaps when another
+/// thread changes the count, returns `false`, and no mapping is dropped.
+///
+/// # Safety
+/// 1. and 2. As [`FolioHandle::unmap`], if it drops the mapping.
+#[inline(always)]
+pub(crate) unsafe fn unmap_shared_page<P: Platform>(
+    frames: &Frames<P>,
+    frame: Frame,
+    dirty: bool,
+) -> bool {
+    if !is_shared_page(frames, frame) {
+        return false;
+    }
+    let meta = frames.meta(frame);
+    if owner::is_counted_for_object(meta.word.load(Relaxed)) {
+        return false;
+    }
+    if dirty {
+        // Before the mapping is dropped: afterwards the folio may be freed and reused.
+        change_flag(&meta.state, DIRTY, true);
+    }
+    count::unmap_one_of_several(&meta.count)
 }

@@ -78,7 +78,7 @@ pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
-pub(crate) use mapping::is_shared_page;
+pub(crate) use mapping::{is_shared_page, unmap_shared_page};
 pub use owner::OwnerKind;
 pub(crate) use owner::{
     ALIGN as OWNER_ALIGN, FolioIndex, FolioOwner, LiveOwner, Owner, OwnerMark, OwnerRun,

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
-use crate::folio::{Folio, OwnerKind};
+use crate::folio::{Folio, OwnerKind, unmap_shared_page};
 use crate::frame::{FrameRange, FreeBatch};
 use crate::memory::{shown_limit, unmap_frames, unmap_pages, unmap_shown};
 use crate::platform::Platform;
@@ -242,6 +242,15 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             self.counts.folios_touched += u64::from(more);
             return 1 + more;
         }
+        if folio.order == Order::PAGE && memory.frames.folio(folio).mappings() > 1 {
+            // After a fork, so do those that another process maps too.
+            // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
+            let count = unsafe { drop_shared_pages(memory, &entries[index.position()..], missing) };
+            if count > 0 {
+                self.counts.folios_touched += u64::from(count) - 1;
+                return count;
+            }
+        }
         let left = folio.head.0 + folio.pages() - frame.0;
         let limit = left.min(entries.len() as u32 - index.number());
         let entries = &entries[..(index + limit).position()];
@@ -373,6 +382,33 @@ unsafe fn drop_single_pages<P: Platform>(
         let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
         // SAFETY: 1. and 2. the caller's obligations 1 and 2.
         if !unsafe { memory.frames.folio(folio).free_anonymous_into(batch, 1) } {
+            break;
+        }
+        dropped += 1;
+    }
+    dropped
+}
+
+/// As [`drop_single_pages`], of single anonymous pages that have other mappings.
+///
+/// # Safety
+/// 1. and 2. As [`RmapZap::run`].
+#[inline(never)]
+unsafe fn drop_shared_pages<P: Platform>(
+    memory: &Memory<P>,
+    entries: &[AtomicU64],
+    missing: u64,
+) -> u32 {
+    let mut dropped = 0;
+    for word in entries {
+        let raw = word.load(Ordering::Relaxed);
+        let entry = Entry(raw | missing);
+        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
+            break;
+        }
+        let (frame, dirty) = (P::Arch::frame(entry), P::Arch::attributes(entry).dirty);
+        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+        if !unsafe { unmap_shared_page(&memory.frames, frame, dirty) } {
             break;
         }
         dropped += 1;

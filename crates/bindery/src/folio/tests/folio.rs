@@ -12,6 +12,7 @@ use super::super::LockedFolio;
 use super::super::count::TooManyMappings;
 use super::super::exclusive::ExclusiveRun;
 use super::super::handle::{Folio, Freed, MAX_FOLIO_ORDER};
+use super::super::mapping::unmap_shared_page;
 use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
 use super::{Machine, assert_all_free, blocks, free, fresh, new_frames, release, unmap};
@@ -62,6 +63,34 @@ fn the_last_mapping_or_reference_frees() {
     fresh(&frames, folio).map(1);
     assert_eq!(unmap(&frames, folio, 1), Freed::Yes);
     assert_all_free(&frames);
+}
+
+/// Neither the last mapping nor one of a larger folio goes this way; the dirty mark comes first.
+#[test]
+fn a_shared_page_loses_one_mapping_at_once() {
+    let frames = new_frames(64);
+    // SAFETY: 1. and 2. there are no entries, and the test's mappings are dropped once.
+    let drop_one = |frame, dirty| unsafe { unmap_shared_page(&frames, frame, dirty) };
+    let page = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
+    fresh(&frames, page).map(1);
+    frames.folio(page).map(1).unwrap();
+    frames.folio(page).map(1).unwrap();
+    assert!(drop_one(page.head, false));
+    assert_eq!((frames.folio(page).mappings(), frames.folio(page).is_dirty()), (2, false));
+    assert!(drop_one(page.head, true));
+    assert_eq!((frames.folio(page).mappings(), frames.folio(page).is_dirty()), (1, true));
+    assert!(!drop_one(page.head, true));
+    assert_eq!(unmap(&frames, page, 1), Freed::Yes);
+
+    let large = frames.new_exclusive_folio(Order(4)).unwrap().leave();
+    fresh(&frames, large).map(16);
+    frames.folio(large).map(16).unwrap();
+    assert!(!drop_one(large.head, true) && !drop_one(large.head.plus(1), true));
+    assert_eq!((frames.folio(large).mappings(), frames.folio(large).is_dirty()), (32, false));
+    assert_eq!(unmap(&frames, large, 32), Freed::Yes);
+    assert!(!drop_one(Frame(u32::MAX), true));
+    assert_all_free(&frames);
+    assert_eq!(frames.refused(), 0);
 }
 
 #[test]
