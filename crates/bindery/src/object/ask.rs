@@ -12,12 +12,12 @@ use crate::folio::{FOLIO_ORDERS, FolioRef};
 use crate::platform::Platform;
 
 use super::fetch::{Fresh, allocate};
-use super::in_flight::{InTheWay, Refused};
-use super::page_read::{
-    FollowedRead, NewRead, RequestKept, Taker, settle_answered, wait_for_reads_ahead,
-};
+use super::in_flight::InTheWay;
+use super::page_read::{FollowedRead, NewRead, RequestKept, Taker};
 use super::pages::lacks;
+use super::read_end::{settle_answered, wait_for_reads_ahead};
 use super::state::pages_of;
+use super::transfers::Refused;
 use super::{Object, ObjectState};
 
 /// Pages that the pager must supply.

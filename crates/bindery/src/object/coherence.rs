@@ -16,11 +16,11 @@ use crate::platform::Platform;
 
 use super::detached_batch::settle_written;
 use super::dropping::{DropPiece, drop_pages};
-use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{MappingCopies, unmap};
 use super::reclaim::{ObjectFolio, Spare, reclaim_folio};
 use super::state::pages_of;
+use super::transfers::Reads;
 use super::{MAX_SIZE, Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {

@@ -14,13 +14,13 @@ use crate::rmap::{WalkLocking, WalkProgress, for_each_sight};
 use crate::vma::MappingFlags;
 
 use super::fetch::{Wanted, demand};
-use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, MappingCopies};
 use super::pages;
 use super::placed_folio::PlacedFolio;
 use super::state::Accounting;
 use super::swap_in::swap_in;
+use super::transfers::Reads;
 use super::wait::Stop;
 use super::{Object, ObjectState};
 

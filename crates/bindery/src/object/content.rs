@@ -27,10 +27,10 @@ use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
 use super::fetch::{FetchPurpose, Moved, Wanted, WriteSource, Writing, demand, obtain};
-use super::in_flight::Reads;
 use super::read_ahead::next_window;
 use super::seals::Seals;
 use super::state::pages_of;
+use super::transfers::Reads;
 use super::wait::{Stop, Wait};
 use super::{MAX_SIZE, Object, ObjectState, pages};
 use crate::collections::page_tree::{IndexRun, PageStretch};

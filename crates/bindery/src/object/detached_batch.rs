@@ -27,7 +27,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::addr::PageRange;
 use crate::collections::page_tree::IndexRun;
 use crate::error::{Failure, NoMemory};
 use crate::memory::Earlier;
@@ -111,7 +110,7 @@ impl<P: Platform> Drop for Beginner<'_, P> {
     }
 }
 
-/// Begins to store the next dirty pages of `pages` that the rules allow. Returns the page to
+/// Begins to store the next dirty pages from `first` on that the rules allow. Returns the page to
 /// continue at. Without a batch there are none, or another call is changing the first. Called
 /// without locks.
 ///
@@ -120,7 +119,7 @@ impl<P: Platform> Drop for Beginner<'_, P> {
 pub(super) fn begin<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
-    pages: PageRange,
+    first: u64,
     rules: Rules,
 ) -> Result<(u64, Option<FollowedBatch<'m, P>>), NoMemory> {
     let record = memory.slab::<DetachedBatch>().allocate_with(&memory.frames, || DetachedBatch {
@@ -137,10 +136,10 @@ pub(super) fn begin<'m, P: Platform>(
     let record = record.ok_or(NoMemory)?;
     // SAFETY: it is new, and is freed below, or by the last holder, of which the caller is one.
     let state = unsafe { record.as_ref() };
-    let mut batch = SaveBatch::new(pages.first);
+    let mut batch = SaveBatch::new(first);
     // SAFETY: 1. the records are new, and stay in the slab until `settle` has removed them; only
     // shared references to them exist.
-    unsafe { batch.begin(memory, object, &state.records, pages.end, rules) };
+    unsafe { batch.begin(memory, object, &state.records, rules) };
     let after = batch.after;
     if batch.is_empty() {
         // SAFETY: it came from this slab. No record is in the list, and no other thread knows it.

@@ -20,8 +20,8 @@ use crate::platform::Platform;
 
 use super::Object;
 use super::dropping::{DropPiece, drop_pages};
-use super::in_flight::Reads;
 use super::mappings::{MappingCopies, unmap};
+use super::transfers::Reads;
 
 impl<P: Platform> Object<'_, P> {
     /// Forgets the pages of a file that the pager has failed to store, and that were not written

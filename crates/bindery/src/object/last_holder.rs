@@ -16,7 +16,7 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::dropping::{DropPiece, drop_pages};
-use super::page_read::{end_reads, wait_for_reads_ahead};
+use super::read_end::{end_reads, wait_for_reads_ahead};
 use super::registry::{Leave, Registry};
 use super::sync;
 

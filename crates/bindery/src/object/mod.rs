@@ -18,10 +18,10 @@
 //! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `ask` | pages brought in, without the pager and from it |
 //! | `supply`, `arrival` | filled folios enter the page index; their age |
-//! | `page_read` | a read, from its first folio to the index |
+//! | `page_read`, `read_end` | a read, from its first folio to the index; its end |
 //! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers; model under loom: `answer_loom_model` |
 //! | `read_ahead` | pages of a file read before they are needed |
-//! | `in_flight` | the pages that the pager works on, and the threads that wait for them |
+//! | `in_flight`, `transfers` | the pages that the pager works on; reads, changes and turns of pages, and the threads that wait for them |
 //! | `wait`, `polled_wait` | waits with all locks released, by a thread or polled |
 //! | `content` | reads and writes from outside mappings |
 //! | `collapse` | one large folio for small ones |
@@ -112,6 +112,7 @@ mod polled_wait;
 mod quota;
 mod read_ahead;
 mod read_buffer;
+mod read_end;
 mod read_request;
 pub(crate) mod reclaim;
 pub(crate) mod reclaim_shared;
@@ -127,6 +128,7 @@ mod swap_in;
 mod swap_off;
 pub(crate) mod swap_out;
 mod sync;
+mod transfers;
 mod unsaved;
 mod wait;
 mod weak;
@@ -157,13 +159,13 @@ pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
-pub(crate) use page_read::drop_answered;
 pub use pager::{Pager, PagerError};
 pub use polled_wait::ParkedOn;
 pub(crate) use polled_wait::{Polled, PolledWait};
 pub use quota::Quota;
 pub use read_ahead::ReadPattern;
 pub use read_buffer::ReadBuffer;
+pub(crate) use read_end::drop_answered;
 pub use read_request::{KeptRead, ReadRequest};
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};

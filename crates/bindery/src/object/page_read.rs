@@ -28,7 +28,7 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange};
-use crate::collections::page_tree::{PAGE_LIMIT, PageIndex};
+use crate::collections::page_tree::PageIndex;
 use crate::error::{Failure, NoMemory};
 use crate::folio::{Folio, FolioRef};
 use crate::memory::Earlier;
@@ -36,13 +36,13 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::answer::{Answer, Settled, TransferEnd};
-use super::arrival::Arrival;
 use super::fetch::{Fresh, give_back};
-use super::in_flight::{Record, Refused, TransferKind};
+use super::in_flight::{Record, TransferKind};
 use super::pager::PagerError;
 use super::read_buffer::{FOLIOS, ReadBuffer};
+use super::read_end::{ReadFate, settle};
 use super::read_request::ReadRequest;
-use super::supply::add;
+use super::transfers::Refused;
 
 /// The thread that takes the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,19 +58,19 @@ pub(super) enum Taker {
 /// A read that is drawn up, begun or answered.
 pub(crate) struct PageRead {
     /// In the object's list from the beginning to the end.
-    record: Record,
+    pub(super) record: Record,
     object: NonNull<ObjectState>,
     taker: Taker,
     /// The folios, for consecutive pages. They do not change while the pager has the request.
     fresh: ArrayVec<Unread, FOLIOS>,
     /// The size of the file in bytes when the read began.
-    size: Cell<u64>,
+    pub(super) size: Cell<u64>,
     /// The number of bytes that the pager has filled, from the first on. The request's until the
     /// answer, and then the settling thread's.
     filled: Cell<usize>,
-    answer: Answer,
-    end: TransferEnd,
-    earlier: Earlier,
+    pub(super) answer: Answer,
+    pub(super) end: TransferEnd,
+    pub(super) earlier: Earlier,
 }
 
 // SAFETY: 1. No other type has this kind.
@@ -80,12 +80,12 @@ unsafe impl crate::memory::Record for PageRead {
 
 /// A fresh folio of a read, by its number.
 pub(super) struct Unread {
-    first: u64,
+    pub(super) first: u64,
     pub(super) folio: Folio,
 }
 
 impl Unread {
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.first + u64::from(self.folio.pages())
     }
 
@@ -93,7 +93,7 @@ impl Unread {
     ///
     /// # Safety
     /// 1. It is taken once: the caller ends the read, and no other thread uses it.
-    unsafe fn take<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Fresh<'m, P> {
+    pub(super) unsafe fn take<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Fresh<'m, P> {
         // SAFETY: 1. `NewRead::push` has left it, and it is taken once (obligation 1).
         Fresh { first: self.first, folio: unsafe { memory.frames.fresh(self.folio) } }
     }
@@ -346,71 +346,12 @@ impl<P: Platform> Drop for AskedRead<'_, P> {
     }
 }
 
-/// The future of the folios of a read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReadFate {
-    /// They enter the page index, unless they are stale. The folio with this page is kept, and only
-    /// its insertion can fail. Without a page, any can.
-    Enters(Option<u64>),
-    /// They are freed.
-    Dropped,
-}
-
-/// Ends a read: its folios enter the page index, or are free; the record leaves the list.
-///
-/// # Errors
-/// That of the pager; [`Failure::NoMemory`].
-///
-/// # Safety
-/// 1. The pager has answered, the answer is the caller's, and the object lives until the record has
-///    left its list.
-unsafe fn settle<P: Platform>(
-    memory: &Memory<P>,
-    read: NonNull<PageRead>,
-    fate: ReadFate,
-) -> Result<Option<FolioRef<'_, P>>, Failure> {
-    // SAFETY: the read lives until it is freed below; the object until its list lacks the record
-    // (obligation 1).
-    let (state, object) = unsafe { (read.as_ref(), read.as_ref().object.as_ref()) };
-    let answer = state.answer.get().unwrap_or(Err(PagerError::InputOutput));
-    let result = match (answer, fate) {
-        // SAFETY: 1. the caller's obligation 1.
-        (Ok(()), ReadFate::Enters(page)) => unsafe { enter(memory, object, state, page) },
-        (answer, _) => {
-            for unread in &state.fresh {
-                // SAFETY: 1. the caller's obligation 1: the read ends here.
-                give_back(memory, object, unsafe { unread.take(memory) }.folio);
-            }
-            answer.map(|()| None).map_err(Failure::from)
-        }
-    };
-    let taker = state.taker;
-    let is_awaited = object.pages.alone(memory.platform(), |_, in_flight, ends| {
-        // SAFETY: 1. `NewRead::begin` has inserted it, and only the thread with the answer, the
-        // caller, takes it out.
-        unsafe { in_flight.take(ends, &state.record) }
-    });
-    if taker == Taker::Beginner && is_awaited {
-        // The caller's handle keeps the object.
-        object.pages.ends.wake(memory.platform());
-    }
-    // Without one, the object may be freed from here on. Threads wait for the answers then.
-    let lacks_memory = answer.is_ok() && matches!(result, Err(Failure::NoMemory));
-    state.end.settle(if lacks_memory { Settled::NoMemory } else { Settled::Answered });
-    // SAFETY: 1. the settling thread's, once.
-    unsafe { release(memory, read) };
-    if taker != Taker::Beginner {
-        memory.answers.completions.note(memory.platform());
-    }
-    result
-}
-
 /// Gives up a holder of the record; the last one frees it.
 ///
 /// # Safety
 /// 1. The caller is one of the holders counted, and gives that up. The record is in no list, unless
 ///    the settling thread is a holder still.
-unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<PageRead>) {
+pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<PageRead>) {
     // SAFETY: the caller is a holder (obligation 1).
     if unsafe { read.as_ref() }.end.leave() {
         // SAFETY: it came from this slab; the settling thread has taken it out of all lists.
@@ -450,42 +391,6 @@ impl<P: Platform> Drop for FollowedRead<'_, P> {
     }
 }
 
-/// Inserts the folios of a read that has succeeded into the index, unless the read was canceled.
-/// Returns a reference to the one with `page`; without it, whether all were inserted.
-///
-/// # Safety
-/// 1. The pager has answered, and the caller ends the read.
-unsafe fn enter<'m, P: Platform>(
-    memory: &'m Memory<P>,
-    object: &ObjectState,
-    read: &PageRead,
-    page: Option<u64>,
-) -> Result<Option<FolioRef<'m, P>>, Failure> {
-    // SAFETY: 1. the pager has answered (obligation 1).
-    let buffer = unsafe { buffer_of(memory.platform(), read) };
-    buffer.zero_rest(read.size.get().saturating_sub(read.pages().first << PAGE_SHIFT));
-    let (mut wanted, mut all) = (Ok(None), Ok(()));
-    for unread in &read.fresh {
-        let pages = unread.first..unread.end();
-        let arrival = memory
-            .clock
-            .has_reclaimed()
-            .then(|| Arrival::of(memory, object, unread.first, unread.folio));
-        // SAFETY: 1. the caller's obligation 1: each is taken here alone.
-        let fresh = unsafe { unread.take(memory) };
-        let added = add(memory, object, fresh, Some(&read.record));
-        if let (Ok(Some(kept)), Some(arrival)) = (&added, arrival) {
-            arrival.note(memory, **kept);
-        }
-        match page {
-            Some(page) if !pages.contains(&page) => {}
-            Some(_) => wanted = added,
-            None => all = all.and(added.map(drop)),
-        }
-    }
-    all.and(wanted)
-}
-
 /// The bytes of the folios of a read, with those that are filled already.
 ///
 /// # Safety
@@ -505,77 +410,4 @@ pub(super) unsafe fn buffer_of<'a, P: Platform>(
         pieces.push(unsafe { core::slice::from_raw_parts_mut(bytes, length) });
     }
     ReadBuffer::new(pieces, read.filled.get())
-}
-
-/// Takes all answers to reads ahead, and puts their folios into the page indexes. Called without
-/// locks. May wait for memory.
-pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
-    settle_all(memory, ReadFate::Enters(None));
-}
-
-/// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait
-/// needs. Takes only spin locks, and allocates nothing: for reclaim.
-pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
-    settle_all(memory, ReadFate::Dropped);
-}
-
-fn settle_all<P: Platform>(memory: &Memory<P>, fate: ReadFate) {
-    let mut next = memory.answers.reads.take_all();
-    let mut puts_back = false;
-    while let Some(record) = next {
-        let read: NonNull<PageRead> = record.cast();
-        // SAFETY: `answer` has added it, and it lives until `settle`.
-        let state = unsafe { read.as_ref() };
-        next = state.earlier.get();
-        if fate == ReadFate::Dropped && state.end.is_followed() {
-            let earlier = NonNull::from(&state.earlier);
-            // SAFETY: 1. it was taken out of the list, and lives until it is taken again.
-            unsafe { memory.answers.reads.add(record, earlier) };
-            puts_back = true;
-            continue;
-        }
-        // An error is for the access that needs a page: it asks again.
-        // SAFETY: 1. the pager has answered, and the answers taken are the caller's. The last
-        // holder of the object waits for its list.
-        drop(unsafe { settle(memory, read, fate) });
-    }
-    if puts_back {
-        // A thread that the answer woke may have looked while the list lacked it, and sleeps again.
-        memory.answers.completions.note(memory.platform());
-    }
-}
-
-/// Waits for the reads ahead that overlap the pages. Called without locks.
-pub(super) fn wait_for_reads_ahead<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    pages: PageRange,
-) {
-    let platform = memory.platform();
-    let is_read = || {
-        object.pages.alone(platform, |_, in_flight, _| {
-            in_flight.overlaps(pages, &[TransferKind::ReadAhead])
-        })
-    };
-    loop {
-        settle_answered(memory);
-        if !is_read() {
-            return;
-        }
-        let completions = &memory.answers.completions;
-        completions.wait(platform, &mut || memory.answers.reads.has_any() || !is_read());
-    }
-}
-
-/// Makes sure that no read of an object without holders is left. The last holder has waited for
-/// them before it gave itself up, and only holders begin reads.
-pub(super) fn end_reads<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
-    let all = PageRange { first: 0, end: PAGE_LIMIT };
-    let is_read = object.pages.alone(memory.platform(), |_, in_flight, _| {
-        in_flight.overlaps(all, &[TransferKind::ReadAhead])
-    });
-    debug_assert!(!is_read, "a read of an object without holders");
-    if is_read {
-        wait_for_reads_ahead(memory, object, all);
-    }
 }

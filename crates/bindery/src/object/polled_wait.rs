@@ -18,7 +18,8 @@ use super::Object;
 use super::ask::Fetch;
 use super::detached_batch::settle_written;
 use super::in_flight::{InTheWay, Ticket};
-use super::page_read::{FollowedRead, settle_answered};
+use super::page_read::FollowedRead;
+use super::read_end::settle_answered;
 use super::wait::Wait;
 use crate::swap::polled::{PolledSlot, SlotPoll};
 

@@ -38,8 +38,9 @@ use super::ObjectState;
 use super::ask::Fetch;
 use super::fetch::Wanted;
 use super::in_flight::InFlight;
-use super::page_read::{RequestKept, settle_answered};
+use super::page_read::RequestKept;
 use super::pages::lacks;
+use super::read_end::settle_answered;
 use super::state::pages_of;
 use crate::vma::MappingFlags;
 

@@ -8,13 +8,13 @@ use crate::vma::MappingFlags;
 
 use super::dropping::{DropPiece, drop_pages};
 use super::fetch::{FetchPurpose, Wanted, demand, obtain};
-use super::in_flight::Reads;
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, MappingCopies};
 use super::pages::mark_run_dirty;
 use super::seals::Seals;
 use super::state::{ObjectState, pages_of};
 use super::swap_in::{Swapped, swap_in};
+use super::transfers::Reads;
 use super::wait::Stop;
 use super::{MAX_SIZE, Object, pages};
 use crate::collections::page_tree::{IndexRun, PAGE_LIMIT};

@@ -31,23 +31,22 @@ use super::write_request::{PageWrite, RUNS, WriteRequest};
 use super::{ObjectState, PagerError, mappings};
 use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex};
 
-/// Saves the next dirty pages, of which `run` is the first, up to `end`. If another call is
-/// changing it, waits for that; later changes wait until it is saved.
+/// Saves the next dirty pages, of which `run` is the first. If another call is changing it, waits
+/// for that; later changes wait until it is saved.
 pub(super) fn save_from<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     run: IndexRun,
-    end: u64,
     rules: Rules,
 ) -> Saved {
-    let saved = save_batch(memory, object, PageRange { first: run.page, end }, rules);
+    let saved = save_batch(memory, object, run.page, rules);
     if saved.after != run.page {
         return saved;
     }
     let range = PageRange::from_count(run.page, u64::from(run.count));
-    object
-        .pages
-        .with_turn(memory, range, |turn| save_batch(memory, object, range, Rules { turn, ..rules }))
+    object.pages.with_turn(memory, range, |turn| {
+        save_batch(memory, object, run.page, Rules { turn, end: range.end, ..rules })
+    })
 }
 
 /// The pages that are tried, among those that the pager has failed to store.
@@ -90,6 +89,8 @@ pub(super) fn next_to_store<P: Platform>(
 /// The pages that a batch takes.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
+    /// Those before this one.
+    pub(super) end: u64,
     /// Up to the first page with a change older than this.
     pub(super) turn: u64,
     /// At most this many.
@@ -106,22 +107,22 @@ pub(super) struct Saved {
     pub(super) stored: u64,
 }
 
-/// Saves the next dirty pages of `pages` that the rules allow.
+/// Saves the next dirty pages from `first` on that the rules allow.
 fn save_batch<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    pages: PageRange,
+    first: u64,
     rules: Rules,
 ) -> Saved {
     // In this frame until the end of the function, and only borrowed shared, for
     // `SaveBatch::begin`.
     let records = [const { Record::new() }; RUNS];
     let mut batch =
-        WritebackBatch { memory, object, records: &records, batch: SaveBatch::new(pages.first) };
+        WritebackBatch { memory, object, records: &records, batch: SaveBatch::new(first) };
     // SAFETY: 1. the records are used only for this batch, and lie in this frame, which has only
     // shared references to them. `WritebackBatch::end` removes them, at the latest when it is
     // dropped.
-    unsafe { batch.batch.begin(memory, object, &records, pages.end, rules) };
+    unsafe { batch.batch.begin(memory, object, &records, rules) };
     let result = batch.store();
     Saved { result, after: batch.batch.after, stored: batch.batch.stored.get() }
 }
@@ -176,7 +177,8 @@ impl<const N: usize> SaveBatch<N> {
         self.runs.is_empty()
     }
 
-    /// Takes dirty pages up to `end`, and their permission to be written. Called without locks.
+    /// Takes the pages that the rules allow, and their permission to be written. Called without
+    /// locks.
     ///
     /// # Safety
     /// 1. The records are in no list. Until [`SaveBatch::end`] was called for all runs of the
@@ -186,13 +188,13 @@ impl<const N: usize> SaveBatch<N> {
         memory: &Memory<P>,
         object: &ObjectState,
         records: &[Record; N],
-        end: u64,
         rules: Rules,
     ) {
         object.invalidate_lock.with_write(memory.platform(), |proof| {
             self.size = object.size();
+            let end = rules.end.min(pages_of(self.size));
             // SAFETY: 1. the caller's obligation 1.
-            unsafe { self.take(memory, object, records, end.min(pages_of(self.size)), rules) };
+            unsafe { self.take(memory, object, records, Rules { end, ..rules }) };
             let ranges: ArrayVec<PageRange, N> = self
                 .groups()
                 .map(|runs| PageRange::from_count(runs[0].page, pages_in(runs)))
@@ -203,9 +205,8 @@ impl<const N: usize> SaveBatch<N> {
         });
     }
 
-    /// Adds dirty pages up to `end` to the batch and clears their flags. Stops at a page with a
-    /// change older than the rules' turn; a younger change waits. The invalidate lock is held for
-    /// writing.
+    /// Adds dirty pages to the batch and clears their flags. Stops at a page with a change older
+    /// than the rules' turn; a younger change waits. The invalidate lock is held for writing.
     ///
     /// # Safety
     /// 1. As of [`SaveBatch::begin`].
@@ -214,7 +215,6 @@ impl<const N: usize> SaveBatch<N> {
         memory: &Memory<P>,
         object: &ObjectState,
         records: &[Record; N],
-        end: u64,
         rules: Rules,
     ) {
         let mut room = rules.most;
@@ -222,7 +222,7 @@ impl<const N: usize> SaveBatch<N> {
             let from = self.after;
             let record = &records[self.runs.len()];
             let next = object.pages.alone(memory.platform(), |index, in_flight, ends| {
-                let (run, flags) = index.next_dirty(from, end)?;
+                let (run, flags) = index.next_dirty(from, rules.end)?;
                 if !rules.tried.allows(flags) {
                     return Some(SaveStep::Left(run.page + u64::from(run.count)));
                 }

@@ -23,7 +23,10 @@ use super::{Object, ObjectState, PolledWait, Wait};
 /// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
 const PAGES: u32 = 4096;
 
-const RULES: Rules = Rules { turn: u64::MAX, most: PAGES, tried: Tried::Once };
+/// The rules of a batch of pages before `end`.
+fn rules_up_to(end: u64) -> Rules {
+    Rules { end, turn: u64::MAX, most: PAGES, tried: Tried::Once }
+}
 
 /// The number of changes of one page that a sync in steps lets pass before it makes the next ones
 /// wait.
@@ -105,13 +108,13 @@ struct Save {
 
 /// The way in which a save waits. `None` and `false` stop it.
 trait Waiting<P: Platform> {
-    /// Stores the next dirty pages, of which `run` is the first, up to `end`.
+    /// Stores the next dirty pages, of which `run` is the first.
     fn store(
         &mut self,
         memory: &Memory<P>,
         object: &ObjectState,
         run: IndexRun,
-        end: u64,
+        rules: Rules,
     ) -> Option<Saved>;
 
     /// Waits for the end of a write.
@@ -128,9 +131,9 @@ impl<P: Platform> Waiting<P> for BlockingThread {
         memory: &Memory<P>,
         object: &ObjectState,
         run: IndexRun,
-        end: u64,
+        rules: Rules,
     ) -> Option<Saved> {
-        Some(save_from(memory, object, run, end, RULES))
+        Some(save_from(memory, object, run, rules))
     }
 
     #[inline(always)]
@@ -216,7 +219,7 @@ impl Save {
             let Some(run) = next_to_store(memory, object, left, Tried::Once) else {
                 return Some(());
             };
-            let saved = waiting.store(memory, object, run, self.range.end)?;
+            let saved = waiting.store(memory, object, run, rules_up_to(self.range.end))?;
             self.note(&saved);
         }
     }
@@ -252,10 +255,9 @@ impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
         memory: &Memory<P>,
         object: &ObjectState,
         run: IndexRun,
-        end: u64,
+        rules: Rules,
     ) -> Option<Saved> {
-        let pages = PageRange { first: run.page, end };
-        let batch = match detached_batch::begin(self.memory, object, pages, RULES) {
+        let batch = match detached_batch::begin(self.memory, object, run.page, rules) {
             Ok((_, Some(batch))) => batch,
             Ok((after, None)) if after != run.page => {
                 return Some(Saved { result: Ok(()), after, stored: 0 });
@@ -273,7 +275,7 @@ impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
             // No memory for the record, or changes without end: the thread waits.
             Ok((_, None)) | Err(_) => {
                 *self.passed = 0;
-                return Some(save_from(memory, object, run, end, RULES));
+                return Some(save_from(memory, object, run, rules));
             }
         };
         *self.passed = 0;

@@ -15,8 +15,9 @@ use crate::userfault::{Ending, QueuedFault, WaitSignals};
 
 use super::Object;
 use super::ask::Fetch;
-use super::in_flight::{Reads, Ticket};
+use super::in_flight::Ticket;
 use super::read_ahead::NextWindow;
+use super::transfers::Reads;
 use super::write_back::make_room;
 
 /// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits

@@ -96,8 +96,8 @@ fn store_from<P: Platform>(
 ) -> Option<Saved> {
     let run = next_to_store(memory, object, PageRange { first: from, ..ALL }, Tried::Never)?;
     let most = most.min(BATCH.into()) as u32;
-    let rules = Rules { turn: u64::MAX, most, tried: Tried::Never };
-    let saved = save_from(memory, object, run, PAGE_LIMIT, rules);
+    let rules = Rules { end: PAGE_LIMIT, turn: u64::MAX, most, tried: Tried::Never };
+    let saved = save_from(memory, object, run, rules);
     // The page may have left in between.
     Some(Saved { after: saved.after.max(run.page + 1), ..saved })
 }

@@ -1,0 +1,221 @@
+//! Reads, changes and turns of pages: each begins in one step with a look at the list of records
+//! ([`super::in_flight`]), and its thread waits with no lock held.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use crate::Memory;
+use crate::addr::PageRange;
+use crate::collections::page_tree::PageIndex;
+use crate::platform::Platform;
+
+use super::detached_batch::settle_written;
+use super::in_flight::{Ends, InFlight, InTheWay, KEEP_FROM_READING, Record, Ticket, TransferKind};
+use super::page_index::Pages;
+
+/// The effect of a change on the reads that overlap it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reads {
+    /// Their content stays valid, for all pages that the index lacks afterwards.
+    Stay,
+    /// They are canceled.
+    Canceled,
+}
+
+/// The reason why a read does not begin.
+pub(super) enum Refused {
+    /// The pages are not needed any more.
+    NotNeeded,
+    /// Another record is in the way.
+    Busy(InTheWay),
+}
+
+/// A record in the list, until this is dropped. Having one means: the record was inserted into the
+/// list of `pages`, and only this removes it.
+struct Listed<'a, P: Platform> {
+    pages: &'a Pages,
+    platform: &'a P,
+    record: &'a Record,
+}
+
+impl<P: Platform> Drop for Listed<'_, P> {
+    fn drop(&mut self) {
+        let wanted = self.pages.alone(self.platform, |_, in_flight, ends| {
+            // SAFETY: 1. `self` is the only value for the record.
+            unsafe { in_flight.take(ends, self.record) }
+        });
+        if wanted {
+            self.pages.ends.wake(self.platform);
+        }
+    }
+}
+
+impl Pages {
+    /// Inserts a record of a read into the list, unless the pages are not needed, which `needed`
+    /// says in one step with that, or another record is in the way.
+    ///
+    /// # Safety
+    /// 1. As of [`InFlight::insert`].
+    pub(super) unsafe fn begin_read<P: Platform>(
+        &self,
+        platform: &P,
+        record: &Record,
+        (kind, pages): (TransferKind, PageRange),
+        needed: impl FnOnce(&PageIndex) -> bool,
+    ) -> Result<(), Refused> {
+        self.alone(platform, |index, in_flight, ends| {
+            if !needed(index) {
+                return Err(Refused::NotNeeded);
+            }
+            if let Some(in_the_way) = in_flight.in_the_way(ends, pages) {
+                return Err(Refused::Busy(in_the_way));
+            }
+            // SAFETY: 1. the caller's obligation.
+            unsafe { in_flight.insert(ends, record, kind, pages) };
+            Ok(())
+        })
+    }
+
+    /// Runs `work`, which takes the object's locks and changes the pages. During it no fetch or
+    /// `sync` of them begins, and no `sync` stores them. Called without locks.
+    pub(super) fn with_change<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        pages: PageRange,
+        reads: Reads,
+        work: impl FnOnce() -> R,
+    ) -> R {
+        let (platform, record) = (memory.platform(), Record::new());
+        let number = self.alone(platform, |_, in_flight, ends| {
+            if reads == Reads::Canceled {
+                in_flight.cancel_reads(pages);
+            }
+            // SAFETY: 1. the record stays in this frame, and is only borrowed shared; `_listed`
+            // removes it before the frame ends.
+            unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) }
+        });
+        let _listed = Listed { pages: self, platform, record: &record };
+        self.wait_while(memory, |in_flight, ends| {
+            let turn = in_flight.await_older(ends, pages, &[TransferKind::Turn], number);
+            turn.or_else(|| in_flight.awaits(ends, pages, &[TransferKind::Write]))
+        });
+        work()
+    }
+
+    /// Runs `work` with a number once all changes that overlap the pages are younger than it; the
+    /// younger ones wait for its end. Called without locks.
+    pub(super) fn with_turn<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        pages: PageRange,
+        work: impl FnOnce(u64) -> R,
+    ) -> R {
+        let (platform, record) = (memory.platform(), Record::new());
+        let number = self.alone(platform, |_, in_flight, ends| {
+            // SAFETY: as in `with_change`.
+            unsafe { in_flight.insert(ends, &record, TransferKind::Turn, pages) }
+        });
+        let _listed = Listed { pages: self, platform, record: &record };
+        self.wait_while(memory, |in_flight, ends| {
+            in_flight.await_older(ends, pages, &[TransferKind::Change], number)
+        });
+        work(number)
+    }
+
+    /// Waits for the writes that overlap the pages and are older than `number`. Called without
+    /// locks.
+    pub(super) fn wait_for_writes<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        pages: PageRange,
+        number: u64,
+    ) {
+        while let Some(ticket) = self.write_before(memory.platform(), pages, number) {
+            self.wait(memory, ticket);
+        }
+    }
+
+    /// A ticket for the end of a write that overlaps the pages and is older than `number`.
+    pub(super) fn write_before<P: Platform>(
+        &self,
+        platform: &P,
+        pages: PageRange,
+        number: u64,
+    ) -> Option<Ticket> {
+        self.alone(platform, |_, in_flight, ends| {
+            in_flight.await_older(ends, pages, &[TransferKind::Write], number)
+        })
+    }
+
+    /// A ticket for the end of a change that overlaps the pages.
+    pub(super) fn change_of<P: Platform>(&self, platform: &P, pages: PageRange) -> Option<Ticket> {
+        self.alone(platform, |_, in_flight, ends| {
+            in_flight.awaits(ends, pages, &[TransferKind::Change])
+        })
+    }
+
+    /// Waits for the ticket that `busy` returns, until it returns none.
+    fn wait_while<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        mut busy: impl FnMut(&InFlight, &Ends) -> Option<Ticket>,
+    ) {
+        let platform = memory.platform();
+        while let Some(ticket) = self.alone(platform, |_, in_flight, ends| busy(in_flight, ends)) {
+            self.wait(memory, ticket);
+        }
+    }
+
+    /// A ticket for the end of a write that stores one of the pages. `None` if none does, which
+    /// stays true for as long as the caller holds the invalidate lock.
+    #[inline]
+    pub(super) fn being_stored<P: Platform>(
+        &self,
+        platform: &P,
+        page: u64,
+        count: u64,
+    ) -> Option<Ticket> {
+        if self.ends.no_writes() {
+            return None;
+        }
+        let pages = PageRange::from_count(page, count);
+        self.alone(platform, |_, in_flight, ends| {
+            in_flight.awaits(ends, pages, &[TransferKind::Write])
+        })
+    }
+
+    /// The record that keeps a fetch from the pages, if there is one.
+    pub(super) fn keeps_from_reading<P: Platform>(
+        &self,
+        platform: &P,
+        pages: PageRange,
+    ) -> Option<InTheWay> {
+        self.alone(platform, |_, in_flight, ends| in_flight.in_the_way(ends, pages))
+    }
+
+    /// Whether `vacant` is true of the index, and no record blocks a fetch of the pages.
+    pub(super) fn is_free_for_reading<P: Platform>(
+        &self,
+        platform: &P,
+        pages: PageRange,
+        vacant: impl FnOnce(&PageIndex) -> bool,
+    ) -> bool {
+        self.alone(platform, |index, in_flight, _| {
+            vacant(index) && !in_flight.overlaps(pages, &KEEP_FROM_READING)
+        })
+    }
+
+    /// Sleeps until some record ends, unless one has ended since the ticket was made. Called
+    /// without locks.
+    pub(super) fn wait<P: Platform>(&self, memory: &Memory<P>, ticket: Ticket) {
+        if ticket.is_detached {
+            // The thread that ends it need not keep the object, and so wakes only those that wait
+            // for answers.
+            memory.answers.completions.wait(memory.platform(), &mut || {
+                settle_written(memory);
+                self.ends.word(ticket).is_none()
+            });
+        } else {
+            self.ends.wait(memory.platform(), ticket);
+        }
+    }
+}
