@@ -12,8 +12,9 @@ use std::path::Path;
 const HEADING: &str = "## Folio locks without a guard";
 
 /// Calls that take a guard away, or make one of what is held already.
-const CALLS: [&str; 7] = [
+const CALLS: [&str; 8] = [
     "leave_to_batch",
+    "leave_lock_to_batch",
     "lock_of_batch",
     "folio_of_batch",
     "into_request",

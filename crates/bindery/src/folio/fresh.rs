@@ -115,7 +115,8 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
     /// holds the lock of a folio that it cannot find.
     #[inline(always)]
     pub(crate) fn publish_for_swap_cache(self) -> Option<LockedFolio<'a, P>> {
-        let Some(lock) = self.0.try_lock() else {
+        // SAFETY: 1. the folio is published with references below, before the lock can be dropped.
+        let Some(lock) = (unsafe { self.0.try_lock() }) else {
             self.discard();
             return None;
         };

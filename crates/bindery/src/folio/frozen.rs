@@ -22,6 +22,7 @@ impl<'a, P: Platform> FrozenFolio<'a, P> {
     ///
     /// # Safety
     /// 1. The caller owns the references and mappings in `count`, and gives them up.
+    /// 2. No TLB has translations of the entries that these mappings were.
     #[inline(always)]
     pub(super) unsafe fn freeze(handle: FolioHandle<'a, P>, count: u64) -> Option<Self> {
         count::take_all(handle.count(), count).then_some(Self(handle))

@@ -272,15 +272,28 @@ pub(crate) struct LockedFolio<'a, P: Platform> {
     lock: ManuallyDrop<FolioLock<'a, P>>,
 }
 
-impl<'a, P: Platform> LockedFolio<'a, P> {
+impl<'a, P: Platform> FolioRef<'a, P> {
+    /// Takes the folio's lock, unless another thread holds it. Never waits.
     #[inline]
-    pub(crate) fn new(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) -> Self {
-        debug_assert_eq!(lock.handle.folio, *held);
-        held.leave();
-        // SAFETY: 1. that of the guard, which has left it.
-        unsafe { lock.with_reference() }
+    pub(crate) fn try_lock(&self) -> Option<FolioLock<'_, P>> {
+        // SAFETY: 1. this guard's reference, which the lock borrows.
+        unsafe { self.handle().try_lock() }
     }
 
+    /// As [`FolioRef::try_lock`]; the guard of the lock takes the reference, too. If the lock is
+    /// taken, the reference is released.
+    #[inline]
+    pub(crate) fn try_into_locked(self) -> Option<LockedFolio<'a, P>> {
+        // SAFETY: 1. this guard's reference, which becomes the result's or is released after the
+        // attempt.
+        let lock = unsafe { self.handle().try_lock() }?;
+        self.leave();
+        // SAFETY: 1. that of the guard, which has left it.
+        Some(unsafe { lock.with_reference() })
+    }
+}
+
+impl<'a, P: Platform> LockedFolio<'a, P> {
     #[inline]
     pub(crate) fn folio(&self) -> Folio {
         self.lock.handle.folio
@@ -307,6 +320,14 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
     #[inline]
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
+    }
+
+    /// As [`FolioLock::leave_to_batch`]; the reference keeps its guard.
+    #[inline]
+    pub(crate) fn leave_lock_to_batch(self) -> FolioRef<'a, P> {
+        let handle = self.lock().handle;
+        core::mem::forget(self);
+        FolioRef::adopt(handle)
     }
 
     /// Hands lock and reference to a device's request until the request is done
@@ -367,10 +388,13 @@ impl<P: Platform> Drop for FolioLock<'_, P> {
 }
 
 impl<'a, P: Platform> FolioHandle<'a, P> {
-    /// Takes the folio's lock, unless another thread holds it. Never waits. The caller has a
-    /// reference, or keeps a mapping, until the lock is dropped.
+    /// As [`FolioRef::try_lock`], for a caller whose reference has no guard, or that has none.
+    ///
+    /// # Safety
+    /// 1. A reference, or a mapping that the caller keeps by the lock of a table, holds the folio
+    ///    until the lock is dropped.
     #[inline]
-    pub(crate) fn try_lock(self) -> Option<FolioLock<'a, P>> {
+    pub(crate) unsafe fn try_lock(self) -> Option<FolioLock<'a, P>> {
         let locked = try_lock(self.state());
         // Not `then_some`: a lock that was not taken must not be dropped.
         locked.then(|| FolioLock { handle: self })
@@ -409,7 +433,10 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// As [`FolioHandle::try_lock`], but waits for threads; not under a table's lock, and not in a
     /// read section. `None` if a device writes the folio: a thread that finds the request done
     /// unlocks it (`swap::lock_folio` waits for that too).
-    pub(crate) fn lock_unless_writeback(self) -> Option<FolioLock<'a, P>> {
+    ///
+    /// # Safety
+    /// 1. A reference of the caller's holds the folio until the lock is dropped.
+    pub(crate) unsafe fn lock_unless_writeback(self) -> Option<FolioLock<'a, P>> {
         let locked = lock_unless_writeback(self.state(), self.platform());
         locked.then(|| FolioLock { handle: self })
     }

@@ -54,7 +54,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// 1. and 2. As [`FolioHandle::unmap`], if it frees the folio.
     #[inline]
     pub(crate) unsafe fn free_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
-        // SAFETY: 1. the caller's mappings (obligation 1), which no TLB knows (obligation 2).
+        // SAFETY: 1. the caller's mappings (obligation 1); 2. its obligation 2.
         let frozen = unsafe { FrozenFolio::freeze(self, u64::from(pages) * MAPPING) };
         frozen.map(|folio| folio.free_into(batch)).is_some()
     }

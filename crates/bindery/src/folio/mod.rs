@@ -6,11 +6,10 @@
 //! |---|---|
 //! | `handle` | [`Folio`], the name of a folio; [`FolioHandle`], which has the methods of one |
 //! | `fresh` | the life of a folio; [`FreshFolio`], which only its maker knows |
-//! | `fresh_pages` | [`FreshPages`]: several fresh folios of one page |
 //! | `frozen` | [`FrozenFolio`], which has no holder any more and is to be freed |
 //! | `count` | the word of references, pins and mappings, and its transitions |
 //! | `mapping` | mappings and pins |
-//! | `reference` | [`FolioRef`]: references, also from a frame number |
+//! | `reference` | [`FolioRef`], [`HeldFolio`]: references, also from a frame number |
 //! | `lock` | [`FolioLock`] and [`LockedFolio`]; [`FolioLocked`], a proof of the lock |
 //! | `owner` | the owner of a folio |
 //! | `exclusive` | [`ExclusiveBits`](exclusive::ExclusiveBits): which pages one process has for itself |
@@ -47,7 +46,6 @@ mod count;
 mod exclusive;
 mod flags;
 mod fresh;
-mod fresh_pages;
 mod frozen;
 mod handle;
 mod lock;
@@ -71,7 +69,6 @@ pub(crate) use count::{REFERENCE, publish, refer, take_all};
 pub(crate) use exclusive::ExclusiveRun;
 pub(crate) use flags::mark_single_lazy;
 pub(crate) use fresh::FreshFolio;
-pub(crate) use fresh_pages::FreshPages;
 pub(crate) use frozen::FrozenFolio;
 pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
@@ -83,7 +80,7 @@ pub use owner::OwnerKind;
 pub(crate) use owner::{
     ALIGN as OWNER_ALIGN, FolioIndex, FolioOwner, LiveOwner, Owner, OwnerMark, OwnerRun,
 };
-pub(crate) use reference::FolioRef;
+pub(crate) use reference::{FolioRef, HeldFolio};
 pub(crate) use swap_place::SwapPlace;
 pub use view::{FrameUsage, FrameUse, FrameView};
 pub(crate) use view::{frame_usage, frame_view, pages_of_block};

@@ -136,10 +136,39 @@ impl<P: Platform> Deref for FolioRef<'_, P> {
     }
 }
 
+/// A reference as a plain value, for a state that does not borrow the memory. It is not copied, and
+/// only the guard that it becomes again releases it: dropped, it keeps the folio forever.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "the folio stays forever"]
+pub(crate) struct HeldFolio(Folio);
+
+impl HeldFolio {
+    /// The reference's guard again. `frames` are those of the memory of the guard that became this.
+    #[inline(always)]
+    pub(crate) fn guard<P: Platform>(self, frames: &Frames<P>) -> FolioRef<'_, P> {
+        FolioRef { handle: frames.folio(self.0) }
+    }
+}
+
 impl<'a, P: Platform> FolioRef<'a, P> {
     /// A guard for a reference that the caller has without one.
     pub(super) fn adopt(handle: FolioHandle<'a, P>) -> Self {
         Self { handle }
+    }
+
+    /// The reference without its guard.
+    #[inline(always)]
+    pub(crate) fn into_held(self) -> HeldFolio {
+        let held = HeldFolio(self.handle.folio);
+        self.leave();
+        held
+    }
+}
+
+impl<'a, P: Platform> FolioRef<'a, P> {
+    #[inline(always)]
+    pub(super) fn handle(&self) -> FolioHandle<'a, P> {
+        self.handle
     }
 }
 
@@ -179,7 +208,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// knows by a table's lock that a mapping stays.
     #[inline]
     #[must_use]
-    pub(crate) fn try_get(self) -> bool {
+    pub(super) fn try_get(self) -> bool {
         debug_assert_ne!(self.count().load(Relaxed), 0, "{:?} was free", self.folio);
         count::refer(self.count())
     }
@@ -225,7 +254,8 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// 1. The references are the caller's, which gives them up if the folio is frozen.
     #[inline]
     pub(crate) unsafe fn freeze(self, count: u32) -> Option<FrozenFolio<'a, P>> {
-        // SAFETY: 1. the caller's obligation 1.
+        // SAFETY: 1. the caller's obligation 1. 2. no mapping is in the count, and those that were
+        // counted went after their flush.
         unsafe { FrozenFolio::freeze(self, u64::from(count) * REFERENCE) }
     }
 

@@ -72,7 +72,8 @@ impl<P: Platform> Allocator<P> {
     unsafe fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);
         if self.has_fronts() {
-            self.free_run_with_fronts(first, count);
+            // SAFETY: 1. and 2. the caller's.
+            unsafe { self.free_run_with_fronts(first, count) };
             return;
         }
         let mut buddy = self.lists.buddy.lock();

@@ -1,5 +1,7 @@
 //! The fronts of all CPUs together: which allocations and frees use one, and the drains.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::buddy::{Buddy, READY_ORDER};
@@ -277,8 +279,11 @@ impl<P: Platform> Allocator<P> {
 
     /// Frees `count` consecutive frames without an owner, all of them tails, into the caller's
     /// front if possible.
+    ///
+    /// # Safety
+    /// 1. and 2. As of `free_run` in [`super::batch`].
     #[inline(never)]
-    pub(super) fn free_run_with_fronts(&self, first: Frame, count: u32) {
+    pub(super) unsafe fn free_run_with_fronts(&self, first: Frame, count: u32) {
         if count == HUGE.pages() && self.keep_huge(first, || true) {
             return;
         }

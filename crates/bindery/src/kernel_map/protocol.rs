@@ -249,7 +249,10 @@ pub(super) trait Purge: KernelTree {
     /// Frees the addresses.
     fn give_back(&self, batch: &Self::Batch);
     /// Frees the frames at once; tables and areas after all current read sections have ended.
-    fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
+    ///
+    /// # Safety
+    /// 1. The batch was flushed after it was taken: no TLB leads to its frames and tables.
+    unsafe fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
 /// A purge, in the only correct order, and in rounds, so that no lock is held for long. One CPU at
@@ -260,7 +263,8 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
         // Release: a thread that makes a table after this store makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
         tree.give_back(&batch);
-        tree.free_after_readers(batch, counts);
+        // SAFETY: 1. `flush` above; the first batch's covers the addresses of all rounds.
+        unsafe { tree.free_after_readers(batch, counts) };
     }
 }
 

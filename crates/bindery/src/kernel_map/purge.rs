@@ -32,7 +32,10 @@ pub(super) struct PurgeBatch {
 
 impl PurgeBatch {
     /// Frees the batch after the flush: frames now, tables and areas when readers have left.
-    fn free<P: Platform>(self, map: &KernelMap<'_, P>, counts: &mut Counts) {
+    ///
+    /// # Safety
+    /// 1. As of [`Purge::free_after_readers`].
+    unsafe fn free<P: Platform>(self, map: &KernelMap<'_, P>, counts: &mut Counts) {
         let memory = map.memory;
         let (mut tables, mut areas) = (DetachedTables::default(), Chain::default());
         for table in self.detached.iter(&memory.frames) {
@@ -42,7 +45,7 @@ impl PurgeBatch {
             gather_below(map, node, &mut tables);
         }
         counts.tables_freed += u64::from(tables.count());
-        // SAFETY: 1. the purge has flushed the addresses of all rounds before it frees any batch.
+        // SAFETY: 1. the caller's obligation 1.
         self.areas.for_each(|area| unsafe { area.blocks.free(memory) });
         for node in self.areas.nodes() {
             // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is only in this
@@ -223,7 +226,8 @@ impl<P: Platform> Purge for MapTables<'_, '_, P> {
         unsafe { self.areas.remove(&batch.areas) };
     }
 
-    fn free_after_readers(&self, batch: PurgeBatch, counts: &mut Counts) {
-        batch.free(self, counts);
+    unsafe fn free_after_readers(&self, batch: PurgeBatch, counts: &mut Counts) {
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { batch.free(self, counts) };
     }
 }

@@ -111,12 +111,22 @@ fn shrink<P: Platform>(
     cut(map, area, at)?;
     // If the area was moved, TLBs may hold its frames under the old addresses until a purge.
     map.purge_freed();
-    drop_tail(map, area, pages, Holes::None);
+    // SAFETY: 1. the purge has flushed the addresses that the area has left; the claim keeps it
+    // from moving since.
+    unsafe { drop_tail(map, area, pages, Holes::None) };
     Ok(())
 }
 
 /// Unmaps and frees, at once, all pages of a claimed area from page `pages` on.
-fn drop_tail<P: Platform>(map: &KernelMap<'_, P>, area: &Claim<'_>, pages: u64, holes: Holes) {
+///
+/// # Safety
+/// 1. No TLB leads to these pages' frames under other addresses, which the area had before a move.
+unsafe fn drop_tail<P: Platform>(
+    map: &KernelMap<'_, P>,
+    area: &Claim<'_>,
+    pages: u64,
+    holes: Holes,
+) {
     let mut counts = Counts::default();
     let range = area.range();
     let tail = VirtRange::raw(range.start().0 + (pages << PAGE_SHIFT), range.end().0);
@@ -124,7 +134,7 @@ fn drop_tail<P: Platform>(map: &KernelMap<'_, P>, area: &Claim<'_>, pages: u64, 
     unsafe { map.clear(tail, holes, &mut counts) };
     map.invalidate(tail, Level::PTE, Tables::Unchanged, &mut counts);
     area.set_pages(pages);
-    // SAFETY: 1. the flush above.
+    // SAFETY: 1. the flush above, and the caller's obligation 1.
     unsafe { area.blocks.cut(map.memory, pages).free(map.memory) };
     map.stats.add(&counts);
 }
@@ -173,7 +183,8 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         let result = walk.populate(area, old..pages, leaves, options.content);
         if let Err(stop) = result {
             map.stats.add(&walk.counts);
-            drop_tail(map, area, old, Holes::Perhaps);
+            // SAFETY: 1. their frames are new, and were at no other address.
+            unsafe { drop_tail(map, area, old, Holes::Perhaps) };
             return Err(stop.into());
         }
         let start = area.start();

@@ -113,15 +113,14 @@ pub(crate) fn reclaim_folio<P: Platform>(
     held: FolioRef<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    let lock = memory.frames.folio(*held).try_lock();
-    let Some(lock) = lock else { return ObjectFolio::Busy };
-    let FolioOwner { owner, first } = lock.owner();
+    let Some(locked) = held.try_into_locked() else { return ObjectFolio::Busy };
+    let FolioOwner { owner, first } = locked.owner();
     let first = first.first();
     match owner {
         // SAFETY: 1. it is the owner of the locked folio.
-        Owner::File(object) => unsafe { evict(memory, object.cast(), first, &lock, spare) },
+        Owner::File(object) => unsafe { evict(memory, object.cast(), first, locked.lock(), spare) },
         Owner::Memory(object) if memory.swap.has_room(&memory.frames) => {
-            let leaving = Leaving::locked(lock, held, first);
+            let leaving = Leaving::locked(locked, first);
             // SAFETY: 1. it is the owner of the locked folio.
             unsafe { send_to_swap(memory, object.cast(), leaving, spare) }
         }

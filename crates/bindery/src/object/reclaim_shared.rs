@@ -36,10 +36,8 @@ pub(crate) fn reclaim_around<P: Platform>(
     most: u64,
     batch: &mut OutBatch,
 ) -> LookedAt {
-    let Some(lock) = memory.frames.folio(*held).try_lock() else {
-        return ObjectFolio::Busy.into();
-    };
-    let FolioOwner { owner: Owner::Memory(object), first } = lock.owner() else {
+    let Some(locked) = held.try_into_locked() else { return ObjectFolio::Busy.into() };
+    let FolioOwner { owner: Owner::Memory(object), first } = locked.owner() else {
         return LookedAt::NOTHING;
     };
     let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
@@ -48,16 +46,16 @@ pub(crate) fn reclaim_around<P: Platform>(
     // last use.
     let object = unsafe { object.as_ref() };
     if let Some(turn) = turn {
-        memory.frames.folio(*held).reclaim_state().note_look(turn);
+        memory.frames.folio(locked.folio()).reclaim_state().note_look(turn);
     }
     if !object.may_be_swapped() {
-        memory.frames.folio(*held).reclaim_state().mark_unevictable();
+        memory.frames.folio(locked.folio()).reclaim_state().mark_unevictable();
         // Its neighbors stay as well. An attempt on them now would report that they may be freed
         // later.
         return ObjectFolio::NotReclaimable.into();
     }
     let mut folios = ArrayVec::new();
-    let leaving = Leaving::locked(lock, held, first);
+    let leaving = Leaving::locked(locked, first);
     let end = (first + 1).next_multiple_of(WINDOW).min(first.saturating_add(most));
     let next = PageRange { first: leaving.end(), end };
     folios.push(leaving);

@@ -59,7 +59,7 @@ pub(super) fn swap_in<P: Platform>(
         return Ok(swapped);
     };
     // The folio's lock is held while it is written out or read.
-    let Some(lock) = memory.frames.folio(*cached).try_lock() else {
+    let Some(lock) = cached.try_lock() else {
         return Err(Stop::Wait(Wait::SwapCache { area: slot.area, slot: slot.slot }));
     };
     if let Some(place) = memory.frames.folio(*cached).swap_place()

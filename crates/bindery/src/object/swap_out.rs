@@ -36,7 +36,7 @@ use arrayvec::ArrayVec;
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr};
 use crate::collections::page_tree::{PageFlags, SwapSlot};
-use crate::folio::{Age, Eviction, FolioLock, FolioOwner, FolioRef, LockedFolio, Owner, Turn};
+use crate::folio::{Age, Eviction, FolioOwner, LockedFolio, Owner, Turn};
 use crate::platform::Platform;
 use crate::rmap::{HOLD, WalkLocking, WalkProgress, for_each_sight};
 use crate::swap::{CachedFolio, SlotRun};
@@ -54,8 +54,7 @@ pub(crate) const FOLIOS: usize = 32;
 
 /// A folio of an object that is to be swapped out, locked, with a reference.
 pub(crate) struct Leaving<'m, P: Platform> {
-    lock: FolioLock<'m, P>,
-    pub(super) held: FolioRef<'m, P>,
+    pub(super) locked: LockedFolio<'m, P>,
     /// The index of its first page.
     pub(crate) first: u64,
     plan: Plan,
@@ -76,43 +75,42 @@ struct Plan {
 impl<'m, P: Platform> Leaving<'m, P> {
     /// The folio that `frame` is a page of, if it is one of the object's and unlocked.
     pub(crate) fn new(memory: &'m Memory<P>, object: &ObjectState, frame: Frame) -> Option<Self> {
-        let held = memory.frames.try_hold(frame)?;
-        let lock = memory.frames.folio(*held).try_lock()?;
-        let FolioOwner { owner, first } = lock.owner();
+        let locked = memory.frames.try_hold(frame)?.try_into_locked()?;
+        let FolioOwner { owner, first } = locked.owner();
         let ours = matches!(owner, Owner::Memory(owner) if ptr::addr_eq(owner.as_ptr(), object));
-        ours.then(|| Self::locked(lock, held, first.first()))
+        ours.then(|| Self::locked(locked, first.first()))
     }
 
     /// The number of entries that map its pages.
     pub(crate) fn mappings(&self, memory: &Memory<P>) -> u32 {
-        memory.frames.folio(*self.held).mappings()
+        memory.frames.folio(self.locked.folio()).mappings()
     }
 
     /// Whether reclaim has looked at it in this turn. Marks it as looked at.
     pub(super) fn is_looked_at(&self, memory: &Memory<P>, turn: Turn) -> bool {
-        let looked = memory.frames.folio(*self.held).reclaim_state().is_looked_at(turn);
-        memory.frames.folio(*self.held).reclaim_state().note_look(turn);
+        let looked = memory.frames.folio(self.locked.folio()).reclaim_state().is_looked_at(turn);
+        memory.frames.folio(self.locked.folio()).reclaim_state().note_look(turn);
         looked
     }
 
     /// Whether it is passing.
     pub(super) fn is_passing(&self, memory: &Memory<P>) -> bool {
-        memory.frames.folio(*self.held).reclaim_state().age() == Age::Passing
+        memory.frames.folio(self.locked.folio()).reclaim_state().age() == Age::Passing
     }
 
     /// The index of the page after its last.
     pub(crate) fn end(&self) -> u64 {
-        self.first + u64::from(self.held.pages())
+        self.first + u64::from(self.locked.folio().pages())
     }
 
     /// Makes one from a folio that is locked and known to be the object's.
-    pub(super) fn locked(lock: FolioLock<'m, P>, held: FolioRef<'m, P>, first: u64) -> Self {
-        Self { lock, held, first, plan: Plan::default() }
+    pub(super) fn locked(locked: LockedFolio<'m, P>, first: u64) -> Self {
+        Self { locked, first, plan: Plan::default() }
     }
 
     /// The folio at its place in the object.
     fn placed<'a>(&self, memory: &'a Memory<P>, object: &'a ObjectState) -> PlacedFolio<'a, P> {
-        PlacedFolio { memory, object, folio: *self.held, first: self.first }
+        PlacedFolio { memory, object, folio: self.locked.folio(), first: self.first }
     }
 
     /// Whether it contains one of the pages.
@@ -204,7 +202,7 @@ pub(crate) fn swap_out<'m, P: Platform>(
             Some(why) => {
                 slots.free_unused(memory);
                 if mapped && why == ObjectFolio::NotReclaimable {
-                    memory.frames.folio(*leaving.held).reclaim_state().mark_unevictable();
+                    memory.frames.folio(leaving.locked.folio()).reclaim_state().mark_unevictable();
                 }
                 why
             }
@@ -276,7 +274,8 @@ fn unmap<P: Platform>(
                 let page = start + u64::from(mapped.number);
                 let passed = folios[next..].iter().take_while(|leaving| leaving.end() <= page);
                 next += passed.count();
-                let here = folios.get_mut(next).filter(|leaving| *leaving.held == mapped.folio);
+                let here =
+                    folios.get_mut(next).filter(|leaving| leaving.locked.folio() == mapped.folio);
                 here.map_or(ZapChoice::Stays, |leaving| {
                     fate(memory, &mut leaving.plan, mapped, spare, recurs)
                 })
@@ -285,14 +284,15 @@ fn unmap<P: Platform>(
         }
         WalkProgress { until: part.end(), entries: part.pages().min(HOLD) }
     });
-    for Leaving { held, plan, .. } in folios {
+    for Leaving { locked, plan, .. } in folios {
         if !plan.mapped || plan.stays.is_some() {
             continue;
         }
         if walked.is_err() {
             plan.stays = Some(ObjectFolio::Busy);
         } else if spare == Spare::Used
-            && memory.frames.folio(**held).reclaim_state().update_age(plan.used) == Eviction::Later
+            && memory.frames.folio(locked.folio()).reclaim_state().update_age(plan.used)
+                == Eviction::Later
         {
             plan.stays = Some(ObjectFolio::Used);
         }
@@ -335,9 +335,9 @@ fn send<P: Platform>(
     batch: &mut OutBatch,
 ) -> Result<u32, ObjectFolio> {
     let victim = leaving.placed(memory, object);
-    let Leaving { lock, held, first, .. } = leaving;
-    let folio = *held;
-    let cached = CachedFolio::send_out(memory, lock.locked(), slots, 0, 0);
+    let Leaving { locked, first, .. } = leaving;
+    let folio = locked.folio();
+    let cached = CachedFolio::send_out(memory, locked.locked(), slots, 0, 0);
     let sent = enter_slots(&victim, slots);
     let named = match sent {
         Ok(named) => named,
@@ -350,14 +350,14 @@ fn send<P: Platform>(
             });
         }
     };
-    lock.detach_from_object();
+    locked.lock().detach_from_object();
     // One of the index's references is the swap cache's now. The caller's is the batch's.
     if named > 1 {
         // SAFETY: 1. the index has lost its pages to the slots, and their references with them.
         unsafe { memory.frames.folio(folio).release_pages(named - 1) };
     }
     batch.add(slots, VirtAddr(first << PAGE_SHIFT), InCache::New);
-    LockedFolio::new(lock, held).leave_to_batch();
+    locked.leave_to_batch();
     Ok(folio.pages())
 }
 

@@ -1,16 +1,14 @@
 //! The things that a call or a fault waits for, with its locks released.
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
 use core::convert::Infallible;
 
 use crate::Memory;
 use crate::addr::PageRange;
 use crate::error::{Error, Failure, NoMemory};
-use crate::folio::{Folio, FolioRef};
+use crate::folio::{FolioRef, HeldFolio};
 use crate::platform::Platform;
 use crate::swap::device_read::DeviceRead;
-use crate::swap::{find_cached, lock_folio, wait_for_request};
+use crate::swap::{find_cached, lock_kept, wait_for_request};
 use crate::userfault::{Ending, QueuedFault, WaitSignals};
 
 use super::Object;
@@ -47,9 +45,8 @@ pub(crate) enum Wait<H = Infallible> {
         /// The area.
         area: u8,
     },
-    /// A folio whose lock another thread or a device has. The wait releases a reference to it,
-    /// which the caller has taken.
-    Folio(Folio),
+    /// A folio whose lock another thread or a device has.
+    Folio(HeldFolio),
     /// The handler of a userfaultfd, for a fault whose message is in the queue.
     Handler(H),
     /// Memory that is kept though unused, collected for a large folio.
@@ -129,8 +126,7 @@ impl<H: ForHandler> Wait<H> {
             Self::SwapCache { area, slot } => {
                 let cached = find_cached(memory, area, slot);
                 if let Some(cached) = &cached {
-                    // SAFETY: 1. `cached`.
-                    drop(unsafe { lock_folio(memory, **cached) });
+                    drop(lock_kept(memory, cached));
                 }
                 Ok(cached)
             }
@@ -138,11 +134,8 @@ impl<H: ForHandler> Wait<H> {
                 wait_for_request(memory, area);
                 Ok(None)
             }
-            Self::Folio(folio) => {
-                // SAFETY: 1. that of the wait, which is released afterwards.
-                drop(unsafe { lock_folio(memory, folio) });
-                // SAFETY: 1. that of the wait, which ends here.
-                unsafe { memory.frames.folio(folio).release() };
+            Self::Folio(held) => {
+                drop(lock_kept(memory, &held.guard(&memory.frames)));
                 Ok(None)
             }
             Self::Handler(handler) => {
@@ -181,10 +174,7 @@ impl Wait {
     pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
         match self {
             Self::SwapRead(read) => read.give_up(memory),
-            Self::Folio(folio) => {
-                // SAFETY: 1. that of the wait, which ends here.
-                unsafe { memory.frames.folio(folio).release() };
-            }
+            Self::Folio(held) => drop(held.guard(&memory.frames)),
             Self::Pages(_)
             | Self::ReadAhead(_)
             | Self::Pager(_)

@@ -3,7 +3,7 @@
 use crate::Memory;
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtRange};
 use crate::arch::Arch;
-use crate::folio::{Folio, FolioLock, FolioRef, LockedFolio};
+use crate::folio::{Folio, LockedFolio};
 use crate::platform::Platform;
 use crate::rmap::{self, WalkLocking, WalkProgress, Walked};
 use crate::swap::page_set::PageSet;
@@ -34,36 +34,36 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     pub(super) fn reclaim_anonymous(&mut self, frame: Frame, which: Which, target: u64) -> u64 {
         let memory = self.memory;
         let Some(held) = memory.frames.try_hold(frame) else { return 0 };
-        let Some(lock) = memory.frames.folio(*held).try_lock() else {
+        let Some(locked) = held.try_into_locked() else {
             self.later = true;
             return 0;
         };
-        if memory.frames.folio(*held).mappings() == 0 {
-            return self.finish() + reclaim_cached(memory, held, lock);
+        let folio = locked.folio();
+        if memory.frames.folio(folio).mappings() == 0 {
+            return self.finish() + reclaim_cached(memory, locked);
         }
-        let folio = *held;
         let handle = memory.frames.folio(folio);
         let pinned = handle.pins() > 0;
         let pages = target.min(u64::from(u32::MAX)) as u32;
         let mut scan = match which {
-            Which::Cold(turn) => SwapOutScan::cold(lock.locked(), turn, pages),
-            Which::Passing => SwapOutScan::passing(lock.locked(), pages),
+            Which::Cold(turn) => SwapOutScan::cold(locked.locked(), turn, pages),
+            Which::Passing => SwapOutScan::passing(locked.locked(), pages),
         };
         let mapped = if pinned { Mapped::Nowhere } else { self.take_around(folio, &mut scan) };
         if mapped == Mapped::Locked {
             handle.reclaim_state().mark_unevictable();
         }
         if scan.is_held_to_be_cut() {
-            return self.cut_held(held, lock);
+            return self.cut_held(locked);
         }
         if scan.took_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
-            lock.leave_to_batch();
+            drop(locked.leave_lock_to_batch());
             return 0;
         }
         let Which::Cold(turn) = which else { return 0 };
         if mapped == Mapped::InSeveral {
-            return self.reclaim_family(LockedFolio::new(lock, held), turn, target);
+            return self.reclaim_family(locked, turn, target);
         }
         // Otherwise a folio that cannot be freed would count as one that may be freed later, in
         // every turn.
@@ -77,10 +77,10 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     /// turn swaps out its pages. Frees its unmapped pages.
     #[cold]
     #[inline(never)]
-    fn cut_held(&mut self, held: FolioRef<'m, P>, lock: FolioLock<'m, P>) -> u64 {
+    fn cut_held(&mut self, locked: LockedFolio<'m, P>) -> u64 {
         // The window's entries are marked as pending until then.
         let freed = self.finish();
-        let (memory, folio, mut is_cut) = (self.memory, *held, false);
+        let (memory, folio, mut is_cut) = (self.memory, locked.folio(), false);
         let walked = rmap::for_each_anonymous_sight(memory, folio, WalkLocking::Try, |hit, _| {
             let mut entries = 0;
             if !is_cut && let Some(_vma) = hit.vma.try_read(memory.platform()) {
@@ -91,7 +91,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             WalkProgress { until: hit.range.end(), entries }
         });
         self.later |= is_cut || walked == Walked::Busy;
-        drop(lock);
+        let held = locked.unlock();
         if is_cut {
             held.release_parts(Order::PAGE);
         }
@@ -132,19 +132,15 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
 
 /// Evicts an unmapped folio of the swap cache once its content is in swap. Returns the number of
 /// pages freed.
-fn reclaim_cached<P: Platform>(
-    memory: &Memory<P>,
-    held: FolioRef<'_, P>,
-    lock: FolioLock<'_, P>,
-) -> u64 {
-    let folio = *held;
-    let Some(cached) = CachedFolio::find(memory, lock.locked()) else { return 0 };
+fn reclaim_cached<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) -> u64 {
+    let folio = locked.folio();
+    let Some(cached) = CachedFolio::find(memory, locked.locked()) else { return 0 };
     let Some(stored) = cached.prepare_eviction() else { return 0 };
     if !cached.may_be_written(stored) {
         cached.unlock(&PageSet::EMPTY);
         return 0;
     }
-    let Some(frozen) = write_out(memory, LockedFolio::new(lock, held), stored) else { return 0 };
+    let Some(frozen) = write_out(memory, locked, stored) else { return 0 };
     frozen.free_into(&mut memory.free_batch());
     u64::from(folio.pages())
 }

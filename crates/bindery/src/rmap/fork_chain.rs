@@ -218,7 +218,8 @@ unsafe fn take_over<P: Platform>(
         let owner = unsafe { owner.as_ref() };
         // SAFETY: 1. this survey's VMA is below the owner.
         let Some(new_parent) = (unsafe { owner.new_parent() }) else { return };
-        match frames.folio(folio).try_lock() {
+        // SAFETY: 1. the mapping that the survey has found, whose table it has locked.
+        match unsafe { frames.folio(folio).try_lock() } {
             Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent)), first),
             None => complete.set(false),
         }

@@ -2,12 +2,10 @@
 //!
 //! Both VMAs are locked for reading, as for a fault (`vmas::both` has how).
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{CallError, Error, Failure};
-use crate::folio::{Folio, OwnerMark};
+use crate::folio::{FolioRef, HeldFolio, OwnerMark};
 use crate::interrupt;
 use crate::object::Wait;
 use crate::platform::Platform;
@@ -170,9 +168,9 @@ impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
             if done > 0 {
                 publish(page_table, VirtRange::raw(at.0, at.0 + done));
             }
-            let Some(folio) = result? else { return Ok(()) };
+            let Some(held) = result? else { return Ok(()) };
             drop(locked);
-            wait_to_move(&mut call, Wait::Folio(folio))?;
+            wait_to_move(&mut call, Wait::Folio(held))?;
         }
     }
 }
@@ -197,7 +195,7 @@ fn move_between<P: Platform>(
     mover: &mut PageMover<'_, '_, P>,
     source: &Vma,
     tries: &mut u32,
-) -> Result<Option<Folio>, Failure<MoveError>> {
+) -> Result<Option<HeldFolio>, Failure<MoveError>> {
     while !mover.is_done() {
         match mover.step() {
             None => {}
@@ -208,7 +206,7 @@ fn move_between<P: Platform>(
             Some(MoveStop::NoMemory) => {
                 mover.refill()?;
             }
-            Some(MoveStop::Locked(folio)) => return Ok(Some(folio)),
+            Some(MoveStop::Locked(held)) => return Ok(Some(held)),
             Some(MoveStop::Split(at, order)) => {
                 *tries += 1;
                 if let busy @ Some(_) = split_to_move(page_table, source, at, order, *tries)? {
@@ -233,7 +231,7 @@ fn split_to_move<P: Platform>(
     at: VirtAddr,
     order: Order,
     tries: u32,
-) -> Result<Option<Folio>, Failure<MoveError>> {
+) -> Result<Option<HeldFolio>, Failure<MoveError>> {
     match split_locked(page_table, source, at, order) {
         Err(Failure::NoMemory) => Err(Failure::NoMemory),
         Err(Failure::Refused(FolioError::Busy)) => {
@@ -245,14 +243,18 @@ fn split_to_move<P: Platform>(
     }
 }
 
-/// The folio at `at`, with a reference, unless it is pinned.
-fn folio_to_wait_for<P: Platform>(page_table: &PageTable<'_, P>, at: VirtAddr) -> Option<Folio> {
+/// The folio at `at`, unless it is pinned.
+fn folio_to_wait_for<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    at: VirtAddr,
+) -> Option<HeldFolio> {
     let frames = &page_table.memory.frames;
     let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let section = page_table.read_section();
     let mut cursor = page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let (folio, _) = cursor.folio_at(at)?;
-    (frames.folio(folio).pins() == 0 && frames.folio(folio).try_get()).then_some(folio)
+    let folio = frames.folio(folio);
+    (folio.pins() == 0).then(|| folio.keep())?.map(FolioRef::into_held)
 }
 
 /// Whether pages of the source may be pages of the destination, in Linux's order of errors.
@@ -359,12 +361,9 @@ pub(crate) mod testing {
         at: VirtAddr,
     ) -> impl FnOnce() + 'a {
         let memory = space.memory();
-        let folio = super::folio_to_wait_for(&space.page_table, at).expect("a folio");
-        let lock = memory.frames.folio(folio).try_lock().expect("the lock");
-        move || {
-            drop(lock);
-            // SAFETY: 1. `folio_to_wait_for` has taken it for this call.
-            unsafe { memory.frames.folio(folio).release() };
-        }
+        let held = super::folio_to_wait_for(&space.page_table, at).expect("a folio");
+        let kept = held.guard(&memory.frames);
+        let locked = kept.try_into_locked().expect("the lock");
+        move || drop(locked)
     }
 }

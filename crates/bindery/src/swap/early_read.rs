@@ -170,12 +170,15 @@ impl SlotRun {
 impl<P: Platform> SlotArea<P> {
     /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
     /// read failed, the slots keep their content.
-    pub(super) fn finish_early_read(&self, memory: &Memory<P>, number: u32) {
+    ///
+    /// # Safety
+    /// 1. The request was taken from those that are done, and is finished only here.
+    pub(super) unsafe fn finish_early_read(&self, memory: &Memory<P>, number: u32) {
         let (group, number) = self.requests.group(number);
         let read = group.result(number) == Some(true);
         if let Some(folio) = memory.frames.folio_of(group.head(number)) {
             // SAFETY: 1. the request's reference, which is given up with the lock, before the
-            // request is freed.
+            // request is freed (obligation 1).
             let lock = unsafe { memory.frames.folio(folio).lock_of_request() };
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {

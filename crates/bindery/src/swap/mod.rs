@@ -136,7 +136,7 @@ pub(crate) use read_around::begin_read_around;
 pub(crate) use slots::{allocate_slots, find_cached, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
 pub(crate) use writeback::{
-    finish_own_writes, lock_folio, wait_for_a_write, wait_for_request, write_out,
+    finish_own_writes, lock_folio, lock_kept, wait_for_a_write, wait_for_request, write_out,
 };
 
 /// The maximum number of swap areas at a time. 0 in a build without the feature `swap`: then the

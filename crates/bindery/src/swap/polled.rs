@@ -139,7 +139,7 @@ fn look_at<P: Platform>(memory: &Memory<P>, held: &FolioRef<'_, P>) -> Lock {
     let handle = memory.frames.folio(**held);
     for _ in 0..PATIENCE {
         // SAFETY: 1. `held`, which outlives the lock.
-        let lock = handle.try_lock().or_else(|| unsafe { take_back(memory, **held) });
+        let lock = held.try_lock().or_else(|| unsafe { take_back(memory, **held) });
         if lock.is_some() {
             return Lock::Free;
         }

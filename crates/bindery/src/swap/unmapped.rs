@@ -10,7 +10,7 @@ use super::slot_state::SlotState;
 use super::slots::{AreasStay, Stored, while_areas_stay};
 use super::writeback::write_out;
 use crate::Memory;
-use crate::folio::{Folio, FolioLocked, Freed, LockedFolio};
+use crate::folio::{Folio, FolioLocked, Freed};
 use crate::frame::FreeBatch;
 use crate::platform::Platform;
 
@@ -37,15 +37,15 @@ fn evict_unmapped<P: Platform>(memory: &Memory<P>, batch: &mut FreeBatch<'_, P>,
     }
     // The caller has no reference any more: the frame may have another owner by now.
     let Some(held) = memory.frames.try_hold(folio.head) else { return };
-    let Some(lock) = memory.frames.folio(*held).try_lock() else { return };
-    let folio = *held;
+    let Some(locked) = held.try_into_locked() else { return };
+    let folio = locked.folio();
     // Mapped only under the lock.
     if memory.frames.folio(folio).mappings() > 0 {
         return;
     }
-    let Some(cached) = CachedFolio::find(memory, lock.locked()) else { return };
+    let Some(cached) = CachedFolio::find(memory, locked.locked()) else { return };
     if cached.prepare_dropping()
-        && let Some(frozen) = write_out(memory, LockedFolio::new(lock, held), Stored::Yes)
+        && let Some(frozen) = write_out(memory, locked, Stored::Yes)
     {
         frozen.free_into(batch);
     }

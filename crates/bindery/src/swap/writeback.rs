@@ -26,7 +26,7 @@ use super::take_back::{lock_written, take_back};
 use crate::Memory;
 use crate::error::Error;
 use crate::events::RareEvents;
-use crate::folio::{Folio, FolioLock, FrozenFolio, LockedFolio, SwapPlace};
+use crate::folio::{Folio, FolioLock, FolioRef, FrozenFolio, LockedFolio, SwapPlace};
 use crate::interrupt;
 use crate::platform::{Cpu, Platform};
 
@@ -130,13 +130,15 @@ fn send_to_device<'m, P: Platform>(
     // caller counts the folio as freed. If another thread was faster, the number may be that of
     // another folio's request by now.
     let mut own = None;
-    area.finish_one(memory, place.area, number, |evicted| {
+    let evicted = |evicted: FrozenFolio<'m, P>| {
         if evicted.folio() == folio {
             own = Some(evicted);
         } else {
             evicted.free_into(&mut memory.free_batch());
         }
-    });
+    };
+    // SAFETY: 1. `take_done_one` has given it to this thread.
+    unsafe { area.finish_one(memory, place.area, number, evicted) };
     memory.swap.note_completion(memory.platform());
     own
 }
@@ -201,7 +203,8 @@ pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>, cpu: Option<Cpu>) -
         let mut done = area.requests.take_done(cpu);
         some |= done != 0;
         while done != 0 {
-            freed += area.finish_request(memory, area_number, done.trailing_zeros());
+            // SAFETY: 1. `take_done` has given it to this thread, which passes it once.
+            freed += unsafe { area.finish_request(memory, area_number, done.trailing_zeros()) };
             done &= done - 1;
         }
     }
@@ -214,18 +217,26 @@ pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>, cpu: Option<Cpu>) -
 impl<P: Platform> SlotArea<P> {
     /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
     /// the number of freed pages.
-    fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
+    ///
+    /// # Safety
+    /// 1. The request was taken from those that are done, and is finished only here.
+    unsafe fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
         let mut freed = 0;
-        self.finish_one(memory, area_number, number, |folio| {
+        let evicted = |folio: FrozenFolio<'_, P>| {
             freed = u64::from(folio.folio().pages());
             folio.free_into(&mut memory.free_batch());
-        });
+        };
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { self.finish_one(memory, area_number, number, evicted) };
         freed
     }
 
     /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now.
     /// The request ends after that: a thread that waits for the writes finds the frames free.
-    fn finish_one<'m>(
+    ///
+    /// # Safety
+    /// 1. As of [`SlotArea::finish_request`].
+    unsafe fn finish_one<'m>(
         &self,
         memory: &'m Memory<P>,
         area_number: u8,
@@ -234,7 +245,8 @@ impl<P: Platform> SlotArea<P> {
     ) {
         let (group, number_there) = self.requests.group(number);
         if group.is_around(number_there) {
-            self.finish_early_read(memory, number);
+            // SAFETY: 1. the caller's obligation 1.
+            unsafe { self.finish_early_read(memory, number) };
             return;
         }
         let number = number_there;
@@ -243,8 +255,8 @@ impl<P: Platform> SlotArea<P> {
         let mut frozen = None;
         let first = group.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
-        // SAFETY: 1. this thread has found the request done, and ends it: each branch releases the
-        // request's reference.
+        // SAFETY: 1. the request is this thread's (obligation 1): each branch releases its
+        // reference.
         let lock = unsafe { lock_written(memory, folio, slots) };
         match (lock, memory.frames.folio(folio).swap_place()) {
             (None, _) => {
@@ -355,6 +367,15 @@ pub(super) fn wait_for_devices<P: Platform>(
     freed
 }
 
+/// As [`lock_folio`], for a reference that has its guard.
+pub(crate) fn lock_kept<'k, P: Platform>(
+    memory: &'k Memory<P>,
+    kept: &'k FolioRef<'_, P>,
+) -> FolioLock<'k, P> {
+    // SAFETY: 1. the guard, which the lock borrows.
+    unsafe { lock_folio(memory, **kept) }
+}
+
 /// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
 /// device's write, takes the lock over if the device allows that ([`take_back`]). The caller holds
 /// no lock of a table, and is in no read section.
@@ -364,7 +385,8 @@ pub(super) fn wait_for_devices<P: Platform>(
 pub(crate) unsafe fn lock_folio<P: Platform>(memory: &Memory<P>, folio: Folio) -> FolioLock<'_, P> {
     let handle = memory.frames.folio(folio);
     loop {
-        if let Some(lock) = handle.lock_unless_writeback() {
+        // SAFETY: 1. the caller's obligation 1.
+        if let Some(lock) = unsafe { handle.lock_unless_writeback() } {
             return lock;
         }
         // SAFETY: 1. the caller's obligation 1.

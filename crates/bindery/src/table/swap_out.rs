@@ -241,7 +241,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         let memory = self.span.page_table.memory;
         match self.scan.held {
             Some(held) if *held == folio => Some(OutLock::OfCaller(held)),
-            _ => memory.frames.folio(folio).try_lock().map(OutLock::Taken),
+            // SAFETY: 1. the run's mappings, under the span's lock.
+            _ => unsafe { memory.frames.folio(folio).try_lock() }.map(OutLock::Taken),
         }
     }
 

@@ -137,13 +137,11 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         {
             return None;
         }
-        let held = frames.try_hold(folio.head)?;
-        let lock = frames.folio(*held).try_lock()?;
-        let FolioOwner { owner, first } = lock.owner();
-        if *held != folio || owner != self.owner || first.first() != index {
+        let leaving = frames.try_hold(folio.head)?.try_into_locked()?;
+        let FolioOwner { owner, first } = leaving.owner();
+        if leaving.folio() != folio || owner != self.owner || first.first() != index {
             return None;
         }
-        let leaving = LockedFolio::new(lock, held);
         let _ = self.folios.try_push(SharedFolio { leaving, first: index, met: 0, used: false });
         Some(self.folios.len() - 1)
     }

@@ -369,7 +369,7 @@ pub fn with_reference<P: Platform, R>(
     f: impl FnOnce(Frame, u32) -> R,
 ) -> Option<R> {
     let reference = memory.frames.try_hold(frame)?;
-    let lock = memory.frames.folio(*reference).try_lock();
+    let lock = reference.try_lock();
     if let Some(lock) = &lock {
         core::hint::black_box(lock.owner());
     }
@@ -449,7 +449,8 @@ pub fn with_folio_locked<P: Platform, R>(
     work: impl FnOnce() -> R,
 ) -> R {
     let folio = memory.frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
-    let _lock = memory.frames.folio(folio).try_lock().expect("a folio that nobody has locked");
+    let kept = memory.frames.folio(folio).keep().expect("room for a reference");
+    let _lock = kept.try_lock().expect("a folio whose lock is free");
     work()
 }
 

@@ -1,7 +1,5 @@
 //! Walks of the reverse map, like those of a reclaimer or a truncation.
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
 use crate::addr::{PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::platform::Platform;
 use crate::rmap::{self, HOLD, WalkLocking, WalkProgress, Walked};
@@ -77,27 +75,24 @@ pub fn walk_anonymous<P: Platform>(
     let mut folio = None;
     look::survey(&space.page_table, page, |stretch| {
         if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
-            assert!(frames.folio(there).try_get(), "too many references");
-            folio = Some(there);
+            folio = Some(frames.folio(there).keep().expect("room for a reference"));
         }
     });
     let folio = folio.unwrap_or_else(|| panic!("no folio at {at}"));
-    let locked = frames.folio(folio).try_lock();
+    let locked = folio.try_lock();
     let mut found = 0;
     let walked = locked.as_ref().map(|_| {
-        rmap::for_each_anonymous_sight(memory, folio, WalkLocking::Try, |sight, _| {
+        rmap::for_each_anonymous_sight(memory, *folio, WalkLocking::Try, |sight, _| {
             look::survey(&sight.page_table, sight.range, |stretch| {
                 if let MappedRun::Pages { folio: Some(there), .. } = stretch.what {
-                    found += if there == folio { stretch.range.pages() } else { 0 };
+                    found += if there == *folio { stretch.range.pages() } else { 0 };
                 }
             });
             WalkProgress { until: sight.range.end(), entries: sight.range.pages() }
         })
     });
-    let mappings = u64::from(frames.folio(folio).mappings());
+    let mappings = u64::from(frames.folio(*folio).mappings());
     drop(locked);
-    // SAFETY: 1. taken above.
-    unsafe { frames.folio(folio).release() };
     match walked {
         Some(Walked::Visited(visited)) => Some(AnonymousWalk { visited, found, mappings }),
         Some(Walked::NotMapped) => panic!("no anonymous folio is mapped at {at}"),

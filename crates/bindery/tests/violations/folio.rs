@@ -3,7 +3,7 @@
 
 use crate::addr::Frame;
 use crate::folio::{
-    FolioIndex, FolioLock, FolioRef, FreshFolio, FrozenFolio, LiveOwner, LockedFolio,
+    FolioIndex, FolioLock, FolioRef, FreshFolio, FrozenFolio, HeldFolio, LiveOwner, LockedFolio,
 };
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
@@ -34,19 +34,36 @@ pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32
 }
 
 /// A device's request gets a folio's lock with a reference.
-pub(crate) fn hand_over_lock<'a, P: Platform>(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) {
+pub(crate) fn hand_over_lock<P: Platform>(held: FolioRef<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
-    LockedFolio::new(lock, held).into_request();
+    let _ = held.try_into_locked().map(LockedFolio::into_request);
     #[cfg(lock_violations = "types")]
-    let _ = (held, lock.into_request()); //~ E0599
+    let _ = held.try_lock().map(FolioLock::into_request); //~ E0599
 }
 
 /// The reference of a locked folio is the guard's: it is not released by another one.
-pub(crate) fn release_twice<'a, P: Platform>(lock: FolioLock<'a, P>, held: FolioRef<'a, P>) {
+pub(crate) fn release_twice<P: Platform>(held: FolioRef<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    drop(LockedFolio::new(lock, held));
+    drop(held.try_into_locked());
     #[cfg(lock_violations = "moves")]
-    let _ = (LockedFolio::new(lock, held), drop(held)); //~ E0382
+    let _ = (held.try_into_locked(), drop(held)); //~ E0382
+}
+
+/// A folio's lock does not outlive the reference that keeps the folio.
+pub(crate) fn release_locked<P: Platform>(held: FolioRef<'_, P>) {
+    let lock = held.try_lock();
+    #[cfg(not(lock_violations = "moves"))]
+    let _ = (drop(lock), drop(held));
+    #[cfg(lock_violations = "moves")]
+    let _ = (drop(held), drop(lock)); //~ E0505
+}
+
+/// A reference that was made a value becomes one guard, however often the value is named.
+pub(crate) fn guard_twice<P: Platform>(frames: &Frames<P>, held: HeldFolio) {
+    #[cfg(not(lock_violations = "moves"))]
+    drop(held.guard(frames));
+    #[cfg(lock_violations = "moves")]
+    let _ = (held.guard(frames), held.guard(frames)); //~ E0382
 }
 
 /// A lock that was left to a batch changes no owner.

@@ -8,14 +8,13 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::super::LockedFolio;
 use super::super::count::TooManyMappings;
 use super::super::exclusive::ExclusiveRun;
 use super::super::handle::{Folio, Freed, MAX_FOLIO_ORDER};
 use super::super::mapping::unmap_shared_page;
 use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
-use super::{Machine, assert_all_free, blocks, free, fresh, new_frames, release, unmap};
+use super::{Machine, assert_all_free, blocks, free, fresh, new_frames, release, try_lock, unmap};
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
 use crate::frame::{AllocateFor, Frames};
@@ -178,15 +177,15 @@ fn dirty_and_the_lock_are_independent() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     fresh(&frames, folio).publish(1);
-    let lock = frames.folio(folio).try_lock().unwrap();
-    assert!(frames.folio(folio).try_lock().is_none());
+    let lock = try_lock(&frames, folio).unwrap();
+    assert!(try_lock(&frames, folio).is_none());
     frames.folio(folio).mark_dirty();
     frames.folio(folio).exclusive().clear(0, 1);
     drop(lock);
-    let lock = frames.folio(folio).try_lock().unwrap();
+    let lock = try_lock(&frames, folio).unwrap();
     assert!(frames.folio(folio).is_dirty());
     frames.folio(folio).clear_dirty();
-    assert!(!frames.folio(folio).is_dirty() && frames.folio(folio).try_lock().is_none());
+    assert!(!frames.folio(folio).is_dirty() && try_lock(&frames, folio).is_none());
     drop(lock);
     assert_eq!(
         frames.folio(folio).exclusive().run(0, 9),
@@ -204,10 +203,10 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     head.word.store(GROUP, Relaxed);
     fresh(&frames, folio).map(1);
     let kept = frames.folio(folio).keep().unwrap();
-    let lock = frames.folio(folio).try_lock().unwrap();
+    let leaving = kept.try_into_locked().unwrap();
     assert_eq!(unmap(&frames, folio, 1), Freed::Unmapped);
     assert!(frames.folio(folio).is_anonymous(), "it is left to the holder of the lock");
-    LockedFolio::new(lock, kept).into_request();
+    leaving.into_request();
     assert!(!frames.folio(folio).is_anonymous() && frames.folio(folio).is_under_writeback());
     head.word.store(GROUP, Relaxed);
     frames.folio(folio).orphan();
@@ -217,7 +216,7 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     assert!(!frames.folio(folio).is_anonymous() && !frames.folio(folio).is_under_writeback());
     // SAFETY: 1. as above.
     assert!(unsafe { frames.folio(folio).lock_of_request() }.is_none());
-    assert!(frames.folio(folio).try_lock().is_none());
+    assert!(try_lock(&frames, folio).is_none());
     // SAFETY: 1. that of `kept`, which went to the request.
     drop(unsafe { lock.with_reference() });
     assert_all_free(&frames);
@@ -318,7 +317,7 @@ proptest! {
             frames.folio(folio).mark_dirty();
         }
         // Held until the parts are released.
-        let lock = locked.then(|| frames.folio(folio).try_lock().unwrap());
+        let lock = locked.then(|| try_lock(&frames, folio).unwrap());
 
         prop_assert_eq!(frames.folio(folio).split(part, |page| mapped[page as usize]), Ok(()));
 

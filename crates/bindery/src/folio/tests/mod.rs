@@ -7,7 +7,7 @@ mod alone;
 mod folio;
 mod reference;
 
-use super::{Folio, Freed, FreshFolio};
+use super::{Folio, FolioLock, Freed, FreshFolio};
 use crate::frame::Frames;
 use crate::frame::tests::{Machine, assert_all_free, blocks, free, new_frames};
 
@@ -21,6 +21,12 @@ fn fresh(frames: &Frames<Machine>, folio: Folio) -> FreshFolio<'_, Machine> {
 fn unmap(frames: &Frames<Machine>, folio: Folio, pages: u32) -> Freed {
     // SAFETY: 1. the tests count the mappings that they drop; 2. no TLB knows the folio.
     unsafe { frames.folio(folio).unmap(pages) }
+}
+
+/// Locks a folio by its number.
+fn try_lock(frames: &Frames<Machine>, folio: Folio) -> Option<FolioLock<'_, Machine>> {
+    // SAFETY: 1. the tests release no folio before its lock.
+    unsafe { frames.folio(folio).try_lock() }
 }
 
 /// Releases a reference that a test has taken.

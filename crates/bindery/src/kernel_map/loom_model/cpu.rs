@@ -147,7 +147,7 @@ impl Purge for Cpu {
     }
 
     /// Frees the frames at once, and the tables after a wait, with which the model's purge ends.
-    fn free_after_readers(&self, batch: Batch, _counts: &mut Counts) {
+    unsafe fn free_after_readers(&self, batch: Batch, _counts: &mut Counts) {
         for area in &batch.areas {
             for offset in 0..area.range.pages() {
                 self.world.set_life(area.first.plus(offset as u32), Life::Freed);

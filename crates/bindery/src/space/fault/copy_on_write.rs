@@ -59,7 +59,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
         // stays the anon group above, from which the reverse map reaches this VMA too.
-        if let Some(lock) = folio.try_lock() {
+        // SAFETY: 1. the page's mapping: the tables are locked.
+        if let Some(lock) = unsafe { folio.try_lock() } {
             let first = lock.owner().first;
             lock.give_to(owner, first);
         }

@@ -114,7 +114,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         {
             // A thread or a device that writes the folio out, or reads it, has the lock: waiting
             // for it with the VMA locked would keep changes of the VMA waiting for the device.
-            let Some(lock) = memory.frames.folio(*cached).try_lock() else {
+            let Some(lock) = cached.try_lock() else {
                 return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
             };
             if memory.frames.folio(*cached).take_read_around() {

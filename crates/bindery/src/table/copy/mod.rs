@@ -112,8 +112,9 @@ fn copy_parts<'m, P: Platform>(
                 parts.go_on_from(at);
             }
             Err(CopyStop::Pinned(run)) => {
-                PinnedCopy { parent, child, run: &run, what, tables }.copy()?;
-                parts.go_on_from(run.range.end());
+                let end = run.range.end();
+                PinnedCopy { parent, child, run, what, tables }.copy()?;
+                parts.go_on_from(end);
             }
         }
         interrupt::check(parent.memory.platform())?;
@@ -324,10 +325,11 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         folio: Folio,
         attributes: Attributes,
     ) -> CopyStop {
-        if !self.source.page_table.memory.frames.folio(folio).try_get() {
+        let Some(kept) = self.source.page_table.memory.frames.folio(folio).keep() else {
             return CopyStop::Refused;
-        }
-        CopyStop::Pinned(PinnedRun { range: run.range(), first, folio, attributes })
+        };
+        let (range, held) = (run.range(), kept.into_held());
+        CopyStop::Pinned(PinnedRun { range, first, held, attributes })
     }
 
     fn copy_absent(

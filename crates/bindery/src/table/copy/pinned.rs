@@ -14,16 +14,16 @@
 //!    yet.
 //! 3. Without the second look, CPU A would give the child a page after the file's end.
 
-#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
-
 use core::ops::Range;
+
+use arrayvec::{ArrayVec, IntoIter};
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{
     Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
 };
 use crate::error::Failure;
-use crate::folio::{Folio, FreshPages, OwnerKind};
+use crate::folio::{FolioIndex, FreshFolio, HeldFolio, OwnerKind};
 use crate::interrupt;
 use crate::memory::before_execution;
 use crate::platform::Platform;
@@ -42,13 +42,16 @@ pub(super) fn copy_attributes(permissions: Permissions, key: ProtectionKey) -> A
     Attributes { permissions, key, ..used }
 }
 
-/// A run of pinned pages, whose folio has a reference for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Copies that the child does not map yet, in the order of its addresses.
+type Copies<'f, P> = IntoIter<FreshFolio<'f, P>, BATCH>;
+
+/// A run of pinned pages.
+#[derive(Debug)]
 pub(super) struct PinnedRun {
     pub(super) range: VirtRange,
     /// The frame of its first page, and the folio of all.
     pub(super) first: Frame,
-    pub(super) folio: Folio,
+    pub(super) held: HeldFolio,
     /// Of the entries of the copies.
     pub(super) attributes: Attributes,
 }
@@ -57,27 +60,26 @@ pub(super) struct PinnedRun {
 pub(super) struct PinnedCopy<'c, 'm, P: Platform> {
     pub(super) parent: &'c PageTable<'m, P>,
     pub(super) child: &'c PageTable<'m, P>,
-    pub(super) run: &'c PinnedRun,
+    pub(super) run: PinnedRun,
     pub(super) what: &'c ForkCopy<'c>,
     /// New tables of the child, while locks are held.
     pub(super) tables: &'c mut TablePool<'m, P>,
 }
 
 impl<P: Platform> PinnedCopy<'_, '_, P> {
-    /// Gives the child copies of the run's pages, and drops the run's reference. Called without
+    /// Gives the child copies of the run's pages. Called without
     /// locks on tables and outside of read sections. May wait for memory.
     pub(super) fn copy(mut self) -> Result<(), Failure> {
-        let (memory, run) = (self.parent.memory, self.run);
+        let (memory, pages) = (self.parent.memory, self.run.range.pages());
         let mut done = 0;
         let mut result = Ok(());
-        while result.is_ok() && done < run.range.pages() {
-            let count = (run.range.pages() - done).min(BATCH as u64);
+        while result.is_ok() && done < pages {
+            let count = (pages - done).min(BATCH as u64);
             let copied = self.copy_batch(done..done + count).map_err(Failure::from);
             result = copied.and_then(|()| Ok(interrupt::check(memory.platform())?));
             done += count;
         }
-        // SAFETY: 1. that of the run, whose only copy this is.
-        unsafe { memory.frames.folio(run.folio).release() };
+        drop(self.run.held.guard(&memory.frames));
         result
     }
 
@@ -85,8 +87,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
     fn copy_batch(&mut self, pages: Range<u64>) -> Result<(), NoMemory> {
         let memory = self.parent.memory;
         let frames = &memory.frames;
-        let mut copies = FreshPages::<_, BATCH>::new(frames);
-        let mut installed = 0;
+        let mut copies = ArrayVec::<_, BATCH>::new();
         let mut copied = Ok(());
         for page in pages.clone() {
             memory.may_wait();
@@ -97,53 +98,51 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             memory.platform().copy(self.run.first.plus(page as u32), fresh.head, 1);
             copies.push(fresh);
         }
-        while copied.is_ok() && installed < copies.len() {
-            let from = pages.start + installed as u64;
-            let (done, stopped) = self.install(from, &mut copies);
-            installed += done;
-            if stopped.is_err() {
+        let mut copies = copies.into_iter();
+        while copied.is_ok() && copies.len() > 0 {
+            let from = pages.end - copies.len() as u64;
+            if self.install(from, &mut copies).is_err() {
                 copied = self.tables.refill();
-            } else if installed < copies.len() {
+            } else if copies.len() > 0 {
                 // The parent has no longer what was copied.
                 break;
             }
         }
-        copies.discard();
+        copies.for_each(FreshFolio::discard);
         copied
     }
 
     /// Maps the copies in the child from page `first` of the run on, as long as the parent maps the
-    /// pages that they were made of. Returns how many were mapped, and whether there were tables
-    /// for them.
-    fn install(
-        &mut self,
-        first: u64,
-        copies: &mut FreshPages<'_, P, BATCH>,
-    ) -> (usize, Result<(), NoMemory>) {
+    /// pages that they were made of. Those that it has mapped are no longer among `copies`.
+    ///
+    /// # Errors
+    /// [`NoMemory`] for a table of the next.
+    fn install(&mut self, first: u64, copies: &mut Copies<'_, P>) -> Result<(), NoMemory> {
         let Self { parent, child, run, what, tables } = self;
         let memory = parent.memory;
-        let count = copies.left().len();
+        let count = copies.len();
         let start = run.range.start().0 + (first << PAGE_SHIFT);
         let range = VirtRange::raw(start, start + count as u64 * PAGE_SIZE);
         let index = what.page_offset + ((start - what.range.start().0) >> PAGE_SHIFT);
-        copies.set_owner(what.owner, index);
+        for (copy, index) in copies.as_slice().iter().zip(index..) {
+            copy.set_owner(what.owner, FolioIndex::new(index));
+        }
         let section = parent.read_section();
         let mut source = parent.cursor(&section, range, Depth::Floor(Level::PTE));
         let of_child = child.read_section();
         let mut target = child.cursor(&of_child, range, Depth::Floor(Level::PTE));
         let mut frame = run.first.plus(first as u32);
         for done in 0..count {
-            let Some(copy) = copies.first() else { return (done, Ok(())) };
             let at = VirtAddr(start + done as u64 * PAGE_SIZE);
             if frame_at(&mut source, at) != Some(frame) {
-                return (done, Ok(()));
+                return Ok(());
             }
-            let Ok(table) = target.table_at(at, Level::PTE, tables) else {
-                return (done, Err(NoMemory));
-            };
+            let table = target.table_at(at, Level::PTE, tables)?;
+            let Some(fresh) = copies.next() else { return Ok(()) };
+            let copy = *fresh;
             target.counts.bytes_copied += PAGE_SIZE;
             before_execution(memory, run.attributes.permissions, copy);
-            copies.map(1);
+            fresh.map(1);
             target.counts.mapped(OwnerKind::Anonymous, 1);
             let entry = P::Arch::page_entry(copy.head, Level::PTE, run.attributes);
             let index = P::Arch::PTE.index_of(at);
@@ -151,7 +150,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             target.counts.entries_written += 1;
             frame = frame.plus(1);
         }
-        (count, Ok(()))
+        Ok(())
     }
 }
 

@@ -258,7 +258,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         let Some(index) = self.index_of_folio(place, number) else {
             return Err(self.parts_of_folio(place, folio, number, count));
         };
-        let lock = lock(page_table.memory, folio)?;
+        // SAFETY: 1. the run at the source, whose table is locked.
+        let lock = unsafe { lock(page_table.memory, folio) }?;
         let taken = take_leaves::<P::Arch>(&stretch.entries[at as usize..(at + count) as usize]);
         // Before the look at the pins: see `is_pinned_since`.
         fence(Ordering::SeqCst);
@@ -321,14 +322,18 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     }
 }
 
-/// The lock of a folio that the caller keeps mapped, or the reason to stop.
-pub(super) fn lock<P: Platform>(
+/// The lock of a folio, or the reason to stop.
+///
+/// # Safety
+/// 1. The caller keeps the folio mapped until the lock is dropped.
+pub(super) unsafe fn lock<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,
 ) -> Result<FolioLock<'_, P>, MoveStop> {
-    match memory.frames.folio(folio).try_lock() {
+    let folio = memory.frames.folio(folio);
+    // SAFETY: 1. the caller's obligation 1.
+    match unsafe { folio.try_lock() } {
         Some(lock) => Ok(lock),
-        None if memory.frames.folio(folio).try_get() => Err(MoveStop::Locked(folio)),
-        None => Err(MoveStop::Busy),
+        None => Err(folio.keep().map_or(MoveStop::Busy, |kept| MoveStop::Locked(kept.into_held()))),
     }
 }

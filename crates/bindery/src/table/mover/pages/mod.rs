@@ -37,7 +37,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
-use crate::folio::{Folio, FolioBatch, OwnerMark};
+use crate::folio::{FolioBatch, HeldFolio, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::SPAN_ENTRIES;
@@ -74,7 +74,7 @@ const UPPER_ENTRIES: u64 = 8;
 const MARKS_OF_PIECE: usize = 2 + 2 * UPPER_ENTRIES as usize;
 
 /// The reason why a move has stopped before its end. The pages before have moved.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) enum MoveStop {
     /// The source's entry is empty, and holes are not allowed.
     Missing,
@@ -86,8 +86,8 @@ pub(crate) enum MoveStop {
     Marked,
     /// No table for the target at once.
     NoMemory,
-    /// The folio's lock is held. The caller has received a reference to the folio.
-    Locked(Folio),
+    /// The folio's lock is held.
+    Locked(HeldFolio),
     /// The next folio needs a piece of this many bytes.
     Longer(u64),
     /// The entry of level 2 cannot move as one: its pages must move one by one.

@@ -5,6 +5,8 @@
 //! room for a copy. So they stay in their places as `PROT_NONE` entries. Permissions and key are
 //! lost; the target's VMA supplies them.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{Ordering, fence};
 
 use crate::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
@@ -54,7 +56,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             // Not in one table, perhaps.
             self.target_table(self.target_at(page), Level::PTE)?;
         }
-        let lock = lock(memory, folio)?;
+        // SAFETY: 1. the run at the source, whose table is locked.
+        let lock = unsafe { lock(memory, folio) }?;
         for page in at..at + count {
             self.make_prot_none(page);
         }

@@ -143,7 +143,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         if !folio.is_none_or(is_own) {
             return Err(MoveStop::Busy);
         }
-        let lock = folio.map(|folio| lock(memory, folio)).transpose()?;
+        // SAFETY: 1. the leaf at the source, whose table is locked.
+        let lock = folio.map(|folio| unsafe { lock(memory, folio) }).transpose()?;
         self.mark_ends(from, &to);
         let word = &page_table.entries(from.table)[from.index.position()];
         let old = Entry(word.swap(0, Ordering::SeqCst));
@@ -387,7 +388,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return None;
         }
         let index = self.index_of_folio(at.number(), number)?;
-        let lock = handle.try_lock()?;
+        // SAFETY: 1. the run's mappings, in a table that is locked.
+        let lock = unsafe { handle.try_lock() }?;
         if handle.is_pinned_since() {
             return None;
         }
