@@ -4,12 +4,13 @@ use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{Access, AddressSpace, PinTime};
 use bindery_hosted::{Program, Walk};
 
-use crate::support::{GIB, MIB, audit, fixed, options, strict};
+use crate::support::{GIB, MIB, audit, fixed, options, strict, use_order};
 
 on_every_architecture! {
     a_second_fork_flushes_only_written_pages => flushes;
     a_fork_copies_pinned_pages_among_others => pinned;
     an_exit_leaves_shared_pages_to_others => exits;
+    a_fork_splits_no_huge_leaf => huge;
 }
 
 const AT: VirtAddr = VirtAddr(GIB);
@@ -104,4 +105,33 @@ fn exits<A: Walk>() {
     memory.trim();
     assert_eq!(memory.free_frame_count(), free, "pages are lost");
     audit(&machine, &memory, &[]);
+}
+
+/// More huge leaves than one lock span copies, in a mapping that begins and ends among pages.
+fn huge<A: Walk>() {
+    const LEAF: u64 = 2 * MIB;
+    const LEAVES: u64 = 45;
+    let (machine, memory) = strict::<A>(128 * MIB);
+    use_order(&memory, 9);
+    let parent = AddressSpace::new(&memory, options()).unwrap();
+    let edge = 3 * PAGE_SIZE;
+    parent.mmap(&fixed(AT.0 - edge, LEAVES * LEAF + 2 * edge)).unwrap();
+    let program = Program::new(&machine, &parent);
+    let leaf = |number| VirtAddr(AT.0 + number * LEAF);
+    // The places of two leaves stay empty.
+    let touched = |number: &u64| ![4, 30].contains(number);
+    (0..LEAVES).filter(touched).for_each(|number| program.store(leaf(number), number).unwrap());
+    let edges = [VirtAddr(AT.0 - PAGE_SIZE), leaf(LEAVES)];
+    edges.into_iter().for_each(|at| program.store(at, 1 << 32).unwrap());
+    let before = parent.counts();
+    let child = parent.fork().unwrap();
+    let cost = parent.counts() - before;
+    assert_eq!(cost.entries_written, LEAVES - 2 + 2, "{cost:?}");
+    assert_eq!((cost.tables_allocated, cost.bytes_copied), (0, 0), "{cost:?}");
+    audit(&machine, &memory, &[&parent, &child]);
+    let of_child = Program::new(&machine, &child);
+    for number in (0..LEAVES).filter(touched) {
+        assert_eq!(of_child.load(leaf(number)), Ok(number), "leaf {number}");
+    }
+    edges.into_iter().for_each(|at| assert_eq!(of_child.load(at), Ok(1 << 32)));
 }

@@ -86,9 +86,13 @@ fn copy_parts<'m, P: Platform>(
 ) -> Result<(), Failure> {
     let parent = edit.table();
     let mut parts = Chunks::of(what.range);
+    let mut reach = u64::MAX;
     loop {
+        let start;
         let stopped = {
             let Some(part) = edit.next_part(&mut parts) else { return Ok(()) };
+            let part = front::<P::Arch>(part, reach);
+            start = part.start();
             let section = parent.read_section();
             let depth = Depth::Floor(Level::PTE);
             let mut source = edit.chunk_span(&section, &mut parts, part, depth);
@@ -100,8 +104,13 @@ fn copy_parts<'m, P: Platform>(
             CopySpan { source, target, what, tables, last: None }.copy()
         };
         match stopped {
-            Ok(()) => {}
-            Err(CopyStop::Zeroed(at)) => parts.go_on_from(at),
+            Ok(()) => reach = reach.saturating_mul(2),
+            Err(CopyStop::Zeroed(at)) => {
+                // Of huge leaves, one lock span has far more than are copied in it. Locking looks
+                // at each, so the next span is to have about as many as this one has copied.
+                reach = at.0 - start.0;
+                parts.go_on_from(at);
+            }
             Err(CopyStop::Full(at)) => {
                 parts.go_on_from(at);
                 edit.flush_stale();
@@ -123,6 +132,12 @@ fn copy_parts<'m, P: Platform>(
             parent.memory.platform().yield_if_due();
         }
     }
+}
+
+/// The part up to `reach` from its start, and to the end of the huge leaf there.
+fn front<A: Arch>(part: VirtRange, reach: u64) -> VirtRange {
+    let last = part.start().0.saturating_add(reach.max(1) - 1) | (A::PMD.span() - 1);
+    VirtRange::raw(part.start().0, last.saturating_add(1).min(part.end().0))
 }
 
 /// The most tables of the child that are zeroed under locks; one run more may need one on each
