@@ -73,7 +73,7 @@ pub fn begin(information: &Information) -> Stretch {
     // of the core's memory (`memory::begin`).
     let claimed =
         unsafe { HEAP.0.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
-    assert!(claimed.is_some(), "the allocator refuses the kernel's heap");
+    assert!(claimed.is_some(), "the allocator cannot take the kernel's heap");
     taken
 }
 

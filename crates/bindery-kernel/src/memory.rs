@@ -45,7 +45,7 @@ pub fn begin(information: &Information, heap: Stretch) {
     // are cut out of it. 2. The boot tables reach it through only the direct map.
     let memory = match unsafe { Memory::new(Machine, &ranges[..count]) } {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
-        Err(problem) => panic!("the core refuses the machine's memory: {problem}"),
+        Err(problem) => panic!("the core cannot take the machine's memory: {problem}"),
     };
     // As `/sys/kernel/mm/transparent_hugepage/enabled` says at first.
     memory.folio_policy().set_global(SizeMode::Never);

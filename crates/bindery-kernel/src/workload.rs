@@ -44,7 +44,7 @@ pub fn run() {
         Some("kernel-map") => kernel_mappings(),
         Some("memory-functions") => memory_functions::verify(),
         Some(other) => {
-            panic!("`workload={other}` is unknown: kernel-map and memory-functions exist")
+            panic!("`workload={other}` is unknown: give kernel-map or memory-functions")
         }
     }
 }
@@ -207,6 +207,6 @@ impl Drop for Pool {
 fn good<T>(result: Result<T, bindery::KernelMapError>) -> T {
     match result {
         Ok(value) => value,
-        Err(problem) => panic!("the kernel map refuses: {problem}"),
+        Err(problem) => panic!("a call of the kernel map failed: {problem}"),
     }
 }

@@ -95,7 +95,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
     let name = |what: &str| format!("{}::run_{what}", architecture.directory());
     let kernel_dies = move || {
         let arguments = ["--option", "init=/nonexistent", "busybox"];
-        let message = "error: the kernel died";
+        let message = "cannot be started (errno 2): the initramfs has no such file";
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
     let stack_runs_over = move || {

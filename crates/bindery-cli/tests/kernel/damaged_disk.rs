@@ -17,8 +17,10 @@ const LISTED: u32 = 299;
 /// The trial. One architecture is enough: the file system has no code for either.
 pub fn trial() -> Trial {
     Trial::ignorable_test("x86_64::disk_damaged", || {
-        let damaged = "[bindery] the file system of the disk is damaged\n";
-        let shorter = "[bindery] the disk is shorter than its file system\n";
+        let damaged =
+            "[bindery] /disk is not mounted: its file system is damaged; use a new image\n";
+        let shorter = "[bindery] /disk is not mounted: the disk is shorter than its file system; \
+                       restore the image's size\n";
         let whole = [(3, CONTENT, 1), (7, CONTENT + 1, 2)];
         let images = [
             (image(BLOCKS, &whole), "file\n"),

@@ -142,7 +142,7 @@ pub fn begin() {
     }
     trouble::begin();
     let Some(found) = find::<KernelMemory>() else {
-        log!("no disk was found");
+        log!("/disk is not mounted: the machine has no virtio disk");
         return;
     };
     let (transport, wiring) = found.into_parts();
@@ -150,7 +150,7 @@ pub fn begin() {
     let (Ok(device), Some(buffers), Some(page), Some(())) =
         (VirtIOBlk::new(transport), hal::frames(1), hal::frames(1), prepared)
     else {
-        log!("the disk cannot be set up");
+        log!("/disk is not mounted: the disk's driver cannot be set up");
         return;
     };
     Found::begin(wiring);

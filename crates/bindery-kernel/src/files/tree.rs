@@ -33,9 +33,10 @@ pub fn begin(initramfs: Stretch) {
             symbols::begin(entry.file());
         } else if let Err(errno) = unpack(&place, &entry) {
             panic!(
-                "{} of the initramfs cannot be unpacked: {errno:?}; with ENOMEM, give the \
+                "{} of the initramfs cannot be unpacked ({errno:?}); if that is {}, ENOMEM, give the \
                  machine more memory (`--memory`)",
-                entry.name()
+                entry.name(),
+                Errno::ENOMEM.0
             );
         }
     }

@@ -247,7 +247,10 @@ pub(super) fn end_machine_if_due() {
         files::frame_buffer::end();
         audit();
         let leaked = memory::leaked_frames();
-        assert!(leaked == 0, "{leaked} frames leaked");
+        assert!(
+            leaked == 0,
+            "{leaked} frames leaked: fewer are free than at boot, although all processes have ended"
+        );
     }
     // The measured calls have freed all that they unlinked themselves (`Platform::is_over`).
     let deferred = memory().deferred();

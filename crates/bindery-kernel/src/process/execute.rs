@@ -43,7 +43,16 @@ pub fn run_first() -> ! {
             scheduler::wake(&thread);
         }
         Err(errno) => {
-            panic!("the first program, {}, cannot be started: {errno:?}", path.escape_ascii())
+            let cause = match errno {
+                Errno::ENOENT => "the initramfs has no such file",
+                Errno::ENOEXEC => "it is no static ELF program, or a damaged one",
+                Errno::ENOMEM => "give the machine more memory (`--memory`)",
+                _ => "see errno(3)",
+            };
+            panic!(
+                "the first program, {}, cannot be started ({errno:?}): {cause}",
+                path.escape_ascii()
+            )
         }
     }
     scheduler::idle(end::end_machine_if_due)

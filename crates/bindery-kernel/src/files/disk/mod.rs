@@ -54,7 +54,7 @@ pub fn begin() -> Option<Arc<Directory>> {
         writer::begin();
         Ok::<_, &str>(directory)
     };
-    mount().inspect_err(|problem| log!("{problem}")).ok()
+    mount().inspect_err(|problem| log!("/disk is not mounted: {problem}")).ok()
 }
 
 const NO_MEMORY: &str = "there is no memory for the files of the disk";

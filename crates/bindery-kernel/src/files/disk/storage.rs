@@ -74,10 +74,10 @@ fn bytes(page: &mut u64) -> &mut Block {
 /// A message.
 pub fn mount() -> Result<&'static Storage, &'static str> {
     const DAMAGED: &str = "the disk cannot be read or written";
-    const UNUSABLE: &str = "the file system of the disk is damaged";
+    const UNUSABLE: &str = "its file system is damaged; use a new image";
     let blocks = disk::blocks().ok_or("there is no disk")?;
     if blocks <= layout::CONTENT || blocks > u64::from(u32::MAX) {
-        return Err("the disk is too small or too large for a file system");
+        return Err("the disk must be larger than 1 MiB, and smaller than 16 TiB");
     }
     let mut page = disk::own_page().ok_or("there is no memory for the disk")?;
     let move_block = |direction, block, page: &mut u64| {
@@ -87,7 +87,7 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
     let mut is_old = false;
     let mut volume = match layout::read_superblock(bytes(&mut page)) {
         Superblock::Ours(size, _) if size > blocks => {
-            return Err("the disk is shorter than its file system");
+            return Err("the disk is shorter than its file system; restore the image's size");
         }
         Superblock::Ours(size, _) if size <= layout::CONTENT => {
             return Err(UNUSABLE);
@@ -96,7 +96,9 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
             is_old = of_before;
             Volume::new(size)
         }
-        Superblock::Unknown => return Err("the disk has another version of the file system"),
+        Superblock::Unknown => {
+            return Err("the disk has a file system of another version; use a new image");
+        }
         Superblock::None => {
             bytes(&mut page).fill(0);
             for block in 0..FILES as u64 {

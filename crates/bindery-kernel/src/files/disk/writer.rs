@@ -29,7 +29,7 @@ pub fn begin() {
     LIVES.store(1, Ordering::Relaxed);
     if kernel_thread::begin(b"writeback", run).is_err() {
         LIVES.store(0, Ordering::Relaxed);
-        log!("there is no memory for the thread that stores pages of the disk early");
+        log!("no thread stores dirty pages early: there is no memory for it");
     }
 }
 
