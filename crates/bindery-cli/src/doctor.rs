@@ -27,7 +27,7 @@ pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
     text.push_str(&summary(&missing));
     io::stdout()
         .write_all(text.as_bytes())
-        .map_err(|error| Problem::Failed(format!("cannot write the table: {error}")))?;
+        .map_err(|error| Problem::Failed(format!("cannot write to standard output: {error}")))?;
     Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -78,7 +78,8 @@ impl Emulator {
         let version = version.unwrap_or_default().to_owned();
         let interface = interface(&version).ok_or_else(|| {
             Problem::Failed(format!(
-                "the plugins are for QEMU 7.2 to 8.1 and from 9.2 on, and {} is {line:?}",
+                "`{} --version` prints {line:?}, and Bindery's plugins need QEMU 7.2 to 8.1, or 9.2 \
+                 and newer; install one of these",
                 requirement.program()
             ))
         })?;

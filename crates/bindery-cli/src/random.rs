@@ -71,7 +71,7 @@ impl Options {
         let found = targets().into_iter().find(|target| target.name == name.as_str());
         found.map(|target| vec![target]).ok_or_else(|| {
             let known = targets().map(|target| target.name).join(", ");
-            Problem::Wrong(format!("the drivers do not run on {name}; they run on {known}"))
+            Problem::Wrong(format!("the drivers do not run on {name}; give one of {known}"))
         })
     }
 
@@ -186,8 +186,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     report.show(options.json.as_deref())?;
     match report.failures.len() {
         0 => Ok(()),
-        1 => Err(Problem::Failed("a sequence of calls failed".to_owned())),
-        failures => Err(Problem::Failed(format!("{failures} sequences of calls failed"))),
+        1 => Err(Problem::Failed(
+            "a sequence of calls failed; it is printed above as a test (docs/testing.md)"
+                .to_owned(),
+        )),
+        failures => Err(Problem::Failed(format!(
+            "{failures} sequences of calls failed; they are printed above as tests (docs/testing.md)"
+        ))),
     }
 }
 
@@ -224,7 +229,9 @@ fn random_threads(options: &Options) -> Result<Report, Problem> {
             let mut report = so_far.lock().unwrap_or_else(PoisonError::into_inner);
             report.failures.push(text.to_owned());
             if report.show(json.as_deref()).is_ok() {
-                eprintln!("error: a machine with three CPUs failed");
+                eprintln!(
+                    "error: the machine of this seed failed; docs/testing.md says how to repeat it"
+                );
             }
         });
         let change = |setup: &mut Setup| options.change(setup);

@@ -91,7 +91,8 @@ pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
             Ok(ExitCode::SUCCESS)
         }
         Some(names) => Err(Problem::Failed(format!(
-            "the packages were installed, but these are still missing: {names}"
+            "the packages were installed, but these are still missing: {names}; `bindery doctor` \
+             shows how each is installed"
         ))),
     }
 }

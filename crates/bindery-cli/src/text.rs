@@ -38,16 +38,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     );
     io::stdout()
         .write_all(table.as_bytes())
-        .map_err(|error| Problem::Failed(format!("cannot write the table: {error}")))?;
+        .map_err(|error| Problem::Failed(format!("cannot write to standard output: {error}")))?;
     if without.core >= with.core {
-        return Err(Problem::Failed("a build without features has no less text".into()));
+        return Err(Problem::Failed(format!(
+            "without features the core has {} bytes, and with all of them {}: a feature removes no \
+             code any more; compare the functions of both builds (`nm -S --size-sort`)",
+            without.core, with.core
+        )));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn text_of(architecture: Architecture, features: Features) -> Result<Text, Problem> {
     let kernel = build_with(architecture, features)?;
-    let elf = fs::read(&kernel.elf)
-        .map_err(|error| Problem::Failed(format!("cannot read the kernel: {error}")))?;
+    let elf = fs::read(&kernel.elf).map_err(|error| Problem::io("read", &kernel.elf, &error))?;
     text::of(&elf)
 }

@@ -340,7 +340,7 @@ fn names_are_checked_before_anything_runs() {
     let gone = "`c` is a process that has exited (line 2), not a process";
     wrong_at("fork c\nin c: exit\nin c: read 0", gone, 4, "");
     wrong_at("let ok = 5", "`ok` has a meaning of its own", 5, "choose another name");
-    let nothing = "this statement has no result that could have a name";
+    let nothing = "this statement returns nothing that `let` could name";
     wrong_at("let a = write 0 5", nothing, 5, "leave `let` out");
 }
 
@@ -362,7 +362,7 @@ fn numbers_that_do_not_fit_are_refused() {
     wrong_at("let a = -1\nread a+1", sum, 6, "");
     wrong_at("let a = 4K\nread a-8K", "the sum is below zero: -0x1000", 6, "");
     wrong_at("fill 0 4K 0x100", "0x100 does not fit into a byte", 11, "");
-    wrong_at("read 0 17M", "17M are too much to be read at once", 8, "at most 16M are");
+    wrong_at("read 0 17M", "17M are too many bytes for one read", 8, "read at most 16M at once");
 }
 
 #[test]

@@ -66,6 +66,12 @@ fn what_is_no_program_is_refused() {
     let (status, message) = refused(&mut bindery(&["run", manifest]));
     assert_eq!(status, Some(2), "{message}");
     assert!(message.contains("Cargo.toml is not a 64-bit ELF program"), "{message}");
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    fs::write(&script, "#!/bin/sh\n").unwrap();
+    let (status, message) = refused(&mut bindery(&["run", script.to_str().unwrap()]));
+    assert_eq!(status, Some(2), "{message}");
+    assert!(message.contains("bindery run --file SCRIPT:/script busybox sh /script"), "{message}");
     let (status, message) = refused(&mut bindery(&["run", "/nonexistent/program"]));
     assert_eq!(status, Some(1), "{message}");
     assert!(message.contains("/nonexistent/program"), "{message}");
@@ -78,6 +84,9 @@ fn wrong_options_are_refused_with_what_is_right() {
         ("--memory", "much", "256m"),
         ("--cpus", "0", "1..=64"),
         ("--env", "NAME", "NAME=VALUE"),
+        ("--option", "key", "NAME=VALUE"),
+        ("--file", "..", "PATH:TARGET"),
+        ("--disk-size", "1000", "multiple of 1 KiB"),
         ("--timeout", "0", "1.."),
     ] {
         let (status, message) = refused(&mut bindery(&["run", option, value, "program"]));

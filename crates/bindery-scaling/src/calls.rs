@@ -88,7 +88,7 @@ impl<L: RawLock + 'static> OnCore<L> {
     /// # Errors
     /// If memory is full.
     pub fn new(memory: &'static Memory<Machine<L>>, workers: u16) -> Result<Self, Problem> {
-        let failed = |error| Problem(format!("a program on the core: {error}"));
+        let failed = |error| Problem(format!("cannot make an address space on the core: {error}"));
         let space = AddressSpace::new(memory, SpaceOptions::default()).map_err(failed)?;
         space.set_break_start(VirtAddr(HEAP));
         let file = |_| memory.shared_memory(FILE_BYTES, Sealing::Forbidden, Accounting::PerPage);

@@ -55,10 +55,13 @@ pub fn memory<L: RawLock + 'static>(cpus: &[u16]) -> Result<&'static Memory<Mach
     let machine = Machine::new(frames, end)?;
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(machine, &[frames]) };
-    let memory = memory.map_err(|error| Problem(format!("the machine's memory: {error:?}")))?;
+    let memory = memory
+        .map_err(|error| Problem(format!("the machine's memory cannot be set up: {error}")))?;
     let memory: &'static _ = Box::leak(Box::new(memory));
     for cpu in cpus {
-        memory.cpu_online(Cpu(*cpu)).map_err(|error| Problem(format!("CPU {cpu}: {error}")))?;
+        memory
+            .cpu_online(Cpu(*cpu))
+            .map_err(|error| Problem(format!("CPU {cpu} cannot be brought online: {error}")))?;
     }
     memory.commitment().set_mode(Overcommit::Always);
     memory.folio_policy().set_global(SizeMode::Never);
@@ -98,8 +101,11 @@ impl<L> Machine<L> {
         let layout = layout.map_err(|error| Problem(error.to_string()))?;
         // SAFETY: the size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
-        let start =
-            NonNull::new(start).ok_or_else(|| Problem(format!("{bytes} bytes of memory")))?;
+        let start = NonNull::new(start).ok_or_else(|| {
+            Problem(format!(
+                "the host cannot allocate {bytes} bytes for the machine; give fewer CPUs"
+            ))
+        })?;
         // The control has several memories: without large pages of the host, their misses in the
         // host's TLBs would differ. The host may have none.
         // SAFETY: the content stays as it is.

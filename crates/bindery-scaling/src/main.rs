@@ -49,7 +49,9 @@ fn main() -> ExitCode {
         _ => None,
     };
     let Some(request) = parsed else {
-        eprintln!("bindery-scaling library|linux ROUNDS CPUS,CPUS,...");
+        eprintln!(
+            "usage: bindery-scaling library|linux ROUNDS CPUS[,CPUS]... (`bindery bench scaling` runs it)"
+        );
         return ExitCode::from(2);
     };
     end_on_panic();

@@ -101,7 +101,7 @@ impl Work<'_> {
     fn by_processes(&self) -> Result<(), Problem> {
         let mut children = Vec::new();
         for number in 0..self.crew.cpus() {
-            // SAFETY: the process has one thread, so no lock is held that the child could want.
+            // SAFETY: the process has one thread, so the child inherits no lock that is held.
             match unsafe { fork() }? {
                 ForkResult::Parent { child } => children.push(child),
                 ForkResult::Child => {
@@ -149,7 +149,7 @@ impl Work<'_> {
 }
 
 fn failed() -> Problem {
-    Problem("a call of an operation failed: the lines above have the reason".to_owned())
+    Problem("a call of an operation failed; the panic above has the reason".to_owned())
 }
 
 /// Waits for all children. If one fails, the others would wait for it, so they are ended.
@@ -175,7 +175,9 @@ fn wait_for(mut children: Vec<Pid>) -> Result<(), Problem> {
 pub fn stay_on(number: u16) -> Result<(), Problem> {
     let allowed = allowed_cpus()?;
     let cpu = allowed.get(usize::from(number));
-    let cpu = cpu.ok_or_else(|| Problem(format!("the host has {} CPUs", allowed.len())))?;
+    let cpu = cpu.ok_or_else(|| {
+        Problem(format!("this process may use {} CPUs, and needs more", allowed.len()))
+    })?;
     let mut set = CpuSet::new();
     set.set(*cpu)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
@@ -189,7 +191,7 @@ pub fn stay_on(number: u16) -> Result<(), Problem> {
 pub fn check(cpus: &[u16]) -> Result<(), Problem> {
     let allowed = allowed_cpus()?.len();
     match cpus.iter().find(|cpus| usize::from(**cpus) > allowed) {
-        Some(many) => Err(Problem(format!("the host has {allowed} CPUs, not {many}"))),
+        Some(many) => Err(Problem(format!("this process may use {allowed} CPUs, not {many}"))),
         None => Ok(()),
     }
 }

@@ -31,9 +31,9 @@ What is measured
   recycled: the buffer is a part of the old heap that has no live objects any more. The parts that
   no buffer needs are given back (MADV_DONTNEED), by COPY too.
   fresh: the buffer is memory that was never touched. Nothing is given back.
-  Times are those of a whole compaction, with the gathering: median of some. \"page by page\" is the
-  engine with pieces of one base page (Reach::Page). Copied and zeroed bytes are those of the
-  engine.
+  Times are those of a whole compaction, with the gathering: the median of several. \"page by page\"
+  is the engine with pieces of one base page (Reach::Page). Copied and zeroed bytes are those of
+  the engine.
 
 The JSON
   bindery; architecture; quick; results[]: range_bytes, pages (\"recycled\", \"fresh\"), call (\"COPY\",
@@ -156,7 +156,9 @@ impl Visitor for Run {
         let Self { heap, repeats } = self;
         let config = Config { memory: 4 * heap, cpus: 1, tlb: TlbKind::Plain, ..Config::default() };
         let machine = Machine::<A>::new(config);
-        let memory = machine.memory().map_err(|error| format!("no memory: {error:?}"))?;
+        let memory = machine.memory().map_err(|error| {
+            format!("cannot hand the hosted machine's memory to the engine: {error}")
+        })?;
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         let _on_cpu = machine.bind(Cpu(0));
         let mut rows: Vec<Row> = Vec::new();
@@ -200,7 +202,7 @@ fn measure<A: Walk>(
         times.push(time);
         counts = counted;
     }
-    let nanoseconds = Summary::of(&times[1..]).ok_or("nothing was measured")?;
+    let nanoseconds = Summary::of(&times[1..]).ok_or("no compaction was timed")?;
     let Counts { entries_written, invalidations, bytes_copied, bytes_zeroed, .. } = counts;
     Ok(Sample { nanoseconds, entries_written, invalidations, bytes_copied, bytes_zeroed })
 }
@@ -224,7 +226,7 @@ fn compact<A: Walk>(
     kind: Kind,
     heap: u64,
 ) -> Result<(u64, Counts), String> {
-    let failed = |error: bindery::Error| format!("compaction: {error}");
+    let failed = |error: bindery::Error| format!("cannot set the compaction up: {error}");
     for (start, length) in [(OLD, heap), (NEW, heap / 2), (BUFFER, heap / 2)] {
         let place = Place::FixedNoReplace(VirtAddr(start));
         let protection = Protection::READ | Protection::WRITE;
@@ -265,11 +267,11 @@ impl<A: Walk> Compactor<'_, '_, A> {
     fn touch(&self, start: u64, length: u64) -> Result<Vec<Frame>, String> {
         let page = |at: u64| {
             let fault = self.space.fault(VirtAddr(at), Access::Write);
-            fault.map_err(|error| format!("a first touch at {at:#x}: {error}"))?;
+            fault.map_err(|error| format!("the first touch at {at:#x} failed: {error}"))?;
             match self.space.inspect(VirtAddr(at)) {
                 Inspection::Page { frame, .. } => Ok(frame),
                 other @ (Inspection::Empty | Inspection::Absent(_)) => {
-                    Err(format!("{other:?} after a first touch at {at:#x}"))
+                    Err(format!("the first touch at {at:#x} left no page there ({other:?})"))
                 }
             }
         };
@@ -311,7 +313,8 @@ impl<A: Walk> Compactor<'_, '_, A> {
             }
         };
         done.map_err(|partial| {
-            format!("{call:?}: {} after {} bytes", partial.error, partial.done)
+            let name = format!("UFFDIO_{call:?}").to_uppercase();
+            format!("{name} failed after {} bytes: {}", partial.done, partial.error)
         })?;
         if pages == Pages::Recycled { self.give_back(range) } else { Ok(()) }
     }
@@ -358,7 +361,7 @@ impl<A: Walk> Compactor<'_, '_, A> {
         let kept = if self.kind.call == Call::Move { bytes } else { 0 };
         let start = VirtAddr(OLD + 2 * range * bytes + kept);
         let done = self.space.madvise(start, 2 * bytes - kept, Advice::DontNeed);
-        done.map_err(|error| format!("MADV_DONTNEED: {error}"))
+        done.map_err(|error| format!("MADV_DONTNEED of an empty range failed: {error}"))
     }
 }
 

@@ -54,16 +54,16 @@ impl Bench<'_> {
         let config =
             Config { memory: self.memory, cpus: 1, tlb: TlbKind::Plain, ..Config::default() };
         let machine = Machine::<A>::new(config);
-        let memory = machine
-            .memory()
-            .map_err(|error| format!("the engine refused the machine's memory: {error:?}"))?;
+        let memory = machine.memory().map_err(|error| {
+            format!("cannot hand the hosted machine's memory to the engine: {error}")
+        })?;
         // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         // The thread stays on the CPU, like in a kernel: otherwise each call would take the seat
         // again.
         let _on_cpu = machine.bind(Cpu(0));
         touch_all(&memory)
-            .map_err(|error| format!("the engine failed before the workload: {error}"))?;
+            .map_err(|error| format!("cannot map all memory before the workload: {error}"))?;
         let invalidation = time_invalidation(&machine, self.clock);
         if self.scripts.iter().any(|script| script.workload == Workload::Pageout) {
             pageout::swap_on(&memory)?;
@@ -176,7 +176,7 @@ impl<'m, A: Walk> Engine<'m, A> {
         let program = Program::new(self.machine, &self.space);
         for at in (range.start().0..range.end().0).step_by(PAGE_SIZE as usize) {
             let stored = program.store(VirtAddr(at), at);
-            stored.map_err(|error| format!("a first write at {at:#x}: {error}"))?;
+            stored.map_err(|error| format!("the first write at {at:#x} failed: {error}"))?;
         }
         Ok(())
     }
@@ -186,8 +186,12 @@ impl<'m, A: Walk> Engine<'m, A> {
         while at < end {
             at = match self.space.fault(at, Access::Write) {
                 Ok(Resolved::New(range)) => range.end(),
-                Ok(other) => return Err(format!("a first touch at {at} found {other:?}")),
-                Err(error) => return Err(format!("a first touch at {at}: {error}")),
+                Ok(other) => {
+                    return Err(format!(
+                        "the first touch at {at} found the page present ({other:?})"
+                    ));
+                }
+                Err(error) => return Err(format!("the first touch at {at} failed: {error}")),
             };
         }
         Ok(())

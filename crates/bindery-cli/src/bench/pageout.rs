@@ -31,7 +31,7 @@ impl<A: Walk> SwapDevice<Machine<A>> for Sink {
 /// If the engine refuses it.
 pub fn swap_on<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), String> {
     let area = memory.swap_on_device(&Sink, 0);
-    area.map(drop).map_err(|error| format!("no swap area: {error:?}"))
+    area.map(drop).map_err(|error| format!("cannot turn the swap device on: {error:?}"))
 }
 
 /// System 3: written memory is swapped out, and unmapped while it is out.

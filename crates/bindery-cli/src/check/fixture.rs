@@ -174,7 +174,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
     /// If its fork has failed.
     pub fn index(&self, name: &str, place: Place) -> Result<usize, Stop> {
         self.processes.iter().position(|process| process.name == name).ok_or_else(|| {
-            let why = self.absent.get(name).map_or("it is gone", String::as_str);
+            let why = self.absent.get(name).map_or("it has ended", String::as_str);
             Stop::Lost(Mistake::new(place, format!("there is no process `{name}`: {why}")))
         })
     }

@@ -122,12 +122,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Problem> {
             Ok(())
         }
         Err(_) if line.get() == 0 => {
-            report.stopped = Some("the machine could not be built; try less --memory".to_owned());
+            report.stopped = Some(
+                "the host has no memory for the hosted machine; give a smaller --memory".to_owned(),
+            );
             Ok(())
         }
         Err(_) => {
             report.stopped = Some(format!(
-                "Bindery panicked in line {}; please report that, with the script",
+                "Bindery panicked in line {}; please report this with the script and the message above",
                 line.get()
             ));
             Ok(())
@@ -207,16 +209,17 @@ impl Visitor for Run<'_> {
         let disk = MemoryFiles::new();
         let machine =
             Machine::<A>::new(Config { memory: self.arguments.memory, ..Config::default() });
-        let memory = machine
-            .memory()
-            .map_err(|error| format!("the machine has too little memory: {error}"))?;
+        let memory = machine.memory().map_err(|error| {
+            format!("the hosted machine has too little memory ({error}); give a larger --memory")
+        })?;
         // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         let free = memory.free_frame_count();
         // The thread stays on the CPU, like in a kernel.
         let _on_cpu = machine.bind(Cpu(0));
-        let mut fixture = Fixture::new(&machine, &memory, &disk)
-            .map_err(|error| format!("the machine has too little memory: {error}"))?;
+        let mut fixture = Fixture::new(&machine, &memory, &disk).map_err(|error| {
+            format!("the hosted machine has too little memory ({error}); give a larger --memory")
+        })?;
         for folio in &self.arguments.folios {
             fixture.use_folios(folio.order());
         }

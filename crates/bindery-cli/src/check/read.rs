@@ -105,7 +105,7 @@ impl Reader<'_> {
 
     fn name_result(&mut self, name: &str, place: Place, action: &Action) -> Result<(), Mistake> {
         if !action.endings().value {
-            let message = "this statement has no result that could have a name";
+            let message = "this statement returns nothing that `let` could name";
             return Err(Mistake::new(place, message).help("leave `let` out"));
         }
         self.scope.define(name, Kind::Number, place)

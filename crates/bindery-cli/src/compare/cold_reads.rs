@@ -107,14 +107,15 @@ fn script(mib: u64) -> String {
 /// included.
 fn table(console: &str, counts: &str) -> Result<String, Problem> {
     if told(console).any(|line| line != "status 0") || told(console).count() != 1 {
-        return Err(failed("it did not come to its end", console));
+        return Err(failed("the machine ended before the workload did", console));
     }
     let phases = counts::read(counts)?;
     let mut text = "run                requests      pages    in kernel  a page\n".to_owned();
     for (name, phase) in RUNS {
         let found = console.lines().find_map(|line| requests(line, name)).zip(phases.get(&phase));
-        let ((requests, pages), summary) = found
-            .ok_or_else(|| Problem::Failed(format!("the workload did not tell of {name:?}")))?;
+        let ((requests, pages), summary) = found.ok_or_else(|| {
+            Problem::Failed(format!("{WORKLOAD} printed no line for `{name}`, or did not mark it"))
+        })?;
         let of = |counter| summary.mean.of(counter) as u64;
         let kernel = of(Counter::Kernel) + of(Counter::KernelString);
         let a_page = kernel / pages.max(1);

@@ -130,14 +130,16 @@ pub fn occurrences(text: &str) -> Result<BTreeMap<u16, Vec<Counts<u64>>>, Proble
     let names = lines.next().unwrap_or_default();
     if !names.split('\t').eq(["phase"].iter().chain(NAMES).copied()) {
         return Err(Problem::Failed(format!(
-            "the counting plugin is of another version than this program: it counts {names:?}"
+            "the counting plugin is of another version than this program (it counts {names:?}); \
+             remove target/guest/count to build it again"
         )));
     }
     let mut phases: BTreeMap<u16, Vec<Counts<u64>>> = BTreeMap::new();
     for line in lines {
         let (phase, counts) = read_line(line).ok_or_else(|| {
             Problem::Failed(format!(
-                "the counting plugin wrote {line:?}, which is not a line of counts"
+                "cannot read the counting plugin's counts: {line:?} is not a phase and its counts; \
+                 remove target/guest/count to build the plugin again"
             ))
         })?;
         phases.entry(phase).or_default().push(counts);

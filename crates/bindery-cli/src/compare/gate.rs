@@ -36,7 +36,7 @@ The table
 
 Exit status
   0  no row grew by more than 3 %, and none has left its target
-  1  one did
+  1  a row grew, has left its target, or is only in the table or only measured
 
 Examples
   bindery compare gate
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         Err(error) => return Err(Problem::io("read", &path, &error)),
     };
     if table.tools != tools {
-        eprintln!("bindery: the table was made with {}; these are {tools}", table.tools);
+        eprintln!("bindery: {TABLE} was made with {}, and this run uses {tools}", table.tools);
         let then = Table::read(&of_commit()?)?;
         table.adopt(then);
     }
@@ -102,11 +102,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let grown = if problems.is_empty() {
         "none grew by more than 3 %\n".to_owned()
     } else {
-        problems.join("\n") + "\n"
+        let next = if features == Features::All { ACCEPT } else { "" };
+        format!("{}\n{PROFILE}\n{next}", problems.join("\n"))
     };
     show(&format!("{} rows: {grown}", measured.len()))?;
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
+
+/// The next step after a failure, and the other one if the table may be written.
+const PROFILE: &str =
+    "`bindery compare --profile OPERATION --arch x86-64` shows the functions of an operation.";
+const ACCEPT: &str = "`bindery compare gate --write --reason TEXT` accepts the figures.\n";
 
 /// An operation with folios of one size, and its instructions.
 type Measured = Vec<(Row, Option<FolioSize>, u64)>;
@@ -141,7 +147,11 @@ fn measure(features: Features, workloads: &[Workload]) -> Result<(String, Measur
     });
     let measured: Option<_> = measured.collect();
     let measured = measured.ok_or_else(|| {
-        Problem::Failed("the kernel ended before all operations were counted".into())
+        Problem::Failed(
+            "an operation has no count: its workload ended early, or has other marks than this \
+             program"
+                .into(),
+        )
     })?;
     Ok((tools, measured))
 }
@@ -157,7 +167,10 @@ fn of_commit() -> Result<String, Problem> {
     let commit = process::output(git().args(["log", "-1", "--format=%H", "--", TABLE]))?;
     let commit = commit.trim();
     if commit.is_empty() {
-        return Err(Problem::Failed(format!("Git has no commit of {TABLE} to compare with")));
+        return Err(Problem::Failed(format!(
+            "Git has no commit of {TABLE} to compare with; in a shallow clone, run `git fetch \
+             --unshallow`"
+        )));
     }
     let folder = workspace::target("gate")?.join(commit);
     if !folder.join("Cargo.toml").is_file() {
@@ -231,8 +244,12 @@ impl Table {
 
     fn read(text: &str) -> Result<Self, Problem> {
         let tools = text.lines().find_map(|line| line.strip_prefix(MADE_WITH));
-        let wrong = |line: &str| Problem::Failed(format!("{TABLE}: {line:?} is not a row"));
-        let tools = tools.ok_or_else(|| wrong("(the tools)"))?.to_owned();
+        let wrong = |line: &str| {
+            Problem::Failed(format!(
+                "{TABLE}: {line:?} is not a row; restore the file with `git checkout`"
+            ))
+        };
+        let tools = tools.ok_or_else(|| wrong("(no line names the tools)"))?.to_owned();
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         let rows = lines.map(|line| {
             let mut columns = line.split(GAP).map(str::trim).filter(|column| !column.is_empty());
@@ -288,7 +305,7 @@ impl Table {
             let name = format!("{} ({})", row.key, show_folio(*folio));
             let now = thousands(*figure);
             let Some(line) = self.find(row, *folio) else {
-                problems.push(format!("{name} is not in the table: {now}"));
+                problems.push(format!("{name} is not in the table; now {now}"));
                 continue;
             };
             if grew(*figure, line.present) {
@@ -308,7 +325,10 @@ impl Table {
                 row.key == line.operation && show_folio(*folio) == line.folio
             };
             if !measured.iter().any(is_measured) {
-                problems.push(format!("{} ({}) was not measured", line.operation, line.folio));
+                problems.push(format!(
+                    "{} ({}) is in the table, and was not measured",
+                    line.operation, line.folio
+                ));
             }
         }
         problems
@@ -345,7 +365,7 @@ impl Table {
         if !grown.is_empty() && reason.is_none() {
             let grown = grown.join(", ");
             return Err(Problem::Wrong(format!(
-                "these operations grew; give the reason with --reason: {grown}"
+                "these operations grew by more than 3 %; give the reason with --reason: {grown}"
             )));
         }
         *self = Self { tools, rows };
@@ -425,8 +445,11 @@ mod tests {
     #[test]
     fn rows_are_the_same_on_both_sides() {
         let both = measured(&[("mmap-1m", Some(FolioSize::BASE), 1), ("vmap-1m", None, 1)]);
-        assert_eq!(table(1).check(&both), ["vmap-1m (-) is not in the table: 1"]);
-        assert_eq!(table(1).check(&Vec::new()), ["mmap-1m (4KiB) was not measured"]);
+        assert_eq!(table(1).check(&both), ["vmap-1m (-) is not in the table; now 1"]);
+        assert_eq!(
+            table(1).check(&Vec::new()),
+            ["mmap-1m (4KiB) is in the table, and was not measured"]
+        );
     }
 
     #[test]

@@ -156,7 +156,12 @@ impl Bench {
     ) -> Result<Machine, Problem> {
         let mut files = file_system(&self.busybox)?;
         let Job { workload, folio } = job;
-        let not_built = || Problem::Failed(format!("{} was not built", workload.name()));
+        let not_built = || {
+            Problem::Failed(format!(
+                "the workload {} has no program or module for this kernel",
+                workload.name()
+            ))
+        };
         if let Runner::Program(_) = workload.runner() {
             let program = self.programs.get(&workload).ok_or_else(not_built)?;
             let program =
@@ -250,7 +255,8 @@ pub fn console(machine: &Machine, what: &dyn fmt::Display) -> Result<String, Pro
     }
     if let TimedOut::After(time) = outcome.timed_out {
         let seconds = time.as_secs();
-        let text = format!("{what}: it was ended after {seconds} s; the console:\n{console}");
+        let text =
+            format!("{what}: the workload did not end within {seconds} s; the console:\n{console}");
         return Err(Problem::Failed(text));
     }
     Ok(console)
@@ -308,7 +314,8 @@ fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
     match missing.next() {
         None => Ok(Measurement { kernel: record.kernel, phases }),
         Some(Row { name, phase, .. }) => Err(Problem::Failed(format!(
-            "{}, {}: nothing was counted for {name:?} (phase {phase})",
+            "{}, {}: nothing was counted for {name:?}: the workload marks no phase {phase} \
+             (programs/include/mark.h)",
             record.kernel,
             job.workload.name()
         ))),
@@ -317,10 +324,11 @@ fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
 
 /// A directory for the plugin's output.
 pub fn temporary_directory() -> Result<tempfile::TempDir, Problem> {
-    tempfile::Builder::new()
-        .prefix("bindery-")
-        .tempdir()
-        .map_err(|error| Problem::Failed(format!("cannot make a temporary directory: {error}")))
+    tempfile::Builder::new().prefix("bindery-").tempdir().map_err(|error| {
+        Problem::Failed(format!(
+            "cannot make a temporary directory: {error}; TMPDIR names another place for it"
+        ))
+    })
 }
 
 #[cfg(test)]

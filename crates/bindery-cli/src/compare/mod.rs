@@ -182,7 +182,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     };
     if arguments.linux.is_some() && architectures.len() != 1 {
         let text =
-            "--linux names an image for one architecture; select that architecture with --arch";
+            "--linux names an image for one architecture; name that architecture with --arch";
         return Err(Problem::Wrong(text.to_owned()));
     }
     if let Some(row) = arguments.profile {
@@ -353,7 +353,7 @@ fn swap_modules(
     match &arguments.linux {
         // They must be of this very kernel.
         Some(image) => Err(Problem::Missing(format!(
-            "the module zram must be built for {}, whose modules are not known",
+            "{} is an image of your own, and its module zram is not known",
             image.display()
         ))),
         None => linux::ready_made::modules(architecture, "zram"),
@@ -369,7 +369,7 @@ fn module(
     match &arguments.linux {
         // It must be built for this very kernel.
         Some(image) => Err(Problem::Missing(format!(
-            "the workload is a module, and the headers of {} are not known",
+            "the workload is a module, and {} is an image of your own, whose headers are not known",
             image.display()
         ))),
         None => linux::module::build(architecture, &workload.name().replace('-', "_")),

@@ -39,7 +39,8 @@ fn by_function<'a>(profile: &str, symbols: &Symbols<'a>) -> Result<Vec<(&'a str,
         };
         let (address, executions) = read().ok_or_else(|| {
             Problem::Failed(format!(
-                "the counting plugin wrote {line:?}, which is not a line of a profile"
+                "cannot read the counting plugin's profile: {line:?} is not an address and a count; \
+                 remove target/guest/count to build the plugin again"
             ))
         })?;
         *functions.entry(symbols.at(address)).or_default() += executions;

@@ -96,7 +96,7 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
     }
     match kernel {
         Some(kernel) if successes == runs => Ok(kernel),
-        _ => Err(failed("it did not come to its end", console)),
+        _ => Err(failed("the machine ended before the workload did", console)),
     }
 }
 

@@ -175,8 +175,10 @@ fn end(told: &Told, test: &Test, outcome: &Outcome) -> End {
         (None, Some(panic)) => format!("the kernel died: {panic}"),
         (None, None) => match outcome.timed_out {
             TimedOut::After(time) => format!("it hung; ended after {} s", time.as_secs()),
-            TimedOut::No if told.text.is_empty() => "it did not begin".to_owned(),
-            TimedOut::No => "the machine ended in its middle".to_owned(),
+            TimedOut::No if told.text.is_empty() => {
+                "the machine ended before the test began".to_owned()
+            }
+            TimedOut::No => "the machine ended during the test".to_owned(),
         },
     })
 }
@@ -207,7 +209,7 @@ mod tests {
         assert_eq!(found.runs["mremap_test"].end, End::Status(0));
         assert_eq!(found.runs["mremap_test"].report.cases.len(), 1);
         let second = &found.runs["mremap_dontunmap"];
-        assert_eq!(second.end, End::Broken("it did not begin".to_owned()));
+        assert_eq!(second.end, End::Broken("the machine ended before the test began".to_owned()));
     }
 
     #[test]
@@ -225,7 +227,7 @@ mod tests {
         assert_eq!(why(&late, &fine), "it took more than its 300 s");
         let killed = Told { seconds: Some(3), ..late };
         assert_eq!(why(&killed, &fine), "signal 9 ended it");
-        assert!(why(&told("ok 1 a\n", None), &fine).contains("in its middle"));
+        assert!(why(&told("ok 1 a\n", None), &fine).contains("during the test"));
         let died = Outcome { panic: Some("bad".to_owned()), ..fine.clone() };
         assert_eq!(why(&told("ok 1 a\n", None), &died), "the kernel died: bad");
         let hung = Outcome { timed_out: TimedOut::After(Duration::from_secs(9)), ..fine };

@@ -159,7 +159,9 @@ fn compare(
         let ours = on_bindery(&bench, &kernel, tests, &progress);
         let linux = linux.map(|thread| {
             thread.join().unwrap_or_else(|_| {
-                Err(Problem::Failed("the thread that waited for Linux died".to_owned()))
+                Err(Problem::Failed(
+                    "the thread that runs Linux panicked; its message is above".to_owned(),
+                ))
             })
         });
         (ours, linux.transpose())
@@ -186,7 +188,7 @@ fn compare(
     let text = format!(
         "\n{architecture}, tests of Linux {}\nBindery  {}\nLinux    {}\n\n{}\n\n{}\n{}\n",
         source.release,
-        results.bindery_kernel.as_deref().unwrap_or("did not come so far as to name itself"),
+        results.bindery_kernel.as_deref().unwrap_or("not known: no machine came up"),
         results.linux_kernel.as_deref().unwrap_or("not run"),
         report::table(&comparisons),
         report::remarks(&comparisons),

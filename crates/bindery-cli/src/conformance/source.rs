@@ -64,7 +64,10 @@ impl Source {
         let text = fs::read_to_string(&makefile)
             .map_err(|error| Problem::io("read", &makefile, &error))?;
         let release = release(&text).ok_or_else(|| {
-            Problem::Failed(format!("{} does not name Linux's release", makefile.display()))
+            Problem::Failed(format!(
+                "{} has no VERSION, PATCHLEVEL and SUBLEVEL of Linux",
+                makefile.display()
+            ))
         })?;
         Ok(Self { directory, release })
     }
@@ -95,7 +98,7 @@ fn fetch(aside: &Path, directory: &Path) -> Result<(), Problem> {
     let names = found.lines().filter_map(|line| line.split_whitespace().next());
     let package = names
         .max_by_key(|name| linux::release(name))
-        .ok_or_else(|| Problem::Failed("Debian has no package linux-source-*".to_owned()))?;
+        .ok_or_else(|| Problem::Failed("Debian's package list has no linux-source-*".to_owned()))?;
     eprintln!("bindery: fetching {package}, 160 MB, and {HEADERS} (once)");
     list.unpack(package, aside)?;
     list.unpack(HEADERS, directory)?;

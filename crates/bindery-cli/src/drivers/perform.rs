@@ -474,7 +474,7 @@ impl<'m, A: Walk> World<'m, A> {
                 let alone = self.machine.cpus() == 1;
                 assert!(
                     !alone || back.is_err() && error == SwapError::InUse,
-                    "swapoff says {error:?} after everything came back from the area"
+                    "swapoff failed with {error:?} after all pages had come back from the area"
                 );
                 self.memory.resume_swapping_to(&area);
                 raw(Err(match back {

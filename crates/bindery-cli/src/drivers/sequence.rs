@@ -192,7 +192,10 @@ fn cuts(step: &Step) -> bool {
 /// Verifies that the call may have this result.
 fn judge<A: Walk>(step: &Step, result: i64) {
     if (-MAX_ERRNO..0).contains(&result) {
-        assert!(ERRNOS.contains(&-result), "{step:?} returned {result}, no errno of such calls");
+        assert!(
+            ERRNOS.contains(&-result),
+            "{step:?} returned {result}, which is no errno of this call"
+        );
         return;
     }
     let Step::Call { call, .. } = step else { return };

@@ -105,13 +105,13 @@ impl Scene {
             if active_since.elapsed() > PATIENCE {
                 let areas: Vec<_> = memory.swap_areas().collect();
                 self.fail(&format!(
-                    "nothing happened for {} s; {activity:?}, {areas:?}",
+                    "no call and no background work for {} s; {activity:?}, {areas:?}",
                     PATIENCE.as_secs()
                 ));
             }
             if step_since.elapsed() > PATIENCE_IN_SHORTAGE {
                 self.fail(&format!(
-                    "no CPU got on for {} s; {activity:?}",
+                    "no CPU finished a step for {} s; {activity:?}",
                     PATIENCE_IN_SHORTAGE.as_secs()
                 ));
             }

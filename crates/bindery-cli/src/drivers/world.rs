@@ -238,7 +238,7 @@ impl<'m, A: Walk> World<'m, A> {
         for area in lock(&self.areas).iter() {
             memory.stop_swapping_to(area);
             memory.swap_off(area).unwrap_or_else(|error| {
-                panic!("swapoff says {error:?} without any process: slots have leaked")
+                panic!("swapoff failed with {error:?} after the last process: slots have leaked")
             });
         }
         memory.drain_deferred();

@@ -96,7 +96,7 @@ pub fn read(source: &str) -> Result<Directives, String> {
             directives.take(name, value.trim()).map_err(wrong)?;
         } else if let Some(meant) = NAMES.iter().find(|known| damerau_levenshtein(name, known) <= 2)
         {
-            return Err(wrong(format!("is this to be {meant}?")));
+            return Err(wrong(format!("did you mean `{meant}`?")));
         }
         // Other lines are prose, which may have colons.
     }
@@ -122,11 +122,18 @@ impl Directives {
             ("link", "static-pie") => self.variant.link = Link::StaticPie,
             ("memory", _) => self.memory = size(value)?,
             ("option", _) => {
-                let (key, value) = value.split_once('=').ok_or("options are KEY=VALUE")?;
+                let (key, value) =
+                    value.split_once('=').ok_or("an option has the form KEY=VALUE")?;
                 self.options.push((key.to_owned(), value.to_owned()));
             }
             ("starts", _) => self.starts = number(value)?,
-            _ => return Err("the directive does not have this value".to_owned()),
+            _ => {
+                return Err(
+                    "this directive has no such value (clock: instructions, library: glibc, link: \
+                 static-pie)"
+                        .to_owned(),
+                );
+            }
         }
         Ok(())
     }

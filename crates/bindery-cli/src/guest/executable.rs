@@ -57,8 +57,17 @@ pub fn read_static(path: &Path) -> Result<Architecture, Problem> {
 }
 
 fn parse(bytes: &[u8]) -> Result<Executable, String> {
-    let no_elf = |_| "is not a 64-bit ELF program".to_owned();
-    let damaged = || "is a damaged ELF file".to_owned();
+    let no_elf = |_| {
+        if bytes.starts_with(b"#!") {
+            "is a script; add it with --file, and run its interpreter: `bindery run --file \
+             SCRIPT:/script busybox sh /script`"
+                .to_owned()
+        } else {
+            "is not a 64-bit ELF program; give a static one, or a C file whose name ends in .c"
+                .to_owned()
+        }
+    };
+    let damaged = || "is a damaged ELF file; build it again".to_owned();
     let header = FileHeader64::<Endianness>::parse(bytes).map_err(no_elf)?;
     let endian = header.endian().map_err(no_elf)?;
     let architecture = match (header.e_machine(endian), endian) {
@@ -66,12 +75,13 @@ fn parse(bytes: &[u8]) -> Result<Executable, String> {
         (EM_AARCH64, Endianness::Little) => Architecture::AArch64,
         (other, _) => {
             return Err(format!(
-                "is built for a machine (ELF number {other}) on which the kernel does not run"
+                "is built for a machine (ELF number {other}) on which the kernel does not run; build \
+                 it for x86-64 or aarch64"
             ));
         }
     };
     if !matches!(header.e_type(endian), ET_EXEC | ET_DYN) {
-        return Err("is an ELF file, but not a program".to_owned());
+        return Err("is an ELF file, but not a program; link it with -static first".to_owned());
     }
     let mut linkage = Linkage::Static;
     for segment in header.program_headers(endian, bytes).map_err(|_| damaged())? {
@@ -107,7 +117,7 @@ mod tests {
     #[test]
     fn what_is_no_program_is_refused() {
         assert!(parse(b"").unwrap_err().contains("not a 64-bit ELF"));
-        assert!(parse(b"#!/bin/sh\n").unwrap_err().contains("not a 64-bit ELF"));
+        assert!(parse(b"#!/bin/sh\n").unwrap_err().contains("busybox sh /script"));
         let mut object = own();
         object[16] = 1;
         assert!(parse(&object).unwrap_err().contains("not a program"));

@@ -120,7 +120,9 @@ impl Initramfs {
         let name = relative(path)?;
         self.parents(path, &name)?;
         if self.entries.contains_key(&name) {
-            return Err(Problem::Wrong(format!("{path} is in the initramfs twice")));
+            return Err(Problem::Wrong(format!(
+                "two files have the path {path} in the machine; give one of them another path"
+            )));
         }
         self.entries.insert(name, entry);
         Ok(())
@@ -140,27 +142,29 @@ impl Initramfs {
                 Ok(())
             }
             Some(Entry::Directory) => Ok(()),
-            Some(_) => Err(Problem::Wrong(format!("{path}: /{name} is not a directory"))),
+            Some(_) => Err(Problem::Wrong(format!(
+                "cannot put {path} into the machine: /{name} is not a directory there"
+            ))),
         }
     }
 }
 
 /// The path in the form of archives: no slash at the start, one between the names.
 fn relative(path: &str) -> Result<String, Problem> {
-    let wrong = |why| Problem::Wrong(format!("{path:?} {why}"));
-    let rest = path.strip_prefix('/').ok_or_else(|| wrong("does not begin with a slash"))?;
+    let wrong = |why| Problem::Wrong(format!("cannot put {path:?} into the machine: {why}"));
+    let rest = path.strip_prefix('/').ok_or_else(|| wrong("the path must begin with a slash"))?;
     let names: Vec<&str> = rest.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
     if names.is_empty() {
-        return Err(wrong("is the root directory"));
+        return Err(wrong("the path names the root directory, and must name a file"));
     }
     if names.contains(&"..") {
-        return Err(wrong("has .. in it"));
+        return Err(wrong("the path must not have .. in it"));
     }
     if path.contains('\0') {
-        return Err(wrong("has a NUL in it"));
+        return Err(wrong("the path must not have a NUL in it"));
     }
     if names == ["TRAILER!!!"] {
-        return Err(wrong("is the name that ends a cpio archive"));
+        return Err(wrong("this name ends a cpio archive; choose another"));
     }
     Ok(names.join("/"))
 }
@@ -277,7 +281,7 @@ mod tests {
     fn two_things_at_one_path_are_refused() {
         let mut files = sample();
         let twice = files.file("/bin//odd", PLAIN, "x").unwrap_err();
-        assert!(twice.to_string().contains("twice"), "{twice}");
+        assert!(twice.to_string().contains("two files have the path /bin//odd"), "{twice}");
         let below = files.file("/a/b", PLAIN, "x").unwrap_err();
         assert!(below.to_string().contains("/a is not a directory"), "{below}");
         assert!(files.directory("/a").is_err());

@@ -64,7 +64,8 @@ impl PackageList {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         let suite = debian_suite(&release).ok_or_else(|| {
             Problem::Missing(
-                "Bindery fetches packages with Debian's apt-get, and this host is not Debian"
+                "Bindery fetches packages with Debian's apt-get, and this host is not Debian; run \
+                 this command in a Debian container"
                     .to_owned(),
             )
         })?;
@@ -178,7 +179,9 @@ impl Sources {
             name.starts_with(&start) && name.contains(".orig.tar.")
         });
         let archive = archive.ok_or_else(|| {
-            Problem::Failed(format!("the source package {package} has no archive of its authors"))
+            Problem::Failed(format!(
+                "the source package {package} has no upstream archive ({package}_*.orig.tar.*)"
+            ))
         })?;
         let unpacked = aside.path().join("unpacked");
         fs::create_dir(&unpacked).map_err(failed)?;

@@ -13,7 +13,10 @@ pub fn output(command: &mut Command) -> Result<String, Problem> {
     let program = command.get_program().display().to_string();
     let output = command.stdin(Stdio::null()).output().map_err(|error| {
         if error.kind() == ErrorKind::NotFound {
-            Problem::Missing(format!("{program} is not installed"))
+            Problem::Missing(format!(
+                "{program} is not in PATH; `bindery doctor` lists what Bindery needs, and \
+                 `bindery setup` installs it on Debian"
+            ))
         } else {
             Problem::Failed(format!("cannot start {program}: {error}"))
         }

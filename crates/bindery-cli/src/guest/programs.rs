@@ -105,7 +105,8 @@ pub fn build_variant(
     let found = executable::read_static(&built)?;
     if found != architecture {
         return Err(Problem::Failed(format!(
-            "{} builds programs for {found} here, not for {architecture}",
+            "{} builds programs for {found}, and this one is for {architecture}; `bindery doctor` \
+             lists the compilers that Bindery needs",
             requirement.program()
         )));
     }
@@ -115,7 +116,10 @@ pub fn build_variant(
 
 fn place(architecture: Architecture, source: &Path, variant: Variant) -> Result<PathBuf, Problem> {
     let (Some(directory), Some(stem)) = (source.parent(), source.file_stem()) else {
-        return Err(Problem::Wrong(format!("{} is not a C file", source.display())));
+        return Err(Problem::Wrong(format!(
+            "{} does not end in a file name; give the path of a C file",
+            source.display()
+        )));
     };
     let programs = workspace::root()?.join("programs");
     let programs = programs.canonicalize().unwrap_or(programs);

@@ -186,7 +186,7 @@ impl Requirement {
                 format!("run `bindery setup`, or on Debian `{}`", apt_install(packages))
             }
             Remedy::RustTarget(target) => format!("run `rustup target add {target}`"),
-            Remedy::OnDebian => "it is fetched on Debian alone".to_owned(),
+            Remedy::OnDebian => "Bindery fetches it, but only on Debian".to_owned(),
         };
         Err(Problem::Missing(format!("{name} ({program}) is not installed: {install}")))
     }

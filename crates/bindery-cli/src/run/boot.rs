@@ -30,7 +30,11 @@ pub fn parse_file(text: &str) -> Result<AddedFile, String> {
     let source = PathBuf::from(text);
     match source.file_name().and_then(|name| name.to_str()) {
         Some(name) => Ok(AddedFile { target: format!("/{name}"), source }),
-        None => Err("this does not name a file; give PATH, or PATH:TARGET".to_owned()),
+        None => Err(
+            "the path does not end in a file name; give PATH, or PATH:TARGET with a TARGET that \
+             begins with a slash"
+                .to_owned(),
+        ),
     }
 }
 
@@ -105,10 +109,13 @@ impl Program {
         }
         let is_source = path.extension().is_some_and(|extension| extension == "c");
         let name = if is_source { path.file_stem() } else { path.file_name() };
-        let name = name
-            .and_then(|name| name.to_str())
-            .map(str::to_owned)
-            .ok_or_else(|| Problem::Wrong(format!("{} does not name a program", path.display())))?;
+        let name = name.and_then(|name| name.to_str()).map(str::to_owned).ok_or_else(|| {
+            Problem::Wrong(format!(
+                "{} does not end in a file name; give a static ELF program, a C file or \
+                 `busybox`",
+                path.display()
+            ))
+        })?;
         if is_source {
             let file = programs::build(default, path)?;
             return Ok(Self { architecture: default, file, name });
@@ -116,7 +123,8 @@ impl Program {
         let architecture = executable::read_static(path)?;
         match wanted {
             Some(wanted) if wanted != architecture => Err(Problem::Wrong(format!(
-                "{} is a program for {architecture}, not for {wanted}",
+                "{} is a program for {architecture}, not for {wanted}; build it for {wanted}, or leave \
+                 --arch out",
                 path.display()
             ))),
             _ => Ok(Self { architecture, file: path.to_owned(), name }),

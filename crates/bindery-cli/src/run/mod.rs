@@ -121,7 +121,7 @@ pub struct Arguments {
 fn parse_memory(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
         Some(bytes) if bytes >= KIB && bytes.is_multiple_of(KIB) => Ok(bytes),
-        Some(_) => Err("memory must be a multiple of 1 KiB".to_owned()),
+        Some(_) => Err("the size must be a multiple of 1 KiB, and not 0".to_owned()),
         None => Err("this is not a size; write for example 256m or 2g".to_owned()),
     }
 }
@@ -129,7 +129,7 @@ fn parse_memory(text: &str) -> Result<u64, String> {
 fn parse_pair(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
-        _ => Err("the form is NAME=VALUE".to_owned()),
+        _ => Err("write a name, `=` and a value, as in NAME=VALUE".to_owned()),
     }
 }
 
@@ -164,7 +164,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
 
 /// Makes the image of a disk unless there is one.
 fn make_disk(disk: &Path, size: u64) -> Result<(), Problem> {
-    let problem = |error: &std::io::Error| Problem::io("make the disk", disk, error);
+    let problem = |error: &std::io::Error| Problem::io("create the disk image", disk, error);
     match File::create_new(disk) {
         Ok(file) => file.set_len(size).map_err(|error| problem(&error)),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -187,7 +187,7 @@ fn report(outcome: &Outcome, clock: Clock, output: Output) -> ExitCode {
     match (outcome.status.map(u8::try_from), outcome.timed_out) {
         (Some(Ok(status)), _) => ExitCode::from(status),
         (_, TimedOut::After(time)) => {
-            eprintln!("error: the machine was stopped after {} s", time.as_secs());
+            eprintln!("error: the machine was stopped after {} s, its --timeout", time.as_secs());
             ExitCode::from(TIME_WAS_UP)
         }
         _ if output == Output::Terminal && outcome.emulator_messages.is_empty() => {
@@ -195,18 +195,33 @@ fn report(outcome: &Outcome, clock: Clock, output: Output) -> ExitCode {
             ExitCode::from(LEFT)
         }
         _ => {
-            eprintln!("error: the kernel died without a message");
-            if !outcome.emulator_messages.is_empty() {
-                eprintln!("{}", outcome.emulator_messages);
-            }
+            eprintln!("error: {}", unexplained(&outcome.emulator_messages));
             ExitCode::from(KERNEL_DIED)
         }
+    }
+}
+
+/// The message for a machine whose kernel reported neither a status nor a panic.
+fn unexplained(emulator_messages: &str) -> String {
+    if emulator_messages.is_empty() {
+        "the kernel died without a message; --log-calls shows the last call before its end"
+            .to_owned()
+    } else {
+        format!("QEMU ended before the kernel reported a status:\n{emulator_messages}")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unexplained_end_is_attributed_to_its_source() {
+        let message = "qemu-system-x86_64: unable to find CPU model 'x'";
+        let text = unexplained(message);
+        assert!(text.starts_with("QEMU ended") && text.ends_with(message), "{text}");
+        assert!(unexplained("").starts_with("the kernel died"));
+    }
 
     #[test]
     fn memory_is_a_size_in_whole_kibibytes() {

@@ -26,7 +26,7 @@ pub struct Outputs {
 /// If QEMU or a compiler is missing, or a step failed.
 pub fn run() -> Result<Outputs, Problem> {
     if !cfg!(target_arch = "x86_64") {
-        return Err(Problem::Failed("the operations run on x86-64 hosts".to_owned()));
+        return Err(Problem::Failed("`bench conflicts` runs only on x86-64 hosts".to_owned()));
     }
     let emulator = Emulator::of_programs()?;
     let plugin = plugin::build(Plugin::Conflicts, &emulator)?;

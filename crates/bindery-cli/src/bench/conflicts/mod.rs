@@ -35,13 +35,13 @@ What is measured
   the other CPU, as on a real machine; otherwise at once. All folios are base pages. Two runs of one
   build have the same figures.
 
-What is not
+What is not measured
   Waiting, the time that a lock is held, page walks, instruction fetches.
 
 Exit status
   0  no row has more lines than the committed table, docs/figures/conflicts.txt, allows: none more
      where it has 0, and otherwise one line or 3 %
-  1  a row has
+  1  a row has more, or is only in the table or only measured
 
 Examples
   bindery bench conflicts
@@ -92,6 +92,9 @@ fn measure(arguments: &Arguments) -> Result<String, Problem> {
     if grown.is_empty() {
         Ok(text)
     } else {
-        Err(Problem::Failed(format!("{text}\n{}", grown.join("\n"))))
+        let grown = grown.join("\n");
+        Err(Problem::Failed(format!(
+            "the figures exceed those of {TABLE}, or have other rows:\n{grown}\n\n{text}"
+        )))
     }
 }

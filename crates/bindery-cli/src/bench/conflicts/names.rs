@@ -34,7 +34,7 @@ impl<'p> Names<'p> {
     /// If the file is not the program.
     pub fn of(file: &'p [u8], program: &'p Program) -> Result<Self, Problem> {
         let wrong = |error: &dyn std::fmt::Display| {
-            Problem::Failed(format!("the program of the operations has no names: {error}"))
+            Problem::Failed(format!("cannot read the symbols of bindery-conflicts: {error}"))
         };
         let object = object::File::parse(file).map_err(|error| wrong(&error))?;
         let is_main = |symbol: &object::Symbol<'_, '_>| {

@@ -79,7 +79,9 @@ impl Program {
         let mut program =
             Self { main: 0, regions: Vec::new(), warm: 0, counted: 0, operations: Vec::new() };
         for line in text.lines() {
-            program.line(line).ok_or_else(|| format!("the program printed {line:?}"))?;
+            program
+                .line(line)
+                .ok_or_else(|| format!("cannot read the output of bindery-conflicts: {line:?}"))?;
         }
         Ok(program)
     }
@@ -129,7 +131,8 @@ impl Program {
 pub fn pairs(text: &str) -> Result<Vec<Pair>, String> {
     let mut pairs = Vec::new();
     for line in text.lines() {
-        add_line(&mut pairs, line).ok_or_else(|| format!("the plugin wrote {line:?}"))?;
+        add_line(&mut pairs, line)
+            .ok_or_else(|| format!("cannot read the output of the plugin: {line:?}"))?;
     }
     Ok(pairs)
 }

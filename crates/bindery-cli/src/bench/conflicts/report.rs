@@ -104,7 +104,10 @@ pub fn grown(rows: &[Row], committed: &str) -> Vec<String> {
     let mut problems = Vec::new();
     for row in rows {
         let Some(figures) = committed_row(committed, &row.operation) else {
-            problems.push(format!("{} is not in the committed table", row.operation));
+            problems.push(format!(
+                "{} is not in docs/figures/conflicts.txt; --write adds it",
+                row.operation
+            ));
             continue;
         };
         for (column, (lines, committed)) in row.lines.iter().zip(figures).enumerate() {
@@ -128,7 +131,9 @@ pub fn grown(rows: &[Row], committed: &str) -> Vec<String> {
     for line in committed.lines().skip(2) {
         let name = line.split("  ").next().unwrap_or_default();
         if !rows.iter().any(|row| row.operation == name) {
-            problems.push(format!("{name:?} is in the committed table, and was not measured"));
+            problems.push(format!(
+                "{name:?} is in docs/figures/conflicts.txt, and was not measured; --write removes it"
+            ));
         }
     }
     problems

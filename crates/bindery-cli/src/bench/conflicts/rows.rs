@@ -34,7 +34,7 @@ pub fn rows(program: &Program, pairs: &[Pair]) -> Result<Vec<Row>, String> {
     let each = program.warm + program.counted;
     if pairs.len() != program.operations.len() * each {
         return Err(format!(
-            "the plugin has {} repetitions of {} operations, and each has {each}",
+            "the plugin recorded {} repetitions of {} operations, and not {each} of each",
             pairs.len(),
             program.operations.len()
         ));
@@ -44,7 +44,7 @@ pub fn rows(program: &Program, pairs: &[Pair]) -> Result<Vec<Row>, String> {
         let pairs = &pairs[program.warm..];
         // Between the marks of an operation that does nothing are calls of functions.
         if pairs.iter().any(|pair| pair.touched.contains(&0)) {
-            return Err(format!("no access to memory was recorded for {name:?}"));
+            return Err(format!("no access to memory was recorded between the marks of {name:?}"));
         }
         let column = SETTINGS.iter().position(|setting| *setting == (*sharing, *grace));
         let column = column.ok_or("a setting has no column")?;

@@ -76,7 +76,7 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
             | ArchitectureName::AArch64
             | ArchitectureName::Riscv64Sv48),
         ) => Ok(name),
-        _ => Err("x86-64, aarch64 and riscv64 can be measured".to_owned()),
+        _ => Err("give x86-64, aarch64 or riscv64".to_owned()),
     }
 }
 

@@ -31,14 +31,14 @@ What is measured
   CPUs alternate, so other load on the host meets all of them. The core runs as a library with its
   own spin locks, on base pages, without a TLB; the host's Linux makes the same calls as threads or
   processes, without large folios, and its times include the system calls and the faults. The first
-  six operations have targets; the others are those of will-it-scale in our own words.
+  six operations have targets; the others are those of will-it-scale, written anew.
 
 The model
   Time without others, lines that are exchanged (the committed table of bindery bench conflicts)
   times the cost of one here, and the wait for the common lock that is held longest, for any number
   of CPUs. It is compared with the measurement on two CPUs, and predicts 64 and 384.
 
-Times are noisy: ratios within one run are comparable, and two digits of them are not sure.
+Times are noisy: compare ratios within one run, and trust only their first digit.
 
 Examples
   bindery bench scaling
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 
 fn measure(arguments: &Arguments) -> Result<String, Problem> {
     if !cfg!(target_arch = "x86_64") {
-        return Err(Problem::Failed("the operations run on x86-64 hosts".to_owned()));
+        return Err(Problem::Failed("`bench scaling` runs only on x86-64 hosts".to_owned()));
     }
     let available = available_parallelism().map_or(1, usize::from);
     let mut cpus = arguments.cpus.clone();
@@ -87,7 +87,9 @@ fn measure(arguments: &Arguments) -> Result<String, Problem> {
         cpus.push(available.min(usize::from(u16::MAX)) as u16);
     }
     if let Some(many) = cpus.iter().find(|cpus| usize::from(**cpus) > available) {
-        return Err(Problem::Failed(format!("the host has {available} CPUs, not {many}")));
+        return Err(Problem::Failed(format!(
+            "the host has {available} CPUs, not {many}; give --cpus at most {available}"
+        )));
     }
     cpus.sort_unstable();
     cpus.dedup();

@@ -53,7 +53,9 @@ impl Figures {
     pub fn read(text: &str) -> Result<Self, String> {
         let mut figures = Self::default();
         for line in text.lines() {
-            figures.line(line).ok_or_else(|| format!("the program printed {line:?}"))?;
+            figures
+                .line(line)
+                .ok_or_else(|| format!("cannot read the output of bindery-scaling: {line:?}"))?;
         }
         Ok(figures)
     }
@@ -150,7 +152,8 @@ mod tests {
     #[test]
     fn a_line_that_is_not_understood_is_reported() {
         for line in ["line", "line\tx", "rate\ta\tnobody\t1\t2\t3\t4", "hold\ta\tthreads\tb"] {
-            assert!(Figures::read(line).unwrap_err().contains("printed"), "{line}");
+            let problem = Figures::read(line).unwrap_err();
+            assert!(problem.contains("cannot read the output of bindery-scaling"), "{problem}");
         }
     }
 }

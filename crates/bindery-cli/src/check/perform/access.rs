@@ -56,8 +56,8 @@ impl<A: Walk> Fixture<'_, A> {
     pub(super) fn buffer(&self, length: &Value) -> Result<Vec<u8>, Stop> {
         let bytes = self.number(length)?;
         if bytes > MOST_BYTES {
-            let message = format!("{} are too much to be read at once", show::size(bytes));
-            let help = format!("at most {} are", show::size(MOST_BYTES));
+            let message = format!("{} are too many bytes for one read", show::size(bytes));
+            let help = format!("read at most {} at once", show::size(MOST_BYTES));
             return Err(Mistake::new(length.place, message).help(help).into());
         }
         Ok(vec![0; bytes as usize])

@@ -115,7 +115,7 @@ fn go(architecture: Architecture, source: &Path, program: &Path) -> Result<(), P
     command.env("GOCACHE", workspace::target("guest/go")?);
     match process::output(&mut command) {
         Err(Problem::Missing(_)) => Err(Problem::Missing(
-            "go is not installed; on Debian, `apt-get install golang-go`".to_owned(),
+            "Go (go) is not installed: on Debian, run `apt-get install golang-go`".to_owned(),
         )),
         other => other.map(drop),
     }

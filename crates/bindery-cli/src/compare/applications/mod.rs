@@ -150,7 +150,7 @@ impl Bench {
         });
         let mut told = results.into_iter();
         let mut next = || told.next().transpose();
-        let missing = || Problem::Failed("a machine was not run".to_owned());
+        let missing = || Problem::Failed("no machine was started for a run".to_owned());
         Ok(Runs {
             ample: next()?.ok_or_else(missing)?,
             short: next()?.ok_or_else(missing)?,

@@ -58,19 +58,26 @@ impl Runs {
         for (told, place) in [(ample, "in much memory"), (short, "in too little memory")] {
             if told.answer != on_linux {
                 let answer = &told.answer;
-                return fails(format!("the answer {place} is {answer}, and on Linux {on_linux}"));
+                return fails(format!(
+                    "the answer {place} is {answer}, and on Linux {on_linux}: memory was corrupted, \
+                     or a call misbehaved"
+                ));
             }
         }
         if on_linux != application.answer {
             let recorded = application.answer;
-            return fails(format!("the answer is {on_linux}, and {recorded} was recorded"));
+            return fails(format!(
+                "Linux's answer is {on_linux}, and the recorded one {recorded}: the application or \
+                 its library is of another version"
+            ));
         }
         if ample.out > 0 {
-            return fails("the memory that was to be ample was not".to_owned());
+            return fails(format!("{} pages went to swap in the run with ample memory", ample.out));
         }
         if short.out == 0 || short.swap * LEAST_IN_SWAP < ample.memory {
             return fails(format!(
-                "memory was not short: {} KiB of {} were in swap at most",
+                "memory was not short: at most {} of {} KiB were in swap; give the application less \
+                 memory in suite.rs",
                 short.swap, ample.memory
             ));
         }

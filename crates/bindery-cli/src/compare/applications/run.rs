@@ -76,7 +76,8 @@ pub fn judge(console: &str) -> Result<Told, Problem> {
             into_memory: number(" out, ", " in")?,
         })
     })();
-    all.filter(|_| succeeded).ok_or_else(|| failed("it did not come to its end", console))
+    all.filter(|_| succeeded)
+        .ok_or_else(|| failed("the machine ended before the workload did", console))
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ impl Application {
     pub fn from_name(name: &str) -> Result<&'static Self, String> {
         APPLICATIONS.iter().find(|application| application.name == name).ok_or_else(|| {
             let names: Vec<&str> = APPLICATIONS.iter().map(|known| known.name).collect();
-            format!("there are {}", names.join(", "))
+            format!("the applications are {}", names.join(", "))
         })
     }
 

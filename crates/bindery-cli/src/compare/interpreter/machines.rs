@@ -173,7 +173,7 @@ fn judge(console: &str, programs: usize) -> Result<(String, String), Problem> {
     }
     match kernel {
         Some(kernel) if successes == programs => Ok((kernel, results)),
-        _ => Err(script::failed("it did not come to its end", console)),
+        _ => Err(script::failed("the machine ended before the workload did", console)),
     }
 }
 
@@ -186,7 +186,7 @@ fn measured(record: &Record, programs: &[Program]) -> Result<Measured, Problem> 
         && let Some(numbers) = line.strip_prefix("results")
     {
         let numbers: Result<Vec<i64>, _> = numbers.split_whitespace().map(str::parse).collect();
-        results.push(numbers.map_err(|_| wrong("results that are no numbers"))?);
+        results.push(numbers.map_err(|_| wrong("a result is not a number"))?);
         counts = rest;
     }
     let mut phases: BTreeMap<u16, Vec<Counts<u64>>> = counts::occurrences(counts)?;
@@ -194,14 +194,17 @@ fn measured(record: &Record, programs: &[Program]) -> Result<Measured, Problem> 
     let mut executed = Vec::new();
     for (program, results) in programs.iter().zip(&results) {
         if results.len() != program.steps.len() {
-            return Err(wrong(&format!("seed {} has not made all steps", program.seed)));
+            return Err(wrong(&format!(
+                "the program of seed {} ended before its last step",
+                program.seed
+            )));
         }
         let steps = results.iter().map(|&result| Some(Executed { result, counts: all.next()? }));
         let steps: Option<Vec<_>> = steps.collect();
-        executed.push(steps.ok_or_else(|| wrong("steps that were not counted"))?);
+        executed.push(steps.ok_or_else(|| wrong("the plugin counted fewer steps than were made"))?);
     }
     if executed.len() != programs.len() || all.next().is_some() {
-        return Err(wrong("other steps were counted than made"));
+        return Err(wrong("the plugin counted more steps than were made"));
     }
     Ok(Measured { kernel: record.kernel.clone(), programs: executed })
 }

@@ -32,7 +32,7 @@ several times in a row, with folios of 4 KiB, 64 KiB and 2 MiB.
 Examples
   bindery compare wide
   bindery compare wide --arch x86-64 --json wide.json
-  bindery compare wide --only swap             the operations of no workload that are named so
+  bindery compare wide --only swap             the other operations with that in their names
   bindery compare wide --profile 'MADV_FREE of 1 MiB' --arch x86-64
                                                the hottest functions of one";
 
@@ -44,7 +44,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     arch: Vec<Architecture>,
 
-    /// Only operations of no workload whose name contains this
+    /// Leave the workloads out, and take only the other operations whose names contain this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
@@ -52,8 +52,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Show instead which functions of Bindery's kernel execute the instructions of an operation of
-    /// no workload
+    /// Show instead which functions of Bindery's kernel execute the instructions of one of those
+    /// other operations
     #[arg(long, value_name = "OPERATION", conflicts_with_all = ["only", "json"])]
     profile: Option<String>,
 
@@ -119,7 +119,10 @@ fn profile(
         Some((last, case.steps))
     };
     let Some((last, steps)) = cases::all().into_iter().find_map(steps_of) else {
-        return Err(Problem::Wrong(format!("{name:?} is no operation of `compare wide --only`")));
+        return Err(Problem::Wrong(format!(
+            "{name:?} is not an operation; give --profile a whole name from the table of `bindery \
+             compare wide`"
+        )));
     };
     let program = Program { seed: 0, folio, steps };
     for &architecture in architectures {
@@ -201,8 +204,14 @@ fn means(
     let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for ((name, step), made) in case.names.iter().zip(executed).zip(&case.steps) {
         if step.result < 0 {
-            let text = format!("step {made:?} of {name:?} ended with {}", step.result);
-            return Err(Problem::Failed(text));
+            let mut line = String::new();
+            made.write(&mut line);
+            return Err(Problem::Failed(format!(
+                "{}: the step `{}` failed with errno {}",
+                name.unwrap_or("a step without a name"),
+                line.trim_end(),
+                -step.result
+            )));
         }
         let Some(name) = name else { continue };
         let (sum, count) = sums.entry(name).or_default();

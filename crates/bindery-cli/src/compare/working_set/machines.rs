@@ -162,7 +162,12 @@ impl Bench {
 /// The kernel's version, and the report of the only run.
 fn first(told: Told) -> Result<(String, Moved), Problem> {
     let moved = told.moved.first().copied();
-    let moved = moved.ok_or_else(|| Problem::Failed("the run has told nothing".to_owned()))?;
+    let moved = moved.ok_or_else(|| {
+        Problem::Failed(
+            "the workload printed no result; remove target/guest/compare to run it again"
+                .to_owned(),
+        )
+    })?;
     Ok((told.kernel, moved))
 }
 
@@ -196,7 +201,8 @@ fn fit(
         _ => {
             let closest = best.map_or(0, |(_, _, found)| found);
             let text = format!(
-                "no machine was found with {wanted} frames; the closest has {closest} of them"
+                "{TRIES} sizes of memory were tried, and none has {wanted} frames (the closest has \
+                 {closest}); choose another --memory"
             );
             Err(Problem::Failed(text))
         }

@@ -41,7 +41,7 @@ The machines
   large as the working set, made anew for each run: /dev/zram0, with the compressor that each
   kernel has by default. Bindery's machine has --memory. Linux needs more memory for itself, so its
   machine gets as much more as gives the working set as many frames (mincore counts them), within
-  1 %. It is found by a few runs at random. A boot that was made before is not made again.
+  1 %. A few trial runs find it. A boot that was made before is read from target/guest/compare.
 
 The tables
   Pages moved in both directions, and the least that any choice of victims moves (MIN). Instructions
@@ -93,8 +93,8 @@ pub struct Arguments {
 fn parse_size(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
         Some(bytes) if bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= MOST => Ok(bytes),
-        Some(_) => Err("this is a multiple of 1 MiB, at most 1 TiB".to_owned()),
-        None => Err("sizes are written as in 256m or 1g".to_owned()),
+        Some(_) => Err("the size must be a multiple of 1 MiB, and at most 1 TiB".to_owned()),
+        None => Err("this is not a size; write for example 256m or 1g".to_owned()),
     }
 }
 

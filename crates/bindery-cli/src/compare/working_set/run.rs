@@ -201,7 +201,7 @@ pub fn judge(console: &str, runs: usize) -> Result<Told, Problem> {
         Some(kernel) if [succeeded, verified, moved.len()] == [runs; 3] => {
             Ok(Told { kernel, moved })
         }
-        _ => Err(failed("it did not come to its end", console)),
+        _ => Err(failed("the machine ended before the workload did", console)),
     }
 }
 

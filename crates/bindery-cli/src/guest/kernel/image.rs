@@ -14,6 +14,7 @@ use object::elf::{FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, elf::ProgramHeader64};
 
+use super::no_elf;
 use crate::guest::Problem;
 
 /// Larger images are an error in the linker script: a gap between physical addresses.
@@ -24,27 +25,35 @@ const MAXIMUM: u64 = 256 << 20;
 /// # Errors
 /// If it is no ELF file of 64 bits with segments to load, or its segments are far apart.
 pub fn flat(elf: &[u8]) -> Result<Vec<u8>, Problem> {
-    let unreadable = |error| Problem::Failed(format!("the kernel is no ELF file: {error}"));
-    let header = FileHeader64::<Endianness>::parse(elf).map_err(unreadable)?;
-    let endian = header.endian().map_err(unreadable)?;
+    let header = FileHeader64::<Endianness>::parse(elf).map_err(no_elf)?;
+    let endian = header.endian().map_err(no_elf)?;
     let segments: Vec<&ProgramHeader64<Endianness>> = header
         .program_headers(endian, elf)
-        .map_err(unreadable)?
+        .map_err(no_elf)?
         .iter()
         .filter(|segment| segment.p_type(endian) == PT_LOAD && segment.p_filesz(endian) != 0)
         .collect();
     let start = segments.iter().map(|segment| segment.p_paddr(endian)).min();
-    let start =
-        start.ok_or_else(|| Problem::Failed("the kernel has nothing to load".to_owned()))?;
+    let start = start.ok_or_else(|| {
+        Problem::Failed(
+            "the kernel's ELF file has no segment to load: check the linker script in \
+             crates/bindery-kernel/link"
+                .to_owned(),
+        )
+    })?;
     let mut image = Vec::new();
     for segment in segments {
         let offset = segment.p_paddr(endian) - start;
-        let bytes = segment
-            .data(endian, elf)
-            .map_err(|()| Problem::Failed("the kernel's file ends within a segment".to_owned()))?;
+        let bytes = segment.data(endian, elf).map_err(|()| {
+            Problem::Failed(
+                "the kernel's ELF file ends within a segment; remove target/kernel and try again"
+                    .to_owned(),
+            )
+        })?;
         if offset > MAXIMUM {
             return Err(Problem::Failed(format!(
-                "the kernel's segments lie {offset:#x} bytes apart in physical memory"
+                "the kernel's segments lie {offset:#x} bytes apart in physical memory, and at most \
+                 {MAXIMUM:#x} are allowed: check the linker script in crates/bindery-kernel/link"
             )));
         }
         let begin = offset as usize;
@@ -108,7 +117,7 @@ mod tests {
     fn what_is_no_kernel_is_refused() {
         assert!(flat(b"").is_err() && flat(b"#!/bin/sh").is_err());
         let problem = flat(&elf(&[])).unwrap_err().to_string();
-        assert!(problem.contains("nothing to load"), "{problem}");
+        assert!(problem.contains("no segment to load"), "{problem}");
         let file = elf(&[(0x4020_0000, b"first"), (0xffff_0000_4020_0000, b"far")]);
         let problem = flat(&file).unwrap_err().to_string();
         assert!(problem.contains("apart"), "{problem}");

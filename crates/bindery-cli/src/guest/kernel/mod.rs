@@ -4,6 +4,7 @@ pub mod image;
 pub mod symbols;
 pub mod text;
 
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
@@ -58,7 +59,10 @@ pub fn build_with(architecture: Architecture, features: Features) -> Result<Kern
     let toolchain = toolchain::choose(target)?;
     let directory = workspace::root()?.join("crates").join(PACKAGE);
     if !directory.join("Cargo.toml").is_file() {
-        return Err(Problem::Failed(format!("there is no kernel at {}", directory.display())));
+        return Err(Problem::Failed(format!(
+            "the repository has no reference kernel at {}; check it out as a whole",
+            directory.display()
+        )));
     }
     eprintln!("bindery: the kernel for {architecture} is built with {toolchain}");
     // One for each architecture: builds that share a directory wait for each other.
@@ -81,6 +85,13 @@ pub fn build_with(architecture: Architecture, features: Features) -> Result<Kern
         }
     };
     Ok(Kernel { architecture, image, elf, symbols, toolchain })
+}
+
+/// The file that cargo built is no ELF file.
+fn no_elf(error: impl fmt::Display) -> Problem {
+    Problem::Failed(format!(
+        "the kernel that was built is not an ELF file ({error}); remove target/kernel and try again"
+    ))
 }
 
 #[cfg(test)]

@@ -16,8 +16,7 @@ use crate::guest::Problem;
 /// # Errors
 /// If it is no ELF file.
 pub fn text(elf: &[u8]) -> Result<String, Problem> {
-    let file = object::File::parse(elf)
-        .map_err(|error| Problem::Failed(format!("the kernel is no ELF file: {error}")))?;
+    let file = object::File::parse(elf).map_err(super::no_elf)?;
     let mut names: BTreeMap<u64, String> = BTreeMap::new();
     for symbol in file.symbols() {
         if symbol.kind() != SymbolKind::Text || !symbol.is_definition() {

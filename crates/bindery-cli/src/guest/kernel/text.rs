@@ -20,8 +20,7 @@ pub struct Text {
 /// # Errors
 /// If it is no ELF file.
 pub fn of(elf: &[u8]) -> Result<Text, Problem> {
-    let file = object::File::parse(elf)
-        .map_err(|error| Problem::Failed(format!("the kernel is no ELF file: {error}")))?;
+    let file = object::File::parse(elf).map_err(super::no_elf)?;
     let sections = file.sections().filter(|section| section.kind() == SectionKind::Text);
     let whole = sections.map(|section| section.size()).sum();
     let functions = file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text);

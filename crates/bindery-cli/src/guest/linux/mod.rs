@@ -49,7 +49,10 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     let found = process::output(&mut search)?;
     let names = found.lines().filter_map(|line| line.split_whitespace().next());
     let package = names.max_by_key(|name| release(name)).ok_or_else(|| {
-        Problem::Failed(format!("Debian's {SUITE} has no package linux-binary-*{flavour}"))
+        Problem::Failed(format!(
+            "Debian's {SUITE} has no package linux-binary-*{flavour}, which has the Linux to compare \
+             with; use --no-linux, or --linux FILE where the command has it"
+        ))
     })?;
     eprintln!("bindery: fetching {package} (once)");
     // Unpacked aside and renamed, so that the directory is always complete.
@@ -58,7 +61,11 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     list.unpack(package, aside.path())?;
     fs::rename(aside.keep(), &directory)
         .map_err(|error| Problem::io("make", &directory, &error))?;
-    present(&directory).ok_or_else(|| Problem::Failed(format!("{package} has no kernel image")))
+    present(&directory).ok_or_else(|| {
+        Problem::Failed(format!(
+            "the package {package} has no kernel image at usr/lib/modules/*/vmlinuz"
+        ))
+    })
 }
 
 /// The end of the names of all packages of the flavour.

@@ -75,7 +75,10 @@ pub fn build(architecture: Architecture, name: &str) -> Result<PathBuf, Problem>
 pub(super) fn release(image: &Path) -> Result<String, Problem> {
     let directory = image.parent().and_then(Path::file_name);
     directory.map(|name| name.to_string_lossy().into_owned()).ok_or_else(|| {
-        Problem::Failed(format!("{} is in no directory of a release", image.display()))
+        Problem::Failed(format!(
+            "cannot tell the release of {}: its directory must have the release's name",
+            image.display()
+        ))
     })
 }
 
@@ -130,7 +133,7 @@ impl Kit {
 
 fn fetch(architecture: Architecture, release: &str, root: &Path) -> Result<(), Problem> {
     let host = Architecture::host().ok_or_else(|| {
-        Problem::Failed("Linux's modules are built on x86-64 and AArch64 alone".to_owned())
+        Problem::Failed("modules of Linux can be built only on x86-64 and AArch64 hosts".to_owned())
     })?;
     eprintln!("bindery: fetching headers and compiler of Linux {release}, 70 MB (once)");
     super::packages(architecture)?.unpack(&format!("linux-headers-{release}"), root)?;
@@ -171,7 +174,10 @@ impl Compiler {
         let configuration =
             fs::read_to_string(&path).map_err(|error| Problem::io("read", &path, &error))?;
         Self::read(&configuration).ok_or_else(|| {
-            Problem::Failed(format!("{} does not tell what built Linux", path.display()))
+            Problem::Failed(format!(
+                "{} does not name the GCC that built Linux (CONFIG_CC_VERSION_TEXT)",
+                path.display()
+            ))
         })
     }
 

@@ -45,14 +45,25 @@ fn fetch(architecture: Architecture, release: &str, directory: &Path) -> Result<
 
 /// Adds a module to `order`, after all that it needs and that are not in the list yet.
 fn add(directory: &Path, name: &str, order: &mut Vec<PathBuf>) -> Result<(), Problem> {
-    let missing = || Problem::Missing(format!("Debian's Linux has no module {name}"));
+    let missing = || {
+        Problem::Missing(format!(
+            "cannot find or unpack Linux's module {name} below {}: check that xz is installed (on \
+             Debian `apt-get install xz-utils`), or remove that directory to fetch it again",
+            directory.display()
+        ))
+    };
     let module = find(directory, name).ok_or_else(missing)?;
     if order.contains(&module) {
         return Ok(());
     }
     let bytes = fs::read(&module).map_err(|error| Problem::io("read", &module, &error))?;
-    let needed = needed(&bytes)
-        .ok_or_else(|| Problem::Failed(format!("{} is no module", module.display())))?;
+    let needed = needed(&bytes).ok_or_else(|| {
+        Problem::Failed(format!(
+            "{} is not a kernel module; remove {} to fetch it again",
+            module.display(),
+            directory.display()
+        ))
+    })?;
     for name in needed {
         add(directory, &name, order)?;
     }
@@ -130,7 +141,8 @@ mod tests {
         add(directory.path(), "disk", &mut order).unwrap();
         let expected = ["deeper/count.ko", "deeper/squeeze.ko", "disk.ko"].map(place);
         assert_eq!(order, expected);
-        for (name, part) in [("other", "absent"), ("text", "no module"), ("none", "none")] {
+        for (name, part) in [("other", "absent"), ("text", "not a kernel module"), ("none", "none")]
+        {
             let problem = add(directory.path(), name, &mut Vec::new()).unwrap_err().to_string();
             assert!(problem.contains(part), "{problem}");
         }

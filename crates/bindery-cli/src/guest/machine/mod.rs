@@ -133,7 +133,9 @@ impl Machine {
     pub fn run(&self, output: Output) -> Result<Outcome, Problem> {
         Requirement::emulator(self.architecture).demand()?;
         let directory = tempfile::Builder::new().prefix("bindery-").tempdir().map_err(|error| {
-            Problem::Failed(format!("cannot make a temporary directory: {error}"))
+            Problem::Failed(format!(
+                "cannot make a temporary directory: {error}; TMPDIR names another place for it"
+            ))
         })?;
         let initramfs = directory.path().join("initramfs");
         let control = directory.path().join("control");

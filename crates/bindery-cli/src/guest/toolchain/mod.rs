@@ -69,7 +69,10 @@ fn decide(target: &str, host: &Host) -> Result<Toolchain, Problem> {
     let beside = match &host.debian {
         None => String::new(),
         Some(version) if !new_enough(version) => {
-            format!(" (Debian's Rust {version} is too old: it takes {}.{})", MINIMUM.0, MINIMUM.1)
+            format!(
+                " (Debian's Rust {version} is too old: the kernel needs {}.{} or newer)",
+                MINIMUM.0, MINIMUM.1
+            )
         }
         Some(version) if !host.lacking.is_empty() => {
             format!(" (Debian's Rust {version} lacks {})", host.lacking.join(" and "))
@@ -77,7 +80,7 @@ fn decide(target: &str, host: &Host) -> Result<Toolchain, Problem> {
         Some(version) => return Ok(Toolchain::Debian { version: version.clone() }),
     };
     Err(Problem::Missing(format!(
-        "there is no Rust that builds for {target}{beside}; with rustup, run\n\
+        "no installed Rust builds for {target}{beside}; with rustup, run\n\
          \n    rustup target add {target}\n\n\
          or on Debian `bindery setup`"
     )))

@@ -116,7 +116,10 @@ fn install(built: &Path, libraries: &Path) -> Result<(), Problem> {
                 file.starts_with(&start) && file.ends_with(".rlib")
             });
         let library = found.next().ok_or_else(|| {
-            Problem::Failed(format!("cargo built no {name} in {}", built.display()))
+            Problem::Failed(format!(
+                "cargo succeeded, but left no {start}*.rlib in {}; remove that directory and try again",
+                built.display()
+            ))
         })?;
         fs::copy(library.path(), libraries.join(library.file_name())).map_err(failed)?;
     }
