@@ -253,7 +253,7 @@ impl<'a, P: Platform> FolioLock<'a, P> {
         core::mem::forget(self);
     }
 
-    /// As [`LockedFolio::new`], with a reference that the caller has without a guard.
+    /// The folio with its lock and a reference that the caller has without a guard.
     ///
     /// # Safety
     /// 1. The reference is the caller's, which gives it to the result: no other code releases it.
