@@ -105,26 +105,15 @@ impl<P: Platform> PageTable<'_, P> {
         order: Ordering,
     ) -> Result<Node<P::Arch, Table<'s>>, EntryAt<P::Arch, Table<'s>>> {
         while node.level > level {
-            node = node.child(self.next_table(node, addr, order)?);
+            let found = self.entry_in(node, addr, order);
+            if node.level.kind(found.entry) != Kind::Table {
+                return Err(found);
+            }
+            // SAFETY: 1. `entry_in` has read the entry in this table, and it is a table's.
+            let table = unsafe { Table::new(P::Arch::frame(found.entry)) };
+            node = Node { table, level: node.level.below() };
         }
         Ok(node)
-    }
-
-    /// The table to which the entry for `addr` in the table of `node` refers. If it refers to none,
-    /// the entry and its place. Conditions as for [`PageTable::table_below`].
-    #[inline(always)]
-    pub(super) fn next_table<'s>(
-        &self,
-        node: Node<P::Arch, Table<'s>>,
-        addr: VirtAddr,
-        order: Ordering,
-    ) -> Result<Table<'s>, EntryAt<P::Arch, Table<'s>>> {
-        let found = self.entry_in(node, addr, order);
-        if node.level.kind(found.entry) != Kind::Table {
-            return Err(found);
-        }
-        // SAFETY: 1. `entry_in` has read the entry in this table, and it is a table's.
-        Ok(unsafe { Table::new(P::Arch::frame(found.entry)) })
     }
 
     /// The table of `level` for `addr`, from `node` down, a locked table that spans it. `put` makes
@@ -164,7 +153,7 @@ impl<P: Platform> PageTable<'_, P> {
 
     /// The entry for `addr` in the table of `node`.
     #[inline(always)]
-    fn entry_in<'s>(
+    pub(super) fn entry_in<'s>(
         &self,
         node: Node<P::Arch, Table<'s>>,
         addr: VirtAddr,

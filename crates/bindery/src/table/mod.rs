@@ -304,18 +304,29 @@ impl<'m, P: Platform> PageTable<'m, P> {
         found
     }
 
-    /// The table of level 1 that covers `addr`, found without locks. If there is none, the entry in
-    /// its place or above.
+    /// The table of level 1 that covers `addr`, found without locks.
     #[inline]
     pub(crate) fn leaf_table<'s>(
         &'s self,
         section: &'s ReadSection<'_, P>,
         addr: VirtAddr,
-    ) -> Result<LeafTable<'s>, EntryAt<P::Arch, Table<'s>>> {
+    ) -> Option<LeafTable<'s>> {
         let root = self.root_in(section);
-        let parent = self.table_below(root, addr, Level::PMD, Ordering::Acquire)?;
-        let table = self.next_table(parent, addr, Ordering::Acquire)?;
-        Ok(LeafTable { parent: parent.table, table })
+        let parent = self.table_below(root, addr, Level::PMD, Ordering::Acquire).ok()?.table;
+        let node = Node { table: parent, level: Level::PMD };
+        let table = self.child_of(node, P::Arch::PMD.index_of(addr))?;
+        Some(LeafTable { parent, table })
+    }
+
+    /// The entry of level 2 for `addr`, found without locks. `None` without a table of that level.
+    pub(crate) fn upper_entry<'s>(
+        &'s self,
+        section: &'s ReadSection<'_, P>,
+        addr: VirtAddr,
+    ) -> Option<EntryAt<P::Arch, Table<'s>>> {
+        let root = self.root_in(section);
+        let node = self.table_below(root, addr, Level::PMD, Ordering::Acquire).ok()?;
+        Some(self.entry_in(node, addr, Ordering::Acquire))
     }
 
     /// Locks a table that was found for `addr`, if nothing has happened to it since: it is neither
@@ -331,7 +342,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let index = P::Arch::PMD.index_of(addr);
         let parent = Node { table: found.parent, level: Level::PMD };
         let is_at = || self.child_of(parent, index) == Some(found.table);
-        self.try_lock_found(section, found.table, is_at)
+        if !locking::lock_found(&self.tables(section), found.table.frame(), is_at) {
+            return false;
+        }
+        if self.is_pending(found.table.frame()) {
+            self.unlock(found.table.frame());
+            return false;
+        }
+        true
     }
 
     /// As [`PageTable::try_lock_leaf_table`], of the table of `node`, whatever its level.
@@ -344,21 +362,11 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let root = self.root_in(section);
         let is_at =
             || self.table_below(root, addr, node.level, Ordering::Acquire).ok() == Some(node);
-        self.try_lock_found(section, node.table, is_at)
-    }
-
-    #[inline(always)]
-    fn try_lock_found(
-        &self,
-        section: &ReadSection<'_, P>,
-        table: Table<'_>,
-        is_at: impl FnOnce() -> bool,
-    ) -> bool {
-        if !locking::lock_found(&self.tables(section), table.frame(), is_at) {
+        if !locking::lock_found(&self.tables(section), node.table.frame(), is_at) {
             return false;
         }
-        if self.is_pending(table.frame()) {
-            self.unlock(table.frame());
+        if self.is_pending(node.table.frame()) {
+            self.unlock(node.table.frame());
             return false;
         }
         true

@@ -152,7 +152,7 @@ pub(crate) fn swap_in_whole<P: Platform>(
         return None;
     }
     let section = page_table.read_section();
-    let found = page_table.leaf_table(&section, what.start).ok()?;
+    let found = page_table.leaf_table(&section, what.start)?;
     if !page_table.try_lock_leaf_table(&section, what.start, &found) {
         return None;
     }

@@ -108,7 +108,7 @@ fn lock_table<'s, 'm, P: Platform>(
     section: &'s ReadSection<'_, P>,
     addr: VirtAddr,
 ) -> Option<LockedTable<'s, 'm, P>> {
-    let found = page_table.leaf_table(section, addr).ok()?;
+    let found = page_table.leaf_table(section, addr)?;
     page_table.try_lock_leaf_table(section, addr, &found).then(|| LockedTable {
         page_table,
         table: found.table,

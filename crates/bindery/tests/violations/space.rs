@@ -220,9 +220,9 @@ pub(crate) fn peek<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSec
 /// A section that was left proves nothing.
 pub(crate) fn leave<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
-    let _ = (page_table.leaf_table(&section, VirtAddr(0)).is_ok(), drop(section));
+    let _ = (page_table.leaf_table(&section, VirtAddr(0)).is_some(), drop(section));
     #[cfg(lock_violations = "moves")]
-    let _ = (drop(section), page_table.leaf_table(&section, VirtAddr(0)).is_ok()); //~ E0382
+    let _ = (drop(section), page_table.leaf_table(&section, VirtAddr(0)).is_some()); //~ E0382
 }
 
 /// The entries of a locked range are not used after the section, though the tree lives.
@@ -240,7 +240,7 @@ pub(crate) fn use_entry_later<P: Platform>(
 
 /// The entries of a table are those of one that was found: a number is no proof.
 pub(crate) fn use_number<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
-    let Ok(found) = page_table.leaf_table(section, VirtAddr(0)) else { return };
+    let Some(found) = page_table.leaf_table(section, VirtAddr(0)) else { return };
     #[cfg(not(lock_violations = "types"))]
     let _ = page_table.entries(found.table).len();
     #[cfg(lock_violations = "types")]
@@ -249,7 +249,7 @@ pub(crate) fn use_number<P: Platform>(page_table: &PageTable<'_, P>, section: &R
 
 /// A table that was found is not used after the section.
 pub(crate) fn use_later<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
-    let Ok(found) = page_table.leaf_table(&section, VirtAddr(0)) else { return };
+    let Some(found) = page_table.leaf_table(&section, VirtAddr(0)) else { return };
     #[cfg(not(lock_violations = "moves"))]
     let _ = (page_table.entries(found.table).len(), drop(section));
     #[cfg(lock_violations = "moves")]

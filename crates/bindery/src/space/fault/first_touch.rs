@@ -42,10 +42,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     pub(super) fn touch_small(&self, flags: MappingFlags) -> Option<Resolved> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let section = self.read_section();
-        let found = match page_table.leaf_table(&section, page) {
-            Ok(found) => found,
-            Err(huge) if !huge.entry.is_empty() => return self.reuse_huge(&section, &huge),
-            Err(_) => return None,
+        let Some(found) = page_table.leaf_table(&section, page) else {
+            return self.reuse_huge(&section);
         };
         let entries = page_table.entries(found.table);
         let table = found.table;

@@ -29,7 +29,7 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
-use crate::table::{EntryAt, LeafTable, ReadSection, Table, run};
+use crate::table::{EntryAt, LeafTable, ReadSection, run};
 use crate::vma::{MappingFlags, Vma};
 
 use super::Resolved;
@@ -75,19 +75,14 @@ impl<P: Platform> Fault<'_, '_, P> {
         Some(Resolved::MadeWritable)
     }
 
-    /// As [`Fault::reuse_in_place`], of a huge leaf, if `found`, which is not empty, is one. The
-    /// leaf keeps its size.
+    /// As [`Fault::reuse_in_place`], of a huge leaf, which keeps its size.
     #[inline(never)]
-    pub(super) fn reuse_huge(
-        &self,
-        section: &ReadSection<'_, P>,
-        found: &EntryAt<P::Arch, Table<'_>>,
-    ) -> Option<Resolved> {
-        let &EntryAt { node, index, entry } = found;
-        if node.level != Level::PMD || !is_reusable(self.vma) {
+    pub(super) fn reuse_huge(&self, section: &ReadSection<'_, P>) -> Option<Resolved> {
+        if !is_reusable(self.vma) {
             return None;
         }
         let page_table = self.page_table();
+        let EntryAt { node, index, entry } = page_table.upper_entry(section, self.page)?;
         // Without the lock: copy-on-write, the other case, pays for no lock here.
         reusable_folio(self.memory(), entry, Level::PMD)?;
         if !page_table.try_lock_table(section, self.page, node) {

@@ -45,7 +45,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let end = end.0.min(at.align_down(bytes).0.saturating_add(bytes));
         let pages = ((end - at.0) / PAGE_SIZE).min(TOGETHER as u64) as u32;
         let section = space.page_table.read_section();
-        let Ok(found) = space.page_table.leaf_table(&section, at) else { return pages };
+        let Some(found) = space.page_table.leaf_table(&section, at) else { return pages };
         let first = P::Arch::PTE.index_of(at);
         run::count_empty(&space.page_table.entries(found.table)[first.positions(pages)])
     }
