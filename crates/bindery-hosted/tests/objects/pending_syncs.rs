@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
@@ -125,6 +124,13 @@ fn write(file: &File<'_>, pages: impl IntoIterator<Item = u64>) {
     }
 }
 
+/// Returns once a thread sleeps.
+fn until_parked(machine: &P) {
+    while machine.parked_threads() == 0 {
+        thread::yield_now();
+    }
+}
+
 #[track_caller]
 fn blocked<'m>(step: Result<Step<'m, 'm, P>, Error>) -> CallWait<'m, 'm, P> {
     match step {
@@ -229,7 +235,7 @@ fn a_dropped_sync_leaves_its_writes_to_others() {
         is_pending(&mut blocked(other.step()));
         thread::scope(|scope| {
             let sync = scope.spawn(|| machine.on_cpu(Cpu(1), || file.sync(0, u64::MAX)));
-            thread::sleep(Duration::from_millis(5));
+            until_parked(machine);
             assert!(!sync.is_finished(), "it is not stored yet");
             assert_eq!(pager.answer_all(memory), 2);
             assert_eq!(sync.join().unwrap(), Ok(()));
@@ -286,7 +292,7 @@ fn the_last_holder_waits_for_writes_left_behind() {
         drop(wait);
         thread::scope(|scope| {
             let end = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || drop(writeback)));
-            thread::sleep(Duration::from_millis(5));
+            until_parked(fixture.machine);
             assert!(!end.is_finished());
             assert_eq!(fixture.pager.files.counts().removed, 0);
             assert_eq!(fixture.pager.answer_all(fixture.memory), 2);
@@ -314,7 +320,7 @@ fn a_program_writes_the_page_after_the_answer() {
                 machine.on_cpu(Cpu(2), || space.write_user(at, b"new").unwrap());
                 has_written.store(true, Relaxed);
             });
-            thread::sleep(Duration::from_millis(5));
+            until_parked(machine);
             assert!(!has_written.load(Relaxed), "the page is being stored");
             assert_eq!(pager.answer_all(memory), 1);
             write.join().unwrap();
@@ -336,7 +342,7 @@ fn a_truncation_waits_for_the_answers() {
         let wait = blocked(writeback.step());
         thread::scope(|scope| {
             let cut = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || file.set_size(3 * PAGE)));
-            thread::sleep(Duration::from_millis(5));
+            until_parked(fixture.machine);
             assert!(!cut.is_finished());
             fixture.until_ready(wait);
             assert_eq!(cut.join().unwrap(), Ok(()));
@@ -355,7 +361,7 @@ fn a_change_in_the_way_is_a_wait() {
         thread::scope(|scope| {
             // It drops page 5 once page 9 is stored.
             let cut = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || file.set_size(3 * PAGE)));
-            thread::sleep(Duration::from_millis(5));
+            until_parked(fixture.machine);
             let mut second = file.begin_sync(5 * PAGE, PAGE);
             is_pending(&mut blocked(second.step()));
             // A wait in vain: the next one is another.
