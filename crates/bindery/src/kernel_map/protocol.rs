@@ -251,7 +251,8 @@ pub(super) trait Purge: KernelTree {
     /// Frees the frames at once; tables and areas after all current read sections have ended.
     ///
     /// # Safety
-    /// 1. The batch was flushed after it was taken: no TLB leads to its frames and tables.
+    /// 1. A flush of this purge has covered the batch since its entries were emptied and its tables
+    ///    detached: no TLB leads to its frames and tables.
     unsafe fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
@@ -263,7 +264,8 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
         // Release: a thread that makes a table after this store makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
         tree.give_back(&batch);
-        // SAFETY: 1. `flush` above; the first batch's covers the addresses of all rounds.
+        // SAFETY: 1. all entries were emptied before the first batch was taken, whose flush covers the
+        // addresses of all rounds; `flush` above covers the tables of this one.
         unsafe { tree.free_after_readers(batch, counts) };
     }
 }
