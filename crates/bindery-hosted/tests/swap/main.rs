@@ -26,6 +26,7 @@ mod page_out;
 mod parts;
 mod patterns;
 mod pending_calls;
+mod pending_reads;
 mod pieces;
 mod read_around;
 mod reclaim;

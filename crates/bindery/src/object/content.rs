@@ -100,9 +100,15 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
-        self.state().refuse_hidden(Error::Invalid)?;
-        check_position(offset, length)?;
+        self.may_move(offset, length)?;
         self.read_pieces(offset, length, &mut copy)
+    }
+
+    /// Whether bytes of the object may be moved between `offset` and the end.
+    pub(super) fn may_move(&self, offset: u64, length: usize) -> Result<(), Error> {
+        self.state().refuse_hidden(Error::Invalid)?;
+        let end = offset.checked_add(length as u64);
+        if end.is_none_or(|end| end > MAX_SIZE) { Err(Error::Invalid) } else { Ok(()) }
     }
 
     fn read_pieces(
@@ -137,49 +143,54 @@ impl<P: Platform> Object<'_, P> {
         part: Range<usize>,
         copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<Moved, Failure> {
-        let (memory, object) = (self.memory, self.state());
-        interrupt::check(memory.platform())?;
+        interrupt::check(self.memory.platform())?;
         let mut _kept = None;
-        // The read of a page in swap after the bytes that were read.
-        let mut begun = None;
         loop {
-            let read = object.invalidate_lock.with_read(memory.platform(), |_| {
-                let all = object.size().saturating_sub(offset).min(part.end as u64) as usize;
-                let end = all.min(part.start.saturating_add(PIECE));
-                let mut done = part.start;
-                while done < end {
-                    let at = offset + done as u64;
-                    let left = BytesLeft { now: end - done, all: all - done };
-                    let copy = |from, length| copy(done, from, length).min(length);
-                    match self.read_run(at, left, copy) {
-                        Ok(Moved { count, stopped }) => {
-                            done += count;
-                            if stopped {
-                                return Ok(Moved { count: done - part.start, stopped });
-                            }
-                        }
-                        // The next call, for the rest, meets the error first.
-                        Err(stop) if done > part.start => {
-                            begun = stop.begun_read();
-                            break;
-                        }
-                        Err(stop) => return Err(stop),
-                    }
-                }
-                Ok(Moved { count: done - part.start, stopped: false })
-            });
+            let mut done = part.start;
+            let read = self.try_piece(offset, part.end, &mut done, copy);
+            let count = done - part.start;
             match read {
-                Ok(moved) => {
-                    if let Some(read) = begun {
+                Ok(stopped) => return Ok(Moved { count, stopped }),
+                // The next call, for the rest, meets the error first.
+                Err(stop) if count > 0 => {
+                    if let Some(read) = stop.begun_read() {
                         drop(read.finish(self.memory));
                     }
-                    return Ok(moved);
+                    return Ok(Moved { count, stopped: false });
                 }
                 Err(Stop::Failed(failure)) => return Err(failure),
                 // A page that was waited for stays until it is read.
                 Err(Stop::Wait(wait)) => _kept = wait.wait(self.memory, Some(self))?.or(_kept),
             }
         }
+    }
+
+    /// Reads the piece from `done` on, and advances `done`, up to the first page that is not in
+    /// memory. Returns whether `copy` has stopped.
+    #[inline(always)]
+    pub(super) fn try_piece(
+        &self,
+        offset: u64,
+        length: usize,
+        done: &mut usize,
+        copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<bool, Stop> {
+        let object = self.state();
+        object.invalidate_lock.with_read(self.memory.platform(), |_| {
+            let all = object.size().saturating_sub(offset).min(length as u64) as usize;
+            let end = all.min(done.saturating_add(PIECE));
+            while *done < end {
+                let at = offset + *done as u64;
+                let left = BytesLeft { now: end - *done, all: all - *done };
+                let copy = |from, length| copy(*done, from, length).min(length);
+                let Moved { count, stopped } = self.read_run(at, left, copy)?;
+                *done += count;
+                if stopped {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
     }
 
     /// Reads the bytes of consecutive frames, if the page is in memory: at most `left.now`. The
@@ -285,8 +296,7 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
-        self.state().refuse_hidden(Error::Invalid)?;
-        check_position(offset, length)?;
+        self.may_move(offset, length)?;
         if length == 0 {
             return Ok(0);
         }
@@ -486,9 +496,4 @@ fn within_seal(object: &ObjectState, offset: u64, length: usize) -> Result<usize
         Some(part) if part > 0 => Ok(length.min(part as usize)),
         _ => Err(Error::SealForbids),
     }
-}
-
-fn check_position(offset: u64, length: usize) -> Result<(), Error> {
-    let end = offset.checked_add(length as u64);
-    if end.is_none_or(|end| end > MAX_SIZE) { Err(Error::Invalid) } else { Ok(()) }
 }

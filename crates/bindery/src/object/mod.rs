@@ -23,7 +23,7 @@
 //! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight`, `transfers` | the pages that the pager works on; reads, changes and turns of pages, and the threads that wait for them |
 //! | `wait`, `polled_wait` | waits with all locks released, by a thread or polled |
-//! | `content` | reads and writes from outside mappings |
+//! | `content`, `read_steps` | reads and writes from outside mappings; a read in steps |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | the ranges with and without pages |
 //! | `reclaim`, `reclaim_shared` | reclaim of a file's clean pages; of shared memory |
@@ -114,6 +114,7 @@ mod read_ahead;
 mod read_buffer;
 mod read_end;
 mod read_request;
+mod read_steps;
 pub(crate) mod reclaim;
 pub(crate) mod reclaim_shared;
 mod registry;
@@ -161,12 +162,13 @@ pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError};
 pub use polled_wait::ParkedOn;
-pub(crate) use polled_wait::{Polled, PolledWait};
+pub(crate) use polled_wait::{ObjectWait, Polled, PolledWait};
 pub use quota::Quota;
 pub use read_ahead::ReadPattern;
 pub use read_buffer::ReadBuffer;
 pub(crate) use read_end::drop_answered;
 pub use read_request::{KeptRead, ReadRequest};
+pub(crate) use read_steps::{PageReady, ReadSteps};
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;

@@ -20,6 +20,7 @@ use super::detached_batch::settle_written;
 use super::in_flight::{InTheWay, Ticket};
 use super::page_read::FollowedRead;
 use super::read_end::settle_answered;
+use super::read_steps::{PageReady, bring_in};
 use super::wait::Wait;
 use crate::swap::polled::{PolledSlot, SlotPoll};
 
@@ -94,6 +95,8 @@ pub(crate) struct PolledWait<'m, P: Platform> {
     read: Option<FollowedRead<'m, P>>,
     /// Whether it counts among those that wait for answers.
     has_entered: bool,
+    /// Whether a page that is read counts as a major fault.
+    is_fault: bool,
 }
 
 impl<'m, P: Platform> PolledWait<'m, P> {
@@ -112,7 +115,20 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             | Wait::DirtyLimit => (wait, None),
             Wait::Handler(never) => match never {},
         };
-        Self { memory, wait, slot, read: None, has_entered: false }
+        Self { memory, wait, slot, read: None, has_entered: false, is_fault: true }
+    }
+
+    /// As [`PolledWait::new`], for a call that works on the object and not on a mapping.
+    pub(crate) fn of_call(memory: &'m Memory<P>, wait: Wait) -> Self {
+        let mut polled = Self::new(memory, wait);
+        polled.is_fault = false;
+        polled
+    }
+
+    /// Whether a pager or a device works for it.
+    fn is_for_storage(&self) -> bool {
+        let storage = matches!(self.wait, Wait::Pages(_) | Wait::Pager(_) | Wait::DirtyLimit);
+        storage || self.slot.is_some()
     }
 
     /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets
@@ -135,7 +151,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         if let Some(slot) = &mut self.slot {
             return Ok(match slot.poll(self.memory) {
                 SlotPoll::Ready(kept) => {
-                    if slot.has_read() && kept.is_some() {
+                    if self.is_fault && slot.has_read() && kept.is_some() {
                         self.memory.note_major_fault();
                     }
                     Polled::Ready(kept)
@@ -206,11 +222,15 @@ impl<'m, P: Platform> PolledWait<'m, P> {
                 Some(None) => return Ok(for_answers),
                 Some(Some(Ok(()))) => {
                     self.read = None;
-                    memory.note_major_fault();
+                    if self.is_fault {
+                        memory.note_major_fault();
+                    }
                     // Without the page: reclaim has taken it, and a thread has the means to keep
                     // it.
                     return Ok(match kept(object, fetch.page) {
                         Some(folio) => Polled::Ready(Some(folio)),
+                        // A truncation has dropped it.
+                        None if fetch.page >= object.state().size_in_pages() => Polled::Ready(None),
                         None => Polled::NeedsThread,
                     });
                 }
@@ -267,6 +287,47 @@ impl<P: Platform> fmt::Debug for PolledWait<'_, P> {
             Some(slot) => slot.fmt(f),
             None => self.wait.fmt(f),
         }
+    }
+}
+
+/// The wait of a call for pages of an object, with a handle to that.
+#[derive(Debug)]
+pub(crate) struct ObjectWait<'m, P: Platform> {
+    object: Object<'m, P>,
+    wait: PolledWait<'m, P>,
+    /// The page that the call needs, if that may be in swap.
+    page: u64,
+}
+
+impl<'m, P: Platform> ObjectWait<'m, P> {
+    pub(crate) fn new(object: Object<'m, P>, wait: PolledWait<'m, P>, page: u64) -> Self {
+        Self { object, wait, page }
+    }
+
+    /// Waits in the thread.
+    ///
+    /// # Errors
+    /// As [`Wait::wait`].
+    pub(crate) fn wait(self) -> PageReady<'m, P> {
+        let Self { object, wait, page } = self;
+        let Some(wait) = wait.into_wait() else {
+            bring_in(&object, page)?;
+            return Ok(kept(&object, page));
+        };
+        wait.wait(object.memory, Some(&object))
+    }
+
+    /// Goes on with the wait, as [`PolledWait::poll`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn poll(&mut self) -> Result<Polled<'_, 'm, P>, Failure> {
+        self.wait.poll(Some(&self.object))
+    }
+
+    /// Whether a pager or a device works for it.
+    pub(crate) fn is_for_storage(&self) -> bool {
+        self.wait.is_for_storage()
     }
 }
 

@@ -84,6 +84,7 @@ pub use call::mprotect::ProtectFrom;
 pub use call::mremap::Remap;
 pub use call::msync::{MappedWriteback, SyncFlags};
 pub use call::populate::Populate;
+pub use call::read_steps::PendingRead;
 pub use call::scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use call::steps::{CallPoll, CallReady, CallWait, Step};
 pub use call::writeback::Writeback;

@@ -15,7 +15,7 @@
 //! | `range` | the pages that a call names by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `steps` | calls that stop where they would wait, and go on |
-//! | `writeback` | `fsync(2)` in steps |
+//! | `writeback`, `read_steps` | `fsync(2)` and `read(2)` in steps |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 
 pub(super) mod advice;
@@ -39,6 +39,7 @@ mod page_out;
 pub(super) mod pkey;
 pub(super) mod populate;
 mod range;
+pub(super) mod read_steps;
 mod reap;
 mod remap_file_pages;
 pub(super) mod scan_pages;

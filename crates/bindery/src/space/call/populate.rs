@@ -7,7 +7,7 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::table::look;
 
-use super::steps::{CallReady, CallWait, Step};
+use super::steps::{CallEnd, CallReady, CallWait, Step};
 use crate::space::AddressSpace;
 use crate::space::fault::{Access, Resolved, TriedFault, step_fault};
 use crate::vma::{MappingFlags, Protection, Vma};
@@ -180,7 +180,7 @@ impl Populate {
     ) -> Result<Step<'s, 'm, P>, Error> {
         // The folio that was waited for stays until it is mapped.
         let mut _kept = None;
-        if let Some(CallReady { fault: Some((page, result)) }) = ready
+        if let Some(CallReady(CallEnd::Fault(page, result))) = ready
             && page == self.at
         {
             match result {

@@ -7,7 +7,7 @@ use core::fmt;
 
 use crate::addr::VirtAddr;
 use crate::error::FaultError;
-use crate::object::{Object, ParkedOn, Polled, PolledWait};
+use crate::object::{ObjectWait, PageReady, ParkedOn, Polled};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
 
@@ -40,8 +40,9 @@ pub struct CallWait<'s, 'm, P: Platform>(CallEvent<'s, 'm, P>);
 enum CallEvent<'s, 'm, P: Platform> {
     /// That of a fault.
     Fault(FaultWait<'s, 'm, P>),
-    /// A pager has stored pages of the object, or a change of them is over.
-    Pager(Object<'m, P>, PolledWait<'m, P>),
+    /// That of pages of an object: a pager or a device has read or stored them, or a change of
+    /// them is over.
+    Object(ObjectWait<'m, P>),
 }
 
 /// How far a wait has come ([`CallWait::poll`]).
@@ -56,11 +57,26 @@ pub enum CallPoll<'w, 'm, P: Platform> {
 }
 
 /// The end of a wait, for the next step of the call: the page that was read, which stays in memory
-/// until that step has mapped it, or the error. The end of a write says nothing more.
+/// until that step has used it, or the error. The end of a write says nothing more.
 #[must_use = "the call would not know how the wait has ended"]
-pub struct CallReady<'m, P: Platform> {
-    /// The page of a fault, and the end of its wait.
-    pub(super) fault: Option<(VirtAddr, Result<FaultReady<'m, P>, FaultError>)>,
+pub struct CallReady<'m, P: Platform>(pub(super) CallEnd<'m, P>);
+
+/// The way in which a wait has ended.
+pub(super) enum CallEnd<'m, P: Platform> {
+    /// That of the fault of this page.
+    Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
+    /// That for a page of an object.
+    Object(PageReady<'m, P>),
+}
+
+impl<'m, P: Platform> CallReady<'m, P> {
+    /// The end of a wait for a page of an object.
+    pub(super) fn of_object(self) -> Option<PageReady<'m, P>> {
+        match self.0 {
+            CallEnd::Object(page) => Some(page),
+            CallEnd::Fault(..) => None,
+        }
+    }
 }
 
 impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
@@ -68,25 +84,18 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Fault(wait))
     }
 
-    /// A wait for the pager of the object, or for a change of its pages.
-    pub(crate) fn for_pager(object: Object<'m, P>, wait: PolledWait<'m, P>) -> Self {
-        Self(CallEvent::Pager(object, wait))
+    pub(super) fn for_object(wait: ObjectWait<'m, P>) -> Self {
+        Self(CallEvent::Object(wait))
     }
 
     /// Waits, and does the work that the call cannot do without waiting, as [`FaultWait::wait`].
     ///
     /// Context: may sleep.
     pub fn wait(self) -> CallReady<'m, P> {
-        match self.0 {
-            CallEvent::Fault(wait) => CallReady { fault: Some((wait.page(), wait.wait())) },
-            CallEvent::Pager(object, wait) => {
-                if let Some(wait) = wait.into_wait() {
-                    // The end of a record is no error.
-                    let _ = wait.wait(object.memory, Some(&object));
-                }
-                CallReady { fault: None }
-            }
-        }
+        CallReady(match self.0 {
+            CallEvent::Fault(wait) => CallEnd::Fault(wait.page(), wait.wait()),
+            CallEvent::Object(wait) => CallEnd::Object(wait.wait()),
+        })
     }
 
     /// Goes on with the wait as far as possible without sleeping, as [`FaultWait::poll`].
@@ -97,7 +106,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         match &mut self.0 {
             CallEvent::Fault(wait) => {
                 let page = wait.page();
-                let ready = |result| CallPoll::Ready(CallReady { fault: Some((page, result)) });
+                let ready = |result| CallPoll::Ready(CallReady(CallEnd::Fault(page, result)));
                 match wait.poll() {
                     Ok(FaultPoll::Ready(kept)) => ready(Ok(kept)),
                     Ok(FaultPoll::Pending(parked)) => CallPoll::Pending(parked),
@@ -105,11 +114,15 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                     Err(error) => ready(Err(error)),
                 }
             }
-            CallEvent::Pager(object, wait) => match wait.poll(Some(object)) {
-                Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
-                Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
-                Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady { fault: None }),
-            },
+            CallEvent::Object(wait) => {
+                let ready = |page| CallPoll::Ready(CallReady(CallEnd::Object(page)));
+                match wait.poll() {
+                    Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
+                    Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
+                    Ok(Polled::Ready(kept)) => ready(Ok(kept)),
+                    Err(error) => ready(Err(error)),
+                }
+            }
         }
     }
 
@@ -120,17 +133,23 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     pub fn is_for_storage(&self) -> bool {
         match &self.0 {
             CallEvent::Fault(wait) => wait.is_for_storage(),
-            CallEvent::Pager(..) => true,
+            CallEvent::Object(wait) => wait.is_for_storage(),
         }
     }
 }
 
 impl<P: Platform> fmt::Debug for CallReady<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallReady")
-            .field("page", &self.fault.as_ref().map(|(page, _)| page))
-            .field("error", &self.fault.as_ref().and_then(|(_, result)| result.as_ref().err()))
-            .finish_non_exhaustive()
+        let mut debug = f.debug_struct("CallReady");
+        match &self.0 {
+            CallEnd::Fault(page, result) => {
+                debug.field("page", page).field("error", &result.as_ref().err());
+            }
+            CallEnd::Object(result) => {
+                debug.field("error", &result.as_ref().err());
+            }
+        }
+        debug.finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,7 @@
 //! `fsync(2)` in steps.
 
 use crate::error::{Error, Failure};
-use crate::object::{FollowedSave, Object};
+use crate::object::{FollowedSave, Object, ObjectWait};
 use crate::platform::Platform;
 use crate::reclaim::Attempts;
 
@@ -86,7 +86,8 @@ impl<'m, P: Platform> Writeback<'m, P> {
             result
         })?;
         if let Some(wait) = wait {
-            return Ok(Step::Blocked(CallWait::for_pager(object.clone(), wait)));
+            let wait = ObjectWait::new(object.clone(), wait, 0);
+            return Ok(Step::Blocked(CallWait::for_object(wait)));
         }
         // The pages can be reclaimed now.
         memory.clock.exhausted.forget();

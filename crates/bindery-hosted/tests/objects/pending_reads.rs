@@ -1,0 +1,440 @@
+//! Reads of files that stop where they would wait for the pager, and go on.
+
+use std::thread;
+
+use bindery::arch::X86_64;
+use bindery::platform::Cpu;
+use bindery::{
+    CallPoll, CallReady, CallWait, Error, Memory, Object, PagerError, PendingRead, ReadPattern,
+    Step,
+};
+use bindery_hosted::{Asked, Config, DelayedFiles, Machine};
+
+use crate::support::objects::{PAGE, use_object_order};
+use crate::support::{MIB, audit, memory_with};
+
+type A = X86_64<4>;
+type P = Machine<A>;
+type File<'m> = Object<'m, P>;
+type Result<T> = std::result::Result<T, Error>;
+
+const PAGES: u64 = 24;
+const SIZE: usize = (PAGES * PAGE) as usize - 100;
+
+struct Fixture<'m> {
+    machine: &'m Machine<A>,
+    memory: &'m Memory<P>,
+    pager: &'m DelayedFiles,
+}
+
+/// Runs `scenario` with a file of [`SIZE`] bytes, none in memory, whose pager keeps reads. Nothing
+/// is left of it afterwards.
+#[track_caller]
+fn with_file<R>(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>) -> R) -> R {
+    let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    use_object_order(&memory, 0);
+    let free = memory.free_frame_count();
+    let pager = DelayedFiles::new();
+    pager.files.put(1, &bytes(SIZE));
+    let result = {
+        let mut file = memory.file(&pager, 1, SIZE as u64).unwrap();
+        // Nothing is read ahead.
+        file.set_read_pattern(ReadPattern::Random);
+        let holder = file.clone();
+        let fixture = Fixture { machine: &machine, memory: &memory, pager: &pager };
+        let result = scenario(&fixture, file);
+        audit(&machine, &memory, &[]);
+        // Requests that no call waits for any more are answered at the end.
+        pager.keep_writes(false);
+        pager.answer_all(&memory);
+        pager.keep_reads(false);
+        drop(holder);
+        result
+    };
+    let report = audit(&machine, &memory, &[]);
+    assert_eq!((report.objects, report.object_pages), (0, 0));
+    memory.trim();
+    assert_eq!(memory.free_frame_count(), free, "frames have leaked");
+    result
+}
+
+/// As [`with_file`], with the odd pages in memory: each even one is asked for by itself.
+#[track_caller]
+fn with_half<R>(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>) -> R) -> R {
+    with_file(|fixture, file| {
+        fixture.pager.keep_reads(false);
+        for page in (1..PAGES).step_by(2) {
+            file.read(page * PAGE, &mut [0]).unwrap();
+        }
+        fixture.pager.keep_reads(true);
+        scenario(fixture, file)
+    })
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / PAGE as usize * 7 + at % 251) as u8).collect()
+}
+
+impl<'m> Fixture<'m> {
+    /// Polls a wait to its end, while the pager answers late.
+    #[track_caller]
+    fn until_ready(&self, mut wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
+        loop {
+            match wait.poll() {
+                CallPoll::Ready(ready) => return ready,
+                CallPoll::Pending(on) => {
+                    assert!(!on.has_changed());
+                    assert!(self.pager.answer_all(self.memory) > 0, "what does it wait for?");
+                    assert!(on.has_changed());
+                }
+                CallPoll::NeedsThread => panic!("a thread is needed"),
+            }
+        }
+    }
+
+    /// Has another thread wait.
+    fn in_thread(&self, wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| self.machine.on_cpu(Cpu(1), || wait.wait()));
+            while !waits.is_finished() {
+                self.pager.answer_all(self.memory);
+                thread::yield_now();
+            }
+            waits.join().unwrap()
+        })
+    }
+
+    /// Polls a wait, and waits in the thread if one is needed.
+    fn somehow(&self, mut wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
+        loop {
+            match wait.poll() {
+                CallPoll::Ready(ready) => return ready,
+                CallPoll::Pending(_) => _ = self.pager.answer_all(self.memory),
+                CallPoll::NeedsThread => break,
+            }
+        }
+        self.pager.keep_reads(false);
+        let ready = wait.wait();
+        self.pager.keep_reads(true);
+        ready
+    }
+
+    /// Makes the steps. Returns the number of waits.
+    #[track_caller]
+    fn finish(
+        &self,
+        mut step: impl FnMut(Option<CallReady<'m, P>>) -> Result<Step<'m, 'm, P>>,
+    ) -> Result<usize> {
+        let mut ready = None;
+        for waits in 0.. {
+            match step(ready.take())? {
+                Step::Done => return Ok(waits),
+                Step::Blocked(wait) => ready = Some(self.until_ready(wait)),
+            }
+        }
+        unreachable!()
+    }
+
+    fn read(&self, file: &File<'m>, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let mut read = PendingRead::new(file, offset, into.len())?;
+        self.finish(|ready| read.step(ready, into))?;
+        Ok(read.moved())
+    }
+
+    #[track_caller]
+    fn answer(&self, page: u64, answer: std::result::Result<(), PagerError>) {
+        let kept = self.pager.try_take(|asked| asked.first == page);
+        self.pager.answer(self.memory, kept.expect("a read of the page"), answer);
+    }
+
+    /// The pages that the pager was asked for, in order.
+    fn asked(&self) -> Vec<(u64, u64)> {
+        self.pager.log().iter().map(|&Asked { first, pages, .. }| (first, pages)).collect()
+    }
+
+    /// The number of even pages that the pager was asked for.
+    fn asked_even(&self) -> usize {
+        self.asked().iter().filter(|(first, _)| first % 2 == 0).count()
+    }
+}
+
+#[track_caller]
+fn blocked<'m>(step: Result<Step<'m, 'm, P>>) -> CallWait<'m, 'm, P> {
+    match step {
+        Ok(Step::Blocked(wait)) => wait,
+        other => panic!("it does not wait: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn begin(wait: &mut CallWait<'_, '_, P>) {
+    assert!(matches!(wait.poll(), CallPoll::Pending(_)));
+}
+
+#[track_caller]
+fn ready<'m>(wait: &mut CallWait<'_, 'm, P>) -> CallReady<'m, P> {
+    match wait.poll() {
+        CallPoll::Ready(ready) => ready,
+        other => panic!("it is not over: {other:?}"),
+    }
+}
+
+/// Reads that begin and end anywhere, also behind the end.
+const RANGES: [(u64, usize); 8] = [
+    (0, SIZE),
+    (0, SIZE + 5000),
+    (1, 1),
+    (4000, 200),
+    (PAGE, 4 * PAGE as usize),
+    (PAGE + 7, 70_000),
+    (SIZE as u64 - 10, 50),
+    (SIZE as u64 + 10, 50),
+];
+
+#[test]
+fn stepped_and_blocking_reads_do_the_same() {
+    let patterns = [ReadPattern::Random, ReadPattern::Unknown, ReadPattern::Sequential];
+    for (pattern, (offset, length)) in patterns.iter().flat_map(|p| RANGES.map(|r| (*p, r))) {
+        let in_way = |steps: bool| {
+            with_file(|fixture, mut file| {
+                file.set_read_pattern(pattern);
+                let mut into = vec![0xee; length];
+                let result = if steps {
+                    fixture.read(&file, offset, &mut into)
+                } else {
+                    fixture.pager.keep_reads(false);
+                    file.read(offset, &mut into)
+                };
+                let events = fixture.memory.events();
+                (result, into, fixture.asked(), events.major_faults)
+            })
+        };
+        let (stepped, blocking) = (in_way(true), in_way(false));
+        assert_eq!(stepped.0, blocking.0, "{offset}, {length}");
+        assert_eq!((&stepped.1, stepped.3), (&blocking.1, blocking.3));
+        let pages = |asked: &Vec<(u64, u64)>| asked.iter().map(|(_, pages)| pages).sum::<u64>();
+        assert_eq!(pages(&stepped.2), pages(&blocking.2), "{pattern:?}, {offset}, {length}");
+        if pattern == ReadPattern::Random {
+            assert_eq!(stepped.2, blocking.2);
+        }
+        let within = SIZE.saturating_sub(offset as usize).min(length);
+        assert_eq!(stepped.0, Ok(within));
+        assert!(within == 0 || stepped.1[..within] == bytes(SIZE)[offset as usize..][..within]);
+    }
+}
+
+#[test]
+fn a_position_beyond_all_files_is_refused() {
+    with_file(|_, file| {
+        for (offset, length) in [(u64::MAX, 1), (i64::MAX as u64, 1)] {
+            assert_eq!(PendingRead::new(&file, offset, length).err(), Some(Error::Invalid));
+        }
+    });
+}
+
+#[test]
+fn a_failed_read_ends_with_the_bytes_before() {
+    for before in [0, 1, 3] {
+        with_half(|fixture, file| {
+            let mut into = vec![0; SIZE];
+            let mut read = PendingRead::new(&file, 0, SIZE).unwrap();
+            let mut last = None;
+            for page in 0..before {
+                let mut wait = blocked(read.step(last.take(), &mut into));
+                assert!(wait.is_for_storage());
+                begin(&mut wait);
+                fixture.answer(2 * page, Ok(()));
+                last = Some(ready(&mut wait));
+            }
+            let mut wait = blocked(read.step(last, &mut into));
+            begin(&mut wait);
+            fixture.answer(2 * before, Err(PagerError::InputOutput));
+            let error = ready(&mut wait);
+            let end = read.step(Some(error), &mut into).map(drop);
+            assert_eq!(end, if before == 0 { Err(Error::InputOutput) } else { Ok(()) });
+            assert_eq!(read.moved() as u64, 2 * before * PAGE);
+            // It is over: the pager is not asked again.
+            assert!(matches!(read.step(None, &mut into), Ok(Step::Done)));
+            assert_eq!(fixture.asked_even() as u64, before + 1);
+            // The next call reads on.
+            assert_eq!(fixture.read(&file, 2 * before * PAGE, &mut into[..10]), Ok(10));
+        });
+    }
+}
+
+#[test]
+fn a_dropped_read_leaves_its_request_to_others() {
+    for polls in [false, true] {
+        with_half(|fixture, file| {
+            let mut into = vec![0; SIZE];
+            let mut wait = blocked(PendingRead::new(&file, 0, SIZE).unwrap().step(None, &mut into));
+            if polls {
+                begin(&mut wait);
+            }
+            drop(wait);
+            assert_eq!(fixture.asked_even(), usize::from(polls));
+            assert_eq!(fixture.read(&file, 0, &mut into), Ok(SIZE));
+            assert!(into == bytes(SIZE));
+            assert_eq!(fixture.asked().len() as u64, PAGES, "each page was read once");
+        });
+    }
+}
+
+/// Lets a read wait for its fifth page, makes a change, and lets it go on. Returns the number of
+/// bytes read, these, and the number of even pages that the pager was asked for.
+fn read_with(change: impl for<'m> FnOnce(&Fixture<'m>, &File<'m>)) -> (usize, Vec<u8>, usize) {
+    with_half(|fixture, file| {
+        let mut into = vec![0xee; SIZE];
+        let mut read = PendingRead::new(&file, 0, SIZE).unwrap();
+        let mut last = None;
+        for _ in 0..2 {
+            last = Some(fixture.until_ready(blocked(read.step(last, &mut into))));
+        }
+        let mut wait = blocked(read.step(last, &mut into));
+        assert_eq!(read.moved(), READ);
+        begin(&mut wait);
+        change(fixture, &file);
+        // A read that was canceled is a thread's.
+        let mut first = Some(fixture.somehow(wait));
+        fixture.finish(|ready| read.step(first.take().or(ready), &mut into)).unwrap();
+        (read.moved(), into, fixture.asked_even())
+    })
+}
+
+/// The bytes that are read before the change.
+const READ: usize = 4 * PAGE as usize;
+
+#[test]
+fn a_truncation_between_steps_ends_a_read() {
+    let pages = PAGE as usize;
+    // In the page that it waits for, in one that it has read, and in one that is still to come.
+    for (size, moved) in [(READ + 5, READ + 5), (10, READ), (7 * pages, 7 * pages)] {
+        let (count, into, _) = read_with(|_, file| file.set_size(size as u64).unwrap());
+        assert_eq!(count, moved, "{size}");
+        assert!(into[..count] == bytes(SIZE)[..count], "{size}");
+        assert!(into[count..].iter().all(|byte| *byte == 0xee));
+    }
+}
+
+#[test]
+fn a_file_cut_and_grown_reads_as_zeroes() {
+    let (count, into, _) = read_with(|_, file| {
+        file.set_size(10).unwrap();
+        file.set_size(SIZE as u64).unwrap();
+    });
+    assert_eq!(count, SIZE);
+    assert!(into[..READ] == bytes(SIZE)[..READ]);
+    assert!(into[READ..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_write_between_steps_is_read() {
+    let (count, into, asked) = read_with(|_, file| {
+        assert_eq!(file.write(6 * PAGE, &[7; PAGE as usize]), Ok(PAGE as usize));
+    });
+    assert_eq!(count, SIZE);
+    assert!(into[6 * PAGE as usize..][..PAGE as usize].iter().all(|byte| *byte == 7));
+    assert_eq!(asked as u64, PAGES / 2 - 1, "the page that was written whole is not read");
+}
+
+#[test]
+fn a_copy_that_stops_goes_on() {
+    with_half(|fixture, file| {
+        // The target takes 3,000 bytes at a time.
+        let (mut into, mut room) = (vec![0; SIZE], 3000);
+        let mut read = PendingRead::new(&file, 0, SIZE).unwrap();
+        let (mut last, mut waits, mut stops) = (None, 0, 0);
+        while read.moved() < SIZE {
+            let before = read.moved();
+            let step = read.step_with(last.take(), |done, from, length| {
+                let count = length.min(room);
+                room -= count;
+                // SAFETY: the bytes are the object's.
+                let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), count) };
+                into[done..done + count].copy_from_slice(bytes);
+                count
+            });
+            match step.unwrap() {
+                Step::Blocked(wait) => {
+                    (last, waits) = (Some(fixture.until_ready(wait)), waits + 1);
+                }
+                Step::Done => {
+                    assert!(read.moved() > before || room == 0);
+                    (room, stops) = (3000, stops + 1);
+                }
+            }
+        }
+        assert!(into == bytes(SIZE));
+        assert_eq!((waits, stops), (PAGES as usize / 2, SIZE.div_ceil(3000)));
+    });
+}
+
+#[test]
+fn a_thread_waits_in_place_of_the_task() {
+    with_half(|fixture, file| {
+        let mut into = vec![0; SIZE];
+        let mut read = PendingRead::new(&file, 0, SIZE).unwrap();
+        let mut last = None;
+        while let Step::Blocked(wait) = read.step(last.take(), &mut into).unwrap() {
+            last = Some(fixture.in_thread(wait));
+        }
+        assert!(into == bytes(SIZE));
+        assert_eq!(fixture.asked().len() as u64, PAGES);
+    });
+}
+
+#[test]
+fn another_thread_may_read_the_same_page() {
+    with_file(|fixture, file| {
+        let mut into = vec![0; PAGE as usize];
+        let mut read = PendingRead::new(&file, 0, into.len()).unwrap();
+        let wait = thread::scope(|scope| {
+            let mut wait = blocked(read.step(None, &mut into));
+            let other = scope.spawn(|| {
+                let mut byte = [0];
+                fixture.machine.on_cpu(Cpu(1), || file.read(7, &mut byte)).map(|_| byte)
+            });
+            let kept = fixture.pager.take(|asked| asked.first == 0);
+            begin(&mut wait);
+            assert_eq!(fixture.asked().len(), 1, "the other thread's read is waited for");
+            fixture.pager.answer(fixture.memory, kept, Ok(()));
+            assert_eq!(other.join().unwrap(), Ok([bytes(8)[7]]));
+            wait
+        });
+        let ready = fixture.until_ready(wait);
+        assert!(matches!(read.step(Some(ready), &mut into), Ok(Step::Done)));
+        assert!(into == bytes(PAGE as usize));
+    });
+}
+
+#[test]
+fn reads_without_memory_end_and_leave_the_file() {
+    let mut done = false;
+    for point in 0..200 {
+        if done {
+            return;
+        }
+        with_file(|fixture, file| {
+            let Fixture { memory, .. } = fixture;
+            let mut into = vec![0; 3 * PAGE as usize];
+            memory.fail_allocations_after(Some(point));
+            let mut run = || -> Result<()> {
+                let mut read = PendingRead::new(&file, 0, into.len())?;
+                let mut last = None;
+                while let Step::Blocked(wait) = read.step(last.take(), &mut into)? {
+                    last = Some(fixture.somehow(wait));
+                }
+                if read.moved() < into.len() { Err(Error::OutOfMemory) } else { Ok(()) }
+            };
+            let result = run();
+            memory.fail_allocations_after(None);
+            assert!(matches!(result, Ok(()) | Err(Error::OutOfMemory)), "{result:?}");
+            done = result.is_ok();
+            // With memory, it succeeds.
+            assert_eq!(fixture.read(&file, 0, &mut into), Ok(into.len()));
+            assert!(into == bytes(into.len()));
+        });
+    }
+    assert!(done, "it never had enough memory");
+}

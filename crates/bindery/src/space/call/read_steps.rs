@@ -1,0 +1,126 @@
+//! `read(2)` of an object in steps.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::NonNull;
+
+use crate::error::Error;
+use crate::object::{Object, ObjectWait, ReadSteps};
+use crate::platform::Platform;
+
+use super::steps::{CallReady, CallWait, Step};
+
+/// A read of an object, as [`Object::read`], that stops at each page that has to be waited for, and
+/// goes on there. No byte is read twice, and the pager is asked once for each page.
+///
+/// Each step looks at the object as it is. A truncation between two steps ends the read at the new
+/// end, with the bytes that were read before it: a short count. So does a failure of the pager
+/// after the first byte; the error is for the next call. A page that is dropped is asked for again.
+///
+/// It has a handle to the object, at most one page that was waited for, and no lock. Dropping it
+/// ends the read. A request that the pager has got is answered nevertheless, and the page enters
+/// memory.
+///
+/// ```
+/// use bindery::{Error, Object, PendingRead, Platform, Step};
+///
+/// /// `pread(2)`, of which another thread does the waiting.
+/// fn read<P: Platform>(
+///     file: &Object<'_, P>, offset: u64, into: &mut [u8],
+/// ) -> Result<usize, Error> {
+///     let mut read = PendingRead::new(file, offset, into.len())?;
+///     let mut ready = None;
+///     loop {
+///         match read.step(ready.take(), into)? {
+///             Step::Done => return Ok(read.moved()),
+///             // On another thread, or polled, in a kernel that needs this call.
+///             Step::Blocked(wait) => ready = Some(wait.wait()),
+///         }
+///     }
+/// }
+/// ```
+///
+/// # Context
+/// Context: may sleep. The drop, too, like that of an [`Object`].
+#[derive(Debug)]
+#[must_use = "the bytes are read by its steps"]
+pub struct PendingRead<'m, P: Platform>(ReadSteps<'m, P>);
+
+impl<'m, P: Platform> PendingRead<'m, P> {
+    /// A read of `length` bytes at `offset`. Nothing is read yet.
+    ///
+    /// Context: any.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] as [`Object::read`]; the other errors are those of the steps.
+    pub fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
+        ReadSteps::new(object, offset, length).map(Self)
+    }
+
+    /// The number of bytes that were read so far; after the end, the result of the call.
+    pub fn moved(&self) -> usize {
+        self.0.done()
+    }
+
+    /// Reads into the rest of `into`, the same `length` bytes in each step, until all is read or a
+    /// page has to be waited for. `ready` is the end of the wait that the last step has returned.
+    /// Without it, the page is looked at as if there had been no wait: an error of the pager is not
+    /// known, and the pager is asked again. After the end, does nothing.
+    ///
+    /// Sleeps for locks, and reclaims if memory is short, but waits for no pager and no device.
+    /// Complexity: as the part of the read.
+    ///
+    /// # Errors
+    /// As [`Object::read`], if nothing was read.
+    pub fn step(
+        &mut self,
+        ready: Option<CallReady<'m, P>>,
+        into: &mut [u8],
+    ) -> Result<Step<'m, 'm, P>, Error> {
+        let platform = self.0.platform();
+        self.step_with(ready, |done, from, length| {
+            let Some(into) = into.get_mut(done..).map(|rest| first(rest, length)) else { return 0 };
+            // SAFETY: the bytes are the object's, and no thread has exclusive access to them.
+            unsafe { platform.read_bytes(from, into) };
+            into.len()
+        })
+    }
+
+    /// As [`PendingRead::step`], with bytes that `copy` reads in place, as in
+    /// [`Object::read_with`]. A short count ends the step; a further one goes on with the byte at
+    /// which `copy` has stopped. So a kernel that reads into the memory of a program lets another
+    /// call in steps bring that in, and goes on.
+    ///
+    /// Context: may sleep. Complexity: as there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn step_with(
+        &mut self,
+        ready: Option<CallReady<'m, P>>,
+        mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<Step<'m, 'm, P>, Error> {
+        self.0.read(ready.and_then(CallReady::of_object), &mut copy).map(step)
+    }
+}
+
+/// Up to `length` bytes from the start.
+fn first(bytes: &mut [u8], length: usize) -> &mut [u8] {
+    let length = length.min(bytes.len());
+    &mut bytes[..length]
+}
+
+fn step<'m, P: Platform>(wait: Option<ObjectWait<'m, P>>) -> Step<'m, 'm, P> {
+    wait.map_or(Step::Done, |wait| Step::Blocked(CallWait::for_object(wait)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call may go on in another thread.
+    fn _moves<P: Platform>(read: PendingRead<'_, P>) {
+        fn is_send(_: impl Send) {}
+        is_send(read);
+    }
+}
