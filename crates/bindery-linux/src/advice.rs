@@ -6,9 +6,9 @@ use linux_raw_sys::general as raw;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{Arch, KeyRights};
-use bindery::{AddressSpace, Advice, Errno, Error, Operation, Platform};
+use bindery::{AddressSpace, Advice, CallReady, Errno, Error, Operation, Platform, Populate, Step};
 
-use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
+use super::vector::{IoRange, MOST_BYTES, MOST_RANGES, PendingRange, RangeStep};
 use super::{Begun, Outcome, Process, errno, raw as raw_result};
 
 fn advice(number: i32) -> Option<Advice> {
@@ -56,61 +56,194 @@ pub(super) fn madvise<'m, P: Platform>(
 /// `process_madvise(2)`: an array of `struct iovec` in the caller's memory lists the ranges.
 pub(super) fn process_madvise<'m, P: Platform>(
     process: &impl Process<'m, P>,
-    [pidfd, vector, count, number, flags, _]: [u64; 6],
+    arguments: [u64; 6],
 ) -> Outcome {
-    if flags as u32 != 0 || count > MOST_RANGES {
-        return Err(Errno::EINVAL);
+    let mut call = PendingAdvice::new(arguments)?;
+    let mut ready = None;
+    while let Step::Blocked(wait) = call.step(process, ready.take())? {
+        ready = Some(wait.wait());
     }
-    let range_at = |index| {
-        let range = IoRange::read(process.space(), vector, index)?;
-        Ok((range.start, range.length))
-    };
-    // Validates the whole array first.
-    let (mut left, mut skewed, mut beyond) = (false, false, false);
-    for index in 0..count {
-        let (addr, length) = range_at(index)?;
-        skewed |= index == 0 && length == 0 && !addr.is_multiple_of(PAGE_SIZE);
+    Ok(call.done)
+}
+
+/// A `process_madvise`, and how far it has come.
+#[derive(Debug)]
+pub(super) struct PendingAdvice {
+    arguments: [u64; 6],
+    /// The whole array is validated first.
+    validation: Option<Validation>,
+    /// The index of the next range.
+    next: u64,
+    /// The range that is being read.
+    reading: Option<PendingRange>,
+    /// The length of the range that is being advised, and the rest of that.
+    advising: Option<(u64, Populate)>,
+    /// The address of the target's state, which is only compared.
+    target: Option<usize>,
+    /// The length advised so far.
+    pub(super) done: u64,
+}
+
+/// The ranges that were validated.
+#[derive(Clone, Copy, Default, Debug)]
+struct Validation {
+    left: bool,
+    skewed: bool,
+    beyond: bool,
+}
+
+impl PendingAdvice {
+    /// The call. Nothing is read yet.
+    pub(super) fn new(arguments: [u64; 6]) -> Result<Self, Errno> {
+        let [_, _, count, _, flags, _] = arguments;
+        if flags as u32 != 0 || count > MOST_RANGES {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Self {
+            arguments,
+            validation: Some(Validation::default()),
+            next: 0,
+            reading: None,
+            advising: None,
+            target: None,
+            done: 0,
+        })
+    }
+
+    /// Goes on until all is advised, or a page has to be waited for.
+    pub(super) fn step<'s, 'm, P: Platform>(
+        &mut self,
+        process: &'s impl Process<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> Result<Step<'s, 'm, P>, Errno> {
+        let count = self.arguments[2];
+        let mut ready = ready;
+        while let Some(mut found) = self.validation {
+            if self.next == count {
+                self.end_validation(process, found)?;
+                break;
+            }
+            let index = self.next;
+            match self.read_next(process.space(), ready.take())? {
+                RangeStep::Blocked(wait) => return Ok(Step::Blocked(wait)),
+                RangeStep::Read(range) => found.note::<P>(index, range)?,
+            }
+            self.validation = Some(found);
+        }
+        let (target, advice, rights) = match self.target(process) {
+            Ok(target) => target,
+            Err(_) if self.done > 0 => return Ok(Step::Done),
+            Err(errno) => return Err(errno),
+        };
+        loop {
+            if let Some((length, populate)) = &mut self.advising {
+                match populate.step(target, ready.take()) {
+                    Ok(Step::Blocked(wait)) => return Ok(Step::Blocked(wait)),
+                    Ok(Step::Done) => self.done += *length,
+                    Err(error) => return self.fail(error),
+                }
+                self.advising = None;
+            }
+            if self.next == count {
+                return Ok(Step::Done);
+            }
+            let range = match self.read_next(process.space(), ready.take())? {
+                RangeStep::Blocked(wait) => return Ok(Step::Blocked(wait)),
+                RangeStep::Read(range) => range,
+            };
+            let length = range.length.min(MOST_BYTES - self.done);
+            if length == 0 {
+                continue;
+            }
+            match target.begin_madvise(VirtAddr(range.start), length, advice, rights) {
+                Ok(populate) => self.advising = Some((length, populate)),
+                Err(error) => return self.fail(error),
+            }
+        }
+    }
+
+    /// Reads the next range.
+    fn read_next<'s, 'm, P: Platform>(
+        &mut self,
+        space: &'s AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> Result<RangeStep<'s, 'm, P>, Errno> {
+        let mut range = match self.reading.take() {
+            Some(range) => range,
+            None => PendingRange::new(self.arguments[1], self.next)?,
+        };
+        let step = range.step(space, ready)?;
+        match &step {
+            RangeStep::Read(_) => self.next += 1,
+            RangeStep::Blocked(_) => self.reading = Some(range),
+        }
+        Ok(step)
+    }
+
+    fn end_validation<'m, P: Platform>(
+        &mut self,
+        process: &impl Process<'m, P>,
+        found: Validation,
+    ) -> Result<(), Errno> {
+        if found.beyond {
+            return Err(Errno::EFAULT);
+        }
+        self.target(process)?;
+        if found.left && found.skewed {
+            // Linux checks the alignment of the first range even if that range is empty.
+            return Err(Errno::EINVAL);
+        }
+        (self.validation, self.next) = (None, 0);
+        Ok(())
+    }
+
+    /// The memory that is advised, the advice, and the caller's rights. The descriptor may have
+    /// been closed since the last step, and name another process.
+    fn target<'s, 'm, P: Platform>(
+        &mut self,
+        process: &'s impl Process<'m, P>,
+    ) -> Result<(&'s AddressSpace<'m, P>, Advice, KeyRights), Errno> {
+        let [pidfd, _, _, number, ..] = self.arguments;
+        let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
+        let address = core::ptr::from_ref(target).addr();
+        if *self.target.get_or_insert(address) != address {
+            return Err(Errno::EBADF);
+        }
+        // Linux 7.2 rejects unknown advice even for an empty array.
+        let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
+        let own = core::ptr::eq(target, process.space());
+        if !own {
+            if !advice.is_for_others() {
+                return Err(Errno::EINVAL);
+            }
+            if !process.may_advise_others() {
+                return Err(Errno::EPERM);
+            }
+        }
+        Ok((target, advice, if own { process.key_rights() } else { KeyRights::ALL }))
+    }
+
+    /// Ends with the error, or with the length advised before it.
+    fn fail<'s, 'm, P: Platform>(&mut self, error: Error) -> Result<Step<'s, 'm, P>, Errno> {
+        if self.done == 0 {
+            return Err(error.errno(Operation::Madvise));
+        }
+        (self.next, self.advising) = (self.arguments[2], None);
+        Ok(Step::Done)
+    }
+}
+
+impl Validation {
+    fn note<P: Platform>(&mut self, index: u64, range: IoRange) -> Result<(), Errno> {
+        let IoRange { start, length } = range;
+        self.skewed |= index == 0 && length == 0 && !start.is_multiple_of(PAGE_SIZE);
         if length > i64::MAX as u64 {
             return Err(Errno::EINVAL);
         }
-        left |= length > 0;
-        beyond |= addr.saturating_add(length) > P::Arch::USER_END;
+        self.left |= length > 0;
+        self.beyond |= start.saturating_add(length) > P::Arch::USER_END;
+        Ok(())
     }
-    if beyond {
-        return Err(Errno::EFAULT);
-    }
-    let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
-    // Linux 7.2 rejects unknown advice even for an empty array.
-    let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
-    let own = core::ptr::eq(target, process.space());
-    if !own {
-        if !advice.is_for_others() {
-            return Err(Errno::EINVAL);
-        }
-        if !process.may_advise_others() {
-            return Err(Errno::EPERM);
-        }
-    }
-    if left && skewed {
-        // Linux checks the alignment of the first range even if that range is empty.
-        return Err(Errno::EINVAL);
-    }
-    let rights = if own { process.key_rights() } else { KeyRights::ALL };
-    let mut done = 0;
-    for index in 0..count {
-        let (addr, length) = range_at(index)?;
-        let length = length.min(MOST_BYTES - done);
-        if length == 0 {
-            continue;
-        }
-        match target.madvise_with_keys(VirtAddr(addr), length, advice, rights) {
-            Ok(()) => done += length,
-            Err(error) if done == 0 => return Err(error.errno(Operation::Madvise)),
-            // The result is the length advised so far.
-            Err(_) => break,
-        }
-    }
-    Ok(done)
 }
 
 /// `process_mrelease(2)`: frees the memory of a process that is about to exit. `find` returns the

@@ -24,7 +24,7 @@
 //! | `pending` | [`PendingCall`]: calls that stop where they would wait, and go on |
 //! | `file` | calls on shared memory by descriptor |
 //! | `prctl` | `prctl`: the options about memory |
-//! | `vm_copy` | `process_vm_readv`, `process_vm_writev` |
+//! | `vm_copy` | `process_vm_readv`, `process_vm_writev`, at once or in steps |
 //! | `shm` | System V shared memory, and the users' accounts of locked segments; feature `sysv` |
 //! | `userfault` | `ioctl_userfaultfd(2)` |
 //! | `vector` | `struct iovec` |
@@ -87,7 +87,7 @@ pub use userfault::{
     userfault_message, userfault_text,
 };
 pub use vector::IoRange;
-pub use vm_copy::{CopyDirection, process_vm, process_vm_ranges};
+pub use vm_copy::{CopyDirection, PendingProcessVm, process_vm, process_vm_ranges};
 
 /// An open file that can be mapped.
 #[derive(Debug)]

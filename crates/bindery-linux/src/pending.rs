@@ -2,6 +2,8 @@
 
 use bindery::{CallReady, CallWait, MappedWriteback, Operation, Platform, Populate, Step};
 
+use super::advice::PendingAdvice;
+use super::mincore::PendingMincore;
 use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, raw};
 
 /// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
@@ -12,14 +14,18 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, raw
 /// that has to be waited for: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`, `mlock`, `mlock2`,
 /// `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In locked memory,
 /// `brk`, `mremap` and `remap_file_pages` stop too. `msync` stops until the pager has stored the
-/// pages that a step has given it. Between two steps other calls may change the
-/// range, as they may while a thread that blocks waits.
+/// pages that a step has given it. `mincore` and `process_madvise` stop for the pages of their
+/// arrays. Between two steps other calls may change the range, as they may while a thread that
+/// blocks waits.
+///
+/// `process_madvise` asks for the process behind the pidfd in each step. If the descriptor was
+/// closed, or names another process, the call ends with the length advised so far, or with `EBADF`.
+/// (Linux keeps the process until the call ends.)
 ///
 /// A step may sleep for locks, and the first step of a call that finds no memory reclaims. These
-/// calls still do all of their waiting in the first step: `mprotect` of locked memory, the
-/// arguments and the advice of `process_madvise`, the result of `mincore`, and `madvise` with
-/// `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE`; `MADV_WILLNEED` waits only for a synchronous
-/// swap device.
+/// calls still do all of their waiting in the first step: `mprotect` of locked memory, and
+/// `madvise` and `process_madvise` with `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE`;
+/// `MADV_WILLNEED` waits only for a synchronous swap device.
 ///
 /// Dropping it ends the call: what it has done so far stays. The pager stores the pages that it was
 /// asked to store.
@@ -78,6 +84,8 @@ pub struct PendingCall<'m, P: Platform> {
 enum Rest<'m, P: Platform> {
     Maps(Populate),
     Stores(MappedWriteback<'m, P>),
+    Tells(PendingMincore),
+    Advises(PendingAdvice),
 }
 
 /// The result of [`PendingCall::step`].
@@ -119,14 +127,22 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         if let Some(arguments) = self.arguments.take() {
             self.outcome = self.begin(process, arguments);
         }
-        let (step, operation) = match &mut self.rest {
-            Rest::Maps(populate) => (populate.step(space, ready), populate_operation(self.call)),
-            Rest::Stores(writeback) => (writeback.step(space), Operation::Msync),
+        let step = match &mut self.rest {
+            Rest::Maps(populate) => {
+                populate.step(space, ready).map_err(errno(populate_operation(self.call)))
+            }
+            Rest::Stores(writeback) => writeback.step(space).map_err(errno(Operation::Msync)),
+            Rest::Tells(mincore) => mincore.step(space, ready),
+            Rest::Advises(advice) => advice.step(process, ready),
         };
         match step {
             Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
-            Ok(Step::Done) => {}
-            Err(error) => self.outcome = Err(errno(operation)(error)),
+            Ok(Step::Done) => {
+                if let Rest::Advises(advice) = &self.rest {
+                    self.outcome = Ok(advice.done);
+                }
+            }
+            Err(errno) => self.outcome = Err(errno),
         }
         self.rest = Rest::Maps(Populate::default());
         CallStep::Done(raw(self.outcome))
@@ -134,14 +150,19 @@ impl<'m, P: Platform> PendingCall<'m, P> {
 
     /// Makes the call up to its waits.
     fn begin(&mut self, process: &impl Process<'m, P>, arguments: [u64; 6]) -> Outcome {
-        if self.call == Call::Msync {
-            let [address, length, flags, ..] = arguments;
-            let begun = msync::begin_msync(process.space(), address, length, flags as i32)?;
-            self.rest = Rest::Stores(begun);
-            return Ok(0);
-        }
-        let (value, populate) = begin(process, self.call, arguments)?;
-        self.rest = Rest::Maps(populate);
+        let (space, [a, b, c, ..]) = (process.space(), arguments);
+        let mut value = 0;
+        self.rest = if self.call == Call::Msync {
+            Rest::Stores(msync::begin_msync(space, a, b, c as i32)?)
+        } else if self.call == Call::Mincore {
+            Rest::Tells(PendingMincore::new(space, [a, b, c])?)
+        } else if self.call == Call::ProcessMadvise {
+            Rest::Advises(PendingAdvice::new(arguments)?)
+        } else {
+            let (result, populate) = begin(process, self.call, arguments)?;
+            value = result;
+            Rest::Maps(populate)
+        };
         Ok(value)
     }
 }

@@ -1,7 +1,7 @@
 //! Arrays of `struct iovec` in a program's memory: address and length, 64 bits each.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
-use bindery::{AddressSpace, Errno, Platform};
+use bindery::{AddressSpace, CallReady, CallWait, Errno, PendingUserCopy, Platform, Step};
 
 /// The most ranges of one call (`UIO_MAXIOV`).
 pub(super) const MOST_RANGES: u64 = 1024;
@@ -34,9 +34,47 @@ impl IoRange {
         let mut bytes = [0; 16];
         let at = vector.checked_add(index * 16).ok_or(Errno::EFAULT)?;
         space.read_user(VirtAddr(at), &mut bytes).map_err(|_| Errno::EFAULT)?;
+        Ok(Self::from_bytes(&bytes))
+    }
+
+    fn from_bytes(bytes: &[u8; 16]) -> Self {
         let (start, length) = bytes.split_at(8);
         let word =
             |bytes: &[u8]| bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
-        Ok(Self { start: word(start), length: word(length) })
+        Self { start: word(start), length: word(length) }
+    }
+}
+
+/// A read of one range of an array, in steps.
+#[derive(Debug)]
+pub(super) struct PendingRange {
+    copy: PendingUserCopy,
+    bytes: [u8; 16],
+}
+
+/// The result of a step of a [`PendingRange`].
+pub(super) enum RangeStep<'s, 'm, P: Platform> {
+    Read(IoRange),
+    Blocked(CallWait<'s, 'm, P>),
+}
+
+impl PendingRange {
+    /// The range that is `index` ranges after `vector`.
+    pub(super) fn new(vector: u64, index: u64) -> Result<Self, Errno> {
+        let at = vector.checked_add(index * 16).ok_or(Errno::EFAULT)?;
+        Ok(Self { copy: PendingUserCopy::new(VirtAddr(at)), bytes: [0; 16] })
+    }
+
+    /// Reads it, unless it has to be waited for.
+    pub(super) fn step<'s, 'm, P: Platform>(
+        &mut self,
+        space: &'s AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> Result<RangeStep<'s, 'm, P>, Errno> {
+        let step = self.copy.read(space, ready, &mut self.bytes).map_err(|_| Errno::EFAULT)?;
+        Ok(match step {
+            Step::Done => RangeStep::Read(IoRange::from_bytes(&self.bytes)),
+            Step::Blocked(wait) => RangeStep::Blocked(wait),
+        })
     }
 }

@@ -3,10 +3,10 @@
 use core::ops::Deref;
 
 use bindery::addr::VirtAddr;
-use bindery::{AddressSpace, Errno, FaultError, Platform};
+use bindery::{AddressSpace, CallReady, Errno, FaultError, PendingCopy, Platform, Step};
 
-use super::vector::{IoRange, MOST_BYTES, MOST_RANGES};
-use super::{Outcome, raw};
+use super::vector::{IoRange, MOST_BYTES, MOST_RANGES, PendingRange, RangeStep};
+use super::{CallStep, Outcome, raw};
 
 /// The direction of [`process_vm`].
 ///
@@ -76,12 +76,7 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     if local.iter().any(|range| is_outside(caller, range)) {
         return Err(Errno::EFAULT);
     }
-    let mut left = MOST_BYTES;
-    for range in local.iter_mut() {
-        range.length = range.length.min(left);
-        left -= range.length;
-    }
-    if left == MOST_BYTES {
+    if limit(local) == 0 {
         return Ok(0);
     }
     let (remote, _) = fetch(caller, remote_at, remote_count, rest)?;
@@ -104,15 +99,199 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
         if done > 0 {
             break;
         }
-        return Err(if partial.fault == FaultError::OutOfMemory {
-            Errno::ENOMEM
-        } else if partial.fault == FaultError::Interrupted {
-            Errno::EINTR
-        } else {
-            Errno::EFAULT
-        });
+        return Err(errno_of(partial.fault));
     }
     Ok(done)
+}
+
+/// Cuts the ranges to the most bytes of one call. Returns their number of bytes.
+fn limit(local: &mut [IoRange]) -> u64 {
+    let mut left = MOST_BYTES;
+    for range in local.iter_mut() {
+        range.length = range.length.min(left);
+        left -= range.length;
+    }
+    MOST_BYTES - left
+}
+
+/// The errno of a call that has copied nothing.
+fn errno_of(fault: FaultError) -> Errno {
+    if fault == FaultError::OutOfMemory {
+        Errno::ENOMEM
+    } else if fault == FaultError::Interrupted {
+        Errno::EINTR
+    } else {
+        Errno::EFAULT
+    }
+}
+
+/// A [`process_vm`] that stops at each page of the arrays and of both processes that has to be
+/// waited for, and goes on there, like a [`PendingCall`](super::PendingCall). The arrays are read
+/// once, and no byte is copied twice. Dropping it ends the call: the bytes copied so far stay.
+///
+/// ```
+/// use bindery::{AddressSpace, Platform};
+/// use bindery_linux::{CallStep, CopyDirection, IoRange, PendingProcessVm};
+///
+/// /// Another thread does the waiting.
+/// fn read<P: Platform>(
+///     caller: &AddressSpace<'_, P>, other: &AddressSpace<'_, P>,
+///     arguments: [u64; 6], ranges: &mut [IoRange],
+/// ) -> i64 {
+///     let mut call = PendingProcessVm::new(CopyDirection::Read, arguments);
+///     let mut ready = None;
+///     loop {
+///         match call.step(caller, ready.take(), ranges, |_| Ok(other)) {
+///             CallStep::Done(result) => return result,
+///             CallStep::Blocked(wait) => ready = Some(wait.wait()),
+///         }
+///     }
+/// }
+/// ```
+///
+/// # Context
+/// Context: may sleep.
+#[derive(Debug)]
+#[must_use = "its steps make the call"]
+pub struct PendingProcessVm {
+    direction: CopyDirection,
+    arguments: [u64; 6],
+    /// The number of ranges that were read, of both arrays.
+    read: usize,
+    reading: Option<PendingRange>,
+    /// The copy between two ranges.
+    copy: Option<PendingCopy>,
+    /// The bytes of the copies before it.
+    done: u64,
+    /// At the end.
+    outcome: Option<Outcome>,
+}
+
+impl PendingProcessVm {
+    /// The call with these raw arguments. Does nothing yet.
+    pub fn new(direction: CopyDirection, arguments: [u64; 6]) -> Self {
+        let (reading, copy, outcome) = (None, None, None);
+        Self { direction, arguments, read: 0, reading, copy, done: 0, outcome }
+    }
+
+    /// Goes on with the call, until it is done or has to wait. `ready` is the end of the wait that
+    /// the last step has returned. `caller` and `ranges` are as of [`process_vm`], the same in each
+    /// step. `find` is called once in each step that copies; if the process is gone, the call ends.
+    /// After the last step, returns the result again.
+    ///
+    /// Complexity: that of the part of the call, plus linear in the ranges.
+    pub fn step<'s, 'm, P: Platform>(
+        &mut self,
+        caller: &'s AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+        ranges: &mut [IoRange],
+        find: impl FnOnce(i32) -> Result<&'s AddressSpace<'m, P>, Errno>,
+    ) -> CallStep<'s, 'm, P> {
+        if let Some(outcome) = self.outcome {
+            return CallStep::Done(raw(outcome));
+        }
+        let outcome = match self.advance(caller, ready, ranges, find) {
+            Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
+            Ok(Step::Done) => Ok(self.done),
+            // Between the ranges: the process is gone.
+            Err(_) if self.done > 0 => Ok(self.done),
+            Err(errno) => Err(errno),
+        };
+        self.outcome = Some(outcome);
+        CallStep::Done(raw(outcome))
+    }
+
+    fn advance<'s, 'm, P: Platform>(
+        &mut self,
+        caller: &'s AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+        ranges: &mut [IoRange],
+        find: impl FnOnce(i32) -> Result<&'s AddressSpace<'m, P>, Errno>,
+    ) -> Result<Step<'s, 'm, P>, Errno> {
+        let [process, local_at, local_count, remote_at, remote_count, flags] = self.arguments;
+        if flags != 0 || local_count > MOST_RANGES {
+            return Err(Errno::EINVAL);
+        }
+        let mut ready = ready;
+        let (local, rest) =
+            ranges.split_at_mut_checked(local_count as usize).ok_or(Errno::ENOMEM)?;
+        if let Some(blocked) = self.fetch(caller, &mut ready, (local_at, 0), local)? {
+            return Ok(blocked);
+        }
+        if local.iter().any(|range| is_outside(caller, range)) {
+            return Err(Errno::EFAULT);
+        }
+        if limit(local) == 0 {
+            return Ok(Step::Done);
+        }
+        if remote_count > MOST_RANGES {
+            return Err(Errno::EINVAL);
+        }
+        let remote = rest.get_mut(..remote_count as usize).ok_or(Errno::ENOMEM)?;
+        if let Some(blocked) = self.fetch(caller, &mut ready, (remote_at, local.len()), remote)? {
+            return Ok(blocked);
+        }
+        if remote.iter().all(|range| range.length == 0) {
+            return Ok(Step::Done);
+        }
+        let other = find(process as i32)?;
+        let mut passed = 0;
+        for (here, there, length) in pairs(local, remote) {
+            passed += length;
+            if passed <= self.done {
+                continue;
+            }
+            let (here, there) = (VirtAddr(here), VirtAddr(there));
+            let copy = self.copy.get_or_insert_with(|| match self.direction {
+                CopyDirection::Read => PendingCopy::from_other(here, there, length),
+                CopyDirection::Write => PendingCopy::to_other(here, there, length),
+            });
+            match copy.step(caller, other, ready.take()) {
+                Ok(Step::Blocked(wait)) => return Ok(Step::Blocked(wait)),
+                Ok(Step::Done) => self.done += length,
+                Err(partial) => {
+                    self.done += partial.copied;
+                    return if self.done > 0 {
+                        Ok(Step::Done)
+                    } else {
+                        Err(errno_of(partial.fault))
+                    };
+                }
+            }
+            self.copy = None;
+        }
+        Ok(Step::Done)
+    }
+
+    /// Reads the rest of an array, of which `before` ranges of the other array come first. Returns
+    /// the wait for the next range.
+    fn fetch<'s, 'm, P: Platform>(
+        &mut self,
+        caller: &'s AddressSpace<'m, P>,
+        ready: &mut Option<CallReady<'m, P>>,
+        (at, before): (u64, usize),
+        into: &mut [IoRange],
+    ) -> Result<Option<Step<'s, 'm, P>>, Errno> {
+        while let Some(place) = self.read.checked_sub(before).and_then(|at| into.get_mut(at)) {
+            let index = (self.read - before) as u64;
+            let mut reading = match self.reading.take() {
+                Some(reading) => reading,
+                None => PendingRange::new(at, index)?,
+            };
+            match reading.step(caller, ready.take())? {
+                RangeStep::Read(range) if range.length > i64::MAX as u64 => {
+                    return Err(Errno::EINVAL);
+                }
+                RangeStep::Read(range) => *place = range,
+                RangeStep::Blocked(wait) => {
+                    self.reading = Some(reading);
+                    return Ok(Some(Step::Blocked(wait)));
+                }
+            }
+            self.read += 1;
+        }
+        Ok(None)
+    }
 }
 
 /// Reads an array of ranges into the front of `into`. Returns the ranges and the unused rest.

@@ -20,6 +20,7 @@ mod out_of_memory;
 mod pager_stores;
 mod pager_waits;
 mod pending_calls;
+mod pending_copies;
 mod pending_reads;
 mod pending_syncs;
 mod properties;

@@ -22,7 +22,7 @@
 //! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the setting of KSM |
 //! | `pin`, `pin_count` | pinned pages, and how many there may be |
 //! | `folio` | splits mapped folios, and joins their leaves |
-//! | `user_copy` | a program's memory, read and written from outside |
+//! | `user_copy`, `pending_copy` | a program's memory, read and written from outside, at once or in steps |
 //! | `inspect`, `resident`, `view` | reading for tests, debuggers and listings as those of `/proc` |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -40,6 +40,7 @@ mod limits;
 mod merging;
 pub(crate) mod move_pages;
 mod op;
+mod pending_copy;
 mod pin;
 mod pin_count;
 mod resident;
@@ -92,6 +93,7 @@ pub use fault::{Access, FaultPoll, FaultReady, FaultWait, Resolved, TriedFault};
 pub use folio::FolioError;
 pub use inspect::{Inspection, Mapping};
 pub use limits::{Limits, Locking, Usage};
+pub use pending_copy::{PendingCopy, PendingUserCopy};
 pub use pin::{PinTime, Pinned};
 pub use resident::Resident;
 pub use settings::{ExecGain, LargeFolios};

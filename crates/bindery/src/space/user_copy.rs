@@ -13,15 +13,16 @@ use crate::table::EntryAt;
 use crate::table::locking::Depth;
 
 use super::AddressSpace;
-use super::fault::{Access, record_access};
+use super::call::steps::CallWait;
+use super::fault::{Access, TriedFault, record_access, step_fault};
 use crate::vma::MappingFlags;
 
 /// Bytes that are on the stack between a load and a store.
-const COPIED_AT_ONCE: usize = 1024;
+pub(super) const COPIED_AT_ONCE: usize = 1024;
 
 /// The process on whose behalf memory is accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Asker {
+pub(super) enum Asker {
     /// The program whose memory it is.
     Program,
     /// Another process.
@@ -140,13 +141,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// Copies from or to the memory of an address space.
-struct UserCopy<'s, 'm, P: Platform> {
+pub(super) struct UserCopy<'s, 'm, P: Platform> {
     space: &'s AddressSpace<'m, P>,
     asker: Asker,
 }
 
 impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
-    fn of(space: &'s AddressSpace<'m, P>, asker: Asker) -> Self {
+    pub(super) fn of(space: &'s AddressSpace<'m, P>, asker: Asker) -> Self {
         Self { space, asker }
     }
 
@@ -154,12 +155,11 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
     fn read(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         let mut done = 0;
         while done < into.len() {
-            let (part, length) = step(at, done, into.len())?;
+            let (part, length) = piece_after(at, done, into.len())?;
             let target = &mut into[done..done + length];
-            self.with_page(part, Access::Read, |frame, offset| {
-                // SAFETY: 1. `step` stays in a page; 2. a mapped page, whose table is locked.
-                unsafe { bytes::read(self.space.platform(), frame, offset, target) };
-            })?;
+            while !self.load(part, target)? {
+                self.space.fault_for_kernel(part, Access::Read, KeyRights::ALL)?;
+            }
             done += length;
         }
         Ok(())
@@ -169,68 +169,123 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
     fn write(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         let mut done = 0;
         while done < from.len() {
-            let (part, length) = step(at, done, from.len())?;
+            let (part, length) = piece_after(at, done, from.len())?;
             let source = &from[done..done + length];
-            self.with_page(part, Access::Write, |frame, offset| {
-                // SAFETY: 1. and 2. as in `read`; 3. a page that is being saved is not writable.
-                unsafe { bytes::write(self.space.platform(), frame, offset, source) };
-                written_for_another(self.space.page_table.memory, frame);
-            })?;
+            while !self.store(part, source)? {
+                self.space.fault_for_kernel(part, Access::Write, KeyRights::ALL)?;
+            }
             done += length;
         }
         Ok(())
     }
 
-    /// Calls `work` once with the frame of the page at `at` and the offset in it, after the access
-    /// is allowed and recorded. During `work` the table is locked, so the page stays mapped. The
-    /// VMA is locked for reading, so that the bytes reach the page that the address maps at the
-    /// return. Otherwise:
-    /// 1. CPU A, writing to X, waits for the lock of the page's table;
-    /// 2. CPU B moves that table to Y, and `mremap` returns;
-    /// 3. CPU A writes to what is at Y now.
-    fn with_page(
+    /// Reads bytes of one page, unless that has to be waited for.
+    pub(super) fn try_read(
+        &self,
+        at: VirtAddr,
+        into: &mut [u8],
+    ) -> Result<Option<CallWait<'s, 'm, P>>, FaultError> {
+        while !self.load(at, into)? {
+            if let Some(wait) = self.try_fault(at, Access::Read)? {
+                return Ok(Some(wait));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Writes bytes of one page, unless that has to be waited for.
+    pub(super) fn try_write(
+        &self,
+        at: VirtAddr,
+        from: &[u8],
+    ) -> Result<Option<CallWait<'s, 'm, P>>, FaultError> {
+        while !self.store(at, from)? {
+            if let Some(wait) = self.try_fault(at, Access::Write)? {
+                return Ok(Some(wait));
+            }
+        }
+        Ok(None)
+    }
+
+    fn try_fault(
         &self,
         at: VirtAddr,
         access: Access,
-        mut work: impl FnMut(Frame, usize),
-    ) -> Result<(), FaultError> {
+    ) -> Result<Option<CallWait<'s, 'm, P>>, FaultError> {
+        Ok(match step_fault(self.space, at, access)? {
+            TriedFault::Resolved(_) => None,
+            TriedFault::Blocked(wait) => Some(CallWait::new(wait)),
+        })
+    }
+
+    /// Reads bytes of one page, if it is mapped for that.
+    #[inline(always)]
+    fn load(&self, at: VirtAddr, into: &mut [u8]) -> Result<bool, FaultError> {
+        self.if_mapped(at, Access::Read, |frame, offset| {
+            let length = into.len().min(PAGE_SIZE as usize - offset);
+            // SAFETY: 1. the bytes stay in a page; 2. a mapped page, whose table is locked.
+            unsafe { bytes::read(self.space.platform(), frame, offset, &mut into[..length]) };
+        })
+    }
+
+    /// Writes bytes of one page, if it is mapped for that.
+    #[inline(always)]
+    fn store(&self, at: VirtAddr, from: &[u8]) -> Result<bool, FaultError> {
+        self.if_mapped(at, Access::Write, |frame, offset| {
+            let length = from.len().min(PAGE_SIZE as usize - offset);
+            // SAFETY: 1. and 2. as in `load`; 3. a page that is being saved is not writable.
+            unsafe { bytes::write(self.space.platform(), frame, offset, &from[..length]) };
+            written_for_another(self.space.page_table.memory, frame);
+        })
+    }
+
+    /// Calls `work` with the frame of the page at `at` and the offset in it, if the page is mapped
+    /// for the access, which is recorded. During `work` the table is locked, so the page stays
+    /// mapped. The VMA is locked for reading, so that the bytes reach the page that the address
+    /// maps at the return. Otherwise:
+    /// 1. CPU A, writing to X, waits for the lock of the page's table;
+    /// 2. CPU B moves that table to Y, and `mremap` returns;
+    /// 3. CPU A writes to what is at Y now.
+    ///
+    /// Otherwise returns `false`, with nothing locked: a fault waits for the writer of the VMA, and
+    /// the writer waits for its readers.
+    #[inline(always)]
+    fn if_mapped(
+        &self,
+        at: VirtAddr,
+        access: Access,
+        work: impl FnOnce(Frame, usize),
+    ) -> Result<bool, FaultError> {
         let Self { space, asker } = *self;
         if at >= space.limit() {
             return Err(FaultError::NotMapped);
         }
         let page = at.align_down(PAGE_SIZE);
-        loop {
-            if let Some(locked) = space.lock_vma(page) {
-                let flags = locked.vma().flags();
-                // The direct map need not have frames that are not the core's.
-                if asker == Asker::Other && flags.contains(MappingFlags::SECRET)
-                    || flags.contains(MappingFlags::FRAMES)
-                {
-                    return Err(FaultError::Protection);
-                }
-                let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
-                let section = space.page_table.read_section();
-                let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
-                let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
-                if node.level.kind(raw) == Kind::Leaf {
-                    let entry = node.single(raw, index);
-                    let allowed = P::Arch::attributes(entry).permissions;
-                    if allowed.contains(access.permission()) {
-                        record_access(&mut cursor, node, index, access);
-                        let span = node.level.span();
-                        let inside = at.0 & (span - 1);
-                        let frame = P::Arch::frame(entry).plus((inside / PAGE_SIZE) as u32);
-                        work(frame, (inside % PAGE_SIZE) as usize);
-                        return Ok(());
-                    }
-                }
-                drop(cursor);
-                drop(section);
-                // A fault waits for the writer of the VMA, and the writer waits for its readers.
-                drop(locked);
-            }
-            space.fault_for_kernel(at, access, KeyRights::ALL)?;
+        let Some(locked) = space.lock_vma(page) else { return Ok(false) };
+        let flags = locked.vma().flags();
+        // The direct map need not have frames that are not the core's.
+        if asker == Asker::Other && flags.contains(MappingFlags::SECRET)
+            || flags.contains(MappingFlags::FRAMES)
+        {
+            return Err(FaultError::Protection);
         }
+        let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+        let section = space.page_table.read_section();
+        let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
+        let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
+        if node.level.kind(raw) == Kind::Leaf {
+            let entry = node.single(raw, index);
+            let allowed = P::Arch::attributes(entry).permissions;
+            if allowed.contains(access.permission()) {
+                record_access(&mut cursor, node, index, access);
+                let span = node.level.span();
+                let inside = at.0 & (span - 1);
+                let frame = P::Arch::frame(entry).plus((inside / PAGE_SIZE) as u32);
+                work(frame, (inside % PAGE_SIZE) as usize);
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -248,18 +303,35 @@ fn in_pieces<P: Platform>(
     while copied < length {
         let part = |fault| PartialCopy { copied, fault };
         interrupt::check(platform).map_err(|_| part(FaultError::Interrupted))?;
-        let done = copied as usize;
-        let left = usize::try_from(length - copied).unwrap_or(usize::MAX).min(piece.len());
-        let (from, fits) = step(here, done, done.saturating_add(left)).map_err(part)?;
-        let (to, count) = step(there, done, done.saturating_add(fits)).map_err(part)?;
+        let (from, to, count) =
+            piece_of_both((here, there), copied, length - copied).map_err(part)?;
         copy(from, to, &mut piece[..count]).map_err(part)?;
         copied += count as u64;
     }
     Ok(())
 }
 
+/// The places and the length of a piece after `done` bytes, with `left` after them.
+#[inline(always)]
+pub(super) fn piece_of_both(
+    (here, there): (VirtAddr, VirtAddr),
+    done: u64,
+    left: u64,
+) -> Result<(VirtAddr, VirtAddr, usize), FaultError> {
+    let done = done as usize;
+    let left = usize::try_from(left).unwrap_or(usize::MAX).min(COPIED_AT_ONCE);
+    let (from, fits) = piece_after(here, done, done.saturating_add(left))?;
+    let (to, count) = piece_after(there, done, done.saturating_add(fits))?;
+    Ok((from, to, count))
+}
+
 /// The start and the length of the piece after `done` bytes.
-fn step(at: VirtAddr, done: usize, length: usize) -> Result<(VirtAddr, usize), FaultError> {
+#[inline(always)]
+pub(super) fn piece_after(
+    at: VirtAddr,
+    done: usize,
+    length: usize,
+) -> Result<(VirtAddr, usize), FaultError> {
     let at = at.checked_add(done as u64).ok_or(FaultError::NotMapped)?;
     let inside = (at.0 & (PAGE_SIZE - 1)) as usize;
     Ok((at, (length - done).min(PAGE_SIZE as usize - inside)))

@@ -59,10 +59,10 @@ pub enum CallPoll<'w, 'm, P: Platform> {
 /// The end of a wait, for the next step of the call: the page that was read, which stays in memory
 /// until that step has used it, or the error. The end of a write says nothing more.
 #[must_use = "the call would not know how the wait has ended"]
-pub struct CallReady<'m, P: Platform>(pub(super) CallEnd<'m, P>);
+pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 
 /// The way in which a wait has ended.
-pub(super) enum CallEnd<'m, P: Platform> {
+pub(in crate::space) enum CallEnd<'m, P: Platform> {
     /// That of the fault of this page.
     Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
     /// That for a page of an object.
@@ -80,7 +80,7 @@ impl<'m, P: Platform> CallReady<'m, P> {
 }
 
 impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
-    pub(super) fn new(wait: FaultWait<'s, 'm, P>) -> Self {
+    pub(in crate::space) fn new(wait: FaultWait<'s, 'm, P>) -> Self {
         Self(CallEvent::Fault(wait))
     }
 
