@@ -59,8 +59,9 @@ pub(super) fn process_madvise<'m, P: Platform>(
     arguments: [u64; 6],
 ) -> Outcome {
     let mut call = PendingAdvice::new(arguments)?;
-    let mut ready = None;
-    while let Step::Blocked(wait) = call.step(process, ready.take())? {
+    // Looked up once, as on Linux: a descriptor that is closed during a wait ends nothing.
+    let (mut ready, mut found) = (None, None);
+    while let Step::Blocked(wait) = call.step(process, ready.take(), &mut found)? {
         ready = Some(wait.wait());
     }
     Ok(call.done)
@@ -110,27 +111,29 @@ impl PendingAdvice {
         })
     }
 
-    /// Goes on until all is advised, or a page has to be waited for.
+    /// Goes on until all is advised, or a page has to be waited for. `found` is the target, if it
+    /// is known and cannot have changed since.
     pub(super) fn step<'s, 'm, P: Platform>(
         &mut self,
         process: &'s impl Process<'m, P>,
         ready: Option<CallReady<'m, P>>,
+        found: &mut Option<&'s AddressSpace<'m, P>>,
     ) -> Result<Step<'s, 'm, P>, Errno> {
         let count = self.arguments[2];
         let mut ready = ready;
-        while let Some(mut found) = self.validation {
+        while let Some(mut validation) = self.validation {
             if self.next == count {
-                self.end_validation(process, found)?;
+                self.end_validation(process, validation, found)?;
                 break;
             }
             let index = self.next;
             match self.read_next(process.space(), ready.take())? {
                 RangeStep::Blocked(wait) => return Ok(Step::Blocked(wait)),
-                RangeStep::Read(range) => found.note::<P>(index, range)?,
+                RangeStep::Read(range) => validation.note::<P>(index, range)?,
             }
-            self.validation = Some(found);
+            self.validation = Some(validation);
         }
-        let (target, advice, rights) = match self.target(process) {
+        let (target, advice, rights) = match self.target(process, found) {
             Ok(target) => target,
             Err(_) if self.done > 0 => return Ok(Step::Done),
             Err(errno) => return Err(errno),
@@ -147,9 +150,15 @@ impl PendingAdvice {
             if self.next == count {
                 return Ok(Step::Done);
             }
-            let range = match self.read_next(process.space(), ready.take())? {
-                RangeStep::Blocked(wait) => return Ok(Step::Blocked(wait)),
-                RangeStep::Read(range) => range,
+            let range = match self.read_next(process.space(), ready.take()) {
+                Ok(RangeStep::Blocked(wait)) => return Ok(Step::Blocked(wait)),
+                Ok(RangeStep::Read(range)) => range,
+                // The array was unmapped since it was validated.
+                Err(_) if self.done > 0 => {
+                    self.next = count;
+                    return Ok(Step::Done);
+                }
+                Err(errno) => return Err(errno),
             };
             let length = range.length.min(MOST_BYTES - self.done);
             if length == 0 {
@@ -180,16 +189,17 @@ impl PendingAdvice {
         Ok(step)
     }
 
-    fn end_validation<'m, P: Platform>(
+    fn end_validation<'s, 'm, P: Platform>(
         &mut self,
-        process: &impl Process<'m, P>,
-        found: Validation,
+        process: &'s impl Process<'m, P>,
+        validation: Validation,
+        found: &mut Option<&'s AddressSpace<'m, P>>,
     ) -> Result<(), Errno> {
-        if found.beyond {
+        if validation.beyond {
             return Err(Errno::EFAULT);
         }
-        self.target(process)?;
-        if found.left && found.skewed {
+        self.target(process, found)?;
+        if validation.left && validation.skewed {
             // Linux checks the alignment of the first range even if that range is empty.
             return Err(Errno::EINVAL);
         }
@@ -202,9 +212,11 @@ impl PendingAdvice {
     fn target<'s, 'm, P: Platform>(
         &mut self,
         process: &'s impl Process<'m, P>,
+        found: &mut Option<&'s AddressSpace<'m, P>>,
     ) -> Result<(&'s AddressSpace<'m, P>, Advice, KeyRights), Errno> {
         let [pidfd, _, _, number, ..] = self.arguments;
-        let target = process.process(pidfd as i32).ok_or(Errno::EBADF)?;
+        let target = found.or_else(|| process.process(pidfd as i32)).ok_or(Errno::EBADF)?;
+        *found = Some(target);
         let address = core::ptr::from_ref(target).addr();
         if *self.target.get_or_insert(address) != address {
             return Err(Errno::EBADF);

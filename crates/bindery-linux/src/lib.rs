@@ -123,7 +123,9 @@ pub trait Process<'m, P: Platform> {
         None
     }
 
-    /// The memory of the process behind a pidfd; `None` if the descriptor is no pidfd.
+    /// The memory of the process behind a pidfd; `None` if the descriptor is no pidfd. A call in
+    /// steps looks it up in each step, and compares addresses: the memory of an [`AddressSpace`]
+    /// that has ended is not used for another while such a call is under way.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
     /// Whether the process may advise on the memory of other processes (Linux: `CAP_SYS_NICE`). The

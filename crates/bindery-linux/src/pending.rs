@@ -133,7 +133,7 @@ impl<'m, P: Platform> PendingCall<'m, P> {
             }
             Rest::Stores(writeback) => writeback.step(space).map_err(errno(Operation::Msync)),
             Rest::Tells(mincore) => mincore.step(space, ready),
-            Rest::Advises(advice) => advice.step(process, ready),
+            Rest::Advises(advice) => advice.step(process, ready, &mut None),
         };
         match step {
             Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),

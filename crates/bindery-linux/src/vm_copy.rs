@@ -134,8 +134,8 @@ fn errno_of(fault: FaultError) -> Errno {
 /// use bindery_linux::{CallStep, CopyDirection, IoRange, PendingProcessVm};
 ///
 /// /// Another thread does the waiting.
-/// fn read<P: Platform>(
-///     caller: &AddressSpace<'_, P>, other: &AddressSpace<'_, P>,
+/// fn read<'m, P: Platform>(
+///     caller: &AddressSpace<'m, P>, other: &AddressSpace<'m, P>,
 ///     arguments: [u64; 6], ranges: &mut [IoRange],
 /// ) -> i64 {
 ///     let mut call = PendingProcessVm::new(CopyDirection::Read, arguments);
@@ -163,6 +163,8 @@ pub struct PendingProcessVm {
     copy: Option<PendingCopy>,
     /// The bytes of the copies before it.
     done: u64,
+    /// The address of the other process's state, which is only compared.
+    other: Option<usize>,
     /// At the end.
     outcome: Option<Outcome>,
 }
@@ -170,14 +172,16 @@ pub struct PendingProcessVm {
 impl PendingProcessVm {
     /// The call with these raw arguments. Does nothing yet.
     pub fn new(direction: CopyDirection, arguments: [u64; 6]) -> Self {
-        let (reading, copy, outcome) = (None, None, None);
-        Self { direction, arguments, read: 0, reading, copy, done: 0, outcome }
+        let (reading, copy, other, outcome) = (None, None, None, None);
+        Self { direction, arguments, read: 0, reading, copy, done: 0, other, outcome }
     }
 
     /// Goes on with the call, until it is done or has to wait. `ready` is the end of the wait that
     /// the last step has returned. `caller` and `ranges` are as of [`process_vm`], the same in each
-    /// step. `find` is called once in each step that copies; if the process is gone, the call ends.
-    /// After the last step, returns the result again.
+    /// step. `find` is called once in each step that copies; if the process is gone, or another one
+    /// has its number, the call ends. Two address spaces are told apart by their addresses, so the
+    /// memory of one that has ended is not used for another while the call is under way. After the
+    /// last step, returns the result again.
     ///
     /// Complexity: that of the part of the call, plus linear in the ranges.
     pub fn step<'s, 'm, P: Platform>(
@@ -193,12 +197,19 @@ impl PendingProcessVm {
         let outcome = match self.advance(caller, ready, ranges, find) {
             Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
             Ok(Step::Done) => Ok(self.done),
-            // Between the ranges: the process is gone.
-            Err(_) if self.done > 0 => Ok(self.done),
-            Err(errno) => Err(errno),
+            // The process is gone: what was copied counts, also of the copy that was under way.
+            Err(errno) => match self.moved() {
+                0 => Err(errno),
+                moved => Ok(moved),
+            },
         };
         self.outcome = Some(outcome);
         CallStep::Done(raw(outcome))
+    }
+
+    /// The number of bytes that were copied so far.
+    fn moved(&self) -> u64 {
+        self.done + self.copy.as_ref().map_or(0, PendingCopy::copied)
     }
 
     fn advance<'s, 'm, P: Platform>(
@@ -235,6 +246,10 @@ impl PendingProcessVm {
             return Ok(Step::Done);
         }
         let other = find(process as i32)?;
+        let address = core::ptr::from_ref(other).addr();
+        if *self.other.get_or_insert(address) != address {
+            return Err(Errno::ESRCH);
+        }
         let mut passed = 0;
         for (here, there, length) in pairs(local, remote) {
             passed += length;
@@ -251,6 +266,7 @@ impl PendingProcessVm {
                 Ok(Step::Done) => self.done += length,
                 Err(partial) => {
                     self.done += partial.copied;
+                    self.copy = None;
                     return if self.done > 0 {
                         Ok(Step::Done)
                     } else {

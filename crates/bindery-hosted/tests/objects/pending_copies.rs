@@ -445,12 +445,20 @@ fn a_process_that_is_gone_ends_the_advice() {
     }
 }
 
+/// The end of the lookups of a process.
+#[derive(Clone, Copy)]
+enum Then {
+    Gone,
+    /// The number is that of another process.
+    Another,
+}
+
 /// Copies between two processes, whose arrays are in the file. `lookups` is the number of times
 /// that the process is found.
 fn process_vm(
     direction: CopyDirection,
     ranges: Ranges<'_>,
-    (steps, lookups): (bool, usize),
+    (steps, lookups, then): (bool, usize, Then),
 ) -> (i64, impl PartialEq + use<>) {
     with_two(Sharing::Private, |fixture| {
         let Fixture { space, other, .. } = *fixture;
@@ -464,7 +472,11 @@ fn process_vm(
         let mut left = lookups;
         let mut find = |process| {
             assert_eq!(process, 9);
-            left = left.checked_sub(1).ok_or(Errno::ESRCH)?;
+            match (left.checked_sub(1), then) {
+                (None, Then::Gone) => return Err(Errno::ESRCH),
+                (None, Then::Another) => return Ok(space),
+                (Some(rest), _) => left = rest,
+            }
             Ok(other)
         };
         let result = if steps {
@@ -496,9 +508,9 @@ fn stepped_and_blocking_transfers_are_the_same() {
     ];
     for (ranges, expected) in cases {
         for direction in [CopyDirection::Read, CopyDirection::Write] {
-            let stepped = process_vm(direction, ranges, (true, usize::MAX));
+            let stepped = process_vm(direction, ranges, (true, usize::MAX, Then::Gone));
             assert_eq!(stepped.0, expected, "{direction:?}, {ranges:?}");
-            let blocking = process_vm(direction, ranges, (false, usize::MAX));
+            let blocking = process_vm(direction, ranges, (false, usize::MAX, Then::Gone));
             assert!(stepped == blocking, "{direction:?}, {ranges:?}, {}", blocking.0);
         }
     }
@@ -506,10 +518,25 @@ fn stepped_and_blocking_transfers_are_the_same() {
 
 #[test]
 fn a_process_that_is_gone_ends_the_transfer() {
-    let ranges = [(PLAIN, 3000), (PLAIN + 5000, 3000), (AT + 100, 6000)];
-    let in_way = |lookups| process_vm(CopyDirection::Read, &ranges, (true, lookups)).0;
-    assert_eq!(in_way(0), -(Errno::ESRCH as i64));
-    assert_eq!(in_way(1), -(Errno::ESRCH as i64));
-    // The second page of the other process is missing, in the middle of the second range.
-    assert_eq!(in_way(2), 3000);
+    // The arrays are in pages 1 and 2.
+    let ranges = [(PLAIN, 3000), (PLAIN + 5000, 3000), (AT + 4 * PAGE + 100, 6000)];
+    let in_way = |lookups, then| process_vm(CopyDirection::Read, &ranges, (true, lookups, then)).0;
+    assert_eq!(in_way(0, Then::Gone), -(Errno::ESRCH as i64));
+    for then in [Then::Gone, Then::Another] {
+        assert_eq!(in_way(1, then), -(Errno::ESRCH as i64));
+        // The second page of the other process is missing, in the middle of the second range.
+        assert_eq!(in_way(2, then), PAGE as i64 - 100);
+    }
+}
+
+#[test]
+fn advice_outlasts_its_descriptor() {
+    with_two(Sharing::Shared, |fixture| {
+        let [vector, count] = put_array(fixture, &[(AT + 4 * PAGE, 3 * PAGE)]);
+        // Closed after the validation, while the call that blocks waits.
+        fixture.lasts.set(1);
+        fixture.pager.keep_reads(false);
+        let arguments = [0, vector, count, POPULATE, 0, 0];
+        assert_eq!(linux::call(fixture, Call::ProcessMadvise, arguments), 3 * PAGE as i64);
+    });
 }
