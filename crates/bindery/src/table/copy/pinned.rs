@@ -67,8 +67,8 @@ pub(super) struct PinnedCopy<'c, 'm, P: Platform> {
 }
 
 impl<P: Platform> PinnedCopy<'_, '_, P> {
-    /// Gives the child copies of the run's pages. Called without
-    /// locks on tables and outside of read sections. May wait for memory.
+    /// Gives the child copies of the run's pages. Called without locks on tables and outside of read
+    /// sections. May wait for memory.
     pub(super) fn copy(mut self) -> Result<(), Failure> {
         let (memory, pages) = (self.parent.memory, self.run.range.pages());
         let mut done = 0;
