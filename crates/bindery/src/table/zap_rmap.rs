@@ -242,7 +242,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             self.counts.folios_touched += u64::from(more);
             return 1 + more;
         }
-        if folio.order == Order::PAGE && memory.frames.folio(folio).mappings() > 1 {
+        let is_single = folio.order == Order::PAGE && memory.frames.folio(folio).is_anonymous();
+        if is_single && memory.frames.folio(folio).mappings() > 1 {
             // After a fork, so do those that another process maps too.
             // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
             let count = unsafe { drop_shared_pages(memory, &entries[index.position()..], missing) };

@@ -215,6 +215,9 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
                 },
             }
         }
+        if self.target.counts.tables_allocated >= TABLES_ZEROED {
+            return Err(CopyStop::Zeroed(self.source.range().end()));
+        }
         Ok(())
     }
 
@@ -262,7 +265,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
     /// cost more than its copy.
     fn copy_single_pages(&mut self, table: Table<'_>) -> Result<(), CopyStop> {
         let memory = self.source.page_table.memory;
-        if self.source.page_table.longest_run() == 1 {
+        if self.source.page_table.reach.longest_run() == 1 {
             return Ok(());
         }
         let copied = self.what.copied;
