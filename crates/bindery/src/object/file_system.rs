@@ -10,12 +10,13 @@ use crate::error::Error;
 use crate::memory::{DirtyLimit, Name};
 use crate::platform::Platform;
 
+use super::create::add;
 use super::lent::Lent;
 use super::registry::{Found, Registry};
 use super::seals::Seals;
 use super::state::Backing;
 use super::weak::WeakObject;
-use super::{Object, Pager, add};
+use super::{Object, Pager};
 
 /// The files of a pager, each with one object at most: a mounted file system, as the core sees it
 /// (Linux: a superblock and its inodes, whose `i_mapping` is the object). Copies are the same file

@@ -13,11 +13,12 @@ use crate::error::Error;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
 
+use super::Object;
+use super::create::add;
 use super::lent::Lent;
 use super::mappings::{MappingCopies, unmap};
 use super::seals::Seals;
 use super::state::{Backing, ObjectState, pages_of};
-use super::{Object, add};
 
 /// Consecutive frames that an object shows at consecutive pages.
 ///

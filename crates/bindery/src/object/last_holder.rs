@@ -116,7 +116,7 @@ pub(super) unsafe fn free_record<P: Platform>(memory: &Memory<P>, node: NonNull<
 /// # Safety
 /// 1. The object has left, and its record is kept by nothing but the caller.
 unsafe fn free<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the node came from this slab (`object::add`); it has no holder and no weak handle,
+    // SAFETY: the node came from this slab (`object::create`); it has no holder and no weak handle,
     // and is in no list and no tree, so no thread can reach it any more (the caller's obligation
     // 1). A walker follows a folio to its object only with a holder of the object's.
     unsafe { memory.slab::<ObjectState>().free(&memory.frames, node) };

@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::area::SlotRun;
 use super::cluster::{ClusterState, LiveCluster};
-use super::content::FilledPages;
 use super::cpu;
+use super::filled_pages::FilledPages;
 use super::freed::{FreedCell, FreedSlots};
 use super::page_set::PageSet;
 use super::slot_state::SlotState;

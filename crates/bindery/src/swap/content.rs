@@ -10,6 +10,7 @@ use super::bitmap::CLUSTER_SLOTS;
 use super::cached_folio::CachedFolio;
 use super::cluster::Cluster;
 use super::cpu;
+use super::filled_pages::FilledPages;
 use super::freed::FreedCell;
 use super::page_set::PageSet;
 use super::same_filled;
@@ -481,28 +482,4 @@ fn abandon<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) {
     // SAFETY: 1. the one published for the cache, which does not have the folio; the other is
     // dropped with the lock.
     unsafe { memory.frames.folio(locked.folio()).release() };
-}
-
-/// The place of each of a folio's pages after a write.
-pub(crate) struct FilledPages {
-    /// The pages that one repeated word fills; the area's store has the others.
-    filled: PageSet,
-}
-
-impl FilledPages {
-    pub(super) const NOTHING: Self = Self { filled: PageSet::EMPTY };
-
-    /// The content bits for the page's cell.
-    pub(super) fn content(&self, page: u32) -> u64 {
-        if self.filled.has(page) { SlotState::FILLED } else { SlotState::STORED }
-    }
-
-    pub(super) fn is_filled(&self, page: u32) -> bool {
-        self.filled.has(page)
-    }
-
-    /// The number of the folio's pages that are in the store.
-    pub(super) fn in_store(&self, folio: Folio) -> u32 {
-        (0..folio.pages()).filter(|page| !self.filled.has(*page)).count() as u32
-    }
 }

@@ -11,7 +11,7 @@
 //! | `slot_state` | references to a slot, and the location of its content |
 //! | `slots`, `freed` | slots taken, referred to and released: by runs, under one lock |
 //! | `cached_folio`, `finish_swap_in` | [`CachedFolio`]: a folio at its slots |
-//! | `content`, `page_set` | writing and reading |
+//! | `content`, `filled_pages`, `page_set` | writing and reading |
 //! | `device_read` | reads that a thread waits for after it has released its locks |
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
 //! | `take_back` | folios that are wanted again while a device writes them |
@@ -77,6 +77,7 @@ pub(crate) mod device_read;
 pub(crate) mod early_read;
 pub(crate) mod exhausted;
 mod face;
+mod filled_pages;
 mod finish_swap_in;
 mod freed;
 #[cfg(all(test, any(loom, shuttle)))]

@@ -18,9 +18,9 @@
 use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
-use super::content::FilledPages;
 use super::cpu;
 use super::device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
+use super::filled_pages::FilledPages;
 use super::slots::Stored;
 use super::take_back::{lock_written, take_back};
 use crate::Memory;

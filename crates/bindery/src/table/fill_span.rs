@@ -79,30 +79,33 @@ impl<'m, P: Platform> PageTable<'m, P> {
                 work(FillSpan { cursor: &mut cursor, pool: &mut pool })
             };
             match worked {
-                Err(NoMemory) if self.add_tables(&mut pool).is_ok() => {}
+                Err(NoMemory) if refill(self, &mut pool).is_ok() => {}
                 done => break done,
             }
         };
         if !pool.is_empty() {
-            self.give_back_tables(&mut pool);
+            empty(self, &mut pool);
         }
         result
     }
+}
 
-    /// Refills the pool, and adds to the statistics what that took.
-    #[cold]
-    #[inline(never)]
-    fn add_tables(&self, pool: &mut TablePool<'m, P>) -> Result<(), NoMemory> {
-        let result = pool.refill();
-        self.count(&mem::take(&mut pool.counts));
-        result
-    }
+/// Refills the pool, and adds to the statistics of the page table what that took.
+#[cold]
+#[inline(never)]
+fn refill<'m, P: Platform>(
+    page_table: &PageTable<'m, P>,
+    pool: &mut TablePool<'m, P>,
+) -> Result<(), NoMemory> {
+    let result = pool.refill();
+    page_table.count(&mem::take(&mut pool.counts));
+    result
+}
 
-    /// Empties the pool, and adds to the statistics what that freed.
-    #[cold]
-    #[inline(never)]
-    fn give_back_tables(&self, pool: &mut TablePool<'m, P>) {
-        pool.give_back();
-        self.count(&mem::take(&mut pool.counts));
-    }
+/// Empties the pool, and adds to the statistics of the page table what that freed.
+#[cold]
+#[inline(never)]
+fn empty<'m, P: Platform>(page_table: &PageTable<'m, P>, pool: &mut TablePool<'m, P>) {
+    pool.give_back();
+    page_table.count(&mem::take(&mut pool.counts));
 }

@@ -269,12 +269,6 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self.entries(run.node.table)[run.index.positions(run.count)]
     }
 
-    /// The most entries that one run may have.
-    #[inline]
-    pub(crate) fn longest_run(&self) -> u32 {
-        if self.reach.is_page() { 1 } else { u32::MAX }
-    }
-
     /// Frees the state and the root, which is empty.
     ///
     /// # Safety

@@ -43,6 +43,12 @@ impl RunLimit {
         false
     }
 
+    /// The most entries that one run may have.
+    #[inline(always)]
+    pub(crate) fn longest_run(self) -> u32 {
+        if self.is_page() { 1 } else { u32::MAX }
+    }
+
     /// Whether whole tables are moved and detached by one entry.
     #[inline(always)]
     pub(crate) fn takes_tables(self) -> bool {

@@ -178,7 +178,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             let Some(folio) = own_folio(memory, self.vma, range.start(), order) else {
                 if order > Order::PAGE && !asked {
                     asked = true;
-                    if let Some(wait) = self.wait_for_block() {
+                    if let Some(wait) = wait_for_block(self.memory(), self.vma) {
                         return Ok(Next::Wait(wait));
                     }
                 }
@@ -201,18 +201,6 @@ impl<P: Platform> Fault<'_, '_, P> {
         Err(Failure::NoMemory)
     }
 
-    /// Decides whether to collect memory when no block for a large folio is free. `None`: fall back
-    /// to a smaller folio.
-    pub(super) fn wait_for_block(&self) -> Option<Wait> {
-        let memory = self.memory();
-        match memory.effort.collecting(self.vma.flags().huge_advice()) {
-            Collecting::Now => return Some(Wait::Memory),
-            Collecting::Later => memory.platform().collect_memory_later(),
-            Collecting::Never => {}
-        }
-        None
-    }
-
     /// Maps a fresh folio in `range`, if all entries there are empty. Otherwise the caller keeps
     /// it.
     pub(in crate::space) fn map_folio(
@@ -231,6 +219,17 @@ impl<P: Platform> Fault<'_, '_, P> {
         publish(self.page_table(), range);
         Ok(mapped?)
     }
+}
+
+/// Decides whether to collect memory when no block for a large folio is free. `None`: fall back to a
+/// smaller folio.
+pub(super) fn wait_for_block<P: Platform>(memory: &Memory<P>, vma: &Vma) -> Option<Wait> {
+    match memory.effort.collecting(vma.flags().huge_advice()) {
+        Collecting::Now => return Some(Wait::Memory),
+        Collecting::Later => memory.platform().collect_memory_later(),
+        Collecting::Never => {}
+    }
+    None
 }
 
 /// A fresh folio of 2^`order` pages that belongs to the VMA's anon group, for the pages from

@@ -17,7 +17,7 @@ use crate::table::cursor::Cursor;
 use crate::table::fill_span::FillSpan;
 use crate::table::protect::{Watched, Writable};
 use crate::table::publish::publish;
-use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
+use crate::table::{EntryAt, NoMemory, PageTable, Table, TableEntry, run};
 use crate::vma::{MappingAttributes, MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
@@ -82,8 +82,11 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     fn map_around(&self, object: &ObjectState, part: VirtRange) -> Stepped {
         let (memory, vma) = (self.memory(), self.vma);
         let served = vma.flags().intersects(MappingFlags::USERFAULT);
-        let around =
-            if served { part } else { self.lengthened(window_around::<P::Arch>(vma, self.page)) };
+        let around = if served {
+            part
+        } else {
+            lengthened(self.page_table(), vma, window_around::<P::Arch>(vma, self.page))
+        };
         let start = part.start().min(around.start());
         let end = part.end().max(around.end());
         let whole = VirtRange::raw(start.0, end.0);
@@ -115,41 +118,6 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         }
         publish(self.page_table(), whole);
         Ok(mapped)
-    }
-
-    /// The window, up to twice as long as the stretch of mapped pages that it continues: a program
-    /// that reads on has most of its faults at the beginning. At most to the end of the table.
-    ///
-    /// ```text
-    /// faults    1               2               3
-    /// mapped    |<--- 16 ---->| |<---- 32 ----->|<---- 64 ... ---->|
-    /// ```
-    fn lengthened(&self, window: VirtRange) -> VirtRange {
-        let vma = self.vma;
-        let table = P::Arch::PMD.span();
-        let start = window.start().0;
-        let first = vma.start().max(start & !(table - 1));
-        if start - first < FAULT_AROUND || vma.flags().contains(MappingFlags::RANDOM) {
-            return window;
-        }
-        let mut length = FAULT_AROUND;
-        let section = self.read_section();
-        let mut counts = Counts::default();
-        let EntryAt { node, .. } = self.page_table().peek(&section, window.start(), &mut counts);
-        if node.level == Level::PTE {
-            let entries = self.page_table().entries(node.table);
-            let is_mapped = |before: u64| {
-                let index = P::Arch::PTE.index_of(VirtAddr(start - before));
-                node.level.kind(run::load(entries, index)) == Kind::Leaf
-            };
-            // Samples: a page that is missing between them does no harm.
-            while length <= start - first && is_mapped(PAGE_SIZE) && is_mapped(length) {
-                length *= 2;
-            }
-        }
-        self.page_table().count(&counts);
-        let last = start.saturating_add(length).min((start & !(table - 1)).saturating_add(table));
-        VirtRange::raw(start, last.min(vma.end()).max(window.end().0))
     }
 
     /// The part of the VMA in which the pages of `folio` may be mapped at once, if `frame` belongs
@@ -449,4 +417,42 @@ pub(in crate::space) fn object_attributes(vma: &Vma, access: Access) -> MappingA
         attributes = attributes.read_only();
     }
     if write { attributes.written() } else { attributes }
+}
+
+/// The window, up to twice as long as the stretch of mapped pages that it continues: a program
+/// that reads on has most of its faults at the beginning. At most to the end of the table.
+///
+/// ```text
+/// faults    1               2               3
+/// mapped    |<--- 16 ---->| |<---- 32 ----->|<---- 64 ... ---->|
+/// ```
+fn lengthened<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    vma: &Vma,
+    window: VirtRange,
+) -> VirtRange {
+    let table = P::Arch::PMD.span();
+    let start = window.start().0;
+    let first = vma.start().max(start & !(table - 1));
+    if start - first < FAULT_AROUND || vma.flags().contains(MappingFlags::RANDOM) {
+        return window;
+    }
+    let mut length = FAULT_AROUND;
+    let section = page_table.read_section();
+    let mut counts = Counts::default();
+    let EntryAt { node, .. } = page_table.peek(&section, window.start(), &mut counts);
+    if node.level == Level::PTE {
+        let entries = page_table.entries(node.table);
+        let is_mapped = |before: u64| {
+            let index = P::Arch::PTE.index_of(VirtAddr(start - before));
+            node.level.kind(run::load(entries, index)) == Kind::Leaf
+        };
+        // Samples: a page that is missing between them does no harm.
+        while length <= start - first && is_mapped(PAGE_SIZE) && is_mapped(length) {
+            length *= 2;
+        }
+    }
+    page_table.count(&counts);
+    let last = start.saturating_add(length).min((start & !(table - 1)).saturating_add(table));
+    VirtRange::raw(start, last.min(vma.end()).max(window.end().0))
 }

@@ -11,9 +11,9 @@ use crate::swap::device_read::Load;
 use crate::swap::slot_state::SlotState;
 use crate::swap::streak::ReadByFault;
 use crate::swap::{SlotRun, begin_read_around};
-use crate::table::EntryAt;
 use crate::table::look;
 use crate::table::run::Entries;
+use crate::table::{EntryAt, PageTable};
 
 use super::Wait;
 use super::first_touch::folio_place;
@@ -101,7 +101,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
             let before = (self.page.0 - range.start().0) >> PAGE_SHIFT;
             let Some(first) = slot.number.checked_sub(before) else { continue };
-            if order == Order::PAGE || self.names_run(range, slot.area, first) {
+            if order == Order::PAGE || names_run(self.page_table(), range, (slot.area, first)) {
                 return Some((order, SlotRun { area: slot.area, first, count: order.pages() }));
             }
         }
@@ -160,26 +160,6 @@ impl<P: Platform> Fault<'_, '_, P> {
                 break;
             }
         }
-    }
-
-    /// Whether the entries of `range` seem to refer to consecutive slots, in one table.
-    #[inline(never)]
-    fn names_run(&self, range: VirtRange, area: u8, first: u64) -> bool {
-        let section = self.read_section();
-        let EntryAt { node, index, entry } =
-            self.page_table().peek(&section, range.start(), &mut Counts::default());
-        let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-        let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) else {
-            return false;
-        };
-        if entry.is_empty() || (device, slot + inside) != (area, first) {
-            return false;
-        }
-        let pages = range.pages() as u32;
-        node.level > Level::PTE
-            || P::Arch::match_absent(&self.page_table().entries(node.table)[index.positions(pages)])
-                .0
-                == pages
     }
 
     /// Claims the slots for the folio, reads their content into it, and maps it.
@@ -253,4 +233,27 @@ enum UnreadSlot {
 
 fn folio_bytes(folio: Folio) -> u64 {
     u64::from(folio.pages()) << PAGE_SHIFT
+}
+
+/// Whether the entries of `range` seem to refer to consecutive slots of an area from `first` on, in
+/// one table.
+#[inline(never)]
+fn names_run<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    range: VirtRange,
+    (area, first): (u8, u64),
+) -> bool {
+    let section = page_table.read_section();
+    let EntryAt { node, index, entry } =
+        page_table.peek(&section, range.start(), &mut Counts::default());
+    let inside = (range.start().0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+    let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(entry) else {
+        return false;
+    };
+    if entry.is_empty() || (device, slot + inside) != (area, first) {
+        return false;
+    }
+    let pages = range.pages() as u32;
+    node.level > Level::PTE
+        || P::Arch::match_absent(&page_table.entries(node.table)[index.positions(pages)]).0 == pages
 }

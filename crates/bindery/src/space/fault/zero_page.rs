@@ -15,7 +15,7 @@ use crate::table::{EntryAt, TableEntry};
 use crate::vma::Vma;
 
 use super::Resolved;
-use super::first_touch::{folio_place, own_folio};
+use super::first_touch::{folio_place, own_folio, wait_for_block};
 use super::slow::{Fault, Next, Stepped, Tries};
 
 impl<P: Platform> Fault<'_, '_, P> {
@@ -85,7 +85,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         memory.may_wait();
         let Some(folio) = own_folio(memory, self.vma, range.start(), order) else {
             if self.tries == Tries::First
-                && let Some(wait) = self.wait_for_block()
+                && let Some(wait) = wait_for_block(self.memory(), self.vma)
             {
                 return Ok(Next::Wait(wait));
             }

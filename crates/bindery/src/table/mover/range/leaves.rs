@@ -95,7 +95,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         let congruent = (source ^ target) & contig_mask == 0;
         let mut offset = 0;
         while offset < len {
-            let whole = self.page_table.longest_run() > 1;
+            let whole = self.page_table.reach.longest_run() > 1;
             let end = if whole { source + len } else { source + offset };
             let table = match self.source(source + offset, end) {
                 Below::Table(table) if self.page_table.entry_count(table) > 0 => table,
@@ -137,7 +137,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
                 self.move_congruent(from, to, page, count);
                 count
             } else {
-                let count = count.min(self.page_table.longest_run());
+                let count = count.min(self.page_table.reach.longest_run());
                 self.move_shifted(from, count, page)?
             };
             offset += u64::from(moved) * PAGE_SIZE;
@@ -187,7 +187,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         page: u32,
         count: u32,
     ) {
-        let longest = self.page_table.longest_run().min(count);
+        let longest = self.page_table.reach.longest_run().min(count);
         let from = &self.page_table.entries(source.table)[source.index.positions(count)];
         let to = &self.page_table.entries(target.table)[target.index.positions(count)];
         (self.policy.empty, self.policy.absent) = (0, 0);

@@ -1,0 +1,30 @@
+//! The pages of a written folio that one repeated word fills.
+
+use crate::folio::Folio;
+
+use super::page_set::PageSet;
+use super::slot_state::SlotState;
+
+/// The place of each of a folio's pages after a write.
+pub(crate) struct FilledPages {
+    /// The pages that one repeated word fills; the area's store has the others.
+    pub(super) filled: PageSet,
+}
+
+impl FilledPages {
+    pub(super) const NOTHING: Self = Self { filled: PageSet::EMPTY };
+
+    /// The content bits for the page's cell.
+    pub(super) fn content(&self, page: u32) -> u64 {
+        if self.filled.has(page) { SlotState::FILLED } else { SlotState::STORED }
+    }
+
+    pub(super) fn is_filled(&self, page: u32) -> bool {
+        self.filled.has(page)
+    }
+
+    /// The number of the folio's pages that are in the store.
+    pub(super) fn in_store(&self, folio: Folio) -> u32 {
+        (0..folio.pages()).filter(|page| !self.filled.has(*page)).count() as u32
+    }
+}

@@ -1,0 +1,120 @@
+//! Long ranges, locked part by part, and the search for the first entry that is not empty.
+
+use crate::addr::{VirtAddr, VirtRange};
+use crate::arch::{Arch, Level};
+use crate::platform::Platform;
+use crate::stats::Counts;
+use crate::tlb::Gather;
+
+use super::super::locking::{self, Depth};
+use super::super::{EntryAt, PageTable, ReadSection};
+use super::Cursor;
+
+impl<P: Platform> PageTable<'_, P> {
+    /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power
+    /// of two. Flushes that are pending for `own` stay so. The caller keeps new tables out of the
+    /// range, or can miss those that are made during the call.
+    pub(crate) fn first_part(
+        &self,
+        range: VirtRange,
+        size: u64,
+        own: Option<&Gather>,
+    ) -> Option<VirtRange> {
+        let end = range.end().0;
+        let start = first_table(self, range.start().0, end, own);
+        let stop = (start & !(size - 1)).saturating_add(size).min(end);
+        (start < stop).then(|| VirtRange::raw(start, stop))
+    }
+}
+
+/// The first address from `start` on whose entry is not empty, or `end`. No TLB has a
+/// translation of the addresses before it any more.
+fn first_table<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    mut start: u64,
+    end: u64,
+    own: Option<&Gather>,
+) -> u64 {
+    let mut counts = Counts::default();
+    let mut found = false;
+    while start < end && !found {
+        let section = page_table.read_section();
+        let looks = locking::SPAN_ENTRIES / u32::from(P::Arch::LEVELS);
+        for _ in 0..looks {
+            if start >= end {
+                break;
+            }
+            let EntryAt { node, entry, .. } =
+                page_table.peek(&section, VirtAddr(start), &mut counts);
+            page_table.memory.worked(P::Arch::ROOT.steps_to(node.level) + 1, 0);
+            found = node.level == Level::PTE || !entry.is_empty();
+            if found {
+                break;
+            }
+            if !locking::has_no_pending_flush(&page_table.tables(&section), node.table.frame()) {
+                page_table.wait_for_pending_flushes(node, VirtAddr(start), own);
+            }
+            let last = start | (node.level.span() - 1);
+            start = last.saturating_add(1);
+        }
+    }
+    page_table.count(&counts);
+    start.min(end)
+}
+
+/// A range that is locked part by part, each as long as one set of locks may be
+/// ([`super::locking`]). Stretches under which there is no table are passed over in one step,
+/// whatever their size. The caller keeps new tables out of the range.
+pub(crate) struct Chunks {
+    range: VirtRange,
+    /// The last address at which the locks of the next part may end: the end of a table of level 2,
+    /// so that no table above it is locked unless the part covers it whole.
+    stop: u64,
+}
+
+impl Chunks {
+    #[inline]
+    pub(crate) fn of(range: VirtRange) -> Self {
+        Self { range, stop: 0 }
+    }
+
+    /// Lets the next part begin at `at`, inside or at the end of the one before.
+    pub(crate) fn go_on_from(&mut self, at: VirtAddr) {
+        self.range = VirtRange::raw(at.0, self.range.end().0);
+    }
+
+    /// Locks `part`, which is the next ([`Chunks::next_part`]), or its front.
+    // Always: as `PageTable::cursor`.
+    #[inline(always)]
+    pub(crate) fn lock<'a, 'm, P: Platform>(
+        &mut self,
+        page_table: &'a PageTable<'m, P>,
+        section: &'a ReadSection<'_, P>,
+        part: VirtRange,
+        depth: Depth<P::Arch>,
+    ) -> Cursor<'a, 'm, P> {
+        let mut cursor = page_table.unlocked_cursor(section, part);
+        cursor.lock(section, depth, None);
+        self.go_on_from(cursor.range().end());
+        cursor
+    }
+
+    /// The range that the locks of the next part are to begin with. The caller locks it, or its
+    /// front, and goes on from the end of that.
+    #[inline(always)]
+    pub(in crate::table) fn next_part<P: Platform>(
+        &mut self,
+        page_table: &PageTable<'_, P>,
+        own: Option<&Gather>,
+    ) -> Option<VirtRange> {
+        let (start, end) = (self.range.start().0, self.range.end().0);
+        let mut part = self.range;
+        if start >= self.stop {
+            let start = first_table(page_table, start, end, own);
+            let size = P::Arch::PMD.table_span();
+            self.stop = (start & !(size - 1)).saturating_add(size).min(end);
+            part = VirtRange::raw(start, end);
+        }
+        (!part.is_empty()).then(|| VirtRange::raw(part.start().0, self.stop))
+    }
+}
