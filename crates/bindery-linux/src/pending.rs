@@ -1,10 +1,12 @@
 //! Calls that stop where they would wait for a pager, a swap device or a handler, and go on later.
 
-use bindery::{CallReady, CallWait, MappedWriteback, Operation, Platform, Populate, Step};
+use bindery::{
+    CallReady, CallWait, MappedWriteback, Operation, PendingProtect, Platform, Populate, Step,
+};
 
 use super::advice::PendingAdvice;
 use super::mincore::PendingMincore;
-use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, raw};
+use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, protect, raw};
 
 /// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
 /// would wait, and goes on where it was. Nothing is done twice: no argument is looked at again, no
@@ -13,7 +15,7 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, raw
 /// The first step makes the call up to its waits. Most calls are done then. These stop at each page
 /// that has to be waited for: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`, `mlock`, `mlock2`,
 /// `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In locked memory,
-/// `brk`, `mremap` and `remap_file_pages` stop too. `msync` stops until the pager has stored the
+/// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. `msync` stops until the pager has stored the
 /// pages that a step has given it. `mincore` and `process_madvise` stop for the pages of their
 /// arrays. Between two steps other calls may change the range, as they may while a thread that
 /// blocks waits.
@@ -22,10 +24,9 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, raw
 /// closed, or names another process, the call ends with the length advised so far, or with `EBADF`.
 /// (Linux keeps the process until the call ends.)
 ///
-/// A step may sleep for locks, and the first step of a call that finds no memory reclaims. These
-/// calls still do all of their waiting in the first step: `mprotect` of locked memory, and
-/// `madvise` and `process_madvise` with `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE`;
-/// `MADV_WILLNEED` waits only for a synchronous swap device.
+/// A step may sleep for locks, and the first step of a call that finds no memory reclaims. `madvise`
+/// and `process_madvise` with `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE` still do all of
+/// their waiting in the first step; `MADV_WILLNEED` waits only for a synchronous swap device.
 ///
 /// Dropping it ends the call: what it has done so far stays. The pager stores the pages that it was
 /// asked to store.
@@ -83,6 +84,7 @@ pub struct PendingCall<'m, P: Platform> {
 #[derive(Debug)]
 enum Rest<'m, P: Platform> {
     Maps(Populate),
+    Protects(PendingProtect),
     Stores(MappedWriteback<'m, P>),
     Tells(PendingMincore),
     Advises(PendingAdvice),
@@ -131,6 +133,9 @@ impl<'m, P: Platform> PendingCall<'m, P> {
             Rest::Maps(populate) => {
                 populate.step(space, ready).map_err(errno(populate_operation(self.call)))
             }
+            Rest::Protects(protect) => {
+                protect.step(space, ready).map_err(errno(Operation::Mprotect))
+            }
             Rest::Stores(writeback) => writeback.step(space).map_err(errno(Operation::Msync)),
             Rest::Tells(mincore) => mincore.step(space, ready),
             Rest::Advises(advice) => advice.step(process, ready, &mut None),
@@ -154,6 +159,10 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         let mut value = 0;
         self.rest = if self.call == Call::Msync {
             Rest::Stores(msync::begin_msync(space, a, b, c as i32)?)
+        } else if self.call == Call::Mprotect {
+            protects(protect::begin_mprotect(space, [a, b, c], protect::NO_KEY)?)
+        } else if self.call == Call::PkeyMprotect {
+            protects(protect::begin_mprotect(space, [a, b, c], arguments[3] as i32)?)
         } else if self.call == Call::Mincore {
             Rest::Tells(PendingMincore::new(space, [a, b, c])?)
         } else if self.call == Call::ProcessMadvise {
@@ -165,4 +174,8 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         };
         Ok(value)
     }
+}
+
+fn protects<'m, P: Platform>(pending: Option<PendingProtect>) -> Rest<'m, P> {
+    pending.map_or_else(|| Rest::Maps(Populate::default()), Rest::Protects)
 }

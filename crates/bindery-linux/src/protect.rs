@@ -4,16 +4,52 @@ use linux_raw_sys::general as raw;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{Arch, ProtectionKey};
-use bindery::{AddressSpace, Errno, Operation, Platform, ProtectFrom, Protection};
+use bindery::{AddressSpace, Errno, Operation, PendingProtect, Platform, ProtectFrom, Protection};
 
 use super::map::protection;
 use super::{Outcome, Process, errno};
 
 pub(super) fn mprotect<P: Platform>(
     space: &AddressSpace<'_, P>,
-    [addr, length, bits]: [u64; 3],
+    arguments: [u64; 3],
     key: i32,
 ) -> Outcome {
+    let Some(Change { from, protection, key }) = change(space, arguments, key)? else {
+        return Ok(0);
+    };
+    let done = match key {
+        None => space.mprotect_from(from, arguments[1], protection),
+        Some(key) => space.pkey_mprotect(from, arguments[1], protection, key),
+    };
+    done.map(|()| 0).map_err(errno(Operation::Mprotect))
+}
+
+/// As [`mprotect`], up to its waits. `None`: it has nothing to do.
+pub(super) fn begin_mprotect<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    arguments: [u64; 3],
+    key: i32,
+) -> Result<Option<PendingProtect>, Errno> {
+    let change = change(space, arguments, key)?;
+    Ok(change.map(|Change { from, protection, key }| {
+        space.begin_mprotect(from, arguments[1], protection, key)
+    }))
+}
+
+/// The change that valid arguments ask for.
+struct Change {
+    from: ProtectFrom,
+    protection: Protection,
+    key: Option<ProtectionKey>,
+}
+
+/// Decodes the arguments. `None`: they name no page, which is looked at first.
+#[inline]
+fn change<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    [addr, length, bits]: [u64; 3],
+    key: i32,
+) -> Result<Option<Change>, Errno> {
     let (down, up) = (u64::from(raw::PROT_GROWSDOWN), u64::from(raw::PROT_GROWSUP));
     if bits & down != 0 && bits & up != 0 {
         return Err(Errno::EINVAL);
@@ -29,7 +65,7 @@ pub(super) fn mprotect<P: Platform>(
         let aligned = addr.is_multiple_of(PAGE_SIZE);
         let end = length.checked_next_multiple_of(PAGE_SIZE).and_then(|n| addr.checked_add(n));
         return match end {
-            _ if aligned && length == 0 => Ok(0),
+            _ if aligned && length == 0 => Ok(None),
             None if aligned => Err(Errno::ENOMEM),
             _ => Err(Errno::EINVAL),
         };
@@ -40,11 +76,7 @@ pub(super) fn mprotect<P: Platform>(
         (_, true) => ProtectFrom::GrowingEnd(at),
         _ => ProtectFrom::Address(at),
     };
-    let done = match named {
-        None => space.mprotect_from(from, length, protection),
-        Some(key) => space.pkey_mprotect(from, length, protection, key),
-    };
-    done.map(|()| 0).map_err(errno(Operation::Mprotect))
+    Ok(Some(Change { from, protection, key: named }))
 }
 
 /// `pkey_mprotect` with this key is `mprotect`.

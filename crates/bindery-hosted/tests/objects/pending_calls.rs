@@ -6,8 +6,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, Advice, CallPoll, CallReady, CallWait, Errno, FileAccess, Memory, Object,
-    PagerError, Protection, Resident, Sharing,
+    Access, AddressSpace, Advice, CallPoll, CallReady, CallWait, Errno, FileAccess, LockPages,
+    Memory, Object, PagerError, Protection, Resident, Sharing,
 };
 use bindery_hosted::{Asked, Config, DelayedFiles, Machine};
 use bindery_linux::{self as linux, Call, CallStep, OpenFile, PendingCall, Process};
@@ -207,6 +207,40 @@ fn stepped_and_blocking_calls_do_the_same() {
             let result = if call == MMAP { AT as i64 } else { 0 };
             assert_eq!(stepped.0, result, "{sharing:?}, {call:?}");
         }
+    }
+}
+
+/// Pages that were locked while no access was allowed are read, and copied for their mapping.
+#[test]
+fn mprotect_of_locked_pages_takes_steps() {
+    let lock = |fixture: &Fixture<'_, '_>| {
+        let space = fixture.space();
+        space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+        assert!(space.mlock(VirtAddr(AT), LENGTH, LockPages::Now).is_err());
+    };
+    let no_key = u64::MAX;
+    for call in [Call::Mprotect, Call::PkeyMprotect] {
+        let arguments = [AT, LENGTH, 3, no_key, 0, 0];
+        let blocking = with_file(Some(Sharing::Private), |fixture| {
+            lock(fixture);
+            fixture.pager.keep_reads(false);
+            let result = linux::call(&fixture.caller, call, arguments);
+            effects(fixture, result)
+        });
+        let stepped = with_file(Some(Sharing::Private), |fixture| {
+            lock(fixture);
+            for [at, length, protection, error] in
+                [[AT + 1, PAGE, 3, 22], [0, PAGE, 3, 12], [AT, PAGE, 1 << 20, 22]]
+            {
+                let call = (call, [at, length, protection, no_key, 0, 0]);
+                assert_eq!(fixture.in_steps(call), (-(error as i64), 0));
+            }
+            let (result, waits) = fixture.in_steps((call, arguments));
+            assert_eq!(waits, PAGES as usize);
+            effects(fixture, result)
+        });
+        assert_eq!(stepped, blocking);
+        assert_eq!((stepped.0, stepped.1.anonymous), (0, PAGES));
     }
 }
 

@@ -6,7 +6,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::{
-    CallPoll, CallReady, CallWait, Error, LockPages, Populate, Protection, Step, SwapOperation,
+    CallPoll, CallReady, CallWait, Error, LockPages, PendingProtect, Populate, ProtectFrom,
+    Protection, Step, SwapOperation,
 };
 use bindery_hosted::{Machine, SwapFile, SwapService};
 
@@ -156,5 +157,97 @@ fn a_mapping_changed_during_waits_is_reexamined() {
         }
         assert!(call.remaining().is_empty());
         audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}
+
+/// Pages that are on a device, locked while no access was allowed, and an `mprotect` that allows
+/// all, of `pages` pages from theirs on.
+fn with_mprotect(
+    pages: u64,
+    scenario: impl FnOnce(&Swapping<'_, '_, A>, &'static SwapFile, PendingProtect),
+) {
+    let device = device(4096, SwapService::InOrder);
+    with_device::<A>(64 * MIB, 0, device, |swapping| {
+        swapping.map(AT, PAGES);
+        swapping.fill(AT, PAGES);
+        swapping.served(device, || swapping.page_out(AT, PAGES));
+        let space = swapping.space;
+        space.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
+        let locked = space.mlock(VirtAddr(AT), LENGTH, LockPages::Now);
+        assert_eq!(locked, Err(Error::Fault(VirtAddr(AT))));
+        assert_eq!(space.usage().locked, PAGES);
+        let (from, all) =
+            (ProtectFrom::Address(VirtAddr(AT)), Protection::READ | Protection::WRITE);
+        let call = space.begin_mprotect(from, pages * 4096, all, None);
+        assert_eq!(device.counts().reads, 0, "nothing is read before the first step");
+        scenario(swapping, device, call);
+        audit(swapping.machine, swapping.memory, &[swapping.space]);
+    });
+}
+
+/// The result of the call and the number of its waits.
+fn finish_mprotect(
+    swapping: &Swapping<'_, '_, A>,
+    device: &SwapFile,
+    mut call: PendingProtect,
+) -> (Result<(), Error>, u64) {
+    let (mut ready, mut waits) = (None, 0);
+    loop {
+        match call.step(swapping.space, ready.take()) {
+            Ok(Step::Blocked(wait)) => ready = Some(until_ready(swapping, device, wait)),
+            Ok(Step::Done) => return (Ok(()), waits),
+            Err(error) => return (Err(error), waits),
+        }
+        waits += 1;
+    }
+}
+
+#[test]
+fn mprotect_reads_locked_pages_in_steps() {
+    with_mprotect(PAGES, |swapping, device, call| {
+        assert_eq!(finish_mprotect(swapping, device, call), (Ok(()), PAGES));
+        assert_eq!((device.counts().reads, device.counts().pages_read), (PAGES, PAGES));
+        let before = swapping.machine.statistics().faults;
+        swapping.assert_filled(AT, PAGES, AT);
+        swapping.fill(AT, PAGES);
+        assert_eq!(swapping.machine.statistics().faults, before, "all pages are writable");
+    });
+}
+
+#[test]
+fn mprotect_fails_after_its_steps() {
+    with_mprotect(PAGES + 1, |swapping, device, call| {
+        let hole = Err(Error::NotMapped(VirtAddr(AT + LENGTH)));
+        assert_eq!(finish_mprotect(swapping, device, call), (hole, PAGES));
+        swapping.assert_filled(AT, PAGES, AT);
+    });
+}
+
+/// A part that another thread unlocks is not read for the call, and neither is one without writes.
+#[test]
+fn mprotect_passes_over_unlocked_pages() {
+    with_mprotect(PAGES, |swapping, device, mut call| {
+        let Ok(Step::Blocked(wait)) = call.step(swapping.space, None) else { panic!("a device") };
+        swapping.space.munlock(VirtAddr(AT + 4096), 7 * 4096).unwrap();
+        let from = VirtAddr(AT + 12 * 4096);
+        swapping.space.mprotect(from, 4 * 4096, Protection::READ).unwrap();
+        let mut ready = Some(until_ready(swapping, device, wait));
+        let mut waits = 1;
+        while let Step::Blocked(wait) = call.step(swapping.space, ready.take()).unwrap() {
+            ready = Some(until_ready(swapping, device, wait));
+            waits += 1;
+        }
+        assert_eq!((waits, device.counts().pages_read), (5, 5));
+    });
+}
+
+#[test]
+fn a_dropped_mprotect_stays_set() {
+    with_mprotect(PAGES, |swapping, device, mut call| {
+        drop(call.step(swapping.space, None));
+        drop(call);
+        assert_eq!(device.counts().reads, 0);
+        swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
+        swapping.served(device, || swapping.fill(AT, PAGES));
     });
 }

@@ -81,7 +81,7 @@ pub use call::collapse::{CollapseLimits, CollapseProgress};
 pub use call::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 pub use call::mincore::Residence;
 pub use call::mlock::{LockAll, LockPages};
-pub use call::mprotect::ProtectFrom;
+pub use call::mprotect::{PendingProtect, ProtectFrom};
 pub use call::mremap::Remap;
 pub use call::msync::{MappedWriteback, SyncFlags};
 pub use call::populate::Populate;

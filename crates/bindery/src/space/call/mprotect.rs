@@ -11,6 +11,7 @@ use crate::vmas::VmaView;
 
 use super::mlock::LOCKS;
 use super::range::page_range;
+use super::steps::{CallReady, Step};
 use crate::space::AddressSpace;
 use crate::space::call::populate::Populate;
 use crate::space::entry_policy::entry_policy;
@@ -56,6 +57,71 @@ struct NewProtection {
     key: Option<ProtectionKey>,
 }
 
+/// The ranges whose locked pages a call has made writable, in order. A call with more of them has
+/// the rest in the last one.
+type Unlocked = ArrayVec<VirtRange, 16>;
+
+/// The locked pages that an `mprotect` has made writable, and that the call has still to map, so
+/// that the first store needs no fault: its second part. Private mappings get pages of their own.
+/// Each step looks the mappings up again, and passes over those that are not locked, writable and
+/// private any more.
+///
+/// It holds nothing. Dropping it ends the call: the protection stays as it is set.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::{AddressSpace, Error, Platform, ProtectFrom, Protection, Step};
+///
+/// /// `mprotect(2)`, of which another thread does the waiting.
+/// fn protect<P: Platform>(
+///     space: &AddressSpace<'_, P>, at: VirtAddr, size: u64, protection: Protection,
+/// ) -> Result<(), Error> {
+///     let mut pending = space.begin_mprotect(ProtectFrom::Address(at), size, protection, None);
+///     let mut ready = None;
+///     while let Step::Blocked(wait) = pending.step(space, ready.take())? {
+///         // On another thread, or polled, in a kernel that needs this call.
+///         ready = Some(wait.wait());
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Context
+/// Context: may sleep.
+#[derive(Debug)]
+#[must_use = "the result of the call is that of its last step"]
+pub struct PendingProtect {
+    result: Result<(), Error>,
+    populate: Populate,
+    /// The ranges after that of `populate`.
+    unlocked: Unlocked,
+}
+
+impl PendingProtect {
+    /// Maps pages, until all are mapped or one has to be waited for, as [`Populate::step`].
+    ///
+    /// Complexity: linear in the mappings, and in the folios that are allocated.
+    ///
+    /// # Errors
+    /// Those of [`AddressSpace::mprotect_from`], with the last step: the part before the error is
+    /// changed, and its pages are mapped. A page that cannot be mapped is none, as on Linux.
+    pub fn step<'s, 'm, P: Platform>(
+        &mut self,
+        space: &'s AddressSpace<'m, P>,
+        mut ready: Option<CallReady<'m, P>>,
+    ) -> Result<Step<'s, 'm, P>, Error> {
+        loop {
+            if let Step::Blocked(wait) = self.populate.step(space, ready.take())? {
+                return Ok(Step::Blocked(wait));
+            }
+            let Some(range) = self.unlocked.pop_at(0) else {
+                return self.result.map(|()| Step::Done);
+            };
+            self.populate = Populate::of_locked(range);
+        }
+    }
+}
+
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`.
     ///
@@ -89,7 +155,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         protection: Protection,
     ) -> Result<(), Error> {
-        protect_with(self, from, length, NewProtection { protection, key: None })
+        protect_and_populate(self, from, length, NewProtection { protection, key: None })
     }
 
     /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
@@ -107,7 +173,25 @@ impl<P: Platform> AddressSpace<'_, P> {
         protection: Protection,
         key: ProtectionKey,
     ) -> Result<(), Error> {
-        protect_with(self, from, length, NewProtection { protection, key: Some(key) })
+        protect_and_populate(self, from, length, NewProtection { protection, key: Some(key) })
+    }
+
+    /// As [`AddressSpace::mprotect_from`], or with a key as [`AddressSpace::pkey_mprotect`], for a
+    /// caller that must not wait for a pager, a device or a handler: the protection is set now, and
+    /// the steps of the result map pages and return its errors.
+    ///
+    /// Context: may sleep. Complexity: as there.
+    pub fn begin_mprotect(
+        &self,
+        from: ProtectFrom,
+        length: u64,
+        protection: Protection,
+        key: Option<ProtectionKey>,
+    ) -> PendingProtect {
+        let mut unlocked = Unlocked::new();
+        let new = NewProtection { protection, key };
+        let result = protect_with(self, (from, length), new, &mut unlocked);
+        PendingProtect { result, populate: Populate::default(), unlocked }
     }
 
     /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
@@ -119,50 +203,41 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-fn protect_with<P: Platform>(
+/// Protects, and has the pages that are populated then mapped.
+fn protect_and_populate<P: Platform>(
     space: &AddressSpace<'_, P>,
     from: ProtectFrom,
     length: u64,
     new: NewProtection,
+) -> Result<(), Error> {
+    let mut unlocked = ArrayVec::new();
+    let result = protect_with(space, (from, length), new, &mut unlocked);
+    for range in unlocked {
+        // The protection has changed, so the call succeeds even if this fails. Linux does the
+        // same.
+        let _ = Populate::of_locked(range).finish(space);
+    }
+    result
+}
+
+/// Protects. Adds to `unlocked` as [`protect`].
+fn protect_with<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    (from, length): (ProtectFrom, u64),
+    new: NewProtection,
+    unlocked: &mut Unlocked,
 ) -> Result<(), Error> {
     let range = page_range::<P::Arch>(from.address(), length)?;
     if range.is_empty() {
         return Ok(());
     }
     let new = NewProtection { protection: heeded(space, new.protection), ..new };
-    let mut unlocked = ArrayVec::new();
     // A second attempt finds the part before the error changed already, and skips it.
-    let result = space.operate_with_reclaim(|op| {
+    space.operate_with_reclaim(|op| {
         let allowed = new.key.is_none_or(|key| space.keys.has(key));
         let range = if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
-        protect(op, range?, new, &mut unlocked)
-    });
-    for range in unlocked {
-        populate_writable(space, range);
-    }
-    result
-}
-
-/// Makes the locked mappings in `range` that may be written now have pages of their own, so
-/// that the first store needs no fault.
-fn populate_writable<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) {
-    let mut at = range.start();
-    while at < range.end() {
-        let part = {
-            let vmas = space.vmas.lock();
-            let wanted = MappingFlags::LOCKED | MappingFlags::WRITE;
-            let found = vmas
-                .view()
-                .overlapping(VirtRange::raw(at.0, range.end().0))
-                .find(|vma| vma.has(wanted) && !vma.is_shared());
-            let Some(vma) = found else { return };
-            vma.range().intersection(VirtRange::raw(at.0, range.end().0))
-        };
-        // The protection has changed, so the call succeeds even if this fails. Linux does the
-        // same.
-        let _ = Populate::as_possible(part).finish(space);
-        at = part.end();
-    }
+        protect(op, range?, new, unlocked)
+    })
 }
 
 /// `protection` without the bits that this machine ignores.
@@ -202,7 +277,7 @@ fn protect<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
     new: NewProtection,
-    unlocked: &mut ArrayVec<VirtRange, 16>,
+    unlocked: &mut Unlocked,
 ) -> Result<(), Failure> {
     let NewProtection { protection, key } = new;
     let mut at = range.start();

@@ -20,6 +20,9 @@ const PIECE: u64 = 2;
 pub(in crate::space) enum Want {
     /// The access that `mlock` prepares: writes to private writable mappings, reads of others.
     Usual,
+    /// As usual, of locked private mappings that may be written; others are passed over
+    /// (`mprotect`).
+    UsualOfLocked,
     /// Reads (`MADV_POPULATE_READ`).
     Readable,
     /// Writes; pages are mapped as if written (`MADV_POPULATE_WRITE`).
@@ -34,17 +37,25 @@ impl Want {
         let writable = protection.contains(Protection::WRITE).then_some(Access::Write);
         let executable = protection.contains(Protection::EXECUTE).then_some(Access::Execute);
         match self {
-            Self::Usual if !vma.is_shared() && writable.is_some() => writable,
-            Self::Usual => readable.or(writable).or(executable),
+            Self::Usual | Self::UsualOfLocked if !vma.is_shared() && writable.is_some() => writable,
+            Self::Usual | Self::UsualOfLocked => readable.or(writable).or(executable),
             Self::Readable => readable,
             Self::Writable => writable,
         }
     }
 
+    fn is_usual(self) -> bool {
+        matches!(self, Self::Usual | Self::UsualOfLocked)
+    }
+
     /// The access to fault the pages of a mapping with from `at` on; `None` if they are not
     /// populated.
     fn of(self, vma: &Vma, at: VirtAddr) -> Result<Option<Access>, Error> {
-        let usual = self == Self::Usual;
+        let usual = self.is_usual();
+        let written = MappingFlags::LOCKED | MappingFlags::WRITE;
+        if self == Self::UsualOfLocked && (!vma.has(written) || vma.is_shared()) {
+            return Ok(None);
+        }
         if vma.has(MappingFlags::SECRET) {
             // Linux populates by pinning pages, and secret pages cannot be pinned.
             return Err(if usual { Error::Fault(at) } else { Error::Invalid });
@@ -136,6 +147,11 @@ impl Populate {
     pub(in crate::space) fn as_possible(range: VirtRange) -> Self {
         let (at, end) = (range.start(), range.end());
         Self { at, end, want: Want::Usual, on_failure: OnFailure::Ignores }
+    }
+
+    /// As [`Populate::as_possible`], of the locked private mappings that may be written.
+    pub(in crate::space) fn of_locked(range: VirtRange) -> Self {
+        Self { want: Want::UsualOfLocked, ..Self::as_possible(range) }
     }
 
     /// As [`Populate::as_possible`], for a call that ends for a fatal signal.
@@ -289,7 +305,7 @@ impl Populate {
 
     /// As on Linux, a call that found no hole passes one that came later.
     fn passes_holes(&self) -> bool {
-        self.want == Want::Usual
+        self.want.is_usual()
     }
 
     /// Whether the page at which the rest begins is still to be faulted with this access. If not,
