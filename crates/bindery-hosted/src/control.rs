@@ -148,7 +148,7 @@ impl<'a, 'm, A: Walk> SelfTest<'a, 'm, A> {
 }
 
 /// The fault as the architecture reports it.
-fn told(fault: crate::MmuFault) -> AccessFault {
+fn access_fault(fault: crate::MmuFault) -> AccessFault {
     if fault.present { AccessFault::Denied } else { AccessFault::NotMapped }
 }
 
@@ -161,7 +161,7 @@ impl<A: Walk> Accesses for SelfTest<'_, '_, A> {
             AccessBy::UserCopy => machine.read_user(root, at, &mut bytes, Err),
         }
         .map(|()| u64::from_ne_bytes(bytes))
-        .map_err(told)
+        .map_err(access_fault)
     }
 
     fn write(&mut self, at: VirtAddr, value: u64, by: AccessBy) -> Result<(), AccessFault> {
@@ -170,11 +170,11 @@ impl<A: Walk> Accesses for SelfTest<'_, '_, A> {
             AccessBy::Kernel => machine.write_kernel(root, at, &bytes),
             AccessBy::UserCopy => machine.write_user(root, at, &bytes, Err),
         }
-        .map_err(told)
+        .map_err(access_fault)
     }
 
     fn execute(&mut self, at: VirtAddr) -> Result<(), AccessFault> {
-        self.machine.execute_kernel(self.root(at), at).map_err(told)
+        self.machine.execute_kernel(self.root(at), at).map_err(access_fault)
     }
 
     fn code(&self) -> &[u8] {

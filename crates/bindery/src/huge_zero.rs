@@ -68,7 +68,7 @@ impl HugeZero {
         let (none, ours) = (meta::NONE, first.0);
         match self.first.compare_exchange(none, ours, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                let state = meta::state_of(meta::Kind::Zero, order);
+                let state = meta::state_of(meta::MetaKind::Zero, order);
                 frames.meta(first).state.store(state, Ordering::Relaxed);
                 RareEvents::note(&events.huge_zero_pages);
                 Some(first)

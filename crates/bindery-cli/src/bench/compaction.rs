@@ -316,7 +316,7 @@ impl<A: Walk> Compactor<'_, '_, A> {
             let name = format!("UFFDIO_{call:?}").to_uppercase();
             format!("{name} failed after {} bytes: {}", partial.done, partial.error)
         })?;
-        if pages == Pages::Recycled { self.give_back(range) } else { Ok(()) }
+        if pages == Pages::Recycled { self.recycle(range) } else { Ok(()) }
     }
 
     /// Copies the objects of the page at `offset` of the new heap.
@@ -356,7 +356,7 @@ impl<A: Walk> Compactor<'_, '_, A> {
     }
 
     /// Two old ranges are empty: MOVE takes the next buffer from the first.
-    fn give_back(&self, range: u64) -> Result<(), String> {
+    fn recycle(&self, range: u64) -> Result<(), String> {
         let bytes = self.kind.range;
         let kept = if self.kind.call == Call::Move { bytes } else { 0 };
         let start = VirtAddr(OLD + 2 * range * bytes + kept);

@@ -11,7 +11,7 @@ use bindery_cli::guest::machine::Plugin;
 use bindery_cli::guest::{Architecture, Problem, busybox};
 
 use super::counts::{self, Counter};
-use super::script::{BEGIN, TO_HOST, failed, told};
+use super::script::{BEGIN, TO_HOST, failed, host_lines};
 use super::{guests, ours, programs};
 use crate::output::{show, thousands};
 use crate::plugin::{self, Emulator};
@@ -106,7 +106,7 @@ fn script(mib: u64) -> String {
 /// A line for each run. The instructions are the kernel's, those of interrupts and of its idle loop
 /// included.
 fn table(console: &str, counts: &str) -> Result<String, Problem> {
-    if told(console).any(|line| line != "status 0") || told(console).count() != 1 {
+    if host_lines(console).any(|line| line != "status 0") || host_lines(console).count() != 1 {
         return Err(failed("the machine ended before the workload did", console));
     }
     let phases = counts::read(counts)?;

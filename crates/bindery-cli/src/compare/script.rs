@@ -87,7 +87,7 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
         Runner::Program(runs) => runs.len(),
         Runner::Kernel => 1,
     };
-    for line in told(console) {
+    for line in host_lines(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
             Some(("status", "0")) => successes += 1,
@@ -101,7 +101,7 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
 }
 
 /// The lines for the host. A message of the kernel may precede one on its line.
-pub fn told(console: &str) -> impl Iterator<Item = &str> {
+pub fn host_lines(console: &str) -> impl Iterator<Item = &str> {
     console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()))
 }
 

@@ -88,7 +88,7 @@ pub fn remarks(comparisons: &[Comparison]) -> String {
                     line(format!("set apart  {test} {number} ({name}): {reason}"));
                 }
                 Verdict::NoWorse => {
-                    *as_linux.entry([told(*bindery), told(*linux)]).or_default() += 1;
+                    *as_linux.entry([ending(*bindery), ending(*linux)]).or_default() += 1;
                 }
             }
         }
@@ -102,7 +102,7 @@ pub fn remarks(comparisons: &[Comparison]) -> String {
     text
 }
 
-fn told(ended: Option<Outcome>) -> &'static str {
+fn ending(ended: Option<Outcome>) -> &'static str {
     ended.map_or("not come to", outcome)
 }
 

@@ -130,7 +130,7 @@ fn does_not_fit<A: Walk>() {
         let blocks = take_blocks(fixture);
         small(fixture, AT);
         assert_eq!(fixture.memory.events().huge_zero_pages, 0);
-        give_back(fixture, blocks);
+        free_blocks(fixture, blocks);
     });
 }
 
@@ -139,7 +139,7 @@ fn take_blocks<A: Walk>(fixture: &Fixture<'_, '_, A>) -> Vec<FrameRange> {
     std::iter::from_fn(|| fixture.memory.allocate_frames(Order(9))).collect()
 }
 
-fn give_back<A: Walk>(fixture: &Fixture<'_, '_, A>, blocks: Vec<FrameRange>) {
+fn free_blocks<A: Walk>(fixture: &Fixture<'_, '_, A>, blocks: Vec<FrameRange>) {
     for block in blocks {
         // SAFETY: 1. the test allocated the frames; 2. nothing maps or uses them.
         assert!(unsafe { fixture.memory.free_frames(block) });
@@ -181,7 +181,7 @@ fn write_without_block<A: Walk>() {
         assert_eq!(resident(fixture), 1);
         reads_zero(fixture, AT, 5);
         reads_zero(fixture, AT + 6 * PAGE, 506);
-        give_back(fixture, blocks);
+        free_blocks(fixture, blocks);
         // The slot has a table now: pages come one by one.
         fixture.fill(AT, 512);
         fixture.assert_filled(AT, 512, AT);

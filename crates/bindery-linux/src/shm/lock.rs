@@ -53,7 +53,7 @@ impl LockAccount {
     }
 
     /// Subtracts `pages` that were added.
-    fn give_back(&self, pages: u64) {
+    fn uncharge(&self, pages: u64) {
         self.pages.fetch_sub(pages, Relaxed);
     }
 }
@@ -139,7 +139,7 @@ impl<P: Platform> Segment<'_, P> {
     /// Uncharges the pages from the account of the user that locked the segment.
     fn leave_account(&mut self) {
         if let Some(account) = self.locked_by.take() {
-            account.give_back(pages_of(self.size));
+            account.uncharge(pages_of(self.size));
         }
     }
 }

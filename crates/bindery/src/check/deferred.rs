@@ -1,7 +1,7 @@
 //! Verifies that items waiting for readers are in no tree, and that none is lost.
 
 use crate::addr::VirtAddr;
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::memory::RecordKind;
 use crate::platform::Platform;
 
@@ -26,7 +26,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             waiting.areas += u64::from(batch.count(RecordKind::KernelArea));
             for table in batch.tables.iter(&memory.frames) {
                 let at = VirtAddr(0);
-                let is_table = memory.frames.meta(table).kind() == Kind::Table;
+                let is_table = memory.frames.meta(table).kind() == MetaKind::Table;
                 let met = self.count(table).filter(|_| is_table).map(|count| {
                     *count += 1;
                     *count

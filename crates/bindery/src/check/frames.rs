@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::Frame;
 use crate::folio::{Folio, Owner, OwnerKind};
 use crate::frame::FrameRange;
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::frame::slab::Slab;
 use crate::platform::Platform;
 use crate::vma::Vma;
@@ -31,42 +31,44 @@ impl<P: Platform> Audit<'_, '_, P> {
         frames.for_each_block(|frame, order, kind| {
             if result.is_ok() {
                 result = match kind {
-                    Kind::Folio => {
+                    MetaKind::Folio => {
                         let folio = frames.folio_of(frame);
                         folio.map_or(Err(Violation::Leaked(frame)), |folio| self.folio(folio))
                     }
-                    Kind::Table | Kind::Kernel if self.count(frame).copied() != Some(1) => {
+                    MetaKind::Table | MetaKind::Kernel if self.count(frame).copied() != Some(1) => {
                         Err(Violation::Leaked(frame))
                     }
-                    Kind::Raw | Kind::Tail => Err(Violation::Leaked(frame)),
-                    Kind::Embedder => self.shown(FrameRange { first: frame, count: order.pages() }),
-                    Kind::Table | Kind::Kernel => Ok(()),
+                    MetaKind::Raw | MetaKind::Tail => Err(Violation::Leaked(frame)),
+                    MetaKind::Embedder => {
+                        self.shown(FrameRange { first: frame, count: order.pages() })
+                    }
+                    MetaKind::Table | MetaKind::Kernel => Ok(()),
                     // Counted elsewhere, or kept for ever.
-                    Kind::Reserved
-                    | Kind::Free
-                    | Kind::Slab
-                    | Kind::Zero
-                    | Kind::Compressed
-                    | Kind::Swap
-                    | Kind::Cpu
-                    | Kind::Front => Ok(()),
+                    MetaKind::Reserved
+                    | MetaKind::Free
+                    | MetaKind::Slab
+                    | MetaKind::Zero
+                    | MetaKind::Compressed
+                    | MetaKind::Swap
+                    | MetaKind::Cpu
+                    | MetaKind::Front => Ok(()),
                 };
             }
             match kind {
-                Kind::Slab => slabs += 1,
-                Kind::Free => self.report.free_frames += u64::from(order.pages()),
-                Kind::Reserved
-                | Kind::Raw
-                | Kind::Table
-                | Kind::Folio
-                | Kind::Tail
-                | Kind::Zero
-                | Kind::Kernel
-                | Kind::Embedder
-                | Kind::Compressed
-                | Kind::Swap
-                | Kind::Cpu
-                | Kind::Front => {}
+                MetaKind::Slab => slabs += 1,
+                MetaKind::Free => self.report.free_frames += u64::from(order.pages()),
+                MetaKind::Reserved
+                | MetaKind::Raw
+                | MetaKind::Table
+                | MetaKind::Folio
+                | MetaKind::Tail
+                | MetaKind::Zero
+                | MetaKind::Kernel
+                | MetaKind::Embedder
+                | MetaKind::Compressed
+                | MetaKind::Swap
+                | MetaKind::Cpu
+                | MetaKind::Front => {}
             }
         });
         result?;

@@ -23,7 +23,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             areas += 1;
             let mut at = area.range().start();
             for (head, order) in area.frames(self.memory) {
-                let is_contig = self.memory.frames.meta(head).kind() == meta::Kind::Kernel;
+                let is_contig = self.memory.frames.meta(head).kind() == meta::MetaKind::Kernel;
                 let Some(count) = self.count(head).filter(|_| is_contig) else {
                     return Err(Violation::AreaPage(at));
                 };

@@ -1,7 +1,7 @@
 //! Verifies swap: slots, the entries that refer to them, and the pages in the swap cache.
 
 use crate::addr::VirtAddr;
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::platform::Platform;
 use crate::swap;
 use crate::swap::SlotRun;
@@ -66,20 +66,20 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         let (mut compressed, mut account) = (0, 0);
         memory.frames.for_each_block(|_, order, kind| match kind {
-            Kind::Compressed => compressed += u64::from(order.pages()),
-            Kind::Swap => account += u64::from(order.pages()),
-            Kind::Reserved
-            | Kind::Free
-            | Kind::Raw
-            | Kind::Table
-            | Kind::Folio
-            | Kind::Tail
-            | Kind::Slab
-            | Kind::Zero
-            | Kind::Kernel
-            | Kind::Embedder
-            | Kind::Cpu
-            | Kind::Front => {}
+            MetaKind::Compressed => compressed += u64::from(order.pages()),
+            MetaKind::Swap => account += u64::from(order.pages()),
+            MetaKind::Reserved
+            | MetaKind::Free
+            | MetaKind::Raw
+            | MetaKind::Table
+            | MetaKind::Folio
+            | MetaKind::Tail
+            | MetaKind::Slab
+            | MetaKind::Zero
+            | MetaKind::Kernel
+            | MetaKind::Embedder
+            | MetaKind::Cpu
+            | MetaKind::Front => {}
         });
         let store = &memory.swap.store;
         store.check(&memory.frames).map_err(Violation::Leaked)?;

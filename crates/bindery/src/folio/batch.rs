@@ -13,7 +13,7 @@ use super::lock;
 use super::owner::OwnerRun;
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{
-    EXCLUSIVE, FOLIO_LOCK, FrameMeta, KIND_AND_ORDER, Kind, Metas, ORDER_MASK, ORDER_SHIFT,
+    EXCLUSIVE, FOLIO_LOCK, FrameMeta, KIND_AND_ORDER, MetaKind, Metas, ORDER_MASK, ORDER_SHIFT,
     state_of,
 };
 use crate::frame::{FrameRange, Frames};
@@ -65,7 +65,7 @@ impl<'a> FolioBatch<'a> {
         if !self.has(number) {
             return None;
         }
-        let free = state_of(Kind::Folio, Order::PAGE) | EXCLUSIVE;
+        let free = state_of(MetaKind::Folio, Order::PAGE) | EXCLUSIVE;
         // SAFETY: 1. asked above.
         let head = unsafe { self.head(number) };
         Self::try_lock(head, KIND_AND_ORDER | EXCLUSIVE, free)
@@ -92,7 +92,7 @@ impl<'a> FolioBatch<'a> {
         let state = unsafe { self.head(number) }.state.load(Ordering::Relaxed);
         let order = Order((state >> ORDER_SHIFT & ORDER_MASK >> ORDER_SHIFT) as u8);
         let is_large = order > Order::PAGE && order.pages() <= WORD_PAGES;
-        (is_large && state & KIND_AND_ORDER == state_of(Kind::Folio, order)).then_some(order)
+        (is_large && state & KIND_AND_ORDER == state_of(MetaKind::Folio, order)).then_some(order)
     }
 
     /// As [`FolioBatch::try_lock_single`], of the folio of an order that
@@ -111,7 +111,7 @@ impl<'a> FolioBatch<'a> {
         }
         // SAFETY: 1. asked above.
         let head = unsafe { self.head(number) };
-        Self::try_lock(head, KIND_AND_ORDER, state_of(Kind::Folio, order))
+        Self::try_lock(head, KIND_AND_ORDER, state_of(MetaKind::Folio, order))
     }
 
     /// Releases the lock of a folio. `false` if a thread waits for it or has orphaned

@@ -7,7 +7,9 @@ use super::count::{MAPPING, REFERENCES};
 use super::handle::{FolioHandle, change_flag};
 use crate::addr::Frame;
 use crate::frame::Frames;
-use crate::frame::meta::{DIRTY, FETCHABLE, FrameMeta, KIND_AND_ORDER, Kind, LAZY, READ_AROUND};
+use crate::frame::meta::{
+    DIRTY, FETCHABLE, FrameMeta, KIND_AND_ORDER, LAZY, MetaKind, READ_AROUND,
+};
 use crate::platform::Platform;
 
 impl<P: Platform> FolioHandle<'_, P> {
@@ -86,7 +88,7 @@ pub(crate) fn mark_single_lazy<P: Platform>(frames: &Frames<P>, frame: Frame) ->
     }
     let FrameMeta { state, count, .. } = frames.meta(frame);
     let old = state.load(Relaxed);
-    let is_single = old & KIND_AND_ORDER == Kind::Folio as u32;
+    let is_single = old & KIND_AND_ORDER == MetaKind::Folio as u32;
     if !is_single || count.load(Relaxed) & !REFERENCES != MAPPING {
         return false;
     }

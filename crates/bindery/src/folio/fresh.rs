@@ -36,7 +36,7 @@ use super::handle::{Folio, FolioHandle, MAX_FOLIO_ORDER};
 use super::lock::LockedFolio;
 use super::owner::{FolioIndex, LiveOwner, OwnerMark};
 use crate::addr::Order;
-use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, Kind, state_of};
+use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, MetaKind, state_of};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
@@ -98,7 +98,7 @@ fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
         write_tails(frames, folio);
     }
     frames.folio(folio).exclusive().write(|_| bits(0, folio.pages().min(WORD_PAGES)));
-    head.state.store(state_of(Kind::Folio, order) | exclusive, Relaxed);
+    head.state.store(state_of(MetaKind::Folio, order) | exclusive, Relaxed);
     Some(folio)
 }
 
@@ -135,7 +135,7 @@ impl<P: Platform> FreshFolio<'_, P> {
         let count = self.0.count().load(Relaxed);
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         let state = self.0.state().load(Relaxed) & KIND_AND_ORDER;
-        if count == 0 && state == state_of(Kind::Folio, folio.order) {
+        if count == 0 && state == state_of(MetaKind::Folio, folio.order) {
             // SAFETY: 1. and 2. it is a folio that was never mapped nor published, since that
             // consumes the value; so only its maker knows it, which gives it up here.
             unsafe { frames.free(folio.head, folio.order) };
@@ -176,7 +176,7 @@ impl<P: Platform> FreshFolio<'_, P> {
 #[inline(never)]
 pub(super) fn write_tails<P: Platform>(frames: &Frames<P>, folio: Folio) {
     let Folio { head, order, .. } = folio;
-    let state = state_of(Kind::Tail, order);
+    let state = state_of(MetaKind::Tail, order);
     for page in 1..order.pages() {
         let tail = frames.meta(head.plus(page));
         tail.owner.store(head.0, Relaxed);

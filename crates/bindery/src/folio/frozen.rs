@@ -8,7 +8,7 @@ use super::count;
 use super::handle::{Folio, FolioHandle};
 use crate::addr::Order;
 use crate::frame::FreeBatch;
-use crate::frame::meta::{Kind, state_of};
+use crate::frame::meta::{MetaKind, state_of};
 use crate::platform::Platform;
 
 /// A folio that is frozen, and the caller's own. Freeing consumes it, so a folio is freed once. Its
@@ -37,7 +37,7 @@ impl<'a, P: Platform> FrozenFolio<'a, P> {
     #[inline(always)]
     pub(crate) fn free_into(self, batch: &mut FreeBatch<'_, P>) {
         let FolioHandle { folio, .. } = self.0;
-        self.0.state().store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        self.0.state().store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
         // SAFETY: 1. the tails are written since the folio was made, the head's state just now; 2.
         // a frozen folio has no holder but this value, which ends here.
         unsafe { batch.push(folio.head, folio.pages()) };

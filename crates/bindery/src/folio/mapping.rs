@@ -14,7 +14,7 @@ use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle, Freed, change_flag};
 use super::owner::{self, FolioIndex, LiveOwner, OwnerMark};
 use crate::addr::{Frame, Order};
-use crate::frame::meta::{DIRTY, KIND_AND_ORDER, Kind, state_of};
+use crate::frame::meta::{DIRTY, KIND_AND_ORDER, MetaKind, state_of};
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
 
@@ -198,7 +198,7 @@ pub(crate) fn is_shared_page<P: Platform>(frames: &Frames<P>, frame: Frame) -> b
     frames.covers(frame) && {
         let meta = frames.meta(frame);
         let state = meta.state.load(Relaxed);
-        state & KIND_AND_ORDER == state_of(Kind::Folio, Order::PAGE)
+        state & KIND_AND_ORDER == state_of(MetaKind::Folio, Order::PAGE)
             && mappings_in(meta.count.load(Relaxed)) > 1
     }
 }

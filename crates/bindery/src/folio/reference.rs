@@ -31,7 +31,7 @@ use super::count::{self, NotThere, REFERENCE, ReferencesRefused, references_in};
 use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle, Freed};
 use crate::addr::{Frame, Order};
-use crate::frame::meta::{Kind, is_kind, order_in};
+use crate::frame::meta::{MetaKind, is_kind, order_in};
 use crate::frame::{Allocator, Frames};
 use crate::platform::Platform;
 use crate::sync::word::Word;
@@ -56,10 +56,10 @@ pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
         return None;
     }
     let state = heads.state(frame);
-    if is_kind(state, Kind::Folio) {
+    if is_kind(state, MetaKind::Folio) {
         return Some(Folio::of(frame, order_in(state)));
     }
-    if is_kind(state, Kind::Tail) {
+    if is_kind(state, MetaKind::Tail) {
         return guess_from_tail(heads, frame, heads.head(frame));
     }
     None
@@ -74,7 +74,7 @@ fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Foli
     }
     let state = heads.state(head);
     let folio = Folio::of(head, order_in(state));
-    let reaches = is_kind(state, Kind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
+    let reaches = is_kind(state, MetaKind::Folio) && frame.0.wrapping_sub(head.0) < folio.pages();
     reaches.then_some(folio)
 }
 
@@ -90,7 +90,7 @@ pub(super) fn from_nothing(heads: &impl Heads, frame: Frame) -> Result<Option<Fo
         return Ok(None);
     }
     let state = heads.state(head);
-    debug_assert!(is_kind(state, Kind::Folio), "{head:?} has a count");
+    debug_assert!(is_kind(state, MetaKind::Folio), "{head:?} has a count");
     let folio = Folio::of(head, order_in(state));
     if frame.0.wrapping_sub(folio.head.0) < folio.pages() {
         Ok(Some(folio))

@@ -10,7 +10,9 @@ use super::fresh;
 use super::handle::{Folio, FolioHandle};
 use super::owner::is_anonymous;
 use crate::addr::Order;
-use crate::frame::meta::{DIRTY, EXCLUSIVE, FETCHABLE, Kind, ORDER_MASK, SHARED_EIGHTHS, state_of};
+use crate::frame::meta::{
+    DIRTY, EXCLUSIVE, FETCHABLE, MetaKind, ORDER_MASK, SHARED_EIGHTHS, state_of,
+};
 use crate::platform::Platform;
 
 /// Why a folio was not split; it is as it was.
@@ -107,11 +109,11 @@ impl<P: Platform> FolioHandle<'_, P> {
             if first == 0 {
                 // The caller may have the lock.
                 let kept = |state: u32| state & !(ORDER_MASK | SHARED_EIGHTHS);
-                let change = |state| kept(state) | state_of(Kind::Folio, order) | flag;
+                let change = |state| kept(state) | state_of(MetaKind::Folio, order) | flag;
                 let _ = head.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state)));
             } else {
-                meta.reset(Kind::Folio, order);
-                meta.state.store(state_of(Kind::Folio, order) | inherited | flag, Relaxed);
+                meta.reset(MetaKind::Folio, order);
+                meta.state.store(state_of(MetaKind::Folio, order) | inherited | flag, Relaxed);
                 meta.owner.store(owner, Relaxed);
                 meta.word.store(index.wrapping_add(u64::from(first)), Relaxed);
             }

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::aging::{ReclaimState, Turn};
 use super::handle::change_flag;
-use crate::frame::meta::{Kind, LOOKED, UNEVICTABLE, is_kind};
+use crate::frame::meta::{LOOKED, MetaKind, UNEVICTABLE, is_kind};
 
 impl ReclaimState<'_> {
     /// Whether the folio has the mark.
@@ -43,7 +43,7 @@ impl ReclaimState<'_> {
     /// 2. CPU B frees the folio, which becomes a block of the allocator.
     /// 3. CPU A sets a bit in the block's state, and the block never joins its neighbor again.
     fn change_marked(self, change: impl Fn(u32) -> u32) {
-        let marked = |state: u32| is_kind(state, Kind::Folio) && state & UNEVICTABLE != 0;
+        let marked = |state: u32| is_kind(state, MetaKind::Folio) && state & UNEVICTABLE != 0;
         let change = |state: u32| marked(state).then(|| change(state));
         // A folio that was freed by now needs no change.
         let _ = self.0.fetch_update(Relaxed, Relaxed, change);

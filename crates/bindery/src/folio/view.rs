@@ -9,7 +9,7 @@ use super::count::{mappings_in, pins_in, references_in};
 use super::handle::Folio;
 use super::owner::OwnerKind;
 use crate::addr::{Frame, Order};
-use crate::frame::meta::{DIRTY, FOLIO_LOCK, Kind, LAZY, kind_in, order_in};
+use crate::frame::meta::{DIRTY, FOLIO_LOCK, LAZY, MetaKind, kind_in, order_in};
 use crate::frame::{FrameRange, Frames, MAX_ORDER, MOST_FRAMES};
 use crate::platform::Platform;
 
@@ -139,7 +139,7 @@ struct Block {
     head: Frame,
     order: Order,
     state: u32,
-    kind: Kind,
+    kind: MetaKind,
 }
 
 /// The use of `frame`, which may be any number. O([`MAX_ORDER`]).
@@ -166,7 +166,7 @@ pub(crate) fn frame_view<P: Platform>(frames: &Frames<P>, frame: Frame) -> Frame
     };
     let range = FrameRange { first: block.head, count: block.order.pages() };
     let view = FrameView { usage: usage_of(frames, &block), block: range, ..unknown };
-    if block.kind != Kind::Folio {
+    if block.kind != MetaKind::Folio {
         return view;
     }
     let count = frames.meta(block.head).count.load(Relaxed);
@@ -194,10 +194,10 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
             continue;
         }
         let block = block_at(frames, first.plus(at));
-        let pages = if block.kind == Kind::Front {
+        let pages = if block.kind == MetaKind::Front {
             // A run that changes at this moment may seem to have any length.
             let run = (frames.meta(block.head).word.load(Relaxed) as u32).clamp(1, MOST_FRAMES);
-            let is_still_one = frames.meta(block.head).kind() == Kind::Front;
+            let is_still_one = frames.meta(block.head).kind() == MetaKind::Front;
             if is_still_one { run } else { 1 }
         } else {
             block.order.pages()
@@ -205,7 +205,7 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
         at = at.saturating_add(pages);
         let pages = u64::from(pages);
         let usage = usage_of(frames, &block);
-        let is_mapped = block.kind == Kind::Folio
+        let is_mapped = block.kind == MetaKind::Folio
             && mappings_in(frames.meta(block.head).count.load(Relaxed)) > 0;
         match usage {
             FrameUse::Anonymous if is_mapped => {
@@ -237,17 +237,17 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
 
 fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
     match block.kind {
-        Kind::Reserved => FrameUse::NotManaged,
-        Kind::Free | Kind::Front => FrameUse::Free,
-        Kind::Raw | Kind::Tail => FrameUse::Allocated,
-        Kind::Table => FrameUse::Table,
-        Kind::Slab | Kind::Cpu => FrameUse::Slab,
-        Kind::Zero => FrameUse::Zero,
-        Kind::Kernel => FrameUse::Kernel,
-        Kind::Embedder => FrameUse::Embedder,
-        Kind::Compressed => FrameUse::Compressed,
-        Kind::Swap => FrameUse::Swap,
-        Kind::Folio => {
+        MetaKind::Reserved => FrameUse::NotManaged,
+        MetaKind::Free | MetaKind::Front => FrameUse::Free,
+        MetaKind::Raw | MetaKind::Tail => FrameUse::Allocated,
+        MetaKind::Table => FrameUse::Table,
+        MetaKind::Slab | MetaKind::Cpu => FrameUse::Slab,
+        MetaKind::Zero => FrameUse::Zero,
+        MetaKind::Kernel => FrameUse::Kernel,
+        MetaKind::Embedder => FrameUse::Embedder,
+        MetaKind::Compressed => FrameUse::Compressed,
+        MetaKind::Swap => FrameUse::Swap,
+        MetaKind::Folio => {
             let folio = Folio::of(block.head, block.order);
             match frames.folio(folio).owner_kind() {
                 OwnerKind::Anonymous => FrameUse::Anonymous,
@@ -280,7 +280,7 @@ fn block_around<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<Block> 
             return None;
         }
         let block = block_at(frames, head);
-        if block.kind != Kind::Tail {
+        if block.kind != MetaKind::Tail {
             let reaches = frame.0 - head.0 < block.order.pages();
             return reaches.then_some(block);
         }

@@ -13,7 +13,7 @@ use super::drains::Drains;
 use super::front::Front;
 #[cfg(any(test, feature = "testing"))]
 use super::inject::Inject;
-use super::meta::{FrameMeta, Kind, MetaArray, Metas};
+use super::meta::{FrameMeta, MetaArray, MetaKind, Metas};
 use crate::addr::{Frame, Order};
 use crate::cpu::CpuTable;
 use crate::platform::Platform;
@@ -134,7 +134,7 @@ impl<P: Platform> Allocator<P> {
     /// a hole nor the metadata.
     #[inline]
     pub(crate) fn manages(&self, frame: Frame) -> bool {
-        self.metas().covers(frame) && self.metas().get(frame).kind() != Kind::Reserved
+        self.metas().covers(frame) && self.metas().get(frame).kind() != MetaKind::Reserved
     }
 
     /// The first frame that has metadata, and how many have, holes included.
@@ -143,7 +143,7 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
-    /// [`Kind::Raw`] with all fields empty, the other frames are [`Kind::Tail`]. `None` if no
+    /// [`MetaKind::Raw`] with all fields empty, the other frames are [`MetaKind::Tail`]. `None` if no
     /// free block is large enough, `order` is above [`MAX_ORDER`], or the block would be one of the
     /// reserve, and `purpose` is not [`AllocateFor::Reclaim`].
     ///
@@ -322,9 +322,9 @@ impl<P: Platform> Allocator<P> {
 
     /// Shows `f` every block: its head, its order (0 for tables, whose level is stored there, and
     /// for single reserved frames), its kind. Frames that are ready or in a front are shown as
-    /// single free ones. A frame that is shown as [`Kind::Tail`] belongs to no block: something is
+    /// single free ones. A frame that is shown as [`MetaKind::Tail`] belongs to no block: something is
     /// broken. For a quiet system; O(frames).
-    pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, Kind)) {
+    pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, MetaKind)) {
         let FrameRange { first, count } = self.metas().span();
         let (ready, kept) = self.lists.buddy.lock().ready();
         let mut at = 0;
@@ -332,10 +332,10 @@ impl<P: Platform> Allocator<P> {
             let frame = first.plus(at);
             let meta = self.metas().get(frame);
             let is_ready = frame.0.wrapping_sub(ready.0) < kept;
-            let kind = if is_ready { Kind::Free } else { meta.kind() };
-            if kind == Kind::Front {
+            let kind = if is_ready { MetaKind::Free } else { meta.kind() };
+            if kind == MetaKind::Front {
                 let run = (meta.word.load(Relaxed) as u32).clamp(1, count - at);
-                (0..run).for_each(|kept| f(frame.plus(kept), Order::PAGE, Kind::Free));
+                (0..run).for_each(|kept| f(frame.plus(kept), Order::PAGE, MetaKind::Free));
                 at += run;
                 continue;
             }
@@ -355,7 +355,8 @@ impl<P: Platform> Allocator<P> {
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
         let runs = self.check_fronts()?;
         let FrameRange { first, count } = self.metas().span();
-        let heads = (0..count).filter(|at| self.metas().get(first.plus(*at)).kind() == Kind::Front);
+        let heads =
+            (0..count).filter(|at| self.metas().get(first.plus(*at)).kind() == MetaKind::Front);
         let buddy = self.lists.buddy.lock();
         if heads.count() as u64 != runs || self.lists.free.load(Relaxed) != buddy.free_frame_count()
         {

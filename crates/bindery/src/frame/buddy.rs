@@ -17,14 +17,14 @@
 //! it: they are *ready*. The rest of it joins its buddies again when a larger block is wanted and
 //! none is free.
 //!
-//! Always: a free block's head is [`Kind::Free`] and on the list of its order, and its
-//! other frames are [`Kind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
+//! Always: a free block's head is [`MetaKind::Free`] and on the list of its order, and its
+//! other frames are [`MetaKind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
 //! list; ready frames are `Tail`. Everything here but
 //! [`Buddy::is_allocated`] runs under the one lock of [`super::Allocator`].
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::meta::{Kind, Metas, NONE, kind_in, order_in, state_of};
+use super::meta::{MetaKind, Metas, NONE, kind_in, order_in, state_of};
 use super::{AllocateFor, FrameRange};
 use crate::addr::{Frame, Order};
 
@@ -75,11 +75,14 @@ impl Buddy {
         self.free_frames
     }
 
-    /// Adds `count` frames that were [`Kind::Reserved`] until now, in the largest blocks that
+    /// Adds `count` frames that were [`MetaKind::Reserved`] until now, in the largest blocks that
     /// their alignment allows.
     pub(super) fn add(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         for frame in 0..count {
-            metas.get(first.plus(frame)).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+            metas
+                .get(first.plus(frame))
+                .state
+                .store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
         }
         self.free_run(metas, first, count);
     }
@@ -99,7 +102,7 @@ impl Buddy {
         }
     }
 
-    /// Takes a block of `order`; its head is [`Kind::Raw`]. Frames leave the lists here, in
+    /// Takes a block of `order`; its head is [`MetaKind::Raw`]. Frames leave the lists here, in
     /// [`Buddy::take_ready`] and in [`Buddy::take_for_front`].
     #[inline]
     pub(super) fn allocate(
@@ -118,7 +121,7 @@ impl Buddy {
             return self.take_ready(metas, purpose);
         }
         let frame = self.take_or_join(metas, order)?;
-        metas.get(frame).reset(Kind::Raw, order);
+        metas.get(frame).reset(MetaKind::Raw, order);
         self.free_frames -= u64::from(order.pages());
         Some(frame)
     }
@@ -131,7 +134,7 @@ impl Buddy {
         }
         let frame = Frame(self.ready.first);
         self.ready.first += 1;
-        metas.get(frame).reset(Kind::Raw, Order::PAGE);
+        metas.get(frame).reset(MetaKind::Raw, Order::PAGE);
         self.free_frames -= 1;
         Some(frame)
     }
@@ -142,13 +145,13 @@ impl Buddy {
         let smallest = Order(self.occupied.trailing_zeros() as u8);
         let order = smallest.min(READY_ORDER);
         let block = self.take(metas, order)?;
-        metas.get(block).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        metas.get(block).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
         self.ready = Ready { first: block.0, end: block.0 + order.pages() };
         Some(())
     }
 
     /// Takes the smallest block with one of 2^`least` frames in it, but none above 2^`most` or
-    /// [`READY_ORDER`], for the front of a CPU: all its frames are [`Kind::Tail`], and count as
+    /// [`READY_ORDER`], for the front of a CPU: all its frames are [`MetaKind::Tail`], and count as
     /// free no more. Returns the first frame and their number. None of the reserve.
     pub(super) fn take_for_front(
         &mut self,
@@ -167,7 +170,7 @@ impl Buddy {
         }
         let order = Order(least.0 + large_enough.trailing_zeros() as u8).min(most);
         let block = self.take(metas, order)?;
-        metas.get(block).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        metas.get(block).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
         self.free_frames -= u64::from(order.pages());
         Some((block, order.pages()))
     }
@@ -215,7 +218,7 @@ impl Buddy {
         (Frame(self.ready.first), self.ready.end - self.ready.first)
     }
 
-    /// Takes a block of `order` off the lists; its head is still [`Kind::Free`], and it still
+    /// Takes a block of `order` off the lists; its head is still [`MetaKind::Free`], and it still
     /// counts as free.
     fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         if order > MAX_ORDER {
@@ -262,22 +265,26 @@ impl Buddy {
         }
         let state = metas.get(first).state.load(Relaxed);
         let allocated = match kind_in(state) {
-            Kind::Raw
-            | Kind::Folio
-            | Kind::Slab
-            | Kind::Zero
-            | Kind::Kernel
-            | Kind::Embedder
-            | Kind::Compressed
-            | Kind::Swap => order_in(state) == order,
+            MetaKind::Raw
+            | MetaKind::Folio
+            | MetaKind::Slab
+            | MetaKind::Zero
+            | MetaKind::Kernel
+            | MetaKind::Embedder
+            | MetaKind::Compressed
+            | MetaKind::Swap => order_in(state) == order,
             // A table has its level where others have the order, and is always one frame.
-            Kind::Table => order == Order::PAGE,
-            Kind::Reserved | Kind::Free | Kind::Tail | Kind::Cpu | Kind::Front => false,
+            MetaKind::Table => order == Order::PAGE,
+            MetaKind::Reserved
+            | MetaKind::Free
+            | MetaKind::Tail
+            | MetaKind::Cpu
+            | MetaKind::Front => false,
         };
         allocated && order <= MAX_ORDER && first.is_aligned(order)
     }
 
-    /// Puts `count` frames from `first`, all of them [`Kind::Tail`] and without an owner, on the
+    /// Puts `count` frames from `first`, all of them [`MetaKind::Tail`] and without an owner, on the
     /// lists, in the largest blocks that their alignment allows, joined with their buddies.
     pub(super) fn free_run(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         let mut done = 0;
@@ -300,13 +307,13 @@ impl Buddy {
             // No free block reaches beyond the array, so a buddy that is free as a whole block of
             // this order lies in it entirely if its head does.
             let joins = metas.covers(buddy)
-                && metas.get(buddy).state.load(Relaxed) == state_of(Kind::Free, order);
+                && metas.get(buddy).state.load(Relaxed) == state_of(MetaKind::Free, order);
             if !joins {
                 break;
             }
             self.unlink(metas, buddy, order);
             let upper = first.max(buddy);
-            metas.get(upper).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+            metas.get(upper).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
             first = first.min(buddy);
             order = order.above();
         }
@@ -317,7 +324,7 @@ impl Buddy {
     fn link(&mut self, metas: Metas<'_>, block: Frame, order: Order) {
         let head = &mut self.heads[usize::from(order.0)];
         let meta = metas.get(block);
-        meta.state.store(state_of(Kind::Free, order), Relaxed);
+        meta.state.store(state_of(MetaKind::Free, order), Relaxed);
         meta.next.store(*head, Relaxed);
         meta.previous.store(NONE, Relaxed);
         if *head != NONE {
@@ -373,13 +380,14 @@ impl Buddy {
         }
         let Ready { first: ready, end } = self.ready;
         let stranger = |frame: &u32| {
-            !metas.covers(Frame(*frame)) || metas.get(Frame(*frame)).kind() != Kind::Tail
+            !metas.covers(Frame(*frame)) || metas.get(Frame(*frame)).kind() != MetaKind::Tail
         };
         if let Some(stranger) = (ready..end).find(stranger) {
             return Err(Frame(stranger));
         }
         listed_frames += u64::from(end.saturating_sub(ready));
-        let free = (0..count).filter(|frame| metas.get(first.plus(*frame)).kind() == Kind::Free);
+        let free =
+            (0..count).filter(|frame| metas.get(first.plus(*frame)).kind() == MetaKind::Free);
         if free.count() as u64 != listed_blocks || listed_frames != self.free_frames {
             return Err(first);
         }
@@ -398,12 +406,13 @@ impl Buddy {
             return Err(block);
         }
         let meta = metas.get(block);
-        let free = state_of(Kind::Free, order);
+        let free = state_of(MetaKind::Free, order);
         if meta.state.load(Relaxed) != free || meta.previous.load(Relaxed) != previous {
             return Err(block);
         }
         let inside = (1..order.pages()).map(|frame| block.plus(frame));
-        if let Some(stranger) = inside.into_iter().find(|f| metas.get(*f).kind() != Kind::Tail) {
+        if let Some(stranger) = inside.into_iter().find(|f| metas.get(*f).kind() != MetaKind::Tail)
+        {
             return Err(stranger);
         }
         let buddy = Frame(block.0 ^ order.pages());

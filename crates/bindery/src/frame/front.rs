@@ -32,12 +32,12 @@
 //! them. One that finds nothing on the lists drains all fronts ([`super::drains`]).
 //!
 //! # Metadata
-//! The head of a run is [`Kind::Front`], with the length of the run in `word`. All its other frames
-//! are [`Kind::Tail`], so a second free of any of them is recognized.
+//! The head of a run is [`MetaKind::Front`], with the length of the run in `word`. All its other frames
+//! are [`MetaKind::Tail`], so a second free of any of them is recognized.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::meta::{Kind, Metas, state_of};
+use super::meta::{MetaKind, Metas, state_of};
 use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
@@ -115,11 +115,11 @@ pub(super) struct Locked<'a, P: Platform> {
 }
 
 impl<P: Platform> Locked<'_, P> {
-    /// Takes a block of an order up to [`LARGEST`], aligned to its size. Its head is [`Kind::Raw`].
+    /// Takes a block of an order up to [`LARGEST`], aligned to its size. Its head is [`MetaKind::Raw`].
     #[inline]
     pub(super) fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         let first = self.runs.take(metas, order)?;
-        metas.get(first).reset(Kind::Raw, order);
+        metas.get(first).reset(MetaKind::Raw, order);
         self.show();
         self.note_taken(order);
         Some(first)
@@ -130,7 +130,7 @@ impl<P: Platform> Locked<'_, P> {
     pub(super) fn take_huge(&mut self, metas: Metas<'_>) -> Option<Frame> {
         self.runs.keeps_huge = true;
         let first = self.runs.huge.take()?;
-        metas.get(first).reset(Kind::Raw, HUGE);
+        metas.get(first).reset(MetaKind::Raw, HUGE);
         self.show();
         self.note_taken(HUGE);
         Some(first)
@@ -169,7 +169,7 @@ impl<P: Platform> Locked<'_, P> {
     }
 
     /// Passes the oldest runs to `give`, until at most `frames` frames and half of the runs are
-    /// left. Their frames are all [`Kind::Tail`] then. The caller calls [`Locked::show`].
+    /// left. Their frames are all [`MetaKind::Tail`] then. The caller calls [`Locked::show`].
     pub(super) fn shrink(
         &mut self,
         metas: Metas<'_>,
@@ -187,7 +187,7 @@ impl<P: Platform> Locked<'_, P> {
         self.runs.keeps_huge = false;
     }
 
-    /// Passes all runs and the block of [`HUGE`] to `give`. Their frames are all [`Kind::Tail`]
+    /// Passes all runs and the block of [`HUGE`] to `give`. Their frames are all [`MetaKind::Tail`]
     /// then. The caller calls [`Locked::show`].
     pub(super) fn empty(&mut self, metas: Metas<'_>, mut give: impl FnMut(Frame, u32)) {
         while let Some(run) = self.runs.take_oldest(metas) {
@@ -220,11 +220,11 @@ impl<P: Platform> Locked<'_, P> {
         let (mut runs, mut frames) = (0, 0);
         for run in self.runs.iter() {
             let head = metas.get(Frame(run.first));
-            if head.kind() != Kind::Front || head.word.load(Relaxed) != u64::from(run.count) {
+            if head.kind() != MetaKind::Front || head.word.load(Relaxed) != u64::from(run.count) {
                 return Err(Frame(run.first));
             }
             let mut others = (run.first + 1..run.first + run.count).map(Frame);
-            if let Some(frame) = others.find(|frame| metas.get(*frame).kind() != Kind::Tail) {
+            if let Some(frame) = others.find(|frame| metas.get(*frame).kind() != MetaKind::Tail) {
                 return Err(frame);
             }
             runs += 1;
@@ -323,11 +323,11 @@ impl FreedRuns {
             let place = self.place(0);
             let newest = self.ring[place];
             let joined = if newest.first + newest.count == first.0 {
-                metas.get(first).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+                metas.get(first).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
                 Some(newest.first)
             } else if first.0 + count == newest.first {
                 let head = metas.get(Frame(newest.first));
-                head.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+                head.state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
                 Some(first.0)
             } else {
                 None
@@ -360,7 +360,7 @@ impl FreedRuns {
 /// Makes the head of a run a tail.
 #[inline]
 fn unmark(metas: Metas<'_>, head: Frame) {
-    metas.get(head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+    metas.get(head).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
 }
 
 /// Writes the metadata of a run's head.
@@ -368,5 +368,5 @@ fn unmark(metas: Metas<'_>, head: Frame) {
 fn mark(metas: Metas<'_>, run: FreeRun) {
     let head = metas.get(Frame(run.first));
     head.word.store(u64::from(run.count), Relaxed);
-    head.state.store(state_of(Kind::Front, Order::PAGE), Relaxed);
+    head.state.store(state_of(MetaKind::Front, Order::PAGE), Relaxed);
 }

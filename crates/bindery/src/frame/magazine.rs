@@ -34,7 +34,7 @@ use core::ptr::NonNull;
 use crossbeam_utils::CachePadded;
 
 use super::Frames;
-use super::meta::Kind;
+use super::meta::MetaKind;
 use super::slab::{Slab, frame_of};
 use crate::addr::Frame;
 use crate::platform::{Cpu, Platform};
@@ -245,7 +245,7 @@ impl<T, P: Platform> Slab<T, P> {
                 // SAFETY: 1. a slab's frame is not freed while one of its slots is in a magazine.
                 let frame = unsafe { frame_of(slot) };
                 let before = kept.slots.iter().take(place);
-                if frames.meta(frame).kind() != Kind::Slab
+                if frames.meta(frame).kind() != MetaKind::Slab
                     || place >= kept.count
                     || before.flatten().any(|other| *other == slot)
                 {

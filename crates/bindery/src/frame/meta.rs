@@ -118,7 +118,7 @@ pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
 /// The use of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum MetaKind {
     /// Not ours: a hole between ranges, or the metadata itself.
     Reserved = 0,
     /// Head of a block on a free list.
@@ -149,7 +149,7 @@ pub(crate) enum Kind {
     Front,
 }
 
-impl Kind {
+impl MetaKind {
     /// Whether the frame is the head of a block whose order is in `state`. All others are single
     /// frames: a table's level is where others have the order, and a run in a front, which need not
     /// be a block, has its length in `word`.
@@ -173,7 +173,7 @@ impl Kind {
 
 /// The value of `state` for a `kind`, not a table, of an order, with no flag set.
 #[inline]
-pub(crate) const fn state_of(kind: Kind, order: Order) -> u32 {
+pub(crate) const fn state_of(kind: MetaKind, order: Order) -> u32 {
     kind as u32 | (order.0 as u32) << ORDER_SHIFT & ORDER_MASK
 }
 
@@ -181,33 +181,33 @@ pub(crate) const fn state_of(kind: Kind, order: Order) -> u32 {
 /// have the order.
 #[inline]
 pub(crate) const fn state_of_table<A>(level: Level<A>) -> u32 {
-    state_of(Kind::Table, Order(level.number()))
+    state_of(MetaKind::Table, Order(level.number()))
 }
 
 /// The kind in a value of `state`.
 #[inline]
-pub(crate) const fn kind_in(state: u32) -> Kind {
+pub(crate) const fn kind_in(state: u32) -> MetaKind {
     match state & KIND_MASK {
-        1 => Kind::Free,
-        2 => Kind::Raw,
-        3 => Kind::Table,
-        4 => Kind::Folio,
-        5 => Kind::Tail,
-        6 => Kind::Slab,
-        7 => Kind::Zero,
-        8 => Kind::Kernel,
-        9 => Kind::Embedder,
-        10 => Kind::Compressed,
-        11 => Kind::Swap,
-        12 => Kind::Cpu,
-        13 => Kind::Front,
-        _ => Kind::Reserved,
+        1 => MetaKind::Free,
+        2 => MetaKind::Raw,
+        3 => MetaKind::Table,
+        4 => MetaKind::Folio,
+        5 => MetaKind::Tail,
+        6 => MetaKind::Slab,
+        7 => MetaKind::Zero,
+        8 => MetaKind::Kernel,
+        9 => MetaKind::Embedder,
+        10 => MetaKind::Compressed,
+        11 => MetaKind::Swap,
+        12 => MetaKind::Cpu,
+        13 => MetaKind::Front,
+        _ => MetaKind::Reserved,
     }
 }
 
 /// Whether a value of `state` is that of this kind: cheaper than to ask which kind it is.
 #[inline]
-pub(crate) const fn is_kind(state: u32, kind: Kind) -> bool {
+pub(crate) const fn is_kind(state: u32, kind: MetaKind) -> bool {
     state & KIND_MASK == kind as u32
 }
 
@@ -242,7 +242,7 @@ const _: () = assert!(size_of::<FrameMeta>() == META_SIZE);
 impl FrameMeta {
     /// The use of the frame.
     #[inline]
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> MetaKind {
         kind_in(self.state.load(Relaxed))
     }
 
@@ -254,7 +254,7 @@ impl FrameMeta {
 
     /// Forgets everything: the frame becomes the head of a fresh block. Only its owner calls.
     #[inline]
-    pub(crate) fn reset(&self, kind: Kind, order: Order) {
+    pub(crate) fn reset(&self, kind: MetaKind, order: Order) {
         self.state.store(state_of(kind, order), Relaxed);
         self.next.store(NONE, Relaxed);
         self.previous.store(NONE, Relaxed);

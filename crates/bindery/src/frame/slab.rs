@@ -25,7 +25,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::magazine::MAGAZINES;
-use super::meta::{FrameMeta, Kind, NONE};
+use super::meta::{FrameMeta, MetaKind, NONE};
 use super::{AllocateFor, Frames};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::platform::Platform;
@@ -268,7 +268,7 @@ impl<T, P: Platform> Slab<T, P> {
     /// Makes an empty frame of the slab's of one that is fresh from the allocator.
     fn make_empty(frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
-        meta.reset(Kind::Slab, Order::PAGE);
+        meta.reset(MetaKind::Slab, Order::PAGE);
         SlabWord::EMPTY.store(meta);
         let header = frames.platform().direct_map(frame).cast::<Header>();
         // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
@@ -401,7 +401,7 @@ impl<T, P: Platform> Slab<T, P> {
         let (frame, shape) = (Frame(header.frame), shape.unwrap_or(header.shape));
         let offset = slot.as_ptr().addr() - page.addr() - usize::from(shape.first);
         let index = (offset / usize::from(shape.size)) as u16;
-        debug_assert_eq!(frames.meta(frame).kind(), Kind::Slab);
+        debug_assert_eq!(frames.meta(frame).kind(), MetaKind::Slab);
 
         let meta = frames.meta(frame);
         let mut slots = SlabWord::load(meta);

@@ -9,7 +9,7 @@ use crate::arch::Level;
 use crate::platform::Platform;
 
 use super::Frames;
-use super::meta::{FrameMeta, GUARDS, Kind, LOCK, NONE, STRAY, level_in, link, state_of_table};
+use super::meta::{FrameMeta, GUARDS, LOCK, MetaKind, NONE, STRAY, level_in, link, state_of_table};
 use super::pending::{self, Last};
 
 /// The metadata of one table.
@@ -30,7 +30,7 @@ impl<'a> TableMeta<'a> {
     /// Whether the frame is a table.
     #[inline]
     pub(crate) fn is_table(self) -> bool {
-        self.0.kind() == Kind::Table
+        self.0.kind() == MetaKind::Table
     }
 
     /// Whether the frame is a table of `level`.

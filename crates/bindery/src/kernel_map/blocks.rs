@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::Memory;
 use crate::addr::{Frame, Order};
 use crate::frame::meta::link;
-use crate::frame::meta::{Kind, NONE, state_of};
+use crate::frame::meta::{MetaKind, NONE, state_of};
 use crate::platform::Platform;
 
 /// A list of blocks. Only the caller that has claimed the area, or the purge, uses it.
@@ -31,7 +31,7 @@ impl Blocks {
     /// Appends a block, fresh from the allocator.
     pub(super) fn push<P: Platform>(&self, memory: &Memory<P>, head: Frame, order: Order) {
         let meta = memory.frames.meta(head);
-        meta.state.store(state_of(Kind::Kernel, order), Relaxed);
+        meta.state.store(state_of(MetaKind::Kernel, order), Relaxed);
         meta.next.store(NONE, Relaxed);
         match link(self.last.load(Relaxed)) {
             Some(last) => memory.frames.meta(last).next.store(head.0, Relaxed),
@@ -134,7 +134,7 @@ impl Blocks {
             next = link(meta.next.load(Relaxed));
             let order = meta.order();
             // The block merges with its neighbors; a head inside the merged block would be wrong.
-            meta.state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+            meta.state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
             // SAFETY: 1. tails, but for the head, which is one since just now. 2. the list had the
             // block for itself, and has lost it above; its users are gone (obligation 1).
             unsafe { batch.push(head, order.pages()) };

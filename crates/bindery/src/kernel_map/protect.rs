@@ -229,7 +229,7 @@ impl<'k, P: Platform> ProtectionChange<'k, '_, P> {
         if let Some(lowest) = plain {
             map.invalidate(self.range, lowest, Tables::Unchanged, &mut counts);
         }
-        pool.give_back();
+        pool.free_unused();
         counts += pool.counts;
         map.stats.add(&counts);
         Ok(())

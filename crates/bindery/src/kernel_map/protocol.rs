@@ -247,7 +247,7 @@ pub(super) trait Purge: KernelTree {
     /// Invalidates all TLBs for the batch.
     fn flush(&self, batch: &Self::Batch, counts: &mut Counts);
     /// Frees the addresses.
-    fn give_back(&self, batch: &Self::Batch);
+    fn free_addresses(&self, batch: &Self::Batch);
     /// Frees the frames at once; tables and areas after all current read sections have ended.
     ///
     /// # Safety
@@ -263,7 +263,7 @@ pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
         tree.flush(&batch, counts);
         // Release: a thread that makes a table after this store makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
-        tree.give_back(&batch);
+        tree.free_addresses(&batch);
         // SAFETY: 1. all entries were emptied before the first batch was taken, whose flush covers the
         // addresses of all rounds; `flush` above covers the tables of this one.
         unsafe { tree.free_after_readers(batch, counts) };

@@ -220,7 +220,7 @@ impl<P: Platform> Purge for MapTables<'_, '_, P> {
         }
     }
 
-    fn give_back(&self, batch: &PurgeBatch) {
+    fn free_addresses(&self, batch: &PurgeBatch) {
         // SAFETY: 1. freed areas stay in the index until a purge, and it takes each once;
         // 2. `PurgeBatch::free` frees them after their readers.
         unsafe { self.areas.remove(&batch.areas) };

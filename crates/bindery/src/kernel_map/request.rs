@@ -56,7 +56,7 @@ pub enum Pauses {
 /// ///
 /// /// # Safety
 /// /// The area is not used any more.
-/// unsafe fn give_away<P: Platform>(
+/// unsafe fn unmap_now<P: Platform>(
 ///     map: &KernelMap<'_, P>,
 ///     area: VirtAddr,
 /// ) -> Result<(), KernelMapError> {

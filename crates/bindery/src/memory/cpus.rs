@@ -14,7 +14,7 @@ use crate::commit::Credit;
 use crate::cpu::{CpuTable, SLOTS_SIZE};
 use crate::deferred::{self, LockedQueue};
 use crate::error::Error;
-use crate::frame::meta::{Kind, state_of};
+use crate::frame::meta::{MetaKind, state_of};
 use crate::frame::{AllocateFor, Frames, Front, Magazines};
 use crate::platform::{Cpu, MAX_CPUS, Platform};
 use crate::swap::{self, StorePart, SwapPart};
@@ -211,7 +211,7 @@ unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&Cpu
 /// Takes frames for records, which are never freed.
 fn take_frames<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Frame> {
     let first = frames.allocate(order, AllocateFor::Use)?;
-    frames.meta(first).state.store(state_of(Kind::Cpu, order), Ordering::Relaxed);
+    frames.meta(first).state.store(state_of(MetaKind::Cpu, order), Ordering::Relaxed);
     Some(first)
 }
 

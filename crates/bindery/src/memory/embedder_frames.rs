@@ -126,7 +126,7 @@ fn allocate<P: Platform>(memory: &Memory<P>, order: Order) -> Option<FrameRange>
         memory.frames.trim();
         memory.frames.allocate(order, AllocateFor::Use)
     })?;
-    let state = meta::state_of(meta::Kind::Embedder, order);
+    let state = meta::state_of(meta::MetaKind::Embedder, order);
     memory.frames.meta(first).state.store(state, Ordering::Relaxed);
     Some(FrameRange { first, count: order.pages() })
 }
@@ -139,8 +139,8 @@ unsafe fn free<P: Platform>(memory: &Memory<P>, frames: FrameRange) -> bool {
     {
         return false;
     }
-    let taken = meta::state_of(meta::Kind::Embedder, order);
-    let raw = meta::state_of(meta::Kind::Raw, order);
+    let taken = meta::state_of(meta::MetaKind::Embedder, order);
+    let raw = meta::state_of(meta::MetaKind::Raw, order);
     // Before the state changes: an unmapping finds the block by it. A program may still map some
     // frames, until the source revokes them; after that, the count only falls.
     if memory.frames.meta(frames.first).word.load(Ordering::Acquire) != 0 {

@@ -378,7 +378,7 @@ unsafe fn take_over<P: Platform>(
     if !P::Arch::COHERENT_FETCHES {
         frames.platform().synchronize_instructions(zero_frame, 1);
     }
-    frames.meta(zero_frame).state.store(meta::Kind::Zero as u32, Ordering::Relaxed);
+    frames.meta(zero_frame).state.store(meta::MetaKind::Zero as u32, Ordering::Relaxed);
     let total = frames.total_frames();
     let deferral = Deferral::new(frames.total_frames());
     Ok(Memory {

@@ -105,6 +105,6 @@ fn embedder_block<P: Platform>(memory: &Memory<P>, frame: Frame) -> Option<(Fram
         let head = Frame(frame.0 & !(order.pages() - 1));
         let state = span.contains(head).then(|| memory.frames.meta(head))?;
         let state = state.state.load(Ordering::Relaxed);
-        (state == meta::state_of(meta::Kind::Embedder, order)).then_some((head, order))
+        (state == meta::state_of(meta::MetaKind::Embedder, order)).then_some((head, order))
     })
 }

@@ -34,7 +34,7 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::answer::{Settled, TransferEnd};
-use super::in_flight::{Record, Ticket};
+use super::in_flight::{FlightRecord, Ticket};
 use super::save::{Rules, SaveBatch, Saved};
 use super::write_request::{PageWrite, WriteRequest};
 
@@ -46,7 +46,7 @@ type Writes = ArrayVec<PageWrite<'static>, RUNS>;
 /// A batch that was begun.
 pub(crate) struct DetachedBatch {
     /// In the object's list from the beginning to the end.
-    records: [Record; RUNS],
+    records: [FlightRecord; RUNS],
     object: NonNull<ObjectState>,
     /// Its runs. Set before the pager gets the first request.
     batch: OnceCell<SaveBatch<RUNS>>,
@@ -123,7 +123,7 @@ pub(super) fn begin<'m, P: Platform>(
     rules: Rules,
 ) -> Result<(u64, Option<FollowedBatch<'m, P>>), NoMemory> {
     let record = memory.slab::<DetachedBatch>().allocate_with(&memory.frames, || DetachedBatch {
-        records: [const { Record::detached() }; RUNS],
+        records: [const { FlightRecord::detached() }; RUNS],
         object: NonNull::from(object),
         batch: OnceCell::new(),
         writes: OnceCell::new(),

@@ -226,13 +226,13 @@ fn make<P: Platform>(
             Some(writing) => {
                 let filled = writing.fill(memory, first, *folio);
                 if filled.count == 0 {
-                    give_back(memory, object, folio);
+                    discard(memory, object, folio);
                     writing.filled.set(Some(filled));
                     return Err(failure.into());
                 }
                 if filled.stopped && first < stored {
                     // The pager has the part of the page that was not written.
-                    give_back(memory, object, folio);
+                    discard(memory, object, folio);
                     return Err(await_page(memory, object, page, wanted));
                 }
                 Some((writing, filled))
@@ -303,7 +303,7 @@ pub(super) fn allocate<'m, P: Platform>(
 }
 
 /// Undoes [`allocate`].
-pub(super) fn give_back<P: Platform>(
+pub(super) fn discard<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
     folio: FreshFolio<'_, P>,

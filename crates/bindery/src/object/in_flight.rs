@@ -68,7 +68,7 @@ pub(super) const KEEP_FROM_READING: [TransferKind; 3] =
 /// ([`super::page_read`]). Everything in it is read
 /// and written with the index lock held for writing.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct FlightRecord {
     first: Cell<u64>,
     end: Cell<u64>,
     kind: Cell<TransferKind>,
@@ -84,7 +84,7 @@ pub(super) struct Record {
     previous: Cell<Option<NonNull<Self>>>,
 }
 
-impl Record {
+impl FlightRecord {
     /// A record that is in no list.
     pub(super) const fn new() -> Self {
         Self {
@@ -100,7 +100,7 @@ impl Record {
         }
     }
 
-    /// As [`Record::new`], for a write that any thread may end ([`super::detached_batch`]).
+    /// As [`FlightRecord::new`], for a write that any thread may end ([`super::detached_batch`]).
     pub(super) const fn detached() -> Self {
         Self { is_detached: true, ..Self::new() }
     }
@@ -117,7 +117,7 @@ impl Record {
 
 /// The records of an object; the index lock guards the list.
 pub(super) struct InFlight {
-    first: Option<NonNull<Record>>,
+    first: Option<NonNull<FlightRecord>>,
     next_number: u64,
     /// The number of failed writes.
     failures: u64,
@@ -207,7 +207,7 @@ impl InFlight {
         self.being_stored
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Record> {
+    fn iter(&self) -> impl Iterator<Item = &FlightRecord> {
         let mut next = self.first;
         core::iter::from_fn(move || {
             // SAFETY: records are in the list from `insert` to `take`, and live as long
@@ -223,7 +223,7 @@ impl InFlight {
         &self,
         pages: PageRange,
         kinds: &[TransferKind],
-    ) -> impl Iterator<Item = &Record> {
+    ) -> impl Iterator<Item = &FlightRecord> {
         self.iter()
             .filter(move |record| record.overlaps(pages) && kinds.contains(&record.kind.get()))
     }
@@ -304,7 +304,7 @@ impl InFlight {
     pub(super) unsafe fn insert(
         &mut self,
         ends: &Ends,
-        record: &Record,
+        record: &FlightRecord,
         kind: TransferKind,
         pages: PageRange,
     ) -> u64 {
@@ -335,7 +335,7 @@ impl InFlight {
     ///
     /// # Safety
     /// 1. The record is in this list: its neighbors, which it names, are changed.
-    pub(super) unsafe fn take(&mut self, ends: &Ends, record: &Record) -> bool {
+    pub(super) unsafe fn take(&mut self, ends: &Ends, record: &FlightRecord) -> bool {
         let (previous, next) = (record.previous.get(), record.next.get());
         match previous {
             // SAFETY: as in `iter`: by obligation 1, the neighbors are in the list, too.

@@ -36,8 +36,8 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::answer::{Answer, Settled, TransferEnd};
-use super::fetch::{Fresh, give_back};
-use super::in_flight::{Record, TransferKind};
+use super::fetch::{Fresh, discard};
+use super::in_flight::{FlightRecord, TransferKind};
 use super::pager::PagerError;
 use super::read_buffer::{FOLIOS, ReadBuffer};
 use super::read_end::{ReadFate, settle};
@@ -58,7 +58,7 @@ pub(super) enum Taker {
 /// A read that is drawn up, begun or answered.
 pub(crate) struct PageRead {
     /// In the object's list from the beginning to the end.
-    pub(super) record: Record,
+    pub(super) record: FlightRecord,
     object: NonNull<ObjectState>,
     taker: Taker,
     /// The folios, for consecutive pages. They do not change while the pager has the request.
@@ -164,7 +164,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
         taker: Taker,
     ) -> Result<Self, NoMemory> {
         let read = memory.slab::<PageRead>().allocate_with(&memory.frames, || PageRead {
-            record: Record::new(),
+            record: FlightRecord::new(),
             object: NonNull::from(object),
             taker,
             fresh: ArrayVec::new(),
@@ -201,7 +201,7 @@ impl<'o, 'm, P: Platform> NewRead<'o, 'm, P> {
         // SAFETY: as in `get`; `self` is borrowed exclusively.
         let read = unsafe { self.read.as_mut() };
         if read.fresh.is_full() {
-            give_back(self.memory, self.object, folio);
+            discard(self.memory, self.object, folio);
         } else {
             read.fresh.push(Unread { first, folio: folio.leave() });
         }
@@ -242,7 +242,7 @@ impl<P: Platform> Drop for NewRead<'_, '_, P> {
     fn drop(&mut self) {
         for unread in self.get().fresh() {
             // SAFETY: 1. the read has not begun, and ends here.
-            give_back(self.memory, self.object, unsafe { unread.take(self.memory) }.folio);
+            discard(self.memory, self.object, unsafe { unread.take(self.memory) }.folio);
         }
         // SAFETY: it came from this slab, and no other thread has seen it.
         unsafe { self.memory.slab::<PageRead>().free(&self.memory.frames, self.read) };

@@ -69,7 +69,7 @@ impl Quota {
     }
 
     /// Returns `pages` that were taken.
-    pub(super) fn give_back(&self, pages: u64) {
+    pub(super) fn uncharge(&self, pages: u64) {
         self.used.fetch_sub(pages, Relaxed);
     }
 }

@@ -14,7 +14,7 @@ use crate::platform::Platform;
 use super::ObjectState;
 use super::answer::Settled;
 use super::arrival::Arrival;
-use super::fetch::give_back;
+use super::fetch::discard;
 use super::in_flight::TransferKind;
 use super::page_read::{PageRead, Taker, buffer_of, release};
 use super::pager::PagerError;
@@ -53,7 +53,7 @@ pub(super) unsafe fn settle<P: Platform>(
         (answer, _) => {
             for unread in state.fresh() {
                 // SAFETY: 1. the caller's obligation 1: the read ends here.
-                give_back(memory, object, unsafe { unread.take(memory) }.folio);
+                discard(memory, object, unsafe { unread.take(memory) }.folio);
             }
             answer.map(|()| None).map_err(Failure::from)
         }

@@ -25,7 +25,7 @@ use crate::addr::PageRange;
 use crate::error::Failure;
 use crate::platform::Platform;
 
-use super::in_flight::{Ends, InFlight, Record, TransferKind};
+use super::in_flight::{Ends, FlightRecord, InFlight, TransferKind};
 use super::state::pages_of;
 use super::write_request::{PageWrite, RUNS, WriteRequest};
 use super::{ObjectState, PagerError, mappings};
@@ -116,7 +116,7 @@ fn save_batch<P: Platform>(
 ) -> Saved {
     // In this frame until the end of the function, and only borrowed shared, for
     // `SaveBatch::begin`.
-    let records = [const { Record::new() }; RUNS];
+    let records = [const { FlightRecord::new() }; RUNS];
     let mut batch =
         WritebackBatch { memory, object, records: &records, batch: SaveBatch::new(first) };
     // SAFETY: 1. the records are used only for this batch, and lie in this frame, which has only
@@ -187,7 +187,7 @@ impl<const N: usize> SaveBatch<N> {
         &mut self,
         memory: &Memory<P>,
         object: &ObjectState,
-        records: &[Record; N],
+        records: &[FlightRecord; N],
         rules: Rules,
     ) {
         object.invalidate_lock.with_write(memory.platform(), |proof| {
@@ -214,7 +214,7 @@ impl<const N: usize> SaveBatch<N> {
         &mut self,
         memory: &Memory<P>,
         object: &ObjectState,
-        records: &[Record; N],
+        records: &[FlightRecord; N],
         rules: Rules,
     ) {
         let mut room = rules.most;
@@ -267,7 +267,7 @@ impl<const N: usize> SaveBatch<N> {
     pub(super) unsafe fn end(
         &self,
         (index, in_flight, ends): (&mut PageIndex, &mut InFlight, &Ends),
-        records: &[Record; N],
+        records: &[FlightRecord; N],
         count: usize,
         answer: Option<Result<(), PagerError>>,
     ) -> bool {
@@ -304,7 +304,7 @@ struct WritebackBatch<'a, P: Platform> {
     memory: &'a Memory<P>,
     object: &'a ObjectState,
     /// One for each of the runs.
-    records: &'a [Record; RUNS],
+    records: &'a [FlightRecord; RUNS],
     batch: SaveBatch<RUNS>,
 }
 

@@ -331,7 +331,7 @@ impl ObjectState {
     /// Returns a commitment of `pages`.
     pub(super) fn uncommit<P: Platform>(&self, memory: &Memory<P>, pages: u64) {
         if let Some(quota) = self.quota() {
-            quota.give_back(pages);
+            quota.uncharge(pages);
         }
         memory.commitment().add(-(pages as i64));
         self.committed.fetch_sub(pages, Ordering::Relaxed);

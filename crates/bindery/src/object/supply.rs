@@ -9,8 +9,8 @@ use crate::folio::{FolioIndex, FolioRef, FreshFolio};
 use crate::platform::Platform;
 
 use super::ObjectState;
-use super::fetch::{Fresh, committed, give_back};
-use super::in_flight::Record;
+use super::fetch::{Fresh, committed, discard};
+use super::in_flight::FlightRecord;
 
 /// Inserts a filled folio into the index, which holds it from then on. For a folio that a read
 /// fetched, returns another reference. Discards the folio if one of its pages is present already,
@@ -19,12 +19,12 @@ pub(super) fn add<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     Fresh { first, folio }: Fresh<'m, P>,
-    read: Option<&Record>,
+    read: Option<&FlightRecord>,
 ) -> Result<Option<FolioRef<'m, P>>, Failure> {
     let mut left = Some(folio);
     let entered = enter(memory, object, (first, &mut left), read);
     if let Some(folio) = left {
-        give_back(memory, object, folio);
+        discard(memory, object, folio);
     }
     Ok(entered?.flatten())
 }
@@ -58,7 +58,7 @@ fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     (first, fresh): (u64, &mut Option<FreshFolio<'_, P>>),
-    read: Option<&Record>,
+    read: Option<&FlightRecord>,
 ) -> Result<Option<Option<FolioRef<'m, P>>>, NoMemory> {
     let frames = &memory.frames;
     let Some(new) = fresh.as_ref() else { return Ok(None) };
@@ -71,7 +71,7 @@ fn enter<'m, P: Platform>(
     let entered = object.pages.change_with_nodes(memory, |index, nodes| {
         // In one step with the check of the index: a call that drops pages has canceled the read
         // before.
-        let stale = read.is_some_and(Record::is_canceled);
+        let stale = read.is_some_and(FlightRecord::is_canceled);
         if stale || index.run(first, count) != PageStretch::Empty(count) {
             return (Ok(None), 0);
         }

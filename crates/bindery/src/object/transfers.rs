@@ -9,7 +9,9 @@ use crate::collections::page_tree::PageIndex;
 use crate::platform::Platform;
 
 use super::detached_batch::settle_written;
-use super::in_flight::{Ends, InFlight, InTheWay, KEEP_FROM_READING, Record, Ticket, TransferKind};
+use super::in_flight::{
+    Ends, FlightRecord, InFlight, InTheWay, KEEP_FROM_READING, Ticket, TransferKind,
+};
 use super::page_index::Pages;
 
 /// The effect of a change on the reads that overlap it.
@@ -34,7 +36,7 @@ pub(super) enum Refused {
 struct Listed<'a, P: Platform> {
     pages: &'a Pages,
     platform: &'a P,
-    record: &'a Record,
+    record: &'a FlightRecord,
 }
 
 impl<P: Platform> Drop for Listed<'_, P> {
@@ -58,7 +60,7 @@ impl Pages {
     pub(super) unsafe fn begin_read<P: Platform>(
         &self,
         platform: &P,
-        record: &Record,
+        record: &FlightRecord,
         (kind, pages): (TransferKind, PageRange),
         needed: impl FnOnce(&PageIndex) -> bool,
     ) -> Result<(), Refused> {
@@ -84,7 +86,7 @@ impl Pages {
         reads: Reads,
         work: impl FnOnce() -> R,
     ) -> R {
-        let (platform, record) = (memory.platform(), Record::new());
+        let (platform, record) = (memory.platform(), FlightRecord::new());
         let number = self.alone(platform, |_, in_flight, ends| {
             if reads == Reads::Canceled {
                 in_flight.cancel_reads(pages);
@@ -109,7 +111,7 @@ impl Pages {
         pages: PageRange,
         work: impl FnOnce(u64) -> R,
     ) -> R {
-        let (platform, record) = (memory.platform(), Record::new());
+        let (platform, record) = (memory.platform(), FlightRecord::new());
         let number = self.alone(platform, |_, in_flight, ends| {
             // SAFETY: as in `with_change`.
             unsafe { in_flight.insert(ends, &record, TransferKind::Turn, pages) }

@@ -56,7 +56,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         if scan.is_held_to_be_cut() {
             return self.cut_held(locked);
         }
-        if scan.took_held() {
+        if scan.swapped_held() {
             // The lock is the batch's now, and keeps the folio with its mappings.
             drop(locked.leave_lock_to_batch());
             return 0;

@@ -297,14 +297,14 @@ impl<P: Platform> SlotArea<P> {
     ) -> Option<()> {
         let (count, order) = account_of::<P>(slots)?;
         let base = frames.allocate(order, AllocateFor::Use)?;
-        frames.meta(base).state.store(meta::state_of(meta::Kind::Swap, order), Relaxed);
+        frames.meta(base).state.store(meta::state_of(meta::MetaKind::Swap, order), Relaxed);
         let clusters = frames.platform().direct_map(base).cast::<Cluster<P>>();
         for number in 0..count {
             let Some(cells) = frames.allocate(CELLS, AllocateFor::Use) else {
                 self.free_clusters(frames, clusters, number, base);
                 return None;
             };
-            let state = meta::state_of(meta::Kind::Swap, CELLS);
+            let state = meta::state_of(meta::MetaKind::Swap, CELLS);
             frames.meta(cells).state.store(state, Relaxed);
             frames.platform().zero(cells, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);

@@ -85,7 +85,7 @@ impl Bitmap {
     }
 
     /// Frees `count` slots from `first` on.
-    pub(super) fn give_back(&mut self, first: u32, count: u32) {
+    pub(super) fn free_run(&mut self, first: u32, count: u32) {
         let (mut slot, end) = (first, first + count);
         while slot < end {
             let (index, shift) = (slot as usize / 64, slot % 64);
@@ -108,7 +108,7 @@ mod tests {
                 assert_eq!(bitmap.take_block(order), Some(block << order.0), "order {order}");
             }
             assert_eq!(bitmap.take_block(order), None);
-            bitmap.give_back(0, order.pages());
+            bitmap.free_run(0, order.pages());
             assert_eq!(bitmap.take_block(order), Some(0));
         }
     }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(bitmap.take_stretch(100), Some((130, 6)));
         assert_eq!(bitmap.take_stretch(1000), Some((144, 368)));
         assert_eq!(bitmap.take_stretch(1), None);
-        bitmap.give_back(100, 200);
+        bitmap.free_run(100, 200);
         assert!(bitmap.is_taken(99) && !bitmap.is_taken(100) && bitmap.is_taken(300));
         assert_eq!(bitmap.take_stretch(300), Some((100, 200)));
     }

@@ -278,7 +278,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
             FreedCell::end_work(&state, folio, (page, cell), now).forget_content(memory, value);
             freed.add(&mut state, index(run.first) + page);
         }
-        freed.give_back(&mut state);
+        freed.free_run(&mut state);
         if is_frozen {
             cpu::note_evicted(memory, run.count);
         } else {

@@ -126,7 +126,7 @@ impl ClusterState {
             // The first stretch is the device's, the second the rest.
             let _ = taken.take_stretch(slots);
             let _ = taken.take_stretch(CLUSTER_SLOTS);
-            taken.give_back(0, slots);
+            taken.free_run(0, slots);
         }
         let (free, size, order) = (slots, slots, Order::PAGE);
         Self { taken, free, size, order, stale: false, discarding: false, owner: None }
@@ -177,8 +177,8 @@ impl ClusterState {
     }
 
     /// Frees `count` slots from `first` on.
-    pub(super) fn give_back(&mut self, first: u32, count: u32) {
-        self.taken.give_back(first, count);
+    pub(super) fn free_run(&mut self, first: u32, count: u32) {
+        self.taken.free_run(first, count);
         self.free += count;
     }
 

@@ -47,7 +47,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         }
         let mut freed = FreedSlots::new(area, cluster);
         (freed.first, freed.count) = (index(run.first), run.count);
-        freed.give_back(&mut state);
+        freed.free_run(&mut state);
         self.handle().set_cached_pages(self.place, 0);
         drop(state);
         freed.relist(run.first);

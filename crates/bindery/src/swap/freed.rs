@@ -29,7 +29,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
     #[inline]
     pub(super) fn add(&mut self, state: &mut ClusterState, slot: u32) {
         if self.first + self.count != slot {
-            self.give_back(state);
+            self.free_run(state);
             self.first = slot;
         }
         self.count += 1;
@@ -37,11 +37,11 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
 
     // Once for each stretch, so that `add`, once for each slot, stays small.
     #[inline(never)]
-    pub(super) fn give_back(&mut self, state: &mut ClusterState) {
+    pub(super) fn free_run(&mut self, state: &mut ClusterState) {
         if self.count == 0 {
             return;
         }
-        state.give_back(self.first, self.count);
+        state.free_run(self.first, self.count);
         self.relist = !self.cluster.is_on(Cluster::<P>::list_of(state));
         self.count = 0;
     }
@@ -65,23 +65,23 @@ impl<'s> FreedCell<'s> {
     /// Drops a reference of an entry, and frees the cell if that was the last holder but the cache.
     #[inline(always)]
     pub(super) fn drop_entry(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
-        let now = SlotState(cell.load(Relaxed)).let_go();
-        debug_assert_ne!(now.entries(), 0xffff, "a slot was let go that no entry named");
-        Self::if_let_go(state, cell, now)
+        let now = SlotState(cell.load(Relaxed)).without_entry();
+        debug_assert_ne!(now.entries(), 0xffff, "a slot lost more entries than it had");
+        Self::if_unheld(state, cell, now)
     }
 
     /// Ends a device's write to the slot, and frees the cell if that was the last holder but the
     /// cache.
     pub(super) fn end_writing(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
         let now = SlotState(cell.load(Relaxed) & !SlotState::WRITING);
-        Self::if_let_go(state, cell, now)
+        Self::if_unheld(state, cell, now)
     }
 
     /// Frees the cell if `now` has no holder but the cache; otherwise stores `now`, which differs
     /// from the cell's value in no bit of the lock's holder.
     #[inline(always)]
-    fn if_let_go(_: &'s ClusterState, cell: &AtomicU64, now: SlotState) -> Option<Self> {
-        let is_free = now.is_let_go();
+    fn if_unheld(_: &'s ClusterState, cell: &AtomicU64, now: SlotState) -> Option<Self> {
+        let is_free = now.is_unheld();
         cell.store(if is_free { SlotState::FREE } else { now }.0, Relaxed);
         is_free.then_some(Self { was: now, _state: PhantomData })
     }

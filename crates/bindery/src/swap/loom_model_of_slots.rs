@@ -130,10 +130,10 @@ impl World {
     /// `SlotRun::release`, for the only entry that refers to the slot.
     fn release(&self) {
         let cluster = self.cluster.lock().unwrap();
-        let now = self.cell().let_go();
+        let now = self.cell().without_entry();
         let free = match self.omit {
             Omit::Busy => now.entries() == 0,
-            _ => now.is_let_go(),
+            _ => now.is_unheld(),
         };
         self.cells[0].store(if free { SlotState::FREE.0 } else { now.0 }, Relaxed);
         drop(cluster);
@@ -148,7 +148,7 @@ impl World {
         self.store.with_mut(|store| unsafe { store.write(PAGE) });
         let cluster = self.cluster.lock().unwrap();
         let now = SlotState(self.cell().0 & !SlotState::BUSY | SlotState::STORED);
-        let free = now.is_let_go();
+        let free = now.is_unheld();
         self.cells[0].store(if free { SlotState::FREE.0 } else { now.0 }, Relaxed);
         drop(cluster);
         if free {

@@ -14,7 +14,7 @@
 //! | `content`, `filled_pages`, `page_set` | writing and reading |
 //! | `device_read` | reads that a thread waits for after it has released its locks |
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
-//! | `take_back` | folios that are wanted again while a device writes them |
+//! | `take_over` | folios that are wanted again while a device writes them |
 //! | `unmapped` | folios that leave the cache with their last mapping |
 //! | `writeback` | folios written out, at once or when a device is done |
 //! | `read_around` | the pages to read around a wanted one |
@@ -52,7 +52,7 @@
 //!    faults find it.
 //! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
 //!    A thread that wants the page waits for the device ([`writeback`]), unless the device allows
-//!    pages to change during a write. Then the thread takes the lock over ([`take_back`]).
+//!    pages to change during a write. Then the thread takes the lock over ([`take_over`]).
 //!
 //! # Locks
 //! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
@@ -87,7 +87,7 @@ mod loom_model_of_faults;
 #[cfg(all(test, any(loom, shuttle)))]
 mod loom_model_of_slots;
 #[cfg(all(test, any(loom, shuttle)))]
-mod loom_model_of_take_back;
+mod loom_model_of_take_over;
 #[cfg(not(feature = "compression"))]
 mod no_compression;
 pub(crate) mod page_set;
@@ -99,7 +99,7 @@ mod same_filled;
 pub(crate) mod slot_state;
 pub(crate) mod slots;
 pub(crate) mod streak;
-mod take_back;
+mod take_over;
 mod unmapped;
 mod usage;
 mod writeback;

@@ -11,7 +11,7 @@ use core::sync::atomic::AtomicU32;
 use super::area::SlotRun;
 use super::early_read::{Begun, Cause};
 use super::find_cached;
-use super::take_back::take_back;
+use super::take_over::take_over;
 use crate::Memory;
 use crate::addr::Order;
 use crate::folio::FolioRef;
@@ -139,7 +139,7 @@ fn look_at<P: Platform>(memory: &Memory<P>, held: &FolioRef<'_, P>) -> Lock {
     let handle = memory.frames.folio(**held);
     for _ in 0..PATIENCE {
         // SAFETY: 1. `held`, which outlives the lock.
-        let lock = held.try_lock().or_else(|| unsafe { take_back(memory, **held) });
+        let lock = held.try_lock().or_else(|| unsafe { take_over(memory, **held) });
         if lock.is_some() {
             return Lock::Free;
         }

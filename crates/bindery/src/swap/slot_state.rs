@@ -53,7 +53,7 @@ impl SlotState {
     pub(crate) const STORED: u64 = 1 << 19;
     /// The content could not be read: an access gets SIGBUS.
     pub(crate) const LOST: u64 = 1 << 20;
-    /// A device writes content to the slot that is no longer needed ([`super::take_back`]). It
+    /// A device writes content to the slot that is no longer needed ([`super::take_over`]). It
     /// releases the slot last.
     pub(crate) const WRITING: u64 = 1 << 21;
     /// The bits for the place of the content.
@@ -87,14 +87,14 @@ impl SlotState {
 
     /// The cell with one entry less.
     #[inline]
-    pub(crate) fn let_go(self) -> Self {
+    pub(crate) fn without_entry(self) -> Self {
         Self(self.0.wrapping_sub(1))
     }
 
     /// Whether neither entries nor I/O hold the slot. The cache may still have the page, which then
     /// leaves it.
     #[inline]
-    pub(crate) fn is_let_go(self) -> bool {
+    pub(crate) fn is_unheld(self) -> bool {
         self.0 & (ENTRIES_MASK | Self::BUSY | Self::WRITING) == 0
     }
 

@@ -177,7 +177,7 @@ impl SlotRun {
                 {
                     let mut state = cluster.state.lock();
                     (freed.first, freed.count) = (index(self.first), self.count);
-                    freed.give_back(&mut state);
+                    freed.free_run(&mut state);
                 }
                 freed.relist(self.first);
             }
@@ -230,7 +230,7 @@ impl SlotRun {
             }
             freed.add(&mut state, at);
         }
-        freed.give_back(&mut state);
+        freed.free_run(&mut state);
         drop(state);
         freed.relist(self.first);
     }

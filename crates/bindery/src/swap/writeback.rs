@@ -22,7 +22,7 @@ use super::cpu;
 use super::device::{SwapDevice, SwapDeviceError, SwapOperation, SwapRequest};
 use super::filled_pages::FilledPages;
 use super::slots::Stored;
-use super::take_back::{lock_written, take_back};
+use super::take_over::{lock_written, take_over};
 use crate::Memory;
 use crate::error::Error;
 use crate::events::RareEvents;
@@ -377,7 +377,7 @@ pub(crate) fn lock_kept<'k, P: Platform>(
 }
 
 /// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
-/// device's write, takes the lock over if the device allows that ([`take_back`]). The caller holds
+/// device's write, takes the lock over if the device allows that ([`take_over`]). The caller holds
 /// no lock of a table, and is in no read section.
 ///
 /// # Safety
@@ -390,7 +390,7 @@ pub(crate) unsafe fn lock_folio<P: Platform>(memory: &Memory<P>, folio: Folio) -
             return lock;
         }
         // SAFETY: 1. the caller's obligation 1.
-        if let Some(lock) = unsafe { take_back(memory, folio) } {
+        if let Some(lock) = unsafe { take_over(memory, folio) } {
             return lock;
         }
         wait_for_devices(memory, &mut || !handle.is_under_writeback());

@@ -106,6 +106,6 @@ fn refill<'m, P: Platform>(
 #[cold]
 #[inline(never)]
 fn empty<'m, P: Platform>(page_table: &PageTable<'m, P>, pool: &mut TablePool<'m, P>) {
-    pool.give_back();
+    pool.free_unused();
     page_table.count(&mem::take(&mut pool.counts));
 }

@@ -95,14 +95,14 @@ impl<'m, P: Platform> TablePool<'m, P> {
     #[inline]
     pub(crate) fn settle(&mut self, counts: &mut Counts) {
         if self.is_used() {
-            self.give_back();
+            self.free_unused();
             *counts += mem::take(&mut self.counts);
         }
     }
 
     /// Frees the tables that were not needed.
     #[inline(never)]
-    pub(crate) fn give_back(&mut self) {
+    pub(crate) fn free_unused(&mut self) {
         while let Some(table) = self.tables.pop(&self.memory.frames) {
             // SAFETY: 1. and 2. nothing refers to the pool's tables (`put`).
             unsafe { free_table(self.memory, table, &mut self.counts) };
@@ -114,7 +114,7 @@ impl<P: Platform> Drop for TablePool<'_, P> {
     #[inline]
     fn drop(&mut self) {
         if !self.is_empty() {
-            self.give_back();
+            self.free_unused();
         }
     }
 }

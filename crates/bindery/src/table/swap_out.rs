@@ -251,7 +251,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     fn leave_to_batch(&mut self, lock: OutLock<'_, P>) {
         match lock {
             OutLock::Taken(lock) => lock.leave_to_batch(),
-            OutLock::OfCaller(_) => self.scan.took_held = true,
+            OutLock::OfCaller(_) => self.scan.swapped_held = true,
         }
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct SwapOutScan<'l> {
     /// A folio of the caller, to which it also holds a reference.
     pub(super) held: Option<FolioLocked<'l>>,
     /// The scan swapped out `held`; its lock and reference belong to the batch.
-    pub(super) took_held: bool,
+    pub(super) swapped_held: bool,
     /// The turn of the clock. The scan skips folios that were examined in this turn.
     pub(super) turn: Turn,
     /// Pages that may still be swapped out.
@@ -49,7 +49,7 @@ impl<'l> SwapOutScan<'l> {
     pub(crate) const ALL: Self = Self {
         choice: Choice::All,
         held: None,
-        took_held: false,
+        swapped_held: false,
         turn: Turn::Even,
         left: u32::MAX,
         unsplittable: None,
@@ -91,7 +91,7 @@ impl<'l> SwapOutScan<'l> {
     }
 
     /// Whether the scan swapped out the caller's folio.
-    pub(crate) fn took_held(&self) -> bool {
-        self.took_held
+    pub(crate) fn swapped_held(&self) -> bool {
+        self.swapped_held
     }
 }

@@ -396,7 +396,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
             // The damaged contiguous run itself may no longer look free, or be skipped.
             let mut found = None;
             frames.for_each_block(|frame, _, kind| {
-                let listed = kind == meta::Kind::Free && frames.meta(frame).kind() == kind;
+                let listed = kind == meta::MetaKind::Free && frames.meta(frame).kind() == kind;
                 found = found.or(listed.then_some(frame));
             });
             let block = found.expect("a free block");

@@ -2,7 +2,7 @@
 
 use bindery_cli::guest::Problem;
 
-use super::super::script::{BEGIN, LOAD_SWAP, SWAP_MODULES, TO_HOST, failed, told};
+use super::super::script::{BEGIN, LOAD_SWAP, SWAP_MODULES, TO_HOST, failed, host_lines};
 use super::suite::{Application, Build};
 
 /// The size of the swap device in MiB: more than any application needs.
@@ -52,7 +52,7 @@ pub fn script(application: &Application) -> String {
 /// If the application failed, or did not end.
 pub fn judge(console: &str) -> Result<Told, Problem> {
     let (mut kernel, mut succeeded) = (None, false);
-    for line in told(console) {
+    for line in host_lines(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
             Some(("status", "0")) => succeeded = true,

@@ -160,7 +160,7 @@ fn judge(console: &str, programs: usize) -> Result<(String, String), Problem> {
     let mut kernel = None;
     let mut results = String::new();
     let mut successes = 0;
-    for line in script::told(console) {
+    for line in script::host_lines(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
             Some(("status", "0")) => successes += 1,

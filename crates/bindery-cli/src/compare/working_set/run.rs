@@ -6,7 +6,7 @@ use bindery_cli::guest::Problem;
 use bindery_hosted::Pattern;
 use clap::ValueEnum;
 
-use super::super::script::{BEGIN, LOAD_SWAP, SWAP_MODULES, TO_HOST, failed, told};
+use super::super::script::{BEGIN, LOAD_SWAP, SWAP_MODULES, TO_HOST, failed, host_lines};
 use crate::size::{KIB, MIB};
 
 /// The workload, and its source under `programs/workloads`.
@@ -188,7 +188,7 @@ pub fn script(runs: &[Run], lists: &[Lists]) -> String {
 /// If a setting was refused, or a run failed, read wrong contents, or did not end.
 pub fn judge(console: &str, runs: usize) -> Result<Told, Problem> {
     let (mut kernel, mut succeeded) = (None, 0);
-    for line in told(console) {
+    for line in host_lines(console) {
         match line.split_once(' ') {
             Some(("kernel", name)) => kernel = Some(name.to_owned()),
             Some(("status", "0")) => succeeded += 1,

@@ -65,12 +65,12 @@ impl<'m, A: Walk> World<'m, A> {
         let open = self.descriptors[of as usize].lock().unwrap().clone();
         let Some(fd) = open else { return false };
         let result = work(&fd);
-        self.let_go(fd);
+        self.close_if_last(fd);
         result
     }
 
     /// The last user of a userfaultfd closes it.
-    fn let_go(&self, fd: Arc<Fd<'m, A>>) {
+    fn close_if_last(&self, fd: Arc<Fd<'m, A>>) {
         if let Some(fd) = Arc::into_inner(fd) {
             self.space.close_userfault(fd);
         }
@@ -79,7 +79,7 @@ impl<'m, A: Walk> World<'m, A> {
     fn close(&self, of: Of) -> bool {
         let open = self.descriptors[of as usize].lock().unwrap().take();
         let was_open = open.is_some();
-        open.into_iter().for_each(|fd| self.let_go(fd));
+        open.into_iter().for_each(|fd| self.close_if_last(fd));
         was_open
     }
 

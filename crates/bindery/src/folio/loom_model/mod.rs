@@ -119,12 +119,12 @@ fn read_owner_at_once(world: &World) {
 }
 
 /// A device writes the folio, which is taken back and stays unmapped.
-fn take_back(world: &World) {
+fn reclaim_lock(world: &World) {
     world.with_lock_of_request(FIRST, || {});
 }
 
-/// As [`take_back`], for a fault of another anon group, which maps it.
-fn take_back_to_map(world: &World) {
+/// As [`reclaim_lock`], for a fault of another anon group, which maps it.
+fn reclaim_lock_to_map(world: &World) {
     world.with_lock_of_request(FIRST, || world.map_again(FIRST));
 }
 
@@ -257,11 +257,11 @@ fn marks_left_by_an_unlock_are_handled() {
 
 #[test]
 fn a_taken_back_folio_has_no_old_owner() {
-    let seen = hold(pinned, [unmap, take_back]);
+    let seen = hold(pinned, [unmap, reclaim_lock]);
     assert!(seen.left_to_the_other.load(Relaxed) > 0);
-    let seen = hold(pinned, [unmap, take_back_to_map]);
+    let seen = hold(pinned, [unmap, reclaim_lock_to_map]);
     assert!(seen.left_to_the_other.load(Relaxed) > 0 && seen.mapped_again.load(Relaxed) > 0);
-    hold(pinned, [unmap_by_pages, unmap_by_pages, take_back_to_map]);
+    hold(pinned, [unmap_by_pages, unmap_by_pages, reclaim_lock_to_map]);
 }
 
 // Each rule is needed: without it, one of the models above fails.
@@ -349,13 +349,13 @@ fn a_mark_checked_before_unlocking_is_missed() {
 #[test]
 #[should_panic(expected = "an owner dangles")]
 fn a_handover_without_its_mark_dangles() {
-    without(Omit::SettleHandOver, pinned, [unmap, take_back]);
+    without(Omit::SettleHandOver, pinned, [unmap, reclaim_lock]);
 }
 
 #[test]
 #[should_panic(expected = "mapped with the owner of before")]
 fn a_folio_mapped_by_its_owner_keeps_it() {
-    without(Omit::LookAtMappings, pinned, [unmap, take_back_to_map]);
+    without(Omit::LookAtMappings, pinned, [unmap, reclaim_lock_to_map]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::folio::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, refe
 use crate::folio::lock;
 use crate::folio::reference::{self, Heads, Mistaken};
 use crate::frame::meta::{
-    FOLIO_LOCK, FOLIO_PARKED, Kind, LOCK, ORPHAN, WRITEBACK, state_of, state_of_table,
+    FOLIO_LOCK, FOLIO_PARKED, LOCK, MetaKind, ORPHAN, WRITEBACK, state_of, state_of_table,
 };
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
@@ -186,7 +186,7 @@ impl World {
     /// A world whose first folio has two mappings, and is owned by anon group 1.
     pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
         let meta = |_| Meta {
-            state: AtomicU32::new(state_of(Kind::Free, Order::PAGE)),
+            state: AtomicU32::new(state_of(MetaKind::Free, Order::PAGE)),
             head: AtomicU32::new(0),
             count: Count { word: AtomicU64::new(0), omit },
             word: AtomicU64::new(0),
@@ -242,9 +242,9 @@ impl World {
         }
         for tail in Self::frames(folio).skip(1) {
             self.meta(tail).head.store(folio.head.0, Relaxed);
-            self.meta(tail).state.store(state_of(Kind::Tail, folio.order), Relaxed);
+            self.meta(tail).state.store(state_of(MetaKind::Tail, folio.order), Relaxed);
         }
-        self.meta(folio.head).state.store(state_of(Kind::Folio, folio.order), Relaxed);
+        self.meta(folio.head).state.store(state_of(MetaKind::Folio, folio.order), Relaxed);
         self.set_owner(folio, 1);
         count::publish(&self.meta(folio.head).count, count);
     }
@@ -267,7 +267,7 @@ impl World {
     pub(super) fn make_slab(&self, frame: Frame) {
         self.set_life(frame, Life::Slab);
         self.meta(frame).word.store(1, Relaxed);
-        self.meta(frame).state.store(state_of(Kind::Slab, Order::PAGE), Relaxed);
+        self.meta(frame).state.store(state_of(MetaKind::Slab, Order::PAGE), Relaxed);
     }
 
     fn free(&self, folio: Folio) {
@@ -277,7 +277,7 @@ impl World {
         }
         let state = self.meta(folio.head).state.load(Relaxed);
         assert_eq!(state & LOCKING, 0, "freed a locked folio");
-        self.meta(folio.head).state.store(state_of(Kind::Tail, Order::PAGE), Relaxed);
+        self.meta(folio.head).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
     }
 
     fn release_some(&self, folio: Folio, taken: u64, field: fn(u64) -> u32) -> bool {
@@ -444,7 +444,7 @@ impl World {
             let part = Folio::of(frame, Order::PAGE);
             let meta = self.meta(frame);
             self.set_life(frame, Life::Folio(part));
-            meta.state.store(state_of(Kind::Folio, Order::PAGE), Relaxed);
+            meta.state.store(state_of(MetaKind::Folio, Order::PAGE), Relaxed);
             Word::store(&meta.count, MAPPING + REFERENCE, Ordering::Release);
         }
         for frame in Self::frames(FIRST) {

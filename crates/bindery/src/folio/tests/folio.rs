@@ -16,7 +16,7 @@ use super::super::owner::FolioIndex;
 use super::super::split::SplitError;
 use super::{Machine, assert_all_free, blocks, free, fresh, new_frames, release, try_lock, unmap};
 use crate::addr::{Frame, Order};
-use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, Kind, state_of};
+use crate::frame::meta::{EXCLUSIVE, FOLIO_LOCK, MetaKind, state_of};
 use crate::frame::{AllocateFor, Frames};
 
 #[test]
@@ -108,11 +108,11 @@ fn only_pages_of_live_folios_have_a_folio() {
     let raw = frames.allocate(Order(4), AllocateFor::Use).unwrap();
     assert_eq!(raw, folio.head);
     (0..16).map(|page| folio.head.plus(page)).for_each(nothing);
-    for kind in [Kind::Table, Kind::Slab, Kind::Zero] {
+    for kind in [MetaKind::Table, MetaKind::Slab, MetaKind::Zero] {
         frames.meta(raw).state.store(state_of(kind, Order::PAGE), Relaxed);
         nothing(raw);
     }
-    frames.meta(raw).reset(Kind::Raw, Order(4));
+    frames.meta(raw).reset(MetaKind::Raw, Order(4));
     free(&frames, raw, Order(4));
 
     // A smaller folio at the same place does not get the tails that the larger one left.
@@ -252,7 +252,7 @@ fn a_refused_split_changes_nothing() {
         ExclusiveRun { exclusive: true, count: 8 }
     );
     assert_eq!(split(Order::PAGE, 1), Ok(()));
-    assert_eq!(blocks(&frames, Kind::Folio).len(), 8);
+    assert_eq!(blocks(&frames, MetaKind::Folio).len(), 8);
 }
 
 /// Everything that can be seen of a folio's bits, page by page.

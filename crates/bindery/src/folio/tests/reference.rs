@@ -4,7 +4,7 @@ use super::super::count::{ReferencesRefused, TOO_MANY_REFERENCES};
 use super::super::handle::{Folio, Freed};
 use super::{Machine, assert_all_free, free, fresh, new_frames, unmap};
 use crate::addr::{Frame, Order};
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::frame::slab::Slab;
 use crate::frame::{AllocateFor, Frames, FreeBatch};
 use crate::platform::Platform;
@@ -31,7 +31,7 @@ fn only_known_folios_are_referenced_by_number() {
     assert!((0..4).all(|page| holds(folio.head.plus(page)) == Some(folio)));
     let held = frames.try_hold(folio.head.plus(3)).unwrap();
     assert_eq!(unmap(&frames, folio, 4), Freed::No);
-    assert_eq!(frames.meta(folio.head).kind(), Kind::Folio);
+    assert_eq!(frames.meta(folio.head).kind(), MetaKind::Folio);
     drop(held);
     assert_eq!(holds(folio.head), None);
 

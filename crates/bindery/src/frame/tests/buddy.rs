@@ -13,7 +13,7 @@ use super::super::{AllocateFor, FrameRange, Frames, FramesError, MAX_ORDER};
 use super::{Machine, assert_all_free, blocks, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::arch::{Level, X86_64};
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::platform::Platform;
 
 fn range(first: u32, count: u32) -> FrameRange {
@@ -23,7 +23,7 @@ fn range(first: u32, count: u32) -> FrameRange {
 #[test]
 fn every_frame_is_allocated_once_and_rejoins() {
     let frames = new_frames(3000);
-    let before = blocks(&frames, Kind::Free);
+    let before = blocks(&frames, MetaKind::Free);
     let mut got: Vec<Frame> =
         core::iter::from_fn(|| frames.allocate(Order::PAGE, AllocateFor::Use)).collect();
     assert_eq!(got.len() as u64, frames.total_frames());
@@ -35,7 +35,7 @@ fn every_frame_is_allocated_once_and_rejoins() {
         free(&frames, frame, Order::PAGE);
     }
     frames.trim();
-    assert_eq!(blocks(&frames, Kind::Free), before);
+    assert_eq!(blocks(&frames, MetaKind::Free), before);
     assert_all_free(&frames);
 }
 
@@ -54,7 +54,7 @@ fn metadata_ends_the_largest_range_and_holes_stay() {
         assert_eq!(frames.manages(Frame(frame)), usable, "frame {frame}");
     }
     assert!(!frames.manages(Frame(NONE)));
-    assert_eq!(frames.meta(Frame(60)).kind(), Kind::Reserved);
+    assert_eq!(frames.meta(Frame(60)).kind(), MetaKind::Reserved);
     assert_all_free(&frames);
     let mut got = 0;
     while let Some(frame) = frames.allocate(Order::PAGE, AllocateFor::Use) {
@@ -142,7 +142,7 @@ fn a_table_of_any_level_is_one_frame() {
     let frames = new_frames(64);
     let table = frames.allocate(Order::PAGE, AllocateFor::Use).unwrap();
     frames.meta(table).state.store(state_of_table(Level::<X86_64>::PUD), Relaxed);
-    assert_eq!(blocks(&frames, Kind::Table), [(table, Order::PAGE)]);
+    assert_eq!(blocks(&frames, MetaKind::Table), [(table, Order::PAGE)]);
     free(&frames, table, Order::PAGE);
     assert_all_free(&frames);
 }
@@ -168,21 +168,21 @@ fn allocations_fail_when_they_are_told_to() {
 fn the_check_finds_what_is_broken() {
     type Damage = fn(&Frames<Machine>, Frame);
     let breaks: [(&str, Damage); 6] = [
-        ("a kind", |frames, f| frames.meta(f).reset(Kind::Raw, Order::PAGE)),
+        ("a kind", |frames, f| frames.meta(f).reset(MetaKind::Raw, Order::PAGE)),
         ("an order", |frames, f| {
-            frames.meta(f).state.store(state_of(Kind::Free, Order(3)), Relaxed)
+            frames.meta(f).state.store(state_of(MetaKind::Free, Order(3)), Relaxed)
         }),
         ("a link back", |frames, f| frames.meta(f).previous.store(f.0, Relaxed)),
         ("a link out of the memory", |frames, f| frames.meta(f).next.store(7, Relaxed)),
         ("a link that loops", |frames, f| frames.meta(f).next.store(f.0, Relaxed)),
         ("a free frame on no list", |frames, f| {
-            frames.meta(f.plus(1)).state.store(state_of(Kind::Free, Order::PAGE), Relaxed)
+            frames.meta(f.plus(1)).state.store(state_of(MetaKind::Free, Order::PAGE), Relaxed)
         }),
     ];
     for (what, damage) in breaks {
         let frames = new_frames(1024);
         assert_eq!(frames.check_free_lists(), Ok(()));
-        let (block, _) = *blocks(&frames, Kind::Free).iter().max_by_key(|(_, o)| *o).unwrap();
+        let (block, _) = *blocks(&frames, MetaKind::Free).iter().max_by_key(|(_, o)| *o).unwrap();
         damage(&frames, block);
         assert!(frames.check_free_lists().is_err(), "{what}");
     }
@@ -241,7 +241,7 @@ proptest! {
         // SAFETY: 1. the machine has no other user.
         let frames = unsafe { Frames::new(machine, &ranges) };
         let Ok(frames) = frames else { return Ok(()) };
-        let before = blocks(&frames, Kind::Free);
+        let before = blocks(&frames, MetaKind::Free);
         let mut model: BTreeMap<Frame, Order> = BTreeMap::new();
         for (allocate, order, index) in steps {
             if allocate || model.is_empty() {
@@ -256,7 +256,7 @@ proptest! {
                         model.insert(block, order);
                     }
                     None => {
-                        let largest = blocks(&frames, Kind::Free).iter().map(|(_, o)| *o).max();
+                        let largest = blocks(&frames, MetaKind::Free).iter().map(|(_, o)| *o).max();
                         prop_assert!(largest < Some(order));
                     }
                 }
@@ -268,15 +268,15 @@ proptest! {
             prop_assert_eq!(frames.check_free_lists(), Ok(()));
             let used: u64 = model.values().map(|order| u64::from(order.pages())).sum();
             prop_assert_eq!(frames.free_frame_count() + used, frames.total_frames());
-            let raw = blocks(&frames, Kind::Raw);
+            let raw = blocks(&frames, MetaKind::Raw);
             prop_assert!(raw.into_iter().eq(model.iter().map(|(block, order)| (*block, *order))));
-            prop_assert!(blocks(&frames, Kind::Tail).is_empty());
+            prop_assert!(blocks(&frames, MetaKind::Tail).is_empty());
         }
         for (block, order) in model {
             free(&frames, block, order);
         }
         frames.trim();
-        prop_assert_eq!(blocks(&frames, Kind::Free), before);
+        prop_assert_eq!(blocks(&frames, MetaKind::Free), before);
         assert_all_free(&frames);
     }
 }

@@ -11,7 +11,7 @@ use super::{CPU, Machine, free, new_frames};
 use crate::addr::{Frame, Order};
 use crate::cpu::SLOTS_SIZE;
 use crate::frame::front::{Front, HUGE};
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::frame::{AllocateFor, Frames, FreeBatch};
 use crate::platform::Cpu;
 
@@ -44,7 +44,7 @@ fn take(frames: &Frames<Machine>, order: Order) -> Option<Frame> {
 /// Frees frames together, as an unmapping does.
 fn free_run(frames: &Frames<Machine>, first: Frame, count: u32) {
     for frame in 0..count {
-        frames.meta(first.plus(frame)).reset(Kind::Tail, Order::PAGE);
+        frames.meta(first.plus(frame)).reset(MetaKind::Tail, Order::PAGE);
     }
     // SAFETY: 1. tails since just now. 2. the test allocated them, and frees them once.
     unsafe { FreeBatch::new(frames).push(first, count) };
@@ -185,7 +185,7 @@ fn with_huge_block(frames: &Frames<Machine>) -> Frame {
     let block = take(frames, HUGE).unwrap();
     free_run(frames, block, HUGE.pages());
     assert_eq!(frames.frames_in_fronts(), 512);
-    assert_eq!(frames.meta(block).kind(), Kind::Front);
+    assert_eq!(frames.meta(block).kind(), MetaKind::Front);
     frames.check_free_lists().unwrap();
     block
 }
@@ -200,7 +200,7 @@ fn a_user_of_large_folios_keeps_one_block() {
     let small = take(&frames, Order(3)).unwrap();
     assert_ne!(on(1, || take(&frames, HUGE)), Some(block));
     assert_eq!(take(&frames, HUGE), Some(block));
-    assert!(frames.meta(block).kind() == Kind::Raw && frames.meta(block).order() == HUGE);
+    assert!(frames.meta(block).kind() == MetaKind::Raw && frames.meta(block).order() == HUGE);
     // A whole block comes back as a run does; a second one goes elsewhere.
     let second = take(&frames, HUGE).unwrap();
     let held = frames.frames_in_fronts();

@@ -13,7 +13,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::sync::Mutex;
 use std::vec::Vec;
 
-use super::meta::Kind;
+use super::meta::MetaKind;
 use super::{FrameRange, Frames};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::X86_64;
@@ -149,7 +149,7 @@ pub(crate) fn new_frames(count: u32) -> Frames<Machine> {
 }
 
 /// All blocks of one kind.
-pub(crate) fn blocks(frames: &Frames<Machine>, kind: Kind) -> Vec<(Frame, Order)> {
+pub(crate) fn blocks(frames: &Frames<Machine>, kind: MetaKind) -> Vec<(Frame, Order)> {
     let mut found = Vec::new();
     frames.for_each_block(|frame, order, is| {
         if is == kind {
@@ -165,7 +165,7 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     assert_eq!(frames.check_free_lists(), Ok(()));
     assert_eq!(frames.free_frame_count(), frames.total_frames());
     let free: u64 =
-        blocks(frames, Kind::Free).iter().map(|(_, order)| u64::from(order.pages())).sum();
+        blocks(frames, MetaKind::Free).iter().map(|(_, order)| u64::from(order.pages())).sum();
     assert_eq!(free, frames.total_frames());
     assert_eq!(frames.refused(), 0);
 }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::super::slab::{MAX_OBJECT, Slab};
 use super::super::{Frames, Magazines};
 use super::{CPU, Machine, assert_all_free, blocks, new_frames};
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::platform::{Cpu, MAX_CPUS};
 
 /// An object that fills its slot and knows what it should hold.
@@ -29,7 +29,7 @@ fn objects_fill_frames_and_keep_one_empty() {
     let allocate = |n: usize| slab.allocate(&frames, Block([n as u64; 30])).unwrap();
     let objects: Vec<_> = (0..3 * each).map(allocate).collect();
     assert_eq!((slab.frames(), slab.objects(&frames)), (3, 3 * each as u64));
-    assert_eq!(blocks(&frames, Kind::Slab).len(), 3);
+    assert_eq!(blocks(&frames, MetaKind::Slab).len(), 3);
     for (n, object) in objects.iter().enumerate() {
         assert!(object.is_aligned());
         // SAFETY: a live object that only we know.

@@ -137,9 +137,9 @@ impl Purge for Cpu {
         }
     }
 
-    fn give_back(&self, batch: &Batch) {
+    fn free_addresses(&self, batch: &Batch) {
         if self.world.omit != Omit::FlushBeforeFree {
-            self.give_areas_back(batch);
+            self.remove_areas(batch);
         }
         if self.world.omit == Omit::FlushBeforeAddresses {
             self.flush_batch(batch);
@@ -159,7 +159,7 @@ impl Purge for Cpu {
         }
         if self.world.omit == Omit::FlushBeforeFree {
             self.flush_batch(&batch);
-            self.give_areas_back(&batch);
+            self.remove_areas(&batch);
         }
     }
 }
@@ -188,7 +188,7 @@ impl Cpu {
         self.invalidate(batch.freeable, tables);
     }
 
-    fn give_areas_back(&self, batch: &Batch) {
+    fn remove_areas(&self, batch: &Batch) {
         let purged = |area: &Area| batch.areas.iter().any(|other| other.range == area.range);
         self.world.with(&self.world.areas, |areas| areas.retain(|area| !purged(area)));
     }

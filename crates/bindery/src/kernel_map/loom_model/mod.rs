@@ -102,7 +102,7 @@ fn contig_area(cpus: &[Cpu]) {
     cpus.iter().for_each(|cpu| cpu.access(1, frame(1)));
 }
 
-fn give_back(cpu: &Cpu) {
+fn unmap_and_purge(cpu: &Cpu) {
     cpu.unmap(pages(0, 1));
     cpu.purge();
 }
@@ -166,7 +166,7 @@ fn a_dump_beside_a_map_sees_either() {
 
 #[test]
 fn a_map_beside_a_purge_keeps_its_table() {
-    let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 1, frame(1))]);
+    let seen = hold(one_area, [unmap_and_purge, |cpu| use_page(cpu, 1, frame(1))]);
     assert!(seen.waits.load(Relaxed) > 0);
 }
 
@@ -174,7 +174,7 @@ fn a_map_beside_a_purge_keeps_its_table() {
 fn an_area_survives_its_neighbors_purge() {
     hold(
         two_areas,
-        [give_back, |cpu| {
+        [unmap_and_purge, |cpu| {
             assert_eq!(cpu.physical(1), Some(frame(1)));
             cpu.access(1, frame(1));
         }],
@@ -185,7 +185,7 @@ fn an_area_survives_its_neighbors_purge() {
 fn two_freed_neighbors_free_their_table() {
     hold(
         two_areas,
-        [give_back, |cpu| {
+        [unmap_and_purge, |cpu| {
             cpu.unmap(pages(1, 1));
             cpu.purge();
         }],
@@ -194,16 +194,16 @@ fn two_freed_neighbors_free_their_table() {
 
 #[test]
 fn a_remapped_address_leads_to_the_new_area() {
-    let seen = hold(one_area, [give_back, |cpu| use_page(cpu, 0, frame(1))]);
+    let seen = hold(one_area, [unmap_and_purge, |cpu| use_page(cpu, 0, frame(1))]);
     assert!(seen.refusals.load(Relaxed) > 0);
 }
 
 #[test]
 fn a_guessing_cpu_never_touches_freed_memory() {
-    hold(one_area, [give_back, |cpu| cpu.guess(0)]);
+    hold(one_area, [unmap_and_purge, |cpu| cpu.guess(0)]);
     hold(
         one_area,
-        [give_back, |cpu| {
+        [unmap_and_purge, |cpu| {
             cpu.guess(1);
             use_page(cpu, 0, frame(1));
         }],
@@ -212,14 +212,14 @@ fn a_guessing_cpu_never_touches_freed_memory() {
 
 #[test]
 fn a_dump_never_meets_a_freed_table() {
-    let seen = hold(one_area, [give_back, |cpu| dump(cpu, &[&[0]])]);
+    let seen = hold(one_area, [unmap_and_purge, |cpu| dump(cpu, &[&[0]])]);
     assert!(seen.absences.load(Relaxed) > 0);
 }
 
 #[test]
 fn a_huge_leaf_replaces_a_dumped_table() {
     let replace = |cpu: &Cpu| {
-        give_back(cpu);
+        unmap_and_purge(cpu);
         assert!(cpu.map(pages(0, 4), frame(4)));
         cpu.access(0, frame(4));
     };
@@ -230,7 +230,7 @@ fn a_huge_leaf_replaces_a_dumped_table() {
 #[test]
 fn purge_map_and_dump_agree_on_three_cpus() {
     let work: [fn(&Cpu); 3] =
-        [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| dump(cpu, &[&[0, 1]])];
+        [unmap_and_purge, |cpu| use_page(cpu, 1, frame(1)), |cpu| dump(cpu, &[&[0, 1]])];
     let seen = hold(one_area, work);
     assert!(seen.waits.load(Relaxed) > 0 && seen.lost.load(Relaxed) == 0);
 }
@@ -239,7 +239,7 @@ fn purge_map_and_dump_agree_on_three_cpus() {
 #[cfg_attr(shuttle, ignore = "random schedules do not reach the point")]
 fn two_maps_beside_a_purge_share_a_table() {
     let work: [fn(&Cpu); 3] =
-        [give_back, |cpu| use_page(cpu, 1, frame(1)), |cpu| use_page(cpu, 2, frame(2))];
+        [unmap_and_purge, |cpu| use_page(cpu, 1, frame(1)), |cpu| use_page(cpu, 2, frame(2))];
     let seen = hold(one_area, work);
     assert!(seen.waits.load(Relaxed) > 0 && seen.lost.load(Relaxed) > 0);
 }
@@ -300,14 +300,14 @@ fn cut_access_and_dump_agree_on_three_cpus() {
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "Causality violation")]
 fn without_waiting_for_readers_a_dump_loses() {
-    explore(Omit::Readers, one_area, [give_back, |cpu| dump(cpu, &[&[0]])]);
+    explore(Omit::Readers, one_area, [unmap_and_purge, |cpu| dump(cpu, &[&[0]])]);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "reached what another area had mapped")]
 fn addresses_freed_before_the_flush_are_misused() {
-    let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 0, frame(1))];
+    let work: [fn(&Cpu); 2] = [unmap_and_purge, |cpu| use_page(cpu, 0, frame(1))];
     explore(Omit::FlushBeforeAddresses, one_area, work);
 }
 
@@ -315,14 +315,14 @@ fn addresses_freed_before_the_flush_are_misused() {
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "Causality violation")]
 fn frames_freed_before_the_flush_are_touched() {
-    explore(Omit::FlushBeforeFree, one_area, [give_back, |cpu| cpu.guess(0)]);
+    explore(Omit::FlushBeforeFree, one_area, [unmap_and_purge, |cpu| cpu.guess(0)]);
 }
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]
 #[should_panic(expected = "a live page faulted")]
 fn a_table_made_before_the_flush_is_missed() {
-    let work: [fn(&Cpu); 2] = [give_back, |cpu| use_page(cpu, 1, frame(1))];
+    let work: [fn(&Cpu); 2] = [unmap_and_purge, |cpu| use_page(cpu, 1, frame(1))];
     explore(Omit::WaitForFlush, one_area, work);
 }
 
@@ -344,7 +344,7 @@ fn a_table_installed_by_store_loses_another() {
 #[test]
 #[should_panic(expected = "assertion `left == right` failed")]
 fn detaching_a_used_table_breaks_an_area() {
-    let work: [fn(&Cpu); 2] = [give_back, |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))];
+    let work: [fn(&Cpu); 2] = [unmap_and_purge, |cpu| assert_eq!(cpu.physical(1), Some(frame(1)))];
     explore(Omit::AskWhetherFree, two_areas, work);
 }
 

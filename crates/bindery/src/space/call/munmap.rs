@@ -14,7 +14,7 @@ use crate::space::op::Op;
 use crate::space::userfault::events;
 
 /// The memory that an unmapping needs, reserved before its first change. Must be used, or passed to
-/// [`UnmapSupplies::give_back`].
+/// [`UnmapSupplies::cancel`].
 #[must_use]
 pub(in crate::space) struct UnmapSupplies<'m, P: Platform> {
     /// The upper part of a VMA that is split.
@@ -32,7 +32,7 @@ impl<P: Platform> Default for UnmapSupplies<'_, P> {
 impl<'m, P: Platform> UnmapSupplies<'m, P> {
     /// Cancels the notices; the reserved VMA frees itself.
     #[cold]
-    pub(in crate::space) fn give_back(self, op: &Op<'_, 'm, P>) {
+    pub(in crate::space) fn cancel(self, op: &Op<'_, 'm, P>) {
         self.notices.cancel(op.memory());
     }
 }
@@ -99,7 +99,7 @@ pub(in crate::space) fn supply_unmapping<'m, P: Platform>(
         match op.vmas.reserve() {
             Ok(upper) => supplies.upper = Some(upper),
             Err(error) => {
-                supplies.give_back(op);
+                supplies.cancel(op);
                 return Err(error);
             }
         }

@@ -262,7 +262,7 @@ impl PagemapScan<'_, '_> {
 impl PageRegions<'_> {
     /// Removes the regions from `at` on. Returns the number of removed pages.
     #[cold]
-    fn take_back(&mut self, at: VirtAddr) -> u64 {
+    fn truncate(&mut self, at: VirtAddr) -> u64 {
         let mut pages = 0;
         while let Some(last) = self.room[..self.count].last_mut()
             && last.range.end() > at
@@ -391,7 +391,7 @@ fn scan_part<P: Platform>(
     };
     if let Some(regions) = &mut walk.regions {
         // The caller's buffer may have had regions of other ranges before.
-        walk.pages = walk.pages.saturating_sub(regions.take_back(reached));
+        walk.pages = walk.pages.saturating_sub(regions.truncate(reached));
     }
     walk.stopped = None;
     walk.at = reached;

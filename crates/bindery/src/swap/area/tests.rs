@@ -73,7 +73,7 @@ fn an_area_ends_before_its_cluster_is_listed() {
         let mut freed = FreedSlots::new(slots, cluster);
         let mut state = cluster.state.lock();
         (freed.first, freed.count) = (index(run.first), run.count);
-        freed.give_back(&mut state);
+        freed.free_run(&mut state);
         assert!(freed.relist, "the cluster is on a list of clusters in use");
     });
     // No slot is taken, so the area goes, and the late thread finds no cluster.

@@ -147,7 +147,7 @@ impl World {
 
     /// The first half of a free. The caller knows that the list of the cluster changes.
     fn free(&self, Taken(number, slot): &Taken) {
-        self.cluster(*number).give_back(*slot, 1);
+        self.cluster(*number).free_run(*slot, 1);
     }
 
     /// The second half: `relist`.

@@ -27,7 +27,7 @@ use super::quota::{CompressedQuota, FrameCredit};
 use super::{Corrupt, StoreError, object};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::frame::drains::{self, Drains, Machine};
-use crate::frame::meta::{Kind, NONE, is_kind, link, order_in};
+use crate::frame::meta::{MetaKind, NONE, is_kind, link, order_in};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
@@ -166,7 +166,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
             return Err(StoreError::NoMemory);
         };
         let meta = self.frames.meta(frame);
-        meta.reset(Kind::Compressed, Order::PAGE);
+        meta.reset(MetaKind::Compressed, Order::PAGE);
         meta.owner.store(self.pool.number, Relaxed);
         self.pool.counts.frames_used += 1;
         self.quota.note_used();
@@ -314,7 +314,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
 pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
     frames.manages(frame) && {
         let state = frames.meta(frame).state.load(Relaxed);
-        is_kind(state, Kind::Compressed) && order_in(state) == Order::PAGE
+        is_kind(state, MetaKind::Compressed) && order_in(state) == Order::PAGE
     }
 }
 

@@ -111,7 +111,7 @@ impl<W: Word<u64>> CompressedQuota<W> {
         }
     }
 
-    fn give_back(&self, frames: u64) {
+    fn release(&self, frames: u64) {
         if frames > 0 {
             self.written.granted.sub(frames, Relaxed);
         }
@@ -148,17 +148,17 @@ impl FrameCredit {
     /// Returns one frame to the credit; to the quota, unless `keeps`, or if there is much credit.
     pub(super) fn put<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>, keeps: bool) {
         if !keeps || !self.batches {
-            quota.give_back(1);
+            quota.release(1);
         } else if self.frames < 2 * BATCH {
             self.frames += 1;
         } else {
             self.frames -= BATCH - 1;
-            quota.give_back(BATCH);
+            quota.release(BATCH);
         }
     }
 
     /// Returns all credit to the quota.
     pub(super) fn return_all<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>) {
-        quota.give_back(core::mem::take(&mut self.frames));
+        quota.release(core::mem::take(&mut self.frames));
     }
 }

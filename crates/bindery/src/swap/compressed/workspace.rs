@@ -25,7 +25,7 @@ use super::{Corrupt, LARGEST};
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::bytes;
 use crate::cpu::CpuTable;
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 use crate::sync::Mutex;
@@ -177,7 +177,7 @@ impl<P: Platform> Workspaces<P> {
 #[cold]
 fn make<P: Platform>(frames: &Frames<P>, purpose: AllocateFor) -> Option<Frame> {
     let head = frames.allocate(ORDER, purpose)?;
-    frames.meta(head).reset(Kind::Compressed, ORDER);
+    frames.meta(head).reset(MetaKind::Compressed, ORDER);
     frames.platform().zero(head, ORDER.pages());
     let workspace = frames.platform().direct_map(head).cast::<Workspace>().as_ptr();
     // SAFETY: the block is large enough, aligned to a page and fresh from the allocator, so only

@@ -89,7 +89,7 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.world.let_go(self.folio);
+        self.world.release(self.folio);
     }
 }
 
@@ -148,7 +148,7 @@ impl World {
 
     /// Drops a reference or a mapping. The last one frees the folio, and another page gets its
     /// frames.
-    fn let_go(&self, folio: usize) {
+    fn release(&self, folio: usize) {
         let folio = &self.folios[folio];
         if folio.count.fetch_sub(REFERENCE, AcqRel) == REFERENCE {
             for content in &folio.content {
@@ -249,7 +249,7 @@ impl World {
         }
         self.map(space, own);
         unlock(&folio.state, &self.sleepers, || ());
-        self.let_go(own);
+        self.release(own);
         Ok(())
     }
 
@@ -317,7 +317,7 @@ impl World {
         self.folios[folio].cached.store(cached, Relaxed);
         drop(cluster);
         if before > 0 && cached == 0 {
-            self.let_go(folio);
+            self.release(folio);
         }
     }
 
@@ -340,7 +340,7 @@ impl World {
         self.content(copy).with_mut(|content| unsafe { content.write(found) });
         publish(&self.folios[own].count, REFERENCE);
         space.entries[what.page].store(copy.0 << FRAME_SHIFT | LEAF | EXCLUSIVE, Release);
-        self.let_go(shared.0 as usize / PAGES);
+        self.release(shared.0 as usize / PAGES);
         true
     }
 

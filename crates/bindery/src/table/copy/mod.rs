@@ -69,7 +69,7 @@ pub(super) fn copy_to<'m, P: Platform>(
 ) -> Result<(), Failure> {
     let mut tables = TablePool::new(edit.memory);
     let result = copy_parts(edit, child, what, &mut tables);
-    tables.give_back();
+    tables.free_unused();
     edit.count(&tables.counts);
     result
 }

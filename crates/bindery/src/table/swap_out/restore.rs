@@ -41,7 +41,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         match self.scan.held {
             Some(held) if *held == folio => {
                 CachedFolio::new(memory, held, place).call_back();
-                self.scan.took_held = false;
+                self.scan.swapped_held = false;
             }
             _ => {
                 // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.

@@ -78,7 +78,7 @@ impl<'m, P: Platform> RemapCall<'m, P> {
 
     /// Frees the supplies that the attempt did not need.
     pub(super) fn free_supplies(&mut self, op: &Op<'_, 'm, P>) {
-        self.unmappings.drain(..).for_each(|unmapping| unmapping.give_back(op));
+        self.unmappings.drain(..).for_each(|unmapping| unmapping.cancel(op));
         if let Some((notices, _)) = self.notices.take() {
             notices.cancel(op.memory());
         }

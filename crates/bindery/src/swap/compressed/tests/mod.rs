@@ -14,7 +14,7 @@ use crate::addr::Order;
 use crate::bytes;
 use crate::folio::FrameUse;
 use crate::frame::AllocateFor;
-use crate::frame::meta::Kind;
+use crate::frame::meta::MetaKind;
 use crate::frame::tests::{Machine, assert_all_free, new_frames};
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -134,7 +134,7 @@ impl Fixture {
         assert_eq!(self.store.check(&self.frames), Ok(()));
         let mut found = 0;
         self.frames.for_each_block(|_, order, kind| {
-            if kind == Kind::Compressed {
+            if kind == MetaKind::Compressed {
                 found += u64::from(order.pages());
             }
         });

@@ -37,7 +37,7 @@ use crate::platform::Platform;
 /// # Safety
 /// 1. The caller has a reference, until the lock is dropped.
 #[cold]
-pub(super) unsafe fn take_back<P: Platform>(
+pub(super) unsafe fn take_over<P: Platform>(
     memory: &Memory<P>,
     folio: Folio,
 ) -> Option<FolioLock<'_, P>> {
@@ -52,7 +52,7 @@ pub(super) unsafe fn take_back<P: Platform>(
 /// Takes over the folio's lock and marks its slots, in one step.
 ///
 /// # Safety
-/// 1. As [`take_back`].
+/// 1. As [`take_over`].
 unsafe fn take_lock_over<'m, P: Platform>(
     stay: &AreasStay,
     memory: &'m Memory<P>,
@@ -83,7 +83,7 @@ unsafe fn take_lock_over<'m, P: Platform>(
 }
 
 /// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
-/// taken the lock over ([`take_back`]), releases the slots and returns `None`.
+/// taken the lock over ([`take_over`]), releases the slots and returns `None`.
 ///
 /// # Safety
 /// 1. The caller ends the request, and releases the request's reference after the lock.
@@ -128,7 +128,7 @@ unsafe fn lock_written_in<'m, P: Platform>(
         last.empty_slot(memory, value);
         freed.add(&mut state, at);
     }
-    freed.give_back(&mut state);
+    freed.free_run(&mut state);
     drop(state);
     freed.relist(slots.first);
     None

@@ -1,5 +1,5 @@
 //! Folios taken back from a device, under loom: the code of [`super::requests`] and of the folio's
-//! lock, and the steps of [`super::take_back`].
+//! lock, and the steps of [`super::take_over`].
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
@@ -119,7 +119,7 @@ impl World {
             return take_from_request(&self.state, || ());
         }
         let now = SlotState(now.0 & !SlotState::WRITING);
-        self.let_go_if_free(now);
+        self.free_if_unheld(now);
         false
     }
 
@@ -128,12 +128,12 @@ impl World {
         let _cluster = self.cluster.lock().unwrap();
         assert!(!take_all(&self.count, 2 * REFERENCE), "a fault has lost its reference");
         let now = SlotState(self.cell.load(Relaxed) & !SlotState::BUSY | SlotState::STORED);
-        self.let_go_if_free(now);
+        self.free_if_unheld(now);
     }
 
     /// Frees the slot if nothing holds it any more. The lock of the cluster is held.
-    fn let_go_if_free(&self, now: SlotState) {
-        if !now.is_let_go() {
+    fn free_if_unheld(&self, now: SlotState) {
+        if !now.is_unheld() {
             self.cell.store(now.0, Relaxed);
             return;
         }
@@ -150,8 +150,8 @@ impl World {
         }
     }
 
-    /// `take_back`. Returns whether the lock is the caller's.
-    fn take_back(&self) -> bool {
+    /// `take_over`. Returns whether the lock is the caller's.
+    fn take_over(&self) -> bool {
         let cluster = self.cluster.lock().unwrap();
         let now = SlotState(self.cell.load(Relaxed));
         let written = now.has(SlotState::BUSY | SlotState::CACHED) && !now.has(SlotState::STORED);
@@ -175,7 +175,7 @@ impl World {
 
     /// A fault: `lock_folio`, the page is mapped and written to, and the slot is released.
     fn fault(&self) {
-        while !lock_unless_writeback(&self.state, &self.sleepers) && !self.take_back() {
+        while !lock_unless_writeback(&self.state, &self.sleepers) && !self.take_over() {
             self.completions.wait(&self.sleepers, &mut || {
                 self.finish();
                 self.state.load(Acquire) & WRITEBACK == 0
@@ -196,7 +196,7 @@ impl World {
             self.cell.store(SlotState::WRITING, Relaxed);
             self.leave_cache_of(now);
         } else {
-            self.let_go_if_free(now);
+            self.free_if_unheld(now);
         }
     }
 }
