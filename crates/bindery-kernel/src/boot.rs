@@ -2,10 +2,10 @@
 
 use bindery::FrameRange;
 
-/// The most ranges of memory that the boot protocol may name; further ones stay unused.
+/// The maximum number of memory ranges; further ones stay unused.
 pub const MAX_RANGES: usize = 32;
 
-/// A stretch of physical memory, in bytes.
+/// A range of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stretch {
     /// Its first byte.
@@ -17,17 +17,17 @@ pub struct Stretch {
 /// The facts about the machine that the entry code passes to [`crate::start`].
 #[derive(Clone, Copy, Debug)]
 pub struct Information {
-    /// Usable memory as the firmware tells; the kernel's image, the initramfs and what else is in
-    /// use lie in it and are taken out by [`Information::free_memory`].
+    /// The usable memory that the firmware reports. The kernel's image, the initramfs and other
+    /// memory in use lie in it; [`Information::free_memory`] takes them out.
     pub memory: [Stretch; MAX_RANGES],
     /// The parts of `memory` in use: the image, the initramfs, boot data that is still read, the
     /// trampoline.
     pub reserved: [Stretch; 8],
-    /// The initramfs; empty where there is none.
+    /// The initramfs; empty if there is none.
     pub initramfs: Stretch,
-    /// The command line, in memory that stays.
+    /// The command line, in memory that is never reused.
     pub command_line: &'static str,
-    /// CPUs that the machine has.
+    /// The number of CPUs.
     pub cpus: usize,
 }
 
@@ -41,7 +41,7 @@ impl Information {
         cpus: 1,
     };
 
-    /// The same machine, but the first `bytes` of its memory stay out of use.
+    /// The same machine without the first `bytes` of its memory, which stay unused.
     pub fn without_first(mut self, bytes: u64) -> Self {
         let used = self.memory.iter().filter(|stretch| stretch.start < stretch.end);
         let first = used.map(|stretch| stretch.start).min().unwrap_or(0).saturating_add(bytes);
@@ -51,11 +51,11 @@ impl Information {
         self
     }
 
-    /// Whole free frames, in rising order. `taken` is one more stretch that is in use (the heap).
+    /// Whole free frames, in rising order. `taken` is one more range in use (the heap).
     pub fn free_memory(&self, taken: Stretch, out: &mut [FrameRange; MAX_RANGES]) -> usize {
         let mut count = 0;
         let mut memory = self.memory;
-        // The stretch that begins lowest, again and again: they are few, and a sort is much code.
+        // Picks the lowest range each time: they are few, and a sort needs more code.
         while let Some(stretch) =
             memory.iter_mut().filter(|left| left.start < left.end).min_by_key(|left| left.start)
         {

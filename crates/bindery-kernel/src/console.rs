@@ -18,12 +18,12 @@ pub fn write(bytes: &[u8]) {
     bytes.iter().copied().for_each(arch::write_console);
 }
 
-/// Prints a line of the kernel's own.
+/// Prints a line of the kernel.
 pub fn print(line: fmt::Arguments<'_>) {
     let _ = fmt::Write::write_fmt(&mut Console, format_args!("[bindery] {line}\n")); // cannot fail
 }
 
-/// Prints a line of the kernel's own, formatted as `format!` does.
+/// Prints a line of the kernel, formatted as by `format!`.
 #[macro_export]
 macro_rules! log {
     ($($argument:tt)*) => { $crate::console::print(format_args!($($argument)*)) };

@@ -28,12 +28,12 @@ names! {
 }
 
 impl Errno {
-    /// The call was interrupted by a signal before it did anything: it is made again after the
-    /// handler where the handler allows that (`SA_RESTART`), and else fails with `EINTR`. Never
+    /// A signal interrupted the call before it had an effect. The call is restarted after the
+    /// handler if the handler allows that (`SA_RESTART`); otherwise it fails with `EINTR`. Never
     /// reaches a program.
     pub const RESTART: Self = Self(512);
 
-    /// As [`Errno::RESTART`], but only where no handler runs: else it fails with `EINTR`
+    /// As [`Errno::RESTART`], but restarts only if no handler runs; otherwise it fails with `EINTR`
     /// (`nanosleep`, `poll`, `futex` with a timeout).
     pub const RESTART_WITHOUT_HANDLER: Self = Self(514);
 }

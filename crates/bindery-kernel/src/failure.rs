@@ -10,12 +10,13 @@ static PANICKING: AtomicBool = AtomicBool::new(false);
 
 #[panic_handler]
 fn panic(information: &PanicInfo<'_>) -> ! {
-    // A panic inside of this one must not begin again.
+    // A panic during this one must not start over.
     if !PANICKING.swap(true, Ordering::Relaxed) {
         control::send(format_args!("panic {}", information.message()));
         log!("{information}");
         log!("backtrace:");
-        // Behind a call that never returns, another function may begin: the call itself is named.
+        // A call that never returns may be the last instruction of its function, so the return
+        // address may belong to the next one: the address of the call is printed.
         arch::return_addresses(|address| match symbols::name(address - 1) {
             Some((name, offset)) => log!("  {address:#018x} {name}+{:#x}", offset + 1),
             None => log!("  {address:#018x}"),

@@ -1,9 +1,9 @@
 //! The kernel's own heap: a fixed share of memory, taken at boot.
 //!
 //! The collections of the Rust library cannot report that memory has run out. So every call that
-//! makes a lasting object calls [`room`] first, after its last sleep. That keeps a margin which no
-//! single call can use up, and refuses with `ENOMEM` beyond it. Between a question before a sleep
-//! and its allocation, other threads would take the same bytes.
+//! allocates a lasting object calls [`room`] first, after its last sleep. That keeps a margin which
+//! no single call can exhaust, and fails with `ENOMEM` beyond it. A check before a sleep would be
+//! useless: other threads could take the same bytes before the allocation.
 
 use core::alloc::{GlobalAlloc, Layout};
 
@@ -47,13 +47,13 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// Bytes kept free for calls that have begun.
+/// Bytes kept free for calls in progress.
 const MARGIN: usize = 1 << 20;
 
 /// The heap's share of memory, as a divisor; the result is between 8 and 64 MiB.
 const SHARE: u64 = 16;
 
-/// Takes the heap from the end of the largest free stretch; returns the taken stretch.
+/// Takes the heap from the end of the largest free range. Returns the heap's range.
 pub fn begin(information: &Information) -> Stretch {
     let mut ranges =
         [bindery::FrameRange { first: bindery::addr::Frame(0), count: 0 }; crate::boot::MAX_RANGES];
@@ -77,11 +77,12 @@ pub fn begin(information: &Information) -> Stretch {
     taken
 }
 
-/// The largest block that a collection asks for when it grows beside others, in bytes: free memory
-/// in smaller pieces is none.
+/// The largest block that a growing collection requests, in bytes. Smaller free pieces do not count
+/// as free memory.
 const LARGEST_GROWTH: usize = 128 << 10;
 
-/// Refuses where the heap cannot take `bytes` more with the margin left, or not in one piece.
+/// Fails if the heap cannot allocate `bytes` more and keep the margin, or has no free block of that
+/// size.
 #[inline(never)]
 pub fn room(bytes: usize) -> Result<(), Errno> {
     let mut heap = HEAP.0.lock();

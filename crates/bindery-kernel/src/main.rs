@@ -1,19 +1,19 @@
 //! The reference kernel of Bindery: it boots in QEMU and runs static Linux programs unmodified. All
 //! memory management is the crate `bindery`, used through its public interface.
 //!
-//! It is an embedder like any other. [`platform`] is its part of memory management; the rest is
-//! processes ([`process`]), files ([`files`]), and the machine ([`arch`]).
+//! It is an embedder like any other. [`platform`] implements the memory-management interface; the
+//! rest is processes ([`process`]), files ([`files`]), and the machine ([`arch`]).
 //!
 //! # One rule that makes it small
-//! Threads run on the first CPU; the others are started and idle. In the kernel interrupts are off
-//! and nothing is preempted: a thread gives the CPU away where it sleeps ([`process::scheduler`]),
-//! or on its way back to its program. So a read section of the core needs no bookkeeping, and a
-//! fault in the kernel is always a defect of the kernel.
+//! Threads run on the first CPU; the others are started and idle. In the kernel, interrupts are off
+//! and nothing is preempted: a thread yields the CPU only when it sleeps ([`process::scheduler`]),
+//! or on the return to its program. So a read section of the core needs no bookkeeping, and a fault
+//! in the kernel is always a defect of the kernel.
 //!
 //! # Layers
-//! A layer names itself and those before it, in every `use` and every path. The test of the core
-//! reads this table (`crates/bindery/tests/layers/main.rs`). A lower layer that has to call a
-//! higher one has a trait for it, which the higher one implements and registers at boot
+//! A layer may name only itself and the layers before it, in every `use` and every path. A test of
+//! the core reads this table (`crates/bindery/tests/layers/main.rs`). A lower layer that has to
+//! call a higher one has a trait for it, which the higher one implements and registers at boot
 //! (`services`).
 //!
 //! | modules | idea |

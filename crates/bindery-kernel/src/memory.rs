@@ -1,4 +1,4 @@
-//! The machine's one [`Memory`] and its one [`KernelMap`], with the mappings of the kernel's own.
+//! The machine's [`Memory`] and [`KernelMap`], one each, and the kernel's own mappings.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -22,22 +22,22 @@ use crate::platform::Machine;
 /// An address space of a program.
 pub type Space = AddressSpace<'static, Machine>;
 
-/// The first address of the kernel map, on all architectures. The map covers exactly one entry of
-/// the root, and no other mapping of the kernel is near.
+/// The start of the kernel map on all architectures. The map covers exactly one entry of the root,
+/// and no other mapping of the kernel is near.
 pub const MAP_START: VirtAddr = VirtAddr(0xffff_c000_0000_0000);
-/// How many there are, in bytes.
+/// The size of the kernel map in bytes.
 const MAP_SIZE: u64 = 1 << 39;
 
 /// Unmapped areas may hold one frame in this many before a purge flushes the TLBs.
 const PURGE_SHARE: u64 = 256;
 
-/// Frames that were free when the boot was over.
+/// The number of free frames at the end of the boot.
 static FREE_AT_BOOT: AtomicU64 = AtomicU64::new(0);
 
 static MEMORY: Once<&'static Memory<Machine>> = Once::new();
 static MAP: Once<&'static KernelMap<'static, Machine>> = Once::new();
 
-/// Hands all free memory to the core, and makes the kernel map.
+/// Passes all free memory to the core, and creates the kernel map.
 pub fn begin(information: &Information, heap: Stretch) {
     let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
     let count = information.free_memory(heap, &mut ranges);
@@ -47,7 +47,7 @@ pub fn begin(information: &Information, heap: Stretch) {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core cannot take the machine's memory: {problem}"),
     };
-    // As `/sys/kernel/mm/transparent_hugepage/enabled` says at first.
+    // The initial value of `/sys/kernel/mm/transparent_hugepage/enabled`.
     memory.folio_policy().set_global(SizeMode::Never);
     let arena = VirtRange::from_len(MAP_START, MAP_SIZE).expect("the constants are a range");
     // SAFETY: 1. The root is the one that the CPUs have loaded for the kernel's addresses; the
@@ -65,8 +65,8 @@ pub fn begin(information: &Information, heap: Stretch) {
     };
 }
 
-/// Records how many frames are free; the same number must be free at the end. Frames that the
-/// kernel has taken until now it keeps.
+/// Records the number of free frames. The same number must be free at the end: the kernel keeps the
+/// frames that it has taken until now.
 pub fn boot_is_over() {
     FREE_AT_BOOT.store(free_frame_count(), Ordering::Relaxed);
 }
@@ -74,7 +74,7 @@ pub fn boot_is_over() {
 /// The memory of the machine.
 #[inline]
 pub fn memory() -> &'static Memory<Machine> {
-    // `begin` ran before anything else could ask.
+    // `begin` ran before anything else could use it.
     MEMORY.get().expect("memory is set up at boot")
 }
 
@@ -84,14 +84,14 @@ pub fn kernel_map() -> &'static KernelMap<'static, Machine> {
     MAP.get().expect("the kernel map is made at boot")
 }
 
-/// How many frames have leaked, once everything allocated after the boot is freed.
+/// The number of leaked frames, once everything allocated after the boot is freed.
 pub fn leaked_frames() -> i64 {
     FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frame_count() as i64
 }
 
-/// Frames that are free, those that wait in caches and for a purge among them, the tables of the
-/// kernel map, which may keep one, empty, for the guard page behind an area that stays, and the
-/// huge zero page, which stays once it was made.
+/// The free frames, including those in caches and those that wait for a purge. The kernel map's
+/// tables count as free: it may keep an empty one for the guard page behind a lasting area. So does
+/// the huge zero page, which stays once it exists.
 fn free_frame_count() -> u64 {
     kernel_map().purge();
     memory().trim();
@@ -100,10 +100,10 @@ fn free_frame_count() -> u64 {
     memory().free_frame_count() + counts.tables_allocated - counts.tables_freed + zeroes
 }
 
-/// Maps the registers of a device, forever.
+/// Maps the registers of a device, permanently.
 ///
 /// # Panics
-/// If no memory is left for that: boot cannot go on without the device.
+/// If there is no memory for that: boot cannot continue without the device.
 pub fn map_device(from: u64, length: u64) -> *mut u8 {
     match kernel_map().ioremap(PhysAddr(from), length, MemoryType::Device) {
         Ok(at) => core::ptr::with_exposed_provenance_mut(at.0 as usize),
@@ -111,14 +111,14 @@ pub fn map_device(from: u64, length: u64) -> *mut u8 {
     }
 }
 
-/// As [`map_device`], for registers anywhere in a page.
+/// As [`map_device`], for registers at any offset in a page.
 pub fn map_registers(from: u64, length: u64) -> *mut u8 {
     let (start, end) = (from & !4095, (from + length).next_multiple_of(4096));
     map_device(start, end - start).wrapping_add((from - start) as usize)
 }
 
-/// Whether an access of the kernel that faulted at `address` may be repeated: the mapping was being
-/// changed.
+/// Whether an access of the kernel that faulted at `address` may be repeated because the mapping
+/// was changing.
 pub fn is_resolved(address: u64, needed: Permissions) -> bool {
     let resolve = |map: &&KernelMap<'_, Machine>| map.resolve(VirtAddr(address), needed);
     MAP.get().map(resolve) == Some(Resolution::Retry)
@@ -147,13 +147,12 @@ impl fmt::Display for Explained {
     }
 }
 
-/// Memory of the kernel's own in whole pages (`vmalloc`). An unmapped page follows it, and another
-/// lies in front of it.
+/// Memory of the kernel in whole pages (`vmalloc`). The page in front of it and the page behind it
+/// are unmapped.
 ///
 /// The page in front is unmapped because each area of the kernel map, live or freed, ends with a
-/// guard page that is never mapped. So the page in front of an area is the guard page of another,
-/// free, or in front of the arena; nothing is mapped at free addresses, and nothing in the stretch
-/// of the root's entry in front of the arena.
+/// guard page. So the page in front of an area is another area's guard page, or free, or in front
+/// of the arena. Nothing is mapped at free addresses, nor in the range of the preceding root entry.
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,
@@ -187,7 +186,7 @@ impl Pages {
         (start - 4096..start).contains(&address)
     }
 
-    /// The bytes; whatever they held before, at first.
+    /// The bytes. Their initial content is undefined.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: mapped to read and write until the drop, owned by the value, and any byte is a
         // valid `u8`.

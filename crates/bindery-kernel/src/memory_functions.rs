@@ -1,6 +1,7 @@
-//! Verifies `memcpy`, `memmove`, `memset` and `memcmp`, which the compiler calls and some
-//! architectures write themselves, against loops over bytes (`workload=memory-functions`): every
-//! length up to [`LONGEST`], at every place of a word, with the bytes around it.
+//! Verifies `memcpy`, `memmove`, `memset` and `memcmp` against loops over bytes
+//! (`workload=memory-functions`). The compiler calls these functions, and some architectures
+//! implement them. The test covers every length up to [`LONGEST`], every alignment in a word, and
+//! the surrounding bytes.
 
 use core::cmp::Ordering;
 use core::hint::black_box;
@@ -8,13 +9,13 @@ use core::ptr;
 
 use crate::log;
 
-/// Longer than all that the functions treat in a way of its own.
+/// Longer than every length that the functions treat specially.
 const LONGEST: usize = 300;
 
 /// Bytes on either side that must stay as they are.
 const EDGE: usize = 64;
 
-/// Places that differ in how they are aligned.
+/// The number of different alignments.
 const PLACES: usize = 8;
 
 type Bytes = [u8; LONGEST + 2 * EDGE];
@@ -33,7 +34,7 @@ pub fn verify() {
     log!("memcpy, memmove, memset and memcmp do what loops over bytes do");
 }
 
-/// A byte that differs from its neighbors for as far as one call reaches.
+/// A byte that differs from all its neighbors within the reach of one call.
 fn byte(at: usize) -> u8 {
     (at % 251) as u8
 }
@@ -106,12 +107,12 @@ fn fills(length: usize) {
 
 fn comparisons(length: usize) {
     let (mut one, mut other) = ([0; _], [0; _]);
-    // Over all lengths, each place comes at each distance from the end.
+    // Over all lengths, each position occurs at each distance from the end.
     let differences = (length % 7..=length).step_by(7);
     for (differs, place) in differences.flat_map(|at| (0..4).map(move |place| (at, place))) {
         fill(&mut one);
         fill(&mut other);
-        // The first difference decides, and none behind the end counts.
+        // The first difference decides, and a difference behind the end does not count.
         for at in differs..one.len() {
             one[at] = 1;
             other[at] = if at == differs { 0x82 } else { 0 };

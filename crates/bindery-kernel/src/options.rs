@@ -1,29 +1,29 @@
 //! The kernel's command line: `key=value` words, then ` -- ` and the words of the first program.
-//! Each word may have bytes written as `%XX`.
+//! Each word may encode bytes as `%XX`.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Once;
 
-/// The release that `uname` reports: that of the Linux whose calls are served.
+/// The release that `uname` reports: that of the Linux whose system calls the kernel implements.
 pub const RELEASE: &str = "6.18.0-bindery";
 
 static LINE: Once<&'static str> = Once::new();
 
-/// Whether every process that ends is followed by an audit.
+/// Whether the end of every process triggers an audit.
 pub static CHECK_AT_EXIT: AtomicBool = AtomicBool::new(false);
 
 /// Whether every system call is logged.
 pub static LOG_CALLS: AtomicBool = AtomicBool::new(false);
 
-/// How many processes there may be.
+/// The maximum number of processes.
 pub static PROCESSES: AtomicUsize = AtomicUsize::new(512);
 
-/// The seed for the shapes of the core's lists and trees; 0 takes a random one.
+/// The seed for the shapes of the core's lists and trees; 0 selects a random one.
 pub static SEED: AtomicU64 = AtomicU64::new(0);
 
-/// Reads the command line; called once, before there is a heap.
+/// Reads the command line. Called once, before the heap exists.
 pub fn read(line: &'static str) {
     LINE.call_once(|| line);
     for (key, value) in pairs() {
@@ -45,13 +45,14 @@ pub fn read(line: &'static str) {
     }
 }
 
-/// The value of a key that is rarely asked for.
+/// The value of a rarely used key.
 pub fn value(key: &str) -> Option<&'static str> {
     pairs().find(|(other, _)| *other == key).map(|(_, value)| value)
 }
 
-/// How many bytes at the beginning of memory stay unused, besides the image: `unused=BYTES`. With
-/// more than the image takes, the free frames are the same for kernels of different sizes.
+/// The number of bytes at the beginning of memory that stay unused, including the image:
+/// `unused=BYTES`. If it exceeds the image's size, the free frames are the same for kernels of
+/// different sizes.
 pub fn unused_memory() -> u64 {
     value("unused").and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
 }
@@ -91,7 +92,7 @@ pub fn terminal() -> Option<(u16, u16)> {
     Some((rows.parse().ok()?, columns.parse().ok()?))
 }
 
-/// The program to begin with: `init=`, else the first word behind `--`, else `/init`.
+/// The first program: `init=`, else the first word behind `--`, else `/init`.
 pub fn first_program() -> Vec<u8> {
     decode(value("init").or(parts().1.split_whitespace().next()).unwrap_or("/init"))
 }
@@ -107,7 +108,7 @@ pub fn environment() -> Vec<Vec<u8>> {
     pairs().filter(|(key, _)| *key == "env").map(|(_, value)| decode(value)).collect()
 }
 
-/// A word with each `%XX` replaced by the byte; all else stays.
+/// A word in which each `%XX` is replaced by its byte.
 fn decode(word: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word.as_bytes();

@@ -9,7 +9,7 @@ use crate::arch::{self, Registers};
 use crate::process::{self, scheduler, signal};
 use crate::trap::{self, From};
 
-/// A fault at `address` that a program ran into.
+/// A program's fault at `address`.
 #[inline]
 pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
     scheduler::count_page_fault();
@@ -19,14 +19,14 @@ pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
     trap::leave(registers, From::Exception);
 }
 
-/// Resolves a fault with the rights that the running thread has.
+/// Resolves a fault with the rights of the running thread.
 #[inline]
 fn fault(address: u64, access: Access) -> Result<Resolved, FaultError> {
     let keys = arch::key_rights();
     process::with_space(|space| space.fault_with_keys(VirtAddr(address), access, keys))
 }
 
-/// Handles a fault that the core has not resolved: makes room, or signals the program.
+/// Handles a fault that the core has not resolved: frees memory, or signals the program.
 #[cold]
 #[inline(never)]
 fn unresolved(address: u64, access: Access, mut problem: FaultError) {
@@ -47,7 +47,7 @@ fn unresolved(address: u64, access: Access, mut problem: FaultError) {
             FaultError::NotMapped => (SIGSEGV, SEGV_MAPERR),
             FaultError::Protection => (SIGSEGV, SEGV_ACCERR),
             FaultError::ProtectionKey(key) => return signal::key_violation(address, key),
-            // The signal is dealt with on the way back, and the program makes the access again.
+            // The signal is delivered on the way back, and the program repeats the access.
             FaultError::Interrupted => return,
             FaultError::Bus | _ => (SIGBUS, BUS_ADRERR),
         };

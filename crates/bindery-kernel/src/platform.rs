@@ -1,4 +1,4 @@
-//! `Platform`: the machine as the core sees it, and all that an embedder implements.
+//! `Platform`: the machine in the form that the core needs, and all that an embedder implements.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use spin::Once;
 use crate::sync::{self, SleepingLock};
 use crate::{arch, options, time};
 
-/// The services of threads that memory management needs.
+/// The thread services that memory management needs.
 pub trait Threads: Sync {
     /// As [`Platform::park_for_handler`].
     fn park_for_handler(&self, word: &AtomicU32, expected: u32);
@@ -45,7 +45,7 @@ pub trait Threads: Sync {
 
 static THREADS: Once<&'static dyn Threads> = Once::new();
 
-/// Registers the threads. Until then none runs.
+/// Registers the threads' services. No thread runs before that.
 pub fn set_threads(threads: &'static dyn Threads) {
     THREADS.call_once(|| threads);
 }
@@ -170,7 +170,7 @@ unsafe impl Platform for Machine {
         }
     }
 
-    /// The CPU's own generator; without one, the time, which programs may guess.
+    /// The CPU's own generator. Without one, the time, which programs may guess.
     fn seed(&self) -> u64 {
         match options::SEED.load(Ordering::Relaxed) {
             0 => arch::random_word().unwrap_or_else(time::now),

@@ -1,5 +1,5 @@
-//! Requests of lower layers to higher ones: each lower layer has a trait for them, and the one
-//! type here implements all three.
+//! Requests of lower layers to higher ones: each lower layer has a trait for them, and one type
+//! here implements all three.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,7 +13,7 @@ use crate::process::{self, background, parking, scheduler, signal};
 use crate::sync::{self, Parking};
 use crate::user::{self, Faults};
 
-/// The kernel as its lower layers see it.
+/// The kernel in the form that its lower layers need.
 struct Kernel;
 
 /// Registers it with the lower layers.
@@ -25,7 +25,7 @@ pub fn begin() {
 
 impl Parking for Kernel {
     fn park(&self, word: &AtomicU32, expected: u32) {
-        // Its end must not wait for a device that never answers. The failure changes the word.
+        // Its end must not wait for a silent device. The failure changes the word.
         if self.fatal_signal() {
             files::give_up_silent(self.thread());
         }
@@ -67,7 +67,7 @@ impl Threads for Kernel {
     }
 
     fn collect_memory(&self) {
-        process::give_back_kept();
+        process::free_kept();
     }
 
     fn collect_memory_later(&self) {

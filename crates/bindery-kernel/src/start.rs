@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Continues after the entry code of each architecture: the MMU is on, the kernel runs at its
-/// linked address, on a stack of its own, exceptions are caught and interrupts are off.
+/// linked address on its own stack, exceptions are handled and interrupts are off.
 pub fn begin(information: &Information) -> ! {
     options::read(information.command_line);
     let information = &information.without_first(options::unused_memory());

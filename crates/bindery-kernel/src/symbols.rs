@@ -5,13 +5,13 @@ use spin::Once;
 /// Lines `HEXADDRESS NAME`, in rising order.
 static TEXT: Once<&'static [u8]> = Once::new();
 
-/// Takes the file's bytes, where the initramfs lies in memory.
+/// Records the file's bytes, which stay in the initramfs.
 pub fn begin(text: &'static [u8]) {
     TEXT.call_once(|| text);
 }
 
-/// The symbol that holds `address`, and how far it lies behind the symbol's beginning. Callable
-/// from a panic: takes no lock and allocates nothing.
+/// The symbol that contains `address`, and the offset in it. Callable from a panic: takes no lock
+/// and allocates nothing.
 pub fn name(address: u64) -> Option<(&'static str, u64)> {
     let lines = TEXT.get()?.split(|byte| *byte == b'\n');
     let symbols = lines.filter_map(|line| {

@@ -1,6 +1,6 @@
 //! Locks.
 //!
-//! Interrupts are off in the kernel, so a spinning lock needs no care for them. A lock that is held
+//! Interrupts are off in the kernel, so spinning locks need no special care. A lock that is held
 //! across a sleep must be a [`SleepingMutex`].
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use spin::Once;
 const FREE: u32 = 0;
 /// A thread has it.
 const TAKEN: u32 = 1;
-/// A thread has it, and others may be parked on the word.
+/// A thread holds it, and others may be parked on the word.
 const WANTED: u32 = 2;
 
 /// A lock whose waiters sleep.
@@ -60,7 +60,7 @@ pub trait Parking: Sync {
 
 static PARKING: Once<&'static dyn Parking> = Once::new();
 
-/// How many threads are parked.
+/// The number of parked threads.
 static PARKED: AtomicU32 = AtomicU32::new(0);
 
 /// Registers the service that parks threads.
@@ -73,9 +73,9 @@ pub fn set_parked(count: u32) {
     PARKED.store(count, Ordering::Relaxed);
 }
 
-/// Sleeps until [`unpark`] is called for `word`; returns at once where the word is not `expected`.
-/// May return early. In the idle loop and at boot, where no other thread could change the word
-/// while this one sleeps, it always does.
+/// Sleeps until [`unpark`] is called for `word`; returns at once if the word is not `expected`. May
+/// return early. In the idle loop and at boot it always does, because no other thread could change
+/// the word during the sleep.
 pub fn park(word: &AtomicU32, expected: u32) {
     match PARKING.get() {
         Some(parking) => parking.park(word, expected),
@@ -83,7 +83,7 @@ pub fn park(word: &AtomicU32, expected: u32) {
     }
 }
 
-/// Wakes all threads that are parked on the word at this address, which may have been freed.
+/// Wakes all threads that are parked on the word at this address. The word may have been freed.
 #[cold]
 #[inline(never)]
 pub fn unpark(word: *const AtomicU32) {
@@ -94,7 +94,7 @@ pub fn unpark(word: *const AtomicU32) {
     }
 }
 
-/// For short sections, never across a sleep or a copy to or from a program.
+/// For short sections, without a sleep or a copy to or from a program.
 pub type Mutex<T> = bindery::sync::Mutex<SpinLock, T>;
 
 /// For sections that may sleep.

@@ -21,11 +21,11 @@ pub trait Sleeper: Send + Sync {
 pub enum Event {
     /// A thread wakes up.
     Wake(Weak<dyn Sleeper>),
-    /// Any other action; it runs with interrupts off, in the context of any thread.
+    /// Any other action. It runs with interrupts off, in the context of any thread.
     Call(Box<dyn FnOnce() + Send>),
 }
 
-/// Identifies an event, to cancel it.
+/// Identifies an event for its cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EventId {
     at: u64,
@@ -41,7 +41,7 @@ static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The difference between the time of day and the time since power-on, in nanoseconds.
 static REAL_TIME_OFFSET: AtomicU64 = AtomicU64::new(0);
 
-/// When the running thread's turn ends; `u64::MAX` for never.
+/// The end of the running thread's time slice; `u64::MAX` for none.
 static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Reads the time of day.
@@ -65,7 +65,7 @@ pub fn set_real_time(nanoseconds: u64) {
     REAL_TIME_OFFSET.store(nanoseconds.saturating_sub(now()), Ordering::Relaxed);
 }
 
-/// Has `event` happen when [`now`] is `at`, or soon after.
+/// Schedules `event` for the time `at` of [`now`], or soon after.
 pub fn schedule(at: u64, event: Event) -> EventId {
     let id = EventId { at, serial: SERIAL.fetch_add(1, Ordering::Relaxed) };
     EVENTS.lock().insert(id, event);
@@ -73,12 +73,12 @@ pub fn schedule(at: u64, event: Event) -> EventId {
     id
 }
 
-/// Takes an event back; `false` where it has happened already.
+/// Cancels an event; `false` if it has already happened.
 pub fn cancel(id: EventId) -> bool {
     EVENTS.lock().remove(&id).is_some()
 }
 
-/// Called by the timer's interrupt: everything whose time has come happens.
+/// Called by the timer's interrupt: handles all events that are due.
 pub fn expired() {
     loop {
         let event = {
@@ -101,13 +101,13 @@ pub fn expired() {
     set_timer();
 }
 
-/// Whether the timer's interrupt is due, which no code of the kernel sees: interrupts are off
-/// there.
+/// Whether the timer's interrupt is pending: interrupts are off in the kernel, so no code sees it
+/// arrive.
 pub fn is_due() -> bool {
     now() >= NEXT.load(Ordering::Relaxed)
 }
 
-/// When the running thread's turn ends, if other threads wait for it.
+/// The end of the running thread's time slice, if other threads wait.
 pub fn turn_ends() -> Option<u64> {
     Some(TURN_ENDS.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
 }
@@ -118,8 +118,8 @@ pub fn set_turn_end(at: Option<u64>) {
     set_timer();
 }
 
-/// Sets the timer for the next event, or for the end of the running thread's turn. A machine with
-/// one thread and no event gets no interrupt at all.
+/// Sets the timer for the next event, or for the end of the running thread's time slice. A machine
+/// with one thread and no event gets no interrupt at all.
 fn set_timer() {
     let event = EVENTS.lock().first_key_value().map(|(id, _)| id.at);
     let turn = turn_ends();

@@ -1,7 +1,6 @@
-//! Entries from a program into the kernel: system calls, exceptions, interrupts. Page faults have a
-//! file of their own, [`crate::page_fault`].
-//! The architecture's entry code saves the registers and calls one of these functions; all of them
-//! end in [`leave`], the way back.
+//! Entries from a program into the kernel: system calls, exceptions, interrupts. Page faults are in
+//! [`crate::page_fault`]. The architecture's entry code saves the registers and calls one of these
+//! functions; all of them end with [`leave`], the way back.
 
 use core::sync::atomic::Ordering;
 
@@ -11,10 +10,10 @@ use crate::process::{self, scheduler, signal};
 pub use crate::process::From;
 use crate::{calls, time};
 
-/// A system call. The result is in the registers afterwards.
+/// Handles a system call, and leaves the result in the registers.
 pub fn system_call(registers: &mut Registers) {
     let Some(outcome) = calls::dispatch(registers) else {
-        // The registers are a program's own, without a result of the call.
+        // The registers are a program's own, and have no result of a call.
         return leave(registers, From::Exception);
     };
     registers.set_result(match outcome {
@@ -30,7 +29,7 @@ pub fn exception(registers: &mut Registers, signal: u32, code: i32, address: u64
     leave(registers, From::Exception);
 }
 
-/// A timer interrupt; in a program if there are registers, else in the idle loop.
+/// Handles a timer interrupt; in a program if there are registers, otherwise in the idle loop.
 pub fn timer(registers: Option<&mut Registers>) {
     time::expired();
     if let Some(registers) = registers {
@@ -57,7 +56,7 @@ pub fn leave(registers: &mut Registers, from: From) {
     }
 }
 
-/// The rare part of [`leave`], kept out of the frequent one.
+/// The rare part of [`leave`], out of line.
 #[cold]
 #[inline(never)]
 fn work(registers: &mut Registers, from: From) {

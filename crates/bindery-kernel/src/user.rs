@@ -1,9 +1,9 @@
 //! Copies between the kernel and programs' memory.
 //!
-//! The memory of the running program is copied at its own addresses and with its own rights
+//! The running program's memory is copied at its own addresses and with its own rights
 //! ([`arch::copy_to_user`]), up to the first missing page. With no lock held, the core then
-//! resolves the fault as if the program had made the access, or refuses it. The memory of other
-//! programs is copied by the core.
+//! resolves the fault as if the program had made the access, or refuses it. The core copies the
+//! memory of other programs.
 
 use alloc::vec::Vec;
 use core::mem::{MaybeUninit, size_of};
@@ -19,7 +19,7 @@ use crate::errno::Errno;
 use crate::heap;
 use crate::memory::Space;
 
-/// A type that any bytes make a valid value of, and that has no padding that matters.
+/// A type for which any bytes are a valid value, and whose padding does not matter.
 ///
 /// # Safety
 /// 1. Every pattern of bits is a value.
@@ -47,13 +47,13 @@ pub trait Faults: Sync {
     /// The core's.
     fn resolve(&self, at: VirtAddr, access: Access) -> Result<(), FaultError>;
 
-    /// Makes room when a fault found no memory. `true` where the running thread has to end instead.
+    /// Frees memory after a fault that found none. `true` if the running thread has to end instead.
     fn make_room(&self) -> bool;
 }
 
 static FAULTS: Once<&'static dyn Faults> = Once::new();
 
-/// Registers the handler of faults.
+/// Registers the fault handler.
 pub fn set_faults(faults: &'static dyn Faults) {
     FAULTS.call_once(|| faults);
 }
@@ -64,8 +64,8 @@ fn faults() -> &'static dyn Faults {
     *FAULTS.get().expect("programs run after the handler of faults is registered")
 }
 
-/// Runs an action that may fault. When memory is short it makes room, as for a fault of the program
-/// itself.
+/// Runs an action that may fault. Frees memory if there is too little, as for a fault of the
+/// program itself.
 fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno> {
     loop {
         match act() {
@@ -77,24 +77,24 @@ fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno>
     }
 }
 
-/// Resolves the fault that the running program would have at an address, so that a copy can go on.
-/// Called with nothing held: it may sleep.
+/// Resolves the fault that the running program would have at an address, so that a copy can
+/// continue. May sleep, so it is called without locks.
 ///
 /// # Errors
-/// `EFAULT` where the program may not do so; `ENOMEM` where the program is about to end for want of
-/// memory.
+/// `EFAULT` if the program may not access the address; `ENOMEM` if the program is about to end for
+/// lack of memory.
 #[cold]
 pub fn fault_in(at: u64, access: Access) -> Result<(), Errno> {
     attempt(|| faults().resolve(VirtAddr(at), access))
 }
 
-/// How many of `length` bytes from an address on lie where programs have addresses.
+/// The number of bytes from an address on, up to `length`, that lie within programs' addresses.
 fn within(at: u64, length: usize) -> usize {
     EntryFormat::USER_END.saturating_sub(at).min(length as u64) as usize
 }
 
-/// Copies bytes to the running program until one is missing. Returns the count. May be called with
-/// locks held.
+/// Copies bytes to the running program, up to the first missing page. Returns their number. May be
+/// called with locks held.
 ///
 /// # Safety
 /// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
@@ -104,8 +104,8 @@ pub unsafe fn put(at: u64, from: *const u8, length: usize) -> usize {
     unsafe { arch::copy_to_user(at, from, within(at, length)) }
 }
 
-/// Copies bytes of the running program until one is missing. Returns the count. May be called with
-/// locks held.
+/// Copies bytes of the running program, up to the first missing page. Returns their number. May be
+/// called with locks held.
 ///
 /// # Safety
 /// 1. `to` is valid for writes of `length` bytes.
@@ -144,12 +144,12 @@ pub fn write_bytes(at: u64, from: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// As [`write_bytes`], of any address space.
+/// As [`write_bytes`], for any address space.
 pub fn write_bytes_of(space: &Space, at: u64, from: &[u8]) -> Result<(), Errno> {
     attempt(|| space.write_user(VirtAddr(at), from))
 }
 
-/// As [`read_bytes`], of any address space, on behalf of another process.
+/// As [`read_bytes`], for any address space, on behalf of another process.
 pub fn read_bytes_foreign(space: &Space, at: u64, into: &mut [u8]) -> Result<(), Errno> {
     attempt(|| space.read_foreign(VirtAddr(at), into))
 }
@@ -170,7 +170,7 @@ pub fn read<T: Plain>(at: u64) -> Result<T, Errno> {
     Ok(unsafe { value.assume_init() })
 }
 
-/// Reads values that follow each other.
+/// Reads consecutive values.
 pub fn read_into<T: Plain>(at: u64, values: &mut [T]) -> Result<(), Errno> {
     // SAFETY: the bytes belong to `values`, and `Plain` says that any bytes make a value.
     let bytes =
@@ -205,10 +205,10 @@ pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Reads a text that ends with a zero byte, without it.
+/// Reads a string that ends with a zero byte, without the zero.
 ///
 /// # Errors
-/// `ENAMETOOLONG` where there is no zero in the first `limit` bytes.
+/// `ENAMETOOLONG` if there is no zero in the first `limit` bytes.
 pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
     let mut text = Vec::new();
     let mut piece = [0; 256];
@@ -222,7 +222,7 @@ pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
             text.extend_from_slice(&piece[..end]);
             return Ok(text);
         }
-        // After the read, which may have slept: other threads may have taken from the heap.
+        // After the read, which may have slept: other threads may have used up the heap.
         heap::room(2 * (text.len() + piece.len()))?;
         text.extend_from_slice(piece);
     }

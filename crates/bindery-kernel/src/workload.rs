@@ -1,6 +1,6 @@
 //! The kernel's own mappings as a workload (`workload=kernel-map`). Before the first program
-//! starts, each operation runs many times, between marks for a tool that counts instructions, and
-//! the mappings are verified through the MMU.
+//! starts, each operation runs many times between marks for a tool that counts instructions. The
+//! mappings are verified through the MMU.
 
 use alloc::vec::Vec;
 
@@ -11,7 +11,7 @@ use bindery::{UnmapTime, VmallocOptions, VmapOptions};
 use crate::memory::kernel_map;
 use crate::{arch, log, memory_functions, options, process};
 
-/// How often each operation is measured; the large ones less often.
+/// The repetitions of each measured operation; large ones have fewer.
 const ITERATIONS: usize = 100;
 const ITERATIONS_OF_LARGE: usize = 10;
 
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 /// Pages of most operations: 1 MiB.
 const PAGES: usize = 256;
 
-/// A physical address behind everything that the machines have.
+/// A physical address above the memory of all machines.
 const NOWHERE: u64 = 0x3_0000_0000;
 
 /// The expected mapping of a page.
@@ -30,14 +30,14 @@ enum Expected<'a> {
     Memory(u64),
     /// These frames.
     Frames(&'a [Frame]),
-    /// So many bytes of no memory from an address on.
+    /// Addresses without memory: the first, and the size in bytes.
     Nowhere(PhysAddr, u64),
 }
 
 /// Runs the workload that the command line asks for, if any.
 ///
 /// # Panics
-/// If the workload is unknown, or an operation fails or has a wrong result.
+/// If the workload is unknown, or an operation fails or returns a wrong result.
 pub fn run() {
     match options::value("workload") {
         None => {}
@@ -104,7 +104,7 @@ fn ioremap<const MAKE: u32, const UNMAKE: u32>(name: &str, from: u64) {
     measure::<MAKE, UNMAKE>(name, ITERATIONS, make, unmake, Expected::Nowhere(from, MIB));
 }
 
-/// Makes and unmakes mappings: once to warm up, verified, and then to be measured.
+/// Makes and unmakes mappings: once to warm up, with verification, and then for the measurement.
 fn measure<const MAKE: u32, const UNMAKE: u32>(
     name: &str,
     iterations: usize,
@@ -131,15 +131,15 @@ fn measure<const MAKE: u32, const UNMAKE: u32>(
             "{name}: {at} is mapped after it was unmapped"
         );
     }
-    // Once more, where others were before.
+    // Once more, at addresses that other mappings had.
     let again = make();
     verify(again, expected);
     unmake(again);
     log!("kernel-map: {name}: ok");
 }
 
-/// Verifies the mappings from `at` on: that the kernel map reports the expected frame of each page,
-/// and that a page has the same memory here and in the direct map.
+/// Verifies the mappings from `at` on: the kernel map reports the expected frame of each page, and
+/// a page has the same memory here and in the direct map.
 fn verify(at: VirtAddr, expected: Expected<'_>) {
     let size = match expected {
         Expected::Memory(size) | Expected::Nowhere(_, size) => size,
@@ -172,7 +172,7 @@ fn verify(at: VirtAddr, expected: Expected<'_>) {
     }
 }
 
-/// Memory whose frames are mapped elsewhere, too.
+/// Memory whose frames have a second mapping.
 struct Pool {
     at: VirtAddr,
     frames: Vec<Frame>,

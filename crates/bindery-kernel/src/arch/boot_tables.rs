@@ -1,8 +1,8 @@
 //! The mappings that the kernel makes at boot: its image, the direct map, the firmware's tables.
-//! There is no [`bindery::KernelMap`] yet, and these addresses lie outside of its arena.
+//! [`bindery::KernelMap`] does not exist yet, and these addresses lie outside its arena.
 //!
-//! Both architectures build these tables here, from the core's entry formats. A stretch of memory
-//! is mapped by the largest leaves that its virtual and physical address allow:
+//! Both architectures build these tables here, from the core's entry formats. A range of memory is
+//! mapped by the largest leaves that its virtual and physical address allow:
 //!
 //! ```text
 //! physical      0x3ff0_0000    0x4000_0000             0x8000_0000   0x8030_1000
@@ -34,7 +34,7 @@ pub enum Mapping {
 }
 
 impl Mapping {
-    /// The leaf at `level` that maps `frame` so.
+    /// The leaf at `level` that maps `frame` with these permissions.
     pub const fn leaf(self, frame: Frame, level: Level<EntryFormat>) -> Entry {
         let (permissions, memory) = match self {
             Self::Code => (Permissions::READ.union(Permissions::EXECUTE), MemoryType::Normal),
@@ -46,7 +46,7 @@ impl Mapping {
     }
 }
 
-/// The memory that tables lie in.
+/// The memory of the tables.
 ///
 /// # Safety
 /// 1. [`TableMemory::allocate`] returns frames that are zeroed and unused.
@@ -88,9 +88,9 @@ impl<M: TableMemory> BootTables<M> {
         }
     }
 
-    /// Maps `physical` at `at` by the first leaf, from the largest down, that `leaf` makes and that
-    /// both addresses allow. Returns how many bytes from `at` on one leaf maps now; it may be an
-    /// older leaf.
+    /// Maps `physical` at `at` with a leaf. Tries the levels from the largest down, as far as
+    /// `leaf` and the alignment of both addresses allow. Returns the number of bytes from `at` on
+    /// that one leaf maps now; it may be an older leaf.
     fn map_leaf(
         &mut self,
         at: VirtAddr,

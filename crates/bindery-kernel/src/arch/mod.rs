@@ -46,7 +46,7 @@
 //! | `copy_to_user`, `copy_from_user` | by addresses of the running program, until the first fault |
 //! | `probe::load`, `store`, `call` | one access that may fault, of the self-test at boot |
 //! | `RETURN` | instructions that return to their caller at once |
-//! | `told(u64) -> AccessFault` | what the processor says of a fault |
+//! | `decode_fault(u64) -> AccessFault` | what the processor says of a fault |
 //! | `control_register(Register) -> Option<u64>` | a control register of the calling CPU |
 //! | `break_control_bit()` | breaks the machine, to show that the self-test finds it |
 //! | `copy_bytes` | any bytes of the kernel, also bytes that a program may change meanwhile |

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::check::AccessFault;
 
-use super::told;
+use super::decode_fault;
 
 /// Set in the result of a routine, beside the processor's code of the fault.
 pub(super) const FAULTED: u64 = 1 << 63;
@@ -19,7 +19,7 @@ pub(super) const FAULTED: u64 = 1 << 63;
 struct Probed {
     /// The loaded value.
     value: u64,
-    /// 0, or [`FAULTED`] and the architecture's code of the fault.
+    /// 0, or [`FAULTED`] with the architecture's code of the fault.
     fault: u64,
 }
 
@@ -29,10 +29,11 @@ unsafe extern "C" {
     fn probe_call(at: u64) -> Probed;
 }
 
-/// The address of the access in progress; 0 at all other times. Only the first CPU makes any.
+/// The address of the access in progress; 0 at all other times. Only the first CPU makes such
+/// accesses.
 static EXPECTED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether a fault at `address` is the self-test's.
+/// Whether the self-test caused the fault at `address`.
 pub(super) fn is_expected(address: u64) -> bool {
     address != 0 && EXPECTED.load(Ordering::Relaxed) == address
 }
@@ -41,7 +42,7 @@ fn probe(at: u64, access: impl FnOnce() -> Probed) -> Result<u64, AccessFault> {
     EXPECTED.store(at, Ordering::Relaxed);
     let Probed { value, fault } = access();
     EXPECTED.store(0, Ordering::Relaxed);
-    if fault & FAULTED == 0 { Ok(value) } else { Err(told(fault & !FAULTED)) }
+    if fault & FAULTED == 0 { Ok(value) } else { Err(decode_fault(fault & !FAULTED)) }
 }
 
 /// Loads eight bytes.

@@ -1,5 +1,5 @@
 //! Copies between the kernel and the program whose tables are loaded, by the program's addresses.
-//! The MMU checks the program's rights. At the first byte that it refuses, the copy ends.
+//! The MMU checks the program's rights. The copy ends at the first byte that the MMU refuses.
 //!
 //! The caller then drops its locks, has the core resolve the fault ([`crate::user::fault_in`]), and
 //! copies the rest. Each architecture has the routines, and knows which of their instructions may

@@ -1,4 +1,4 @@
-//! The system calls about memory. The core serves them; the kernel looks up the descriptors.
+//! The system calls about memory. The core implements them; the kernel looks up the descriptors.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
@@ -13,7 +13,7 @@ use crate::memory::Space;
 use crate::platform::Machine;
 use crate::process;
 
-/// The running process, as the core has to know it.
+/// The running process, in the form that the core needs.
 struct Caller<'a> {
     space: &'a Space,
     file: Option<Mappable>,
@@ -56,7 +56,7 @@ impl linux::Process<'static, Machine> for Caller<'_> {
     }
 }
 
-/// Makes a call about memory; `None` where the number is another call's.
+/// Makes a call about memory; `None` if the number belongs to another call.
 #[inline]
 pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
     const WITH_MORE: u32 = MAP_ANONYMOUS | MAP_POPULATE | MAP_LOCKED;
@@ -92,8 +92,8 @@ fn make(call: Call, arguments: [u64; 6], file: Option<Mappable>, other: Option<&
     })
 }
 
-/// A call that needs a descriptor or the disk, or may run out of memory without saying so. Apart,
-/// so that the others are quick.
+/// A call that needs a descriptor or the disk, or may run out of memory without reporting it. Out
+/// of line, so that the other calls stay fast.
 #[inline(never)]
 fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     let (mut file, mut other) = (None, None);
@@ -131,19 +131,19 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         | Call::PkeyFree
         | Call::Mseal => {}
     }
-    // Looked up before the call: anonymous memory waits for no disk.
+    // Looked up before the call: anonymous memory does not wait for the disk.
     let is_on_disk = call == Call::Msync && maps_files(arguments[0], arguments[1]);
     let outcome = make(call, arguments, file, other.as_deref());
     if is_on_disk {
-        // The pages are stored. The disk has to know their places too.
+        // The pages are stored. The disk has to store the places of their blocks too.
         let kept = disk::commit();
         return outcome.and_then(|done| kept.map(|()| done));
     }
     if call == Call::ProcessMadvise && outcome == Err(Errno::EBADF) {
         return Err(refused);
     }
-    // Like on Linux, `mmap` does not report that memory was short for pages in advance, but room
-    // has to be made.
+    // As on Linux, `mmap` does not report that its population ran out of memory, but memory has to
+    // be freed.
     if call == Call::Mmap
         && arguments[3] as u32 & (MAP_POPULATE | MAP_LOCKED) != 0
         && let Ok(start) = outcome
@@ -157,7 +157,7 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
     outcome
 }
 
-/// Whether a mapping of a file begins, ends or lies in the range.
+/// Whether a mapping of a file overlaps the range.
 fn maps_files(start: u64, length: u64) -> bool {
     let end = start.saturating_add(length);
     let mut at = start;

@@ -1,4 +1,4 @@
-//! System calls by number: which module serves which.
+//! The dispatch of system calls by number to modules.
 //!
 //! | file | what |
 //! |---|---|
@@ -21,8 +21,8 @@ use crate::arch::{self, Registers};
 use crate::errno::{Errno, Outcome};
 use crate::{files, log, options, process};
 
-/// Makes the call whose number is in the registers. `None` where the registers are already as the
-/// program is to have them (a return from a signal handler, a new program).
+/// Makes the call whose number is in the registers. `None` if the registers already have the
+/// program's new state (a return from a signal handler, a new program).
 #[inline]
 pub fn dispatch(registers: &mut Registers) -> Option<Outcome> {
     let (number, arguments) = (registers.number(), registers.arguments());
@@ -36,13 +36,13 @@ pub fn dispatch(registers: &mut Registers) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// Any other call. Apart, so that those about memory are quick.
+/// Any other call. Out of line, so that calls about memory stay fast.
 #[inline(never)]
 fn other(number: u64, arguments: [u64; 6], registers: &mut Registers) -> Option<Outcome> {
     let Ok(known) = u32::try_from(number) else {
         return Some(unknown(number));
     };
-    // First, since programs read and write more often than all else.
+    // First, because reads and writes are the most frequent calls.
     if let Some(outcome) = files::calls::call(known, arguments) {
         return Some(outcome);
     }
@@ -63,7 +63,7 @@ fn log_call(number: u64, arguments: [u64; 6], outcome: Outcome) {
     log!("thread {thread}: call {number} {arguments:x?} = {outcome:x?}");
 }
 
-/// The unknown calls that were logged; the last bit is for all larger numbers.
+/// The unknown calls that were logged; the last bit covers all larger numbers.
 static LOGGED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 fn unknown(number: u64) -> Outcome {

@@ -1,5 +1,5 @@
-//! The system calls about memory nodes. There is one node, so every policy that names it holds
-//! already, and there is nothing to move. The arguments are checked as Linux checks them.
+//! The system calls about memory nodes. There is one node: every policy that names it is fulfilled
+//! already, and there is nothing to move. The arguments are checked as on Linux.
 
 use bindery::addr::PAGE_SIZE;
 use linux_raw_sys::general as nr;
@@ -13,10 +13,10 @@ use crate::{process, user};
 const DEFAULT: u32 = 0;
 const PREFERRED: u32 = 1;
 const LOCAL: u32 = 4;
-/// One more than the last policy that there is (`MPOL_WEIGHTED_INTERLEAVE`).
+/// One more than the last policy (`MPOL_WEIGHTED_INTERLEAVE`).
 const POLICIES: u32 = 7;
 
-/// Makes a call about memory nodes; `None` where the number is another call's.
+/// Makes a call about memory nodes; `None` if the number belongs to another call.
 pub fn call(number: u32, [a, b, c, d, e, f]: [u64; 6]) -> Option<Outcome> {
     Some(match number {
         nr::__NR_mbind => bind(a, b, c as u32, d, e, f as u32),
@@ -61,10 +61,9 @@ fn check_policy(mode: u32, nodes: u64, count: u64) -> Result<(), Errno> {
     }
 }
 
-/// The first 64 of a program's set of nodes; of the others none may be named.
+/// The first 64 nodes of a program's set. No other node may be named.
 fn named_nodes(at: u64, count: u64) -> Result<u64, Errno> {
-    // Like on Linux, the count is one more than the bits that are read, and at most those of a
-    // page.
+    // As on Linux, the count is one more than the number of bits, and at most the bits of a page.
     let Some(bits) = count.checked_sub(1).filter(|bits| *bits > 0 && at != 0) else {
         return Ok(0);
     };

@@ -1,4 +1,4 @@
-//! System V shared memory: the core has the segments, this module the system calls.
+//! The system calls for System V shared memory; the core has the segments.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,21 +17,22 @@ use crate::process::{Capability, credentials};
 use crate::sync::Mutex;
 use crate::{heap, process, time};
 
-/// The most segments that there may be (`shmmni`), as on Linux.
+/// The maximum number of segments (`shmmni`), as on Linux.
 const SEGMENTS_MAX: usize = 4096;
 
-/// `shmctl(2)`: keeps a segment in memory.
+/// `shmctl(2)`: locks a segment in memory.
 const SHM_LOCK: u32 = 11;
 
 type All = Segments<'static, Machine>;
 
-/// Made when the first program asks for one.
+/// Made when a program first uses a segment.
 static SEGMENTS: Once<All> = Once::new();
 
-/// The accounts of locked segments, by user. One without pages may become another user's.
+/// The accounts of locked segments, by user. An account without pages may be reused for another
+/// user.
 static ACCOUNTS: Mutex<Vec<(u32, &'static LockAccount)>> = Mutex::new(Vec::new());
 
-/// Makes a call about segments; `None` where the number is another call's.
+/// Makes a call about segments; `None` if the number belongs to another call.
 pub fn call(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
     match number {
         nr::__NR_shmdt => Some(from_raw(process::with_space(|space| linux::shmdt(space, a)))),
@@ -75,8 +76,7 @@ fn account(user: u32) -> Result<&'static LockAccount, Errno> {
     if let Some((_, account)) = accounts.iter().find(|(owner, _)| *owner == user) {
         return Ok(account);
     }
-    // Nothing sleeps until the caller has locked its segment, so no other call finds the account
-    // without pages.
+    // Nothing sleeps until the caller has locked its segment, so no other call reuses the account.
     if let Some(entry) = accounts.iter_mut().find(|(_, account)| account.used() == 0) {
         entry.0 = user;
         return Ok(entry.1);
@@ -103,19 +103,19 @@ fn all() -> Result<&'static All, Errno> {
 pub fn listing(out: &mut dyn fmt::Write) -> fmt::Result {
     match all() {
         Ok(segments) => proc::sysvipc_shm(segments, out),
-        // Without memory for segments there are none.
+        // There are none if there was no memory for them.
         Err(_) => Ok(()),
     }
 }
 
-/// Lets go of all segments: the machine ends.
+/// Releases all segments: the machine ends.
 pub fn end() {
     if let Some(segments) = SEGMENTS.get() {
         segments.clear();
     }
 }
 
-/// The running process, as System V segments have to know it.
+/// The running process, in the form that System V segments need.
 fn ipc_user() -> IpcUser {
     let who = credentials();
     let privileged = who.can(Capability::IpcOwner);

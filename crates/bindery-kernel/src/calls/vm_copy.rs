@@ -6,7 +6,7 @@ use linux_raw_sys::general as nr;
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::{heap, process};
 
-/// Makes one of the calls; `None` where the number is another call's.
+/// Makes one of the calls; `None` if the number belongs to another call.
 pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let direction = match number {
         nr::__NR_process_vm_readv => CopyDirection::Read,
@@ -29,7 +29,7 @@ fn copy(direction: CopyDirection, arguments: [u64; 6]) -> Outcome {
             process::space_of(id as u32).map_err(linux_errno)
         });
         match from_raw(copied) {
-            // As for a fault of the program itself: room is made, unless the thread has to end.
+            // Frees memory as for a fault of the program itself, unless the thread has to end.
             Err(Errno::ENOMEM) if !process::memory_ran_out() => {}
             outcome => return outcome,
         }
@@ -42,7 +42,7 @@ fn release(descriptor: i32, flags: u32) -> Outcome {
     }))
 }
 
-/// The core's error for a refusal about another process.
+/// The core's error for an access to another process that is refused.
 fn linux_errno(errno: Errno) -> bindery::Errno {
     match errno {
         Errno::EPERM => bindery::Errno::EPERM,

@@ -11,7 +11,7 @@ use crate::arch;
 use crate::memory::{MAP_START, map_registers, memory};
 use crate::platform::Machine;
 
-/// The kernel, for the driver. All large buffers of the device lie in the direct map.
+/// The kernel's services for the driver. All large buffers of the device lie in the direct map.
 pub struct KernelMemory;
 
 /// The physical address of an address in the direct map.
@@ -38,7 +38,7 @@ unsafe impl Hal for KernelMemory {
         }
     }
 
-    /// Only a driver that is dropped at boot gives its memory back; it is not used again.
+    /// Memory is freed only by a driver that is dropped at boot; it is not reused.
     unsafe fn dma_dealloc(_: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
         0
     }
@@ -74,8 +74,8 @@ unsafe impl Hal for KernelMemory {
     }
 }
 
-/// The bytes of a page for copies of buffers outside of the direct map: those that the crate has on
-/// the stack while it waits for a flush. One flush is under way at a time.
+/// A page for copies of buffers outside the direct map: the crate keeps those on the stack while it
+/// waits for a flush. At most one flush is in progress.
 const PAGE: usize = 4096;
 /// The bytes of a copy.
 const SMALL: usize = 64;
@@ -84,13 +84,13 @@ static SMALL_PAGE: AtomicU64 = AtomicU64::new(0);
 /// The number of the next copy.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes the page for copies; `None` without memory.
+/// Allocates the page for copies; `None` if there is no memory.
 pub fn begin() -> Option<()> {
     SMALL_PAGE.store(physical(frames(1)?), Ordering::Relaxed);
     Some(())
 }
 
-/// Whether an address is in the direct map, which the kernel map's arena follows.
+/// Whether an address is in the direct map. The kernel map's arena begins behind it.
 fn is_direct(at: NonNull<u8>) -> bool {
     let start = arch::direct_map(0).as_ptr().addr();
     (start..MAP_START.0 as usize).contains(&at.as_ptr().addr())

@@ -21,7 +21,7 @@ pub enum Kind {
     Pipe,
     /// A socket.
     Socket,
-    /// A file that only has a descriptor: eventfd, pidfd, epoll.
+    /// A node that has only a descriptor: eventfd, pidfd, epoll.
     Anonymous,
 }
 
@@ -61,14 +61,14 @@ pub struct Attributes {
     pub size: u64,
     /// In units of 512 bytes.
     pub blocks: u64,
-    /// Last access, change of contents, change of attributes: nanoseconds since 1970.
+    /// Times of the last access, content change and attribute change: nanoseconds since 1970.
     pub times: [u64; 3],
-    /// Major and minor number of the device that it is.
+    /// Major and minor number of a device node.
     pub device: (u32, u32),
 }
 
 impl Attributes {
-    /// Attributes of a node that only has a number and permissions.
+    /// Attributes of a node that has only a number and permissions.
     pub fn plain(number: u64, mode: u32) -> Self {
         Self {
             number,
@@ -90,7 +90,7 @@ pub struct Change {
     pub mode: Option<u32>,
     /// Owner, group.
     pub owner: (Option<u32>, Option<u32>),
-    /// Last access, change of contents.
+    /// Times of the last access and content change.
     pub times: [Option<u64>; 2],
 }
 
@@ -102,15 +102,15 @@ pub struct Entry {
     pub number: u64,
     /// The kind of the node.
     pub kind: Kind,
-    /// The entry's position in the directory: rising, fixed while the name exists, from 3 on.
+    /// The entry's position in the directory: rising, from 3 on, and fixed while the name exists.
     pub cookie: u64,
 }
 
 /// Whether a transfer may sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// Until there is something.
+    /// Sleeps until data is available.
     Wait,
-    /// `EAGAIN` instead (`O_NONBLOCK`).
+    /// Fails with `EAGAIN` instead (`O_NONBLOCK`).
     None,
 }

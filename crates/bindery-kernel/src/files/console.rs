@@ -1,8 +1,8 @@
 //! The console: the serial line as a terminal.
 //!
-//! Nothing tells the kernel that a byte has come: a thread that waits for one polls the line every
-//! ten milliseconds. With an interactive terminal (`terminal=` on the command line) it is polled
-//! all the time, so that a program that computes can be interrupted.
+//! No interrupt announces a byte: a thread that waits for one polls the line every ten
+//! milliseconds. An interactive terminal (`terminal=` on the command line) is polled all the time,
+//! so that the user can interrupt a program that computes.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -33,10 +33,10 @@ use super::poll;
 /// The interval of polling while a thread waits, in nanoseconds.
 const INTERVAL: u64 = 10_000_000;
 
-/// The most unread bytes that are kept.
+/// The maximum number of unread bytes.
 const TYPED_AHEAD: usize = 4096;
 
-/// Erases, besides the character that the settings name.
+/// Erases a character, like the one in the settings.
 const BACKSPACE: u8 = 8;
 
 // Indices of the control characters in the settings (termios(3)).
@@ -48,13 +48,13 @@ const END_OF_FILE: usize = 4;
 const SUSPEND: usize = 10;
 
 struct Line {
-    /// Bytes to be read; `None` is an end of file that was typed.
+    /// Bytes to read; `None` is a typed end of file.
     ready: VecDeque<Option<u8>>,
     /// The line that is being typed.
     typing: VecDeque<u8>,
     settings: termios,
     size: [u16; 4],
-    /// Every byte is read as it comes: there is no terminal at the other end.
+    /// Every byte can be read as it arrives: the other end is not a terminal.
     takes_bytes: bool,
 }
 
@@ -83,11 +83,11 @@ pub fn begin() {
 /// Polls the line from now on, if it is an interactive terminal.
 pub fn listen() {
     if options::terminal().is_some() {
-        time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look_again)));
+        time::schedule(time::now() + INTERVAL, Event::Call(Box::new(poll_line)));
     }
 }
 
-fn look_again() {
+fn poll_line() {
     pump();
     if has_input() {
         ARRIVED.wake_all();
@@ -119,7 +119,7 @@ impl Line {
         }
         let (input, local) = (self.settings.c_iflag, self.settings.c_lflag);
         let byte = if byte == b'\r' && input & ICRNL != 0 { b'\n' } else { byte };
-        // A character that is zero means nothing.
+        // A control character of zero is disabled.
         let means = |what: usize| byte != 0 && self.settings.c_cc[what] == byte;
         let signal = [(INTERRUPT, SIGINT), (QUIT, SIGQUIT), (SUSPEND, SIGTSTP)];
         let signal = signal.into_iter().find(|(what, _)| means(*what)).map(|(_, signal)| signal);
@@ -166,11 +166,11 @@ impl Line {
     }
 }
 
-/// Takes the bytes that the line has received.
+/// Stores the bytes that the line has received.
 fn pump() {
     let mut line = LINE.lock();
     let Some(line) = &mut *line else { return };
-    // Further bytes of a stream wait in the device, and at its other end.
+    // Further bytes of a stream wait in the device and with the sender.
     while !(line.takes_bytes && line.ready.len() >= TYPED_AHEAD)
         && let Some(byte) = arch::read_console()
     {
@@ -178,7 +178,7 @@ fn pump() {
     }
 }
 
-/// Wakes all waiters after the interval, so that they poll the line.
+/// Wakes all waiters after the interval; they poll the line.
 fn watch() {
     if IS_WATCHED.swap(true, Ordering::Relaxed) {
         return;
@@ -191,7 +191,7 @@ fn watch() {
     time::schedule(time::now() + INTERVAL, Event::Call(Box::new(look)));
 }
 
-/// Whether there are bytes to read; if not, the line is polled again after the interval.
+/// Whether there are bytes to read. If not, schedules the next poll of the line.
 pub fn has_input() -> bool {
     pump();
     let some = LINE.lock().as_ref().is_some_and(|line| !line.ready.is_empty());
@@ -204,7 +204,7 @@ pub fn has_input() -> bool {
 /// Reads received bytes, or waits for them.
 ///
 /// # Errors
-/// `EAGAIN`, or that the call is made again after a signal.
+/// `EAGAIN`; [`Errno::RESTART`] after a signal.
 pub fn read(into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
     if patience == Patience::None && !has_input() {
         return Err(Errno::EAGAIN);
@@ -220,7 +220,7 @@ pub fn read(into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
     while count < into.len() {
         match line.ready.front() {
             Some(Some(byte)) => into[count] = *byte,
-            // An end of file is read by itself.
+            // An end of file ends a read of its own.
             Some(None) if count == 0 => {
                 line.ready.pop_front();
                 break;
@@ -259,7 +259,7 @@ impl Node for Console {
     }
 
     fn control(&self, request: u32, argument: u64) -> Outcome {
-        // The lock is not held while a program's memory is touched, which may sleep.
+        // The lock is not held during accesses to a program's memory, which may sleep.
         let (settings, size, waiting) = match &*LINE.lock() {
             Some(line) => (line.settings, line.size, line.ready.len() as u32),
             None => return Err(Errno::EIO),

@@ -18,16 +18,16 @@ use super::attributes::Patience;
 use super::node::{Mappable, Node, Place, file_access, may_read, may_write};
 use super::permission;
 
-/// The most descriptors that a process may ever have.
+/// The maximum number of descriptors of a process.
 pub const HARD_LIMIT: u64 = 4096;
 
 /// One opening of a node, which descriptors share after `dup` and `fork`.
 pub struct Description {
-    /// The place at which it was found.
+    /// The place where the path led.
     pub place: Arc<Place>,
     /// The node that is read and written.
     pub node: Arc<dyn Node>,
-    /// The position of the next read or write; locked for as long as one lasts.
+    /// The position of the next read or write, locked during each.
     pub position: SleepingMutex<u64>,
     flags: AtomicU32,
 }
@@ -36,7 +36,7 @@ pub struct Description {
 const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK;
 
 impl Description {
-    /// Of a node that was opened.
+    /// Flags of the opening that never change.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -80,10 +80,10 @@ impl Description {
         if flags & O_PATH == 0 && may_write(flags) { Ok(&*self.node) } else { Err(Errno::EBADF) }
     }
 
-    /// Its object with the allowed access.
+    /// Its object with the permitted access.
     ///
     /// # Errors
-    /// `EINVAL` where it has none.
+    /// `EINVAL` if the node has none.
     pub fn open_file(&self) -> Result<OpenFile<'static, Machine>, Errno> {
         let object = self.node.object().ok_or(Errno::EINVAL)?.clone();
         let mut access = file_access(self.flags());
@@ -100,12 +100,12 @@ impl Drop for Description {
     }
 }
 
-/// The fate of a descriptor at `exec`.
+/// The effect of `exec` on a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtExec {
     /// It stays open.
     Kept,
-    /// It is closed (`O_CLOEXEC`).
+    /// `exec` closes it (`O_CLOEXEC`).
     Closed,
 }
 
@@ -115,8 +115,8 @@ struct Slot {
     at_exec: AtExec,
 }
 
-/// The descriptors of a thread, its current directory and its umask: of all threads of a process,
-/// unless they were made otherwise.
+/// The descriptors of a thread, its current directory and its umask. All threads of a process share
+/// them, unless `clone` said otherwise.
 pub struct Files {
     descriptors: Arc<Descriptors>,
     surroundings: Arc<Surroundings>,
@@ -134,7 +134,7 @@ struct Surroundings {
     umask: AtomicU32,
 }
 
-/// Whether a child shares its parent's, or gets a copy.
+/// Whether a child shares its parent's table or gets a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inherited {
     /// The same.
@@ -147,22 +147,22 @@ pub enum Inherited {
 unsafe impl ThreadFiles for Files {}
 
 impl Files {
-    /// Those of the running thread.
+    /// The table of the running thread.
     ///
     /// # Panics
-    /// If the thread has closed its files: it is at its end.
+    /// If the thread has closed its files: it is exiting.
     pub fn current() -> Arc<Self> {
         Self::of(&process::current()).expect("a running thread has files")
     }
 
-    /// Those of a thread; `None` once it has ended.
+    /// The table of a thread; `None` once it has ended.
     pub fn of(thread: &Thread) -> Option<Arc<Self>> {
         let files = Arc::into_raw(thread.files()?);
         // SAFETY: the pointer is of an `Arc` of the one type that implements the trait.
         Some(unsafe { Arc::from_raw(files.cast()) })
     }
 
-    /// Those of the first thread of a process; `None` once it has ended.
+    /// The table of a process's first thread; `None` once it has ended.
     pub fn of_process(process: &Process) -> Option<Arc<Self>> {
         Self::of(&*process.first_thread()?)
     }
@@ -183,7 +183,7 @@ impl Files {
         })
     }
 
-    /// Descriptors 0, 1 and 2 with these descriptions, and a directory.
+    /// A table with these descriptions at descriptors 0, 1 and 2, and a current directory.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -203,8 +203,8 @@ impl Files {
         Ok(files)
     }
 
-    /// As `clone` gives them to a child: the descriptors (`CLONE_FILES`), and the current directory
-    /// with the umask (`CLONE_FS`).
+    /// The table of a child of `clone`: shared or copied descriptors (`CLONE_FILES`), current
+    /// directory and umask (`CLONE_FS`).
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -227,7 +227,7 @@ impl Files {
         Ok(Self { descriptors, surroundings })
     }
 
-    /// Whether others have the same descriptors and a directory of their own.
+    /// Whether others share the descriptors, but not the current directory.
     pub fn are_shared(&self) -> bool {
         Arc::strong_count(&self.descriptors) > 1
     }
@@ -251,7 +251,7 @@ impl Files {
         drop(old);
     }
 
-    /// The bits that new files do not get.
+    /// The permission bits that new files do not get.
     pub fn umask(&self) -> u32 {
         self.surroundings.umask.load(Ordering::Relaxed)
     }
@@ -284,7 +284,7 @@ impl Files {
     /// The lowest free descriptor from `first` on.
     ///
     /// # Errors
-    /// `EMFILE`, `ENOMEM`; `EINVAL` where `first` is beyond the limit.
+    /// `EMFILE`, `ENOMEM`; `EINVAL` if `first` is beyond the limit.
     pub fn insert_from(
         &self,
         first: u64,
@@ -303,7 +303,7 @@ impl Files {
         Ok(free as i32)
     }
 
-    /// Puts a description at a descriptor; the old one is closed.
+    /// Installs a description at a descriptor, and closes the old one.
     ///
     /// # Errors
     /// `EBADF` beyond the limit, `ENOMEM`.
@@ -331,13 +331,13 @@ impl Files {
     pub fn close(&self, descriptor: i32) -> Result<(), Errno> {
         let index = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
         let slot = self.descriptors.table.lock().get_mut(index).and_then(Option::take);
-        // Dropped here, without the lock: the last one may wake others.
+        // Dropped without the lock: the last reference may wake other threads.
         slot.map(drop).ok_or(Errno::EBADF)
     }
 
-    /// Closes a descriptor that the running call has made and could not report. Another thread may
-    /// have closed it since and opened another file there: that one stays.
-    pub fn take_back(&self, descriptor: i32, description: &Arc<Description>) {
+    /// Closes a descriptor that the running call has installed but could not report. Leaves it if
+    /// another thread has closed it since and opened another file there.
+    pub fn withdraw(&self, descriptor: i32, description: &Arc<Description>) {
         let made = |slot: &Slot| Arc::ptr_eq(&slot.description, description);
         let slot = {
             let mut table = self.descriptors.table.lock();
@@ -348,7 +348,7 @@ impl Files {
         drop(slot);
     }
 
-    /// The fate of a descriptor at `exec`.
+    /// The effect of `exec` on a descriptor.
     ///
     /// # Errors
     /// `EBADF`.
@@ -360,7 +360,7 @@ impl Files {
         }
     }
 
-    /// Changes the fate of a descriptor at `exec`.
+    /// Changes the effect of `exec` on a descriptor.
     ///
     /// # Errors
     /// `EBADF`.
@@ -375,7 +375,7 @@ impl Files {
         }
     }
 
-    /// The descriptors that are open, in rising order.
+    /// The open descriptors, in rising order.
     pub fn open_descriptors(&self) -> Vec<i32> {
         let table = self.descriptors.table.lock();
         (0..table.len()).filter(|at| table[*at].is_some()).map(|at| at as i32).collect()
@@ -397,8 +397,9 @@ impl Files {
     }
 }
 
-/// An entry of the table, which grows as needed. Takes no slot: the caller drops a description that
-/// finds no room once the table is unlocked, since the last one of a device may sleep.
+/// An entry of the table, which grows as needed. Takes no slot: if there is no room, the caller
+/// drops the description after it has unlocked the table, because the last reference to a device
+/// may sleep.
 fn entry(table: &mut Vec<Option<Slot>>, at: usize) -> Result<&mut Option<Slot>, Errno> {
     if at >= table.len() {
         heap::room((at + 1) * size_of::<Option<Slot>>() * 2)?;
@@ -407,7 +408,7 @@ fn entry(table: &mut Vec<Option<Slot>>, at: usize) -> Result<&mut Option<Slot>, 
     Ok(&mut table[at])
 }
 
-/// The fate at `exec` that flags of `open` ask for.
+/// The effect of `exec` that flags of `open` select.
 pub fn at_exec(flags: u32) -> AtExec {
     if flags & O_CLOEXEC != 0 { AtExec::Closed } else { AtExec::Kept }
 }

@@ -13,7 +13,7 @@ use super::silent_file::SilentFile;
 use super::tree::directory_at;
 use super::{console, frame_buffer, swap, userfault};
 
-/// A device of memory's family.
+/// A device of the memory class.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sort {
     Null,

@@ -1,5 +1,4 @@
-//! `epoll`: a set of descriptors that are waited for again and again. Edges (`EPOLLET`) are
-//! reported as levels.
+//! `epoll`: a set of descriptors for repeated waits. Edges (`EPOLLET`) are reported as levels.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -21,7 +20,7 @@ use super::inode::new_number;
 use super::node::{Node, Place};
 use super::poll;
 
-/// `struct epoll_event` as the architecture lays it out: x86-64 packs it.
+/// `struct epoll_event` in the architecture's layout: x86-64 packs it.
 const EVENT_SIZE: u64 = if cfg!(target_arch = "x86_64") { 12 } else { 16 };
 const DATA_OFFSET: u64 = EVENT_SIZE - 8;
 
@@ -34,7 +33,7 @@ struct Watched {
 /// An epoll instance.
 pub struct Epoll {
     number: u64,
-    /// By descriptor and the description that it named then: since then it may name another one.
+    /// The key has the description too: the descriptor may name another one by now.
     watched: Mutex<BTreeMap<(i32, usize), Watched>>,
 }
 
@@ -146,7 +145,7 @@ impl Node for Epoll {
     }
 }
 
-/// The epoll instance that a node is, if it is one.
+/// The epoll instance of a node, if the node is one.
 pub fn of(node: &dyn Node) -> Option<&Epoll> {
     node.special()?.downcast_ref()
 }

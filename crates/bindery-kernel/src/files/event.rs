@@ -15,12 +15,12 @@ use super::inode::new_number;
 use super::node::{Node, Place};
 use super::poll;
 
-/// How an eventfd's counter is read.
+/// The effect of a read on an eventfd's counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reading {
     /// All of it at once.
     Whole,
-    /// One at a time (`EFD_SEMAPHORE`).
+    /// Decrements it (`EFD_SEMAPHORE`).
     ByOne,
 }
 

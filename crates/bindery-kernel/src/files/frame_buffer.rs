@@ -28,7 +28,7 @@ const PIXEL: u32 = 4;
 const LINE: u32 = WIDTH * PIXEL;
 /// Its bytes, whole pages.
 const SIZE: u64 = ((LINE * HEIGHT) as u64).next_multiple_of(PAGE_SIZE);
-/// The block of frames that it takes: 2 MiB.
+/// The size of its block of frames: 2 MiB.
 const ORDER: Order = Order(9);
 const _: () = assert!(SIZE <= ORDER.pages() as u64 * PAGE_SIZE);
 
@@ -37,7 +37,7 @@ const GET_VARIABLE: u32 = 0x4600;
 /// `FBIOGET_FSCREENINFO`.
 const GET_FIXED: u32 = 0x4602;
 
-/// The block, from the first opening on. Like a device's memory, it keeps its content.
+/// The block, allocated by the first opening. Its content stays, as a device's memory does.
 static BLOCK: Once<FramePiece> = Once::new();
 
 /// The source of the device's frames.
@@ -65,7 +65,7 @@ fn allocate() -> Result<(), Errno> {
     BLOCK.try_call_once(make).map(|_| ())
 }
 
-/// Frees the block at the machine's end, when no address space and no file is left.
+/// Frees the block when the machine ends. No address space and no file uses it then.
 ///
 /// # Panics
 /// If a program still maps it.
@@ -80,7 +80,7 @@ pub fn end() {
 pub struct Device(Object<'static, Machine>);
 
 impl Device {
-    /// `/dev/fb0`, without frames before it is opened.
+    /// `/dev/fb0`, which has no frames until it is opened.
     ///
     /// # Errors
     /// `ENOMEM`.

@@ -1,5 +1,5 @@
-//! The pools of huge pages (hugetlb), which are empty and stay so: their files in `/sys`, their
-//! lines in `/proc/meminfo`, and their memfds.
+//! The pools of huge pages (hugetlb), which are always empty: their files in `/sys`, their lines in
+//! `/proc/meminfo`, and their memfds.
 
 use alloc::format;
 use alloc::sync::Arc;
@@ -50,7 +50,7 @@ pub fn meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     writeln!(out, "{:<16}{:>8} kB", "Hugetlb:", 0)
 }
 
-/// A file on a pool: nothing can be mapped.
+/// A file on a pool. It cannot be mapped.
 struct PoolFile {
     number: u64,
 }

@@ -1,4 +1,4 @@
-//! Inode numbers, and the attributes of a node that is kept in memory.
+//! Inode numbers, and the attributes of a node in memory.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -9,10 +9,10 @@ use crate::{heap, time};
 
 use super::attributes::{Attributes, Change};
 
-/// The most bytes of the heap that making a node takes.
+/// The maximum heap memory for a new node, in bytes.
 pub const NODE_SIZE: usize = 1024;
 
-/// Regular files have the identity of their object, which counts from 1.
+/// Regular files use the identity of their object, which counts from 1.
 static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
 
 /// A new inode number.
@@ -20,7 +20,7 @@ pub fn new_number() -> u64 {
     NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The number, the count of names and the changeable attributes of a node in memory.
+/// The number, the link count and the changeable attributes of a node in memory.
 pub struct Common {
     number: u64,
     links: AtomicU32,
@@ -77,7 +77,7 @@ impl Common {
         self.written_at(time::real_time());
     }
 
-    /// As `written`, at a time in nanoseconds since 1970.
+    /// As `written`, with a time in nanoseconds since 1970.
     pub fn written_at(&self, time: u64) {
         let mut changeable = self.changeable.lock();
         changeable.times[1] = time;

@@ -1,4 +1,4 @@
-//! Texts that are made entry by entry, as the reader comes to them: a process' files under `/proc`.
+//! Texts that are generated entry by entry as the reader advances: a process's files under `/proc`.
 //!
 //! ```text
 //! entries          | first line | second line | third line |
@@ -12,8 +12,9 @@
 //! line is a mixture of two moments. Entries that are inserted or removed in front of the key move
 //! nothing.
 //!
-//! A read from another position than the end of the last one makes all entries anew from the
-//! beginning, and skips those before the position (Linux: `seq_file`). A read from 0 always does.
+//! A read from another position than the end of the last one generates the text again from the
+//! beginning, and skips the entries before the position (Linux: `seq_file`). A read from 0 always
+//! does.
 
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
@@ -22,15 +23,15 @@ use crate::errno::Errno;
 use crate::heap;
 use crate::sync::SleepingMutex;
 
-/// A read stops making entries once it has this many bytes, so that its work is bounded. (Linux
+/// A read generates no further entry once it has this many bytes, so its work is bounded. (Linux
 /// fills a page.)
 const ENOUGH: usize = 4096;
 
-/// The most bytes of the heap for an entry: a path of maximum length, each byte shown as four, and
-/// its line.
+/// The maximum heap memory for an entry, in bytes: a path of maximum length, each byte shown as
+/// four, and its line.
 const LONGEST_ENTRY: usize = 32 << 10;
 
-/// Takes the text of an entry.
+/// Receives the text of an entry.
 pub struct EntryText(Vec<u8>);
 
 impl EntryText {
@@ -51,13 +52,13 @@ impl Write for EntryText {
 pub struct Reader(SleepingMutex<Place>);
 
 struct Place {
-    /// The last entry that was made.
+    /// The entry that was generated last.
     entry: EntryText,
-    /// How much of it was taken.
+    /// The number of its bytes that were read.
     taken: usize,
-    /// The key of the next entry; `None` at the end of the text, which stays its end.
+    /// The key of the next entry. `None`: the text has ended, and never grows.
     next: Option<u64>,
-    /// How many bytes were taken since the beginning.
+    /// The number of bytes that were read since the beginning.
     position: u64,
 }
 
@@ -68,9 +69,9 @@ impl Reader {
         Self(SleepingMutex::new(Place { entry, taken: 0, next: Some(0), position: 0 }))
     }
 
-    /// Reads from `at` on, up to the end of the entry with which there is [`ENOUGH`]. `make` writes
-    /// the entry of a key, 0 for the first, and gives the key of the next one; `None`, with nothing
-    /// written, where there is none.
+    /// Reads from `at` on, up to the end of the entry that makes the text [`ENOUGH`] long. `make`
+    /// writes the entry of a key (0 for the first) and returns the key of the next one. At the end
+    /// it returns `None` and writes nothing.
     ///
     /// # Errors
     /// The errors of `make` for the first entry, and `ENOMEM`.
@@ -110,7 +111,7 @@ impl Reader {
 }
 
 impl Place {
-    /// Goes back to the beginning.
+    /// Restarts at the beginning.
     fn rewind(&mut self) -> Result<(), Errno> {
         if self.entry.0.capacity() == 0 {
             heap::room(LONGEST_ENTRY)?;
@@ -121,7 +122,7 @@ impl Place {
         Ok(())
     }
 
-    /// Makes the next entry where the last one was taken whole; false at the end.
+    /// Generates the next entry if the last one was read completely. False at the end.
     fn is_ready(
         &mut self,
         make: &mut impl FnMut(u64, &mut EntryText) -> Result<Option<u64>, Errno>,

@@ -1,4 +1,4 @@
-//! The start of one transfer, and the flags of `preadv2` and `pwritev2`.
+//! The position of a transfer, and the flags of `preadv2` and `pwritev2`.
 
 use linux_raw_sys::general::{O_APPEND, RWF_APPEND, RWF_DSYNC, RWF_HIPRI, RWF_NOWAIT, RWF_SYNC};
 
@@ -10,15 +10,15 @@ use super::descriptor::Description;
 use super::node::Node;
 use super::segments::Segments;
 
-/// Writes at the offset although the file was opened for appending (Linux 6.9).
+/// Writes at the offset even if the file was opened for appending (Linux 6.9).
 const RWF_NOAPPEND: u32 = 1 << 5;
 
 /// The start of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// At the position of the opening, which moves.
+    /// At the opening's position, and advances it.
     Position,
-    /// There; the position stays.
+    /// At this offset; the position does not change.
     At(u64),
 }
 
@@ -26,7 +26,7 @@ impl Start {
     /// The offset of `pread(2)` and `pwrite(2)`.
     ///
     /// # Errors
-    /// `EINVAL` for a negative one.
+    /// `EINVAL` if it is negative.
     pub fn at(offset: i64) -> Result<Self, Errno> {
         u64::try_from(offset).map(Self::At).map_err(|_| Errno::EINVAL)
     }
@@ -51,11 +51,11 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// As the opening says, and the flags of the call.
+    /// The opening's mode, changed by the call's flags.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for flags that are unknown, or that the file does not know; `EINVAL` for flags
-    /// that contradict each other.
+    /// `EOPNOTSUPP` if flags are unknown or the file does not support them; `EINVAL` if flags
+    /// contradict each other.
     pub fn new(description: &Description, flags: u32) -> Result<Self, Errno> {
         const KNOWN: u32 =
             RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_NOWAIT | RWF_APPEND | RWF_NOAPPEND;
@@ -66,7 +66,7 @@ impl Manner {
             return Ok(plain);
         }
         let has_object = node.object().is_some();
-        // A file whose text is made by the read.
+        // A file whose text the read generates.
         let is_generated = node.kind() == Kind::Regular && !has_object;
         if flags & !KNOWN != 0 || is_generated && flags & !RWF_HIPRI != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -75,10 +75,10 @@ impl Manner {
             return Err(Errno::EINVAL);
         }
         if flags & RWF_NOWAIT != 0 && has_object {
-            // Linux's tmpfs refuses the flag, too: it may have to wait for memory.
+            // Linux's tmpfs refuses the flag too: a transfer may have to wait for memory.
             return Err(Errno::EOPNOTSUPP);
         }
-        // All contents are in memory: nothing is left to be done for RWF_SYNC and RWF_DSYNC.
+        // All contents are in memory: RWF_SYNC and RWF_DSYNC have nothing to do.
         Ok(Self {
             patience: if flags & RWF_NOWAIT != 0 { Patience::None } else { plain.patience },
             appends: flags & RWF_APPEND != 0 || appends && flags & RWF_NOAPPEND == 0,
@@ -90,7 +90,7 @@ impl Manner {
 /// file.
 ///
 /// # Errors
-/// `EFBIG` if `at` is not below the limit; the running thread gets `SIGXFSZ` then.
+/// `EFBIG` if `at` is not below the limit; the running thread then gets `SIGXFSZ`.
 pub fn within_limit(node: &dyn Node, at: u64, count: u64) -> Result<u64, Errno> {
     if count == 0 || node.object().is_none() {
         return Ok(count);
@@ -117,10 +117,10 @@ pub fn limited(
     if allowed < asked { write(&segments.first(allowed)?) } else { write(segments) }
 }
 
-/// Refuses to let a file of `size` bytes grow to `wanted`, if that is beyond `RLIMIT_FSIZE`.
+/// Refuses to grow a file of `size` bytes to `wanted` beyond `RLIMIT_FSIZE`.
 ///
 /// # Errors
-/// `EFBIG`; the running thread gets `SIGXFSZ` then.
+/// `EFBIG`; the running thread then gets `SIGXFSZ`.
 pub fn check_growth(size: u64, wanted: u64) -> Result<(), Errno> {
     if wanted > size && wanted > process::file_size_limit() {
         return Err(process::file_is_too_large());

@@ -1,5 +1,5 @@
-//! The file system in memory: directories, regular files whose contents are objects of the core,
-//! symbolic links. `/proc`, `/sys` and `/dev` are elsewhere.
+//! The file system in memory: directories, symbolic links, and regular files whose contents are
+//! objects of the core. `/proc`, `/sys` and `/dev` have their own modules.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -26,14 +26,14 @@ use super::store::Store;
 use super::transfer::{Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
-/// The quota of all regular files together. Without limit while the initramfs is unpacked.
+/// The common quota of all regular files. Unlimited while the initramfs is unpacked.
 static QUOTA: Quota = Quota::new(u64::MAX);
 
-/// The share of frames that is kept from writers, for faults, as a divisor.
+/// The share of frames that writers leave for faults, as a divisor.
 const FAULT_RESERVE_SHARE: u64 = 64;
 
-/// Gives the file system its size, once the initramfs is unpacked: half of memory (as Linux's
-/// tmpfs), and its present content.
+/// Sets the limit of the file system, once the initramfs is unpacked: half of memory (as Linux's
+/// tmpfs), plus its present content.
 pub fn begin() {
     let memory = memory();
     QUOTA.set_limit(QUOTA.used() + memory.total_frames() / 2);
@@ -59,24 +59,24 @@ pub fn new_content(size: u64) -> Result<Object<'static, Machine>, Errno> {
 pub struct Regular {
     common: Common,
     object: Object<'static, Machine>,
-    /// The object once more, for the one writer at a time: held for as long as a write lasts.
+    /// A second handle to the object for the writer, locked during each write.
     writer: SleepingMutex<Object<'static, Machine>>,
-    /// The storage that has the content, and its number for the file.
+    /// The storage of the content, and the file's number there.
     store: Option<(&'static dyn Store, u64)>,
 }
 
-/// The errno of an object's refusal.
+/// The errno of an error of an object.
 fn refused(error: bindery::Error) -> Errno {
     error.errno(Operation::Object).into()
 }
 
-/// Repeats a read of an object that finds no memory, after room was made. A read takes memory only
-/// for a page in swap, and like a fault of that page it waits instead of failing (Linux retries an
-/// allocation of one page until the OOM killer has made room).
+/// Repeats a read of an object that ran out of memory, after memory was freed. A read needs memory
+/// only for a page in swap. Like a fault on that page it waits instead of failing (Linux retries an
+/// allocation of one page until the OOM killer has freed memory).
 ///
 /// # Errors
-/// Those of `read`. `ENOMEM` only if the running thread is about to end, or if the victim may be
-/// waiting for a lock of the running call.
+/// The errors of `read`. `ENOMEM` only if the running thread is about to end, or if the victim may
+/// be waiting for a lock of the running call.
 #[inline]
 fn with_room(mut read: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno> {
     loop {
@@ -93,12 +93,12 @@ impl Regular {
         Self::of(new_content(0)?, mode)
     }
 
-    /// A file of an object that exists (`memfd_create`).
+    /// A file on an existing object (`memfd_create`).
     pub fn of(object: Object<'static, Machine>, mode: u32) -> Result<Arc<Self>, Errno> {
         Self::with_store(object, mode, None)
     }
 
-    /// A file whose content a store keeps, by its number there.
+    /// A file whose content a store keeps under this number.
     pub fn stored(
         object: Object<'static, Machine>,
         store: &'static dyn Store,
@@ -117,12 +117,12 @@ impl Regular {
         Ok(Arc::new(Self { common, object, writer, store }))
     }
 
-    /// The part of a write that the storage has room for, in bytes. The writer's lock is held.
+    /// The number of bytes of a write for which the storage has room. The writer's lock is held.
     fn room(&self, at: u64, length: u64) -> Result<u64, Errno> {
         self.store.map_or(Ok(length), |(store, number)| store.reserve(number, at, length))
     }
 
-    /// Copies from `at` on to a program's memory, page by page where they are.
+    /// Copies from `at` on to a program's memory, page by page, from the pages themselves.
     fn copy_out(&self, at: u64, to: &Segments) -> Outcome {
         let total = to.total() as usize;
         let step = |done: usize| {
@@ -143,7 +143,7 @@ impl Regular {
         Ok(by_steps(step, fault_in, |_| false)? as u64)
     }
 
-    /// Tells the storage how many bytes a write has written, for which it had room.
+    /// Reports to the storage how many bytes a write has written of those that it had room for.
     fn end_write(&self, at: u64, count: u64) {
         if let Some((store, number)) = self.store {
             store.end_write(number, if count > 0 { at + count } else { 0 });
@@ -151,7 +151,7 @@ impl Regular {
     }
 
     /// Copies a program's memory to `at` in the object of `writer`, which is locked: other writers
-    /// see all of it or nothing, even if the copy has to fault pages in.
+    /// see all of the write or nothing, even if the copy has to fault pages in.
     fn copy_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
         match self.store {
             None => self.copy_all_in(object, at, from),
@@ -159,8 +159,8 @@ impl Regular {
         }
     }
 
-    /// [`Regular::copy_in`], as far as the storage has room.
-    // Apart: files in memory pay a comparison.
+    /// [`Regular::copy_in`], limited to the room in the storage.
+    // Out of line: files in memory pay only a comparison.
     #[cold]
     fn copy_in_with_room(
         &self,
@@ -260,7 +260,7 @@ impl Node for Regular {
 
     fn append_from(&self, from: &Segments) -> Option<Result<(u64, u64), Errno>> {
         let object = self.writer.lock();
-        // Asked with the lock: the writer before may have yielded the CPU before the file grew.
+        // Read under the lock: the previous writer may have yielded the CPU before the file grew.
         let at = object.size();
         let written = limited(self, at, from, |from| self.copy_in(&object, at, from));
         Some(written.map(|count| (at, count)))
@@ -330,7 +330,7 @@ pub struct Directory {
     common: Common,
     entries: Mutex<BTreeMap<Vec<u8>, Named>>,
     cookies: AtomicU64,
-    /// Taken away (`rmdir`): nothing can be made in it any more.
+    /// Removed (`rmdir`): no name can be added any more.
     removed: core::sync::atomic::AtomicBool,
 }
 
@@ -340,7 +340,7 @@ impl Directory {
         Self::stored(None, mode)
     }
 
-    /// An empty directory whose files a store keeps: regular files, and nothing else.
+    /// An empty directory whose files a store keeps. It can contain only regular files.
     pub fn of_store(store: &'static dyn Store, mode: u32) -> Result<Arc<Self>, Errno> {
         Self::stored(Some(store), mode)
     }
@@ -355,10 +355,10 @@ impl Directory {
         }))
     }
 
-    /// Puts a node under a name that is free.
+    /// Adds a node under a free name.
     ///
     /// # Errors
-    /// `EEXIST`; `ENOENT` where the directory itself has been removed; `ENOMEM`.
+    /// `EEXIST`; `ENOENT` if the directory itself has been removed; `ENOMEM`.
     pub fn insert(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
         if self.store.is_some() { Err(Errno::EPERM) } else { self.insert_stored(name, node) }
     }
@@ -368,10 +368,10 @@ impl Directory {
         self.store
     }
 
-    /// Makes a regular file under a name that is free.
+    /// Creates a regular file under a free name.
     ///
     /// # Errors
-    /// As [`Directory::insert`]; those of the store.
+    /// The errors of [`Directory::insert`] and of the store.
     pub fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
         let node: Arc<dyn Node> = match self.store {
             Some(store) => store.create(name, mode)?,
@@ -384,7 +384,7 @@ impl Directory {
         made.map(|()| node)
     }
 
-    /// As [`Directory::insert`], for a node that the store knows by this name.
+    /// As [`Directory::insert`], for a node that the store has under this name.
     ///
     /// # Errors
     /// As [`Directory::insert`].
@@ -410,10 +410,10 @@ impl Directory {
         Ok(())
     }
 
-    /// Takes a name away that `allowed` agrees to.
+    /// Removes a name if `allowed` permits it.
     ///
     /// # Errors
-    /// `ENOENT`, or those of `allowed`.
+    /// `ENOENT`, or the errors of `allowed`.
     pub fn remove(
         &self,
         name: &[u8],
@@ -445,7 +445,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Puts `node` under `name`, whatever stood there; gives that back.
+    /// Puts `node` under `name`. Returns the node that was there.
     pub fn replace(&self, name: &[u8], node: Arc<dyn Node>) -> Option<Arc<dyn Node>> {
         let named = self.named(node);
         let old = self.entries.lock().insert(name.into(), named);
@@ -453,16 +453,16 @@ impl Directory {
         old.map(|named| named.node)
     }
 
-    /// Refuses where no name can be added.
+    /// Fails if no name can be added.
     ///
     /// # Errors
-    /// `ENOENT` where the directory has been removed; `ENOMEM`.
+    /// `ENOENT` if the directory has been removed; `ENOMEM`.
     pub fn check_room(&self) -> Result<(), Errno> {
         heap::room(NODE_SIZE)?;
         if self.removed.load(Ordering::Relaxed) { Err(Errno::ENOENT) } else { Ok(()) }
     }
 
-    /// Adds the directories in it to `out`.
+    /// Adds its subdirectories to `out`.
     pub fn directories_into(&self, out: &mut Vec<Arc<dyn Node>>) {
         let entries = self.entries.lock();
         let nodes = entries.values().map(|named| &named.node);
@@ -475,7 +475,7 @@ impl Directory {
         out.extend(entries.into_values().map(|named| named.node));
     }
 
-    /// Takes a name out without counting links (`rename`).
+    /// Removes a name without a change of the link count (`rename`).
     pub fn take(&self, name: &[u8]) -> Option<Arc<dyn Node>> {
         self.common.written();
         self.entries.lock().remove(name).map(|named| named.node)
@@ -533,7 +533,7 @@ impl Node for Directory {
     }
 }
 
-/// The directory in memory that a node is, if it is one.
+/// The directory in memory behind a node, if the node is one.
 pub fn directory(node: &dyn Node) -> Option<&Directory> {
     node.special()?.downcast_ref()
 }

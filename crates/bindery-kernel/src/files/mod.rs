@@ -1,5 +1,5 @@
-//! Files: an in-memory file system that begins with the contents of the initramfs, and everything
-//! else that has a descriptor.
+//! Files: an in-memory file system that starts with the contents of the initramfs, and all other
+//! things that have descriptors.
 //!
 //! | file | what |
 //! |---|---|

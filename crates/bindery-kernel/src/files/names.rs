@@ -66,7 +66,7 @@ pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         | Kind::Socket
         | Kind::Anonymous => {}
     }
-    // Like on Linux, a file opened for reading is truncated, too, if the caller may write it.
+    // As on Linux, a file opened for reading is truncated too if the caller may write it.
     let truncates = flags & O_TRUNC != 0 && kind == Kind::Regular;
     let flags = if truncates { flags } else { flags & !O_TRUNC };
     if !is_new {
@@ -91,9 +91,8 @@ fn wanted_by(flags: u32) -> u32 {
     }
 }
 
-/// Makes the regular file that a path names; the path may end in a link that leads nowhere, if
-/// links are followed. Says whether it was made: other threads may make the name at any moment
-/// before.
+/// Creates the regular file that a path names. If links are followed, the path may end in a
+/// dangling link. Returns whether it created the file: another thread may create the name first.
 fn create(
     start: Arc<Place>,
     path: &[u8],
@@ -116,7 +115,7 @@ fn create(
             Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
                 match name.directory()?.create(&name.name, mode & 0o7777) {
-                    // The memory for the file took a yield: another thread has made the name.
+                    // The allocation for the file yielded: another thread has created the name.
                     Err(Errno::EEXIST) => {}
                     made => return made.map(|file| (name.above.below(file, &name.name), true)),
                 }
@@ -302,8 +301,8 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     Ok(0)
 }
 
-/// Whether a place is `directory`, or below it. Looks at the directories themselves: a place tells
-/// the way that was taken, and they may have been renamed since.
+/// Whether a place is `directory`, or below it. Compares the directories themselves: a place has
+/// the path that was taken, and they may have been renamed since.
 fn is_inside(place: &Arc<Place>, directory: &Arc<dyn Node>) -> bool {
     let mut left = alloc::vec![directory.clone()];
     while let Some(node) = left.pop() {
@@ -368,7 +367,7 @@ fn enter(place: Arc<Place>) -> Outcome {
     Ok(0)
 }
 
-/// `getdents64(2)`. A position in a directory is the cookie of the last name that was read, so that
+/// `getdents64(2)`. A position in a directory is the cookie of the last name that was read, so
 /// names may be removed between two calls.
 pub fn read_directory(descriptor: i32, at: u64, size: u64) -> Outcome {
     let description = Files::description(descriptor)?;

@@ -17,7 +17,7 @@ use super::inode::Common;
 use super::segments::Segments;
 use super::sequence::SequenceBuffer;
 
-/// The longest path, in bytes, with the zero at its end.
+/// The maximum length of a path in bytes, with the zero at its end.
 pub const PATH_MAX: usize = 4096;
 
 /// A file behind a descriptor, for `mmap`.
@@ -47,7 +47,7 @@ pub trait Node: Send + Sync {
     /// The attributes.
     fn attributes(&self) -> Attributes;
 
-    /// Permission bits, owner and group, as [`Node::attributes`] has them: asked for often.
+    /// Permission bits, owner and group, as in [`Node::attributes`]; each path lookup needs them.
     fn permissions(&self) -> (u32, (u32, u32)) {
         let Attributes { mode, owner, .. } = self.attributes();
         (mode, owner)
@@ -78,13 +78,13 @@ pub trait Node: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// The place that a link of `/proc` leads to without a path.
+    /// The place to which a link of `/proc` leads without a path.
     fn jump(&self) -> Option<Arc<Place>> {
         None
     }
 
-    /// Called by `open`. Returns the node that this opening reads and writes, where that is another
-    /// than the node itself.
+    /// Called by `open`. Returns the node that this opening reads and writes, if it is not the node
+    /// itself.
     fn open(&self, _flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         Ok(None)
     }
@@ -102,18 +102,18 @@ pub trait Node: Send + Sync {
         Err(Errno::EINVAL)
     }
 
-    /// Reads straight into a program's memory; `None` where the node only knows [`Node::read`].
+    /// Reads directly into a program's memory. `None` if the node implements only [`Node::read`].
     fn read_into(&self, _at: u64, _to: &Segments, _patience: Patience) -> Option<Outcome> {
         None
     }
 
-    /// Writes straight from a program's memory; `None` where the node only knows [`Node::write`].
+    /// Writes directly from a program's memory. `None` if the node implements only [`Node::write`].
     fn write_from(&self, _at: u64, _from: &Segments, _patience: Patience) -> Option<Outcome> {
         None
     }
 
-    /// As [`Node::write_from`], at the end, which no other writer moves until the write is done,
-    /// and within `RLIMIT_FSIZE`. Returns the end before, and the count.
+    /// As [`Node::write_from`], at the end of the file and within `RLIMIT_FSIZE`. No other writer
+    /// moves the end until the write is done. Returns the old end, and the count.
     fn append_from(&self, _from: &Segments) -> Option<Result<(u64, u64), Errno>> {
         None
     }
@@ -123,25 +123,25 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// The errno of `mmap` where there is no object.
+    /// The errno of `mmap` if there is no object.
     fn unmappable(&self) -> Errno {
         Errno::ENODEV
     }
 
-    /// Stores the changes of its content (`fsync(2)`).
+    /// Stores the changes of the content (`fsync(2)`).
     fn synchronize(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Takes advice about its content.
+    /// Accepts advice about the content.
     fn advise(&self, _at: u64, _length: u64, _advice: Advice) {}
 
-    /// Whether there are positions in it.
+    /// Whether the node has positions.
     fn is_seekable(&self) -> bool {
         matches!(self.kind(), Kind::Regular | Kind::Directory)
     }
 
-    /// Whether its only position is 0, wherever `lseek` is to lead.
+    /// Whether its only position is 0, whatever the target of `lseek`.
     fn ignores_seeks(&self) -> bool {
         false
     }
@@ -151,7 +151,7 @@ pub trait Node: Send + Sync {
         self.attributes().size
     }
 
-    /// Whether `lseek` can tell where its end is.
+    /// Whether `lseek` can find its end.
     fn has_end(&self) -> bool {
         true
     }
@@ -171,7 +171,7 @@ pub trait Node: Send + Sync {
         Err(Errno::ENOTTY)
     }
 
-    /// Writes its lines of `/proc/PID/fdinfo`.
+    /// Writes the node's lines of `/proc/PID/fdinfo`.
     fn tell(&self, _out: &mut SequenceBuffer<'_>) -> fmt::Result {
         Ok(())
     }
@@ -186,14 +186,14 @@ pub trait Node: Send + Sync {
         None
     }
 
-    /// The node itself, where calls of its own need its type: a directory in memory, a pipe, an
-    /// epoll instance.
+    /// The node itself, for calls that need its type: a directory in memory, a pipe, an epoll
+    /// instance.
     fn special(&self) -> Option<&dyn Any> {
         None
     }
 }
 
-/// A node, and the way that led to it.
+/// A node, and the path to it.
 pub struct Place {
     /// The node.
     pub node: Arc<dyn Node>,
@@ -204,7 +204,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The root, or something without a path whose description is `name`.
+    /// The root, or a node without a path that is described by `name`.
     pub fn alone(node: Arc<dyn Node>, name: &[u8]) -> Arc<Self> {
         Arc::new(Self { node, name: name.into(), above: None })
     }
@@ -214,7 +214,7 @@ impl Place {
         Arc::new(Self { node, name: name.into(), above: Some(self.clone()) })
     }
 
-    /// How long the path is, in bytes. Directories may be nested deeper than a path can tell.
+    /// The length of the path in bytes. Directories may be nested deeper than a path can express.
     pub fn path_length(&self) -> usize {
         let (mut place, mut length) = (self, 1);
         while let Some(above) = &place.above {
@@ -224,8 +224,7 @@ impl Place {
         length
     }
 
-    /// The absolute path; `(unreachable)`, as Linux writes it, where it is longer than paths may
-    /// be.
+    /// The absolute path, or `(unreachable)`, Linux's text, if it is too long for a path.
     pub fn path(&self) -> Vec<u8> {
         if self.path_length() > PATH_MAX {
             return b"(unreachable)".to_vec();
@@ -244,7 +243,7 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// A chain as long as a path may be is not taken apart by recursion.
+    /// Drops a chain of places in a loop: it may be as long as a path, too long for recursion.
     fn drop(&mut self) {
         let mut above = self.above.take();
         while let Some(place) = above {
@@ -253,7 +252,7 @@ impl Drop for Place {
     }
 }
 
-/// The access to an object that flags of `open` allow its owner.
+/// The access to an object that flags of `open` permit.
 pub fn file_access(flags: u32) -> FileAccess {
     let opened = match flags & O_ACCMODE {
         O_RDONLY => FileAccess::READ,
@@ -273,7 +272,7 @@ pub fn may_write(flags: u32) -> bool {
     matches!(flags & O_ACCMODE, O_WRONLY | O_RDWR)
 }
 
-/// Counts a node's names, where it has a count of them.
+/// Counts a node's names, if it has a link count.
 pub fn count_links(node: &dyn Node, by: i32) {
     if let Some(common) = node.links() {
         common.count_links(by);

@@ -20,7 +20,7 @@ use super::root::root;
 /// The longest name.
 pub const NAME_MAX: usize = 255;
 
-/// How many symbolic links a path may lead through.
+/// The maximum number of symbolic links in a path.
 const LINKS_MAX: usize = 40;
 
 /// The treatment of a symbolic link at the end of a path.
@@ -28,22 +28,22 @@ const LINKS_MAX: usize = 40;
 pub enum LastLink {
     /// It is followed.
     Followed,
-    /// The link itself is meant.
+    /// The path means the link itself.
     Taken,
 }
 
-/// A name to be made or removed, and its directory.
+/// A name to create or remove, and its directory.
 pub struct Name {
     /// The directory.
     pub above: Arc<Place>,
     /// The name in it; not `.`, `..` or empty.
     pub name: Vec<u8>,
-    /// Whether a slash stood behind it: it can only be a directory's.
+    /// Whether a slash followed it: it can only name a directory.
     pub for_directory: bool,
 }
 
 impl Name {
-    /// The directory, if names can be made in it.
+    /// The directory, if names can be created in it.
     ///
     /// # Errors
     /// `ENOTDIR`; `EROFS` in generated directories (`/proc`, `/sys`); `EACCES`.
@@ -73,10 +73,10 @@ pub fn from_user(at: u64) -> Result<Vec<u8>, Errno> {
     user::text(at, PATH_MAX)
 }
 
-/// The place at which a relative path begins.
+/// The place where a relative path begins.
 ///
 /// # Errors
-/// `EBADF`; `ENOTDIR` if the descriptor names no directory.
+/// `EBADF`; `ENOTDIR` if the descriptor is not a directory's.
 pub fn beginning(files: &Files, directory: i32, path: &[u8]) -> Result<Arc<Place>, Errno> {
     if path.first() == Some(&b'/') {
         return Ok(root());

@@ -9,7 +9,7 @@ use crate::process::{Capability, Credentials, credentials};
 use super::attributes::{Attributes, Change, Kind};
 use super::node::Node;
 
-/// The bit of a directory in which only owners take names away.
+/// The sticky bit: only owners may remove names from the directory.
 const STICKY: u32 = 0o1000;
 /// Set-user-ID, set-group-ID.
 pub const SET_USER: u32 = 0o4000;
@@ -34,12 +34,12 @@ pub fn check_for(who: &Credentials, node: &dyn Node, wanted: u32) -> Result<(), 
         return Ok(());
     }
     if matches!(node.kind(), Kind::Pipe | Kind::Socket | Kind::Anonymous) {
-        // A file without a name was passed on by a process that could use it.
+        // A file without a name comes from a process that could use it.
         return Ok(());
     }
     let (mode, (owner, group)) = node.permissions();
     if overrides {
-        // Only a file with an execute bit can be run.
+        // A file without any execute bit cannot be run.
         return if mode & 0o111 != 0 { Ok(()) } else { Err(Errno::EACCES) };
     }
     let shift = match () {
@@ -54,7 +54,7 @@ pub fn check_for(who: &Credentials, node: &dyn Node, wanted: u32) -> Result<(), 
     Err(Errno::EACCES)
 }
 
-/// Refuses to take `node` away from a directory in which only owners may.
+/// Refuses to remove `node` from a sticky directory if only its owners may.
 ///
 /// # Errors
 /// `EPERM`.
@@ -74,7 +74,7 @@ pub fn is_owner(node: &dyn Node) -> bool {
     who.can(Capability::FileOwner) || who.user.file == node.permissions().1.0
 }
 
-/// Refuses others than the owner.
+/// Refuses everyone but the owner.
 ///
 /// # Errors
 /// `EPERM`.
@@ -82,8 +82,8 @@ pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
     if is_owner(node) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Gives a node to others: the superuser to any user, an owner to one of his groups. The bits by
-/// which a program would run as the owner are cleared.
+/// Changes the owner: the superuser to any user, the owner to one of his groups. Clears the bits by
+/// which a program would run as the owner.
 ///
 /// # Errors
 /// `EPERM`.

@@ -25,13 +25,13 @@ use super::poll;
 use super::segments::Segments;
 use super::transfer::{Step, by_steps};
 
-/// How much a pipe holds, in bytes.
+/// The capacity of a pipe in bytes.
 pub const CAPACITY: usize = 64 << 10;
 
-/// Writes up to this many bytes are never mixed with others.
+/// Writes of up to this many bytes are atomic.
 const ATOMIC: usize = 4096;
 
-/// Bytes that go in or out together.
+/// Bytes that are added or removed together.
 const PIECE: usize = 4096;
 
 /// A pipe; both ends are openings of it.
@@ -48,20 +48,20 @@ struct State {
     writers: u32,
     /// A call copies the first bytes to another file, which may sleep: no other call may take them.
     claimed: bool,
-    /// How often it was opened for reading, for writing: a thread that waits for the other side may
-    /// wake after that has opened and closed it.
+    /// The numbers of openings for reading and for writing. A thread that waits for the other side
+    /// may wake after that side was opened and closed.
     openings: [u64; 2],
 }
 
 impl State {
-    /// How many bytes can be read now; none where they are all read and more may come.
+    /// The number of bytes that can be read now. `None` if there are none and more may come.
     fn readable(&self) -> Option<usize> {
         let empty = self.bytes.length == 0;
         (!self.claimed && (!empty || self.writers == 0)).then_some(self.bytes.length)
     }
 }
 
-/// Bytes that wait, at most [`CAPACITY`]. There is memory for them from the first write on.
+/// The buffered bytes, at most [`CAPACITY`]. The first write allocates the memory.
 #[derive(Default)]
 struct Ring {
     memory: Option<Pages>,
@@ -74,8 +74,9 @@ impl Ring {
         CAPACITY - self.length
     }
 
-    /// Appends up to `count` bytes, for which there is room, that `take` brings: it gets how many
-    /// it has brought, where to put more, and how many; and says how many it could.
+    /// Appends up to `count` bytes, for which there is room. `take` fills them: its arguments are
+    /// the number of bytes so far, the place for more, and their number; it returns the number that
+    /// it filled.
     fn push(
         &mut self,
         count: usize,
@@ -95,12 +96,12 @@ impl Ring {
     ) -> Step {
         let step = self.step(self.first, count.min(self.length), &mut put);
         self.length -= step.count;
-        // From the beginning again where it can be: few bytes stay in few pages.
+        // Restarts at the beginning if the ring is empty: few bytes stay in few pages.
         self.first = if self.length == 0 { 0 } else { (self.first + step.count) % CAPACITY };
         step
     }
 
-    /// Moves `count` bytes from or to `at` in the ring.
+    /// Copies `count` bytes to or from `at` in the ring.
     fn step(
         &mut self,
         at: usize,
@@ -114,7 +115,7 @@ impl Ring {
         if reached == before_end && count > before_end {
             reached += act(before_end, NonNull::from(bytes).cast(), count - before_end);
         }
-        // Like on Linux, a page is copied whole or not at all.
+        // As on Linux, a page is copied completely or not at all.
         if reached < count {
             return Step { count: reached - reached % PIECE, fault: Some(reached) };
         }
@@ -133,15 +134,16 @@ impl Pipe {
         Ok(Arc::new(Self { number: new_number(), state, changed: WaitQueue::new() }))
     }
 
-    /// How many bytes wait to be read.
+    /// The number of unread bytes.
     pub fn waiting(&self) -> usize {
         self.state.lock().bytes.length
     }
 
-    /// Waits until there is room, and returns how much.
+    /// Waits until there is room. Returns its size.
     ///
     /// # Errors
-    /// `EPIPE` without readers, and the signal; `EAGAIN`, or a signal's interruption; `ENOMEM`.
+    /// `EPIPE` with `SIGPIPE` if there are no readers; `EAGAIN`; the error of an interruption by a
+    /// signal; `ENOMEM`.
     pub fn room(&self, patience: Patience) -> Result<usize, Errno> {
         let room = self.wait(patience, |state| {
             if state.readers == 0 {
@@ -155,16 +157,16 @@ impl Pipe {
         room
     }
 
-    /// Waits until there are bytes, and copies those that fit; they stay in the pipe. 0 without
+    /// Waits until there are bytes, and copies those that fit. They stay in the pipe. 0 without
     /// writers.
     ///
     /// # Errors
-    /// `EAGAIN`, or a signal's interruption.
+    /// `EAGAIN`, or the error of an interruption by a signal.
     pub fn peek(&self, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
         self.look(into, patience, |_| {})
     }
 
-    /// As [`Pipe::peek`]. The bytes, if there are any, are the caller's until
+    /// As [`Pipe::peek`]. The bytes, if there are any, are reserved for the caller until
     /// [`Pipe::take_claimed`], which must follow.
     ///
     /// # Errors
@@ -173,7 +175,8 @@ impl Pipe {
         self.look(into, patience, |state| state.claimed = true)
     }
 
-    /// Takes `count` of the bytes that the caller has claimed out; others may read the rest.
+    /// Removes `count` of the bytes that the caller has claimed, and releases the rest to other
+    /// readers.
     pub fn take_claimed(&self, count: usize) {
         let mut state = self.state.lock();
         state.claimed = false;
@@ -222,7 +225,7 @@ impl Pipe {
         poll::changed();
     }
 
-    /// Waits until `ready` gives something.
+    /// Waits until `ready` returns a value.
     fn wait<T>(
         &self,
         patience: Patience,
@@ -239,8 +242,8 @@ impl Pipe {
 }
 
 impl Pipe {
-    /// Reads up to `length` bytes: `put` gets them where they are, with the pipe locked, and
-    /// `fault_in` is called without, where `put` stopped.
+    /// Reads up to `length` bytes. `put` receives them in place, with the pipe locked. Where it
+    /// stops, `fault_in` is called without the lock.
     fn take_out(
         &self,
         length: usize,
@@ -265,7 +268,7 @@ impl Pipe {
         by_steps(step, fault_in, |_| false)
     }
 
-    /// Writes `length` bytes, which `take` brings; else as [`Pipe::take_out`].
+    /// Writes `length` bytes, which `take` supplies; otherwise as [`Pipe::take_out`].
     fn put_in(
         &self,
         length: usize,
@@ -299,14 +302,15 @@ impl Pipe {
         by_steps(step, fault_in, |done| done < length)
     }
 
-    /// Wakes the other side where a step has moved something.
+    /// Wakes the other side if a step has moved bytes.
     fn tell_of(&self, step: &Step) {
         if step.count > 0 {
             self.tell();
         }
     }
 
-    /// Allocates the memory of the ring unless it exists: a write after that allocates nothing.
+    /// Allocates the memory of the ring unless it exists, so that the write itself allocates
+    /// nothing.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -317,7 +321,7 @@ impl Pipe {
 
     #[cold]
     fn make_ring(&self) -> Result<(), Errno> {
-        // Without the lock, since an allocation may sleep.
+        // Without the lock: an allocation may sleep.
         let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
         let mut state = self.state.lock();
         if state.bytes.memory.is_none() {
@@ -338,7 +342,7 @@ impl Node for Pipe {
     }
 
     fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
-        // A pipe with a name: each side waits for the other (see fifo(7)).
+        // A named pipe: opening one side waits for the other (see fifo(7)).
         let waits = flags & O_NONBLOCK == 0;
         let (reads, writes) = (may_read(flags), may_write(flags));
         if writes && !reads && !waits && self.state.lock().readers == 0 {
@@ -425,7 +429,7 @@ impl Node for Pipe {
     }
 }
 
-/// A pipe with both ends: a description to read from, one to write to.
+/// A pipe and its two ends: a description to read from, one to write to.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -440,7 +444,7 @@ pub fn both_ends(flags: u32) -> Result<[Arc<Description>; 2], Errno> {
     Ok([end(O_RDONLY)?, end(O_WRONLY)?])
 }
 
-/// The pipe that a node is, if it is one.
+/// The pipe behind a node, if the node is one.
 pub fn of(node: &dyn Node) -> Option<&Pipe> {
     node.special()?.downcast_ref()
 }

@@ -1,7 +1,8 @@
-//! Waiting for several descriptors: `poll`, `select`.
+//! Waits for several descriptors: `poll`, `select`.
 //!
 //! Code that makes a descriptor readable or writable calls [`changed`]. That wakes every poller,
-//! and each checks its descriptors again: more checks than needed, and simple.
+//! and each checks its descriptors again. There are more checks than needed, but no lists to
+//! maintain.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -19,12 +20,12 @@ use super::node::{may_read, may_write};
 
 static CHANGED: WaitQueue = WaitQueue::new();
 
-/// Something may have become ready.
+/// Wakes all pollers: a descriptor may have become ready.
 pub fn changed() {
     CHANGED.wake_all();
 }
 
-/// Sleeps until `ready` gives something, which is asked after every [`changed`].
+/// Sleeps until `ready` returns a value. Calls it after every [`changed`].
 ///
 /// # Errors
 /// As [`WaitQueue::wait`].
@@ -32,7 +33,7 @@ pub fn wait<T>(deadline: Option<u64>, ready: impl FnMut() -> Option<T>) -> Resul
     CHANGED.wait(deadline, ready)
 }
 
-/// The errno of a wait that a signal has ended.
+/// The errno of a wait that a signal has interrupted.
 fn interrupted(deadline: Option<u64>) -> Errno {
     deadline.map_or(Errno::RESTART_WITHOUT_HANDLER, process::interrupted_until)
 }
@@ -94,7 +95,7 @@ pub fn poll(at: u64, count: u64, deadline: Option<u64>) -> Outcome {
     Ok(found)
 }
 
-/// The bits of `select(2)`'s three sets that mean something for a descriptor.
+/// The bits of `poll(2)` that each of `select(2)`'s three sets asks for.
 const SETS: [u32; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
 
 /// `select(2)` until `deadline`.
@@ -148,10 +149,10 @@ pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
     Ok(bits)
 }
 
-/// A timeout of the running program, in nanoseconds from now, as a deadline; `None` forever.
+/// Reads a timeout of the running program, and returns the deadline; `None`: no timeout.
 ///
 /// # Errors
-/// `EFAULT`; `EINVAL` for a negative time or a fraction beyond a second.
+/// `EFAULT`; `EINVAL` if the time is negative, or its fraction exceeds a second.
 pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
     if at == 0 {
         return Ok(None);
@@ -161,7 +162,7 @@ pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
         Fraction::Nanoseconds => (1_000_000_000, 1),
         Fraction::Microseconds => (1_000_000, 1000),
     };
-    // Like on Linux, `select` takes any number of microseconds; all others are strict.
+    // As on Linux, `select` accepts any number of microseconds; all others are strict.
     if seconds < 0 || fraction < 0 || unit == Fraction::Nanoseconds && fraction >= limit {
         return Err(Errno::EINVAL);
     }
@@ -170,7 +171,7 @@ pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
     Ok(Some(process::deadline_of_call(wait)))
 }
 
-/// The unit of the second half of a time.
+/// The unit of a timeout's second field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fraction {
     /// `struct timespec`.

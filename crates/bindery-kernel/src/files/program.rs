@@ -1,4 +1,4 @@
-//! Programs to be run, found by path or descriptor.
+//! Executable files, found by path or descriptor.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ pub struct Program {
     pub object: Object<'static, Machine>,
     /// Its absolute path.
     pub path: Vec<u8>,
-    /// The user that it runs as (set-user-ID), if not its caller.
+    /// The user as whom it runs (set-user-ID), if not the caller.
     pub set_user: Option<u32>,
     /// As which group.
     pub set_group: Option<u32>,
@@ -30,7 +30,8 @@ pub struct Program {
 /// Finds a program.
 ///
 /// # Errors
-/// As [`path::look_up`]; `EACCES` for a file that is not regular or has no execute permission.
+/// The errors of [`path::look_up`]; `EACCES` if the file is not regular or has no execute
+/// permission.
 pub fn open_program(files: &Files, directory: i32, path: &[u8]) -> Result<Program, Errno> {
     let place = path::look_up(path::beginning(files, directory, path)?, path, LastLink::Followed)?;
     program(place)

@@ -11,7 +11,7 @@ static ROOT: Mutex<Option<Arc<Place>>> = Mutex::new(None);
 /// The root. It exists from boot until the end of the machine.
 ///
 /// # Panics
-/// Before boot has made it, and after the end.
+/// Before boot has created it, and after the end.
 pub fn root() -> Arc<Place> {
     ROOT.lock().clone().expect("there is a root between boot and the end")
 }
@@ -21,7 +21,7 @@ pub fn set(place: Arc<Place>) {
     *ROOT.lock() = Some(place);
 }
 
-/// Takes the root away, at the end.
+/// Removes the root, at the end.
 pub fn take() -> Option<Arc<Place>> {
     ROOT.lock().take()
 }

@@ -1,4 +1,4 @@
-//! The memory of a program that a call reads into or writes from, in one piece or in several.
+//! The memory of a program that a call reads or writes, in one range or several.
 
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -10,16 +10,16 @@ use crate::arch::EntryFormat;
 use crate::errno::Errno;
 use crate::{heap, user};
 
-/// The most that one call moves, in bytes (as Linux: `INT_MAX` rounded down to a page).
+/// The maximum size of a transfer in bytes (as on Linux: `INT_MAX` rounded down to a page).
 pub const CALL_MAX: u64 = 0x7fff_f000;
 
-/// The most pieces of memory that a call can name (`IOV_MAX`).
+/// The maximum number of ranges in a call (`IOV_MAX`).
 const SEGMENTS_MAX: u64 = 1024;
 
 /// The ranges of a program's memory that a call reads or writes.
 pub struct Segments {
     stretches: Stretches,
-    /// Whether a part lies outside of programs' addresses. Like on Linux, that is refused before
+    /// Whether a part lies outside programs' addresses. As on Linux, the call then fails before
     /// anything is copied.
     outside: bool,
 }
@@ -30,7 +30,7 @@ enum Stretches {
     Many(Vec<(u64, u64)>),
 }
 
-/// Whether a stretch lies outside of a program's addresses.
+/// Whether a range lies outside programs' addresses.
 fn is_outside(at: u64, length: u64) -> bool {
     at.checked_add(length).is_none_or(|end| end > EntryFormat::USER_END)
 }
@@ -46,7 +46,7 @@ impl Segments {
     /// The segments of an array of `struct iovec`.
     ///
     /// # Errors
-    /// `EFAULT`; `EINVAL` for too many, or too much altogether.
+    /// `EFAULT`; `EINVAL` if there are too many, or if their total length is too large.
     pub fn many(at: u64, count: u64) -> Result<Self, Errno> {
         if count > SEGMENTS_MAX {
             return Err(Errno::EINVAL);
@@ -79,7 +79,7 @@ impl Segments {
         Ok(Self { stretches: Stretches::Many(list), outside: self.outside })
     }
 
-    /// The stretches, addresses and lengths in bytes.
+    /// The ranges, as addresses and lengths in bytes.
     #[inline]
     pub fn list(&self) -> &[(u64, u64)] {
         match &self.stretches {
@@ -88,13 +88,13 @@ impl Segments {
         }
     }
 
-    /// Refuses where the first byte could not be written.
+    /// Fails if the first byte could not be written.
     pub fn check_first(&self) -> Result<(), Errno> {
         if self.total() == 0 { Ok(()) } else { self.fault_in(0, Access::Write) }
     }
 
-    /// Puts bytes into the program's memory, `skip` bytes from the beginning on; returns how many
-    /// before one could not be written. May be called with locks held.
+    /// Writes bytes to the program's memory, `skip` bytes from its beginning on. Returns how many
+    /// it wrote before one could not be written. May be called with locks held.
     ///
     /// # Safety
     /// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
@@ -106,8 +106,8 @@ impl Segments {
         })
     }
 
-    /// Takes bytes from the program's memory, `skip` bytes from the beginning on; returns how many
-    /// before one could not be read. May be called with locks held.
+    /// Reads bytes from the program's memory, `skip` bytes from its beginning on. Returns how many
+    /// it read before one could not be read. May be called with locks held.
     ///
     /// # Safety
     /// 1. `to` is valid for writes of `length` bytes.
@@ -119,8 +119,8 @@ impl Segments {
         })
     }
 
-    /// Resolves the fault of the byte `skip` bytes from the beginning, so that a copy can go on.
-    /// Called with nothing held.
+    /// Resolves the fault of the byte `skip` bytes from the beginning, so that a copy can continue.
+    /// Called without locks.
     ///
     /// # Errors
     /// As [`user::fault_in`].
@@ -136,9 +136,9 @@ impl Segments {
         Err(Errno::EFAULT)
     }
 
-    /// Calls `act` with an address, a distance from the beginning and a length for each stretch of
-    /// `length` bytes, `skip` bytes further on, until it does less than that. Gives how much was
-    /// done.
+    /// Calls `act` for each range of `length` bytes, `skip` bytes further on, with an address, the
+    /// distance from the beginning and a length. Stops when `act` does less than that. Returns how
+    /// much was done.
     #[inline]
     pub fn each(
         &self,
@@ -163,12 +163,12 @@ impl Segments {
         done
     }
 
-    /// Refuses memory outside of a program's addresses.
+    /// Refuses memory outside programs' addresses.
     pub fn check(&self) -> Result<(), Errno> {
         if self.outside { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
-    /// How many bytes there are.
+    /// The total number of bytes.
     #[inline]
     pub fn total(&self) -> u64 {
         self.list().iter().map(|(_, length)| length).sum()

@@ -1,11 +1,10 @@
-//! The part of a text that one read asks for.
+//! The part of a text that one read requests.
 
 use core::fmt::{self, Write};
 
-/// A buffer for one read of a longer text: it keeps the part that the read asked for (Linux:
-/// `seq_file`).
+/// A buffer for one read of a longer text: it keeps the requested part (Linux: `seq_file`).
 pub struct SequenceBuffer<'a> {
-    /// Bytes still to be left out.
+    /// The number of bytes still to skip.
     skip: u64,
     into: &'a mut [u8],
     filled: usize,
@@ -17,12 +16,12 @@ impl<'a> SequenceBuffer<'a> {
         Self { skip: at, into, filled: 0 }
     }
 
-    /// How much of the part there was.
+    /// The number of bytes in the part.
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Adds bytes; refuses once the part is full, so that no more is made.
+    /// Adds bytes. Fails once the part is complete, so that no more text is generated.
     pub fn push(&mut self, bytes: &[u8]) -> fmt::Result {
         let skipped = self.skip.min(bytes.len() as u64);
         self.skip -= skipped;

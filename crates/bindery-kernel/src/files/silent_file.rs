@@ -1,6 +1,7 @@
-//! `/dev/silent`: a file whose pager answers stores only after an `ioctl`. It has a file system and
-//! a limit for dirty pages of its own. Tests show by it which programs a device without answers
-//! stops (`silent-file=yes` on the command line). The stores of a thread that is killed fail.
+//! `/dev/silent`: a file whose pager answers stores only after an `ioctl`. It has its own file
+//! system and limit for dirty pages. Tests show with it which programs are blocked by a device that
+//! does not answer (`silent-file=yes` on the command line). The stores of a thread that is killed
+//! fail.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,21 +22,20 @@ use super::memory::Regular;
 use super::node::Node;
 use super::segments::Segments;
 
-/// The request of `ioctl` that fails all stores, those that wait and those to come: a number of our
-/// own.
+/// The request of `ioctl` that fails all stores, pending and future: a number of our own.
 const FAIL: u32 = 0x5f00;
 
-/// The most pages of the file that may be dirty.
+/// The maximum number of dirty pages of the file.
 static LIMIT: DirtyLimit = DirtyLimit::new(64);
 
-/// The most stores that are kept. A sync has at most 32 under way.
+/// The maximum number of pending stores. A sync has at most 32 in flight.
 const KEPT: usize = 64;
 
 /// The storage.
 struct Silent(Mutex<Device>);
 
 struct Device {
-    /// Each with the thread that has asked.
+    /// Each with the thread that requested it.
     kept: Vec<(u32, KeptWrite)>,
     fails: bool,
 }
@@ -69,21 +69,21 @@ impl Pager for Silent {
     fn removed(&self, _: u64) {}
 }
 
-/// Fails the stores that are kept, and all later ones.
+/// Fails all pending stores, and all later ones.
 fn fail() {
     SILENT.0.lock().fails = true;
     fail_some(|_| true);
 }
 
-/// Fails the requests of a thread that a silent device has: the thread is about to be killed, or
-/// ends. The core goes on once the pager has answered, and only the pager knows that the device has
-/// no use for the memory any more.
+/// Fails the requests that a thread has at a silent device: the thread is about to be killed, or
+/// ends. The core continues once the pager has answered, and only the pager knows that the device
+/// no longer uses the memory.
 pub fn give_up_silent(thread: u32) {
     disk::give_up(thread);
     fail_some(|asker| asker == thread);
 }
 
-/// Fails all requests that a silent device has: the machine ends.
+/// Fails all pending requests of a silent device: the machine ends.
 pub fn end_silence() {
     disk::end_silence();
     fail();
@@ -91,7 +91,7 @@ pub fn end_silence() {
 
 fn fail_some(is_failed: impl Fn(u32) -> bool) {
     loop {
-        // The lock is free again when an answer wakes threads.
+        // Out of the lock: an answer wakes threads.
         let write = {
             let kept = &mut SILENT.0.lock().kept;
             let Some(at) = kept.iter().position(|(asker, _)| is_failed(*asker)) else { return };

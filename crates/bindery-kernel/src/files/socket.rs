@@ -1,5 +1,5 @@
-//! Pairs of connected sockets (`socketpair`), which processes use as pipes in both directions.
-//! There are no other sockets: no network, and no names to connect to.
+//! Pairs of connected sockets (`socketpair`), which processes use as bidirectional pipes. There are
+//! no other sockets: no network, and no names to connect to.
 
 use alloc::collections::VecDeque;
 use alloc::format;
@@ -19,18 +19,19 @@ use super::inode::new_number;
 use super::node::{Node, Place};
 use super::poll;
 
-/// How much one direction holds, in bytes.
+/// The capacity of one direction in bytes.
 const CAPACITY: usize = 64 << 10;
 
-/// The longest message. Less than a transfer's piece, so that one read never meets two messages.
+/// The maximum length of a message. Smaller than a transfer's piece, so that one read never meets
+/// two messages.
 const MESSAGE_MAX: usize = 32 << 10;
 
-/// Whether a reader sees where each write began.
+/// Whether a reader sees the boundaries of writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Boundaries {
-    /// A write is a message, which one read takes whole (`SOCK_SEQPACKET`).
+    /// Each write is a message, which one read takes whole (`SOCK_SEQPACKET`).
     Kept,
-    /// Bytes are bytes (`SOCK_STREAM`).
+    /// A stream of bytes (`SOCK_STREAM`).
     Lost,
 }
 
@@ -44,7 +45,7 @@ struct Channel {
 struct State {
     messages: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Whether an end is closed: the sender has no more, the receiver takes no more.
+    /// Whether an end is closed: the sender sends no more, or the receiver takes no more.
     is_closed: bool,
 }
 
@@ -53,7 +54,7 @@ impl Channel {
         Arc::new(Self { state: Mutex::new(State::default()), changed: WaitQueue::new() })
     }
 
-    /// Waits until `ready` gives something, and tells the other end of it.
+    /// Waits until `ready` returns a value, and wakes the other end.
     fn wait<T>(
         &self,
         patience: Patience,
@@ -83,7 +84,7 @@ impl Channel {
     }
 }
 
-/// One of two connected sockets.
+/// One end of a pair of connected sockets.
 pub struct Socket {
     number: u64,
     boundaries: Boundaries,
@@ -99,7 +100,7 @@ impl State {
             into[done..done + count].copy_from_slice(&message[..count]);
             done += count;
             if boundaries == Boundaries::Kept || count == message.len() {
-                // The rest of a message that does not fit is lost.
+                // The part of a message that does not fit is lost.
                 self.bytes -= message.len();
                 self.messages.pop_front();
             } else {
@@ -206,7 +207,7 @@ impl Node for Socket {
     }
 }
 
-/// The most messages that wait on one side; each costs something beside its bytes.
+/// The maximum number of messages in one direction; each costs memory besides its bytes.
 const MESSAGES_MAX: usize = 256;
 
 /// Two connected sockets.

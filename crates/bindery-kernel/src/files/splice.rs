@@ -1,5 +1,5 @@
 //! `splice`, `tee` and `vmsplice`: bytes between a pipe and another descriptor, copied through
-//! memory of the kernel: a pipe here never refers to the pages of another object.
+//! memory of the kernel. A pipe never refers to the pages of another object.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,7 +32,7 @@ fn check(flags: u32) -> Result<(), Errno> {
     if flags & !FLAGS != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Whether a call waits for a pipe: by its flag, and the flags of both openings.
+/// Whether a call may wait for a pipe: by its flag, and by the flags of both openings.
 fn patience(flags: u32, ends: &[&Description]) -> Patience {
     let impatient = |end: &&Description| end.patience() == Patience::None;
     let none = flags & NONBLOCK != 0 || ends.iter().any(impatient);
@@ -90,7 +90,7 @@ pub fn splice(from: (i32, u64), to: (i32, u64), count: u64, flags: u32) -> Outco
     }
 }
 
-/// `tee(2)`: copies the bytes of one pipe to another; they stay in the first.
+/// `tee(2)`: copies the bytes of one pipe to another. They stay in the first.
 pub fn tee(from: i32, to: i32, count: u64, flags: u32) -> Outcome {
     check(flags)?;
     if count == 0 {
@@ -106,8 +106,8 @@ pub fn tee(from: i32, to: i32, count: u64, flags: u32) -> Outcome {
     }
 }
 
-/// `vmsplice(2)`: memory of the program to a pipe, or from it, by what the descriptor was opened
-/// for.
+/// `vmsplice(2)`: from the program's memory to a pipe, or back, depending on the descriptor's
+/// access mode.
 pub fn vmsplice(descriptor: i32, vector: u64, count: u64, flags: u32) -> Outcome {
     check(flags)?;
     let end = description(descriptor)?;
@@ -128,7 +128,7 @@ pub fn vmsplice(descriptor: i32, vector: u64, count: u64, flags: u32) -> Outcome
     fill(node, 0, &segments, patience)
 }
 
-/// As much of the program's memory as there is room for.
+/// As many bytes of the program's memory as fit.
 fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome {
     segments.check()?;
     let room = pipe.room(patience)?;
@@ -139,7 +139,7 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
         let mut done = 0;
         while done < *length && filled < piece.len() {
             let from = at.wrapping_add(done);
-            // By pages, so that the bytes before a hole count. Like on Linux, which takes hold of
+            // Page by page, so that the bytes before a hole count. As on Linux, which pins the
             // pages, secret memory is refused.
             let in_page = 4096 - (from % 4096);
             let part = in_page.min(length - done).min((piece.len() - filled) as u64) as usize;
@@ -155,7 +155,7 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
     Ok(pipe.write(0, &piece[..filled], patience)? as u64)
 }
 
-/// Lets `act` work at the offset in the program's memory, or at the position, and advances either.
+/// Runs `act` at the offset in the program's memory, or at the position, and advances it.
 fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Outcome) -> Outcome {
     let seekable = description.node.is_seekable();
     if offset != 0 {
@@ -177,7 +177,7 @@ fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Ou
     Ok(moved)
 }
 
-/// Passes all bytes of a pipe to `write`; bytes that it does not take stay.
+/// Passes all bytes of a pipe to `write`; bytes that it does not accept stay.
 fn from_pipe(
     pipe: &Pipe,
     count: u64,
@@ -207,20 +207,21 @@ fn from_pipe(
     Ok(done)
 }
 
-/// The treatment of bytes that another pipe gets.
+/// The effect on bytes that are passed to another pipe.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     Yes,
     No,
 }
 
-/// Moves or copies bytes of a pipe to another, as far as it has room.
+/// Moves or copies bytes of a pipe to another, as many as fit.
 fn between(out: &Pipe, into: &Pipe, count: u64, patience: Patience, kept: Kept) -> Outcome {
     let mut piece = buffer(count)?;
-    // Now, since an allocation may let others read the pipe between the look and the write.
+    // Allocated now: between the check and the write, an allocation could let other threads read
+    // the pipe.
     into.make_room()?;
     loop {
-        // The bytes may have been taken by the time the other side has room.
+        // Other readers may have taken the bytes by the time the other side has room.
         if out.peek(&mut piece[..1], patience)? == 0 {
             return Ok(0);
         }

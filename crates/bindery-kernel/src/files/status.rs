@@ -21,10 +21,10 @@ use super::permission;
 /// The device number of the file system in memory, and of generated files.
 const DEVICE: u64 = 1;
 
-/// The size of a transfer that is good, in bytes.
+/// The preferred size of a transfer, in bytes.
 const BLOCK_SIZE: u32 = 4096;
 
-/// The place that a descriptor and a path name together, as the `*at` calls have it.
+/// The place that a descriptor and a path name together, as in the `*at` calls.
 fn place_at(directory: i32, path: u64, flags: u32) -> Result<Arc<Place>, Errno> {
     let text =
         if path == 0 && flags & AT_EMPTY_PATH != 0 { [].into() } else { path::from_user(path)? };
@@ -85,7 +85,7 @@ pub fn stat_of(descriptor: i32, at: u64) -> Outcome {
     write_stat(at, &*Files::description(descriptor)?.node)
 }
 
-/// `statx(2)`: the basic facts, whatever is asked for.
+/// `statx(2)`: the basic attributes, whatever the request.
 pub fn stat_extended(directory: i32, path: u64, flags: u32, at: u64) -> Outcome {
     let place = place_at(directory, path, flags)?;
     let Attributes { number, mode, links, owner, size, blocks, times, device } =
@@ -113,7 +113,8 @@ pub fn stat_extended(directory: i32, path: u64, flags: u32, at: u64) -> Outcome 
     Ok(0)
 }
 
-/// `faccessat2(2)`: checks the rights of the real user, or with `AT_EACCESS` of the effective one.
+/// `faccessat2(2)`: checks the rights of the real user, or with `AT_EACCESS` those of the effective
+/// one.
 pub fn access(directory: i32, path: u64, wanted: u32, flags: u32) -> Outcome {
     if wanted & !(R_OK | W_OK | X_OK) != 0
         || flags & !(AT_EACCESS | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0
@@ -178,7 +179,7 @@ pub fn change_times(directory: i32, path: u64, times: u64, flags: u32) -> Outcom
     let change = Change { times: new, ..Change::default() };
     let set = |node: &dyn Node| {
         if !permission::is_owner(node) {
-            // A caller that may write may set the present time.
+            // A caller with write permission may set the present time.
             let allowed = permission::check(node, W_OK);
             allowed.map_err(|errno| if is_now { errno } else { Errno::EPERM })?;
             if !is_now {

@@ -1,4 +1,4 @@
-//! Directories whose files something else than memory keeps.
+//! Directories whose files are stored elsewhere than in memory.
 
 use alloc::sync::Arc;
 
@@ -6,33 +6,33 @@ use crate::errno::Errno;
 
 use super::node::Node;
 
-/// The storage of a directory's files, where that is not memory.
+/// The storage of a directory's files, if that is not memory.
 pub trait Store: Sync {
     /// Reserves room for a write of `length` bytes at `at` to the file of this number. Returns the
-    /// number of bytes that may be written: their store finds room. The write ends with
-    /// [`Store::end_write`], and a file has one at a time.
+    /// number of bytes that may be written: the storage has room for them. A file has one write at
+    /// a time; it ends with [`Store::end_write`].
     ///
     /// # Errors
-    /// `ENOSPC` if there is room for none of them; `ENOMEM`.
+    /// `ENOSPC` if there is no room for the first byte; `ENOMEM`.
     fn reserve(&self, file: u64, at: u64, length: u64) -> Result<u64, Errno>;
 
-    /// Ends a write that [`Store::reserve`] began, which has written up to `end`, a place in the
-    /// file: the room for the rest is free again.
+    /// Ends a write that [`Store::reserve`] began. It has written up to `end`, a position in the
+    /// file; the room reserved for the rest is free again.
     fn end_write(&self, file: u64, end: u64);
 
-    /// Makes an empty regular file.
+    /// Creates an empty regular file.
     ///
     /// # Errors
     /// `ENOSPC`, `EIO`, `ENAMETOOLONG`, `ENOMEM`.
     fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno>;
 
-    /// Takes a file's name away.
+    /// Removes a file's name.
     ///
     /// # Errors
     /// `EIO`.
     fn remove(&self, node: &dyn Node) -> Result<(), Errno>;
 
-    /// Gives a file another name, which it takes from `replaced`.
+    /// Renames a file. If `replaced` had the name, it loses it.
     ///
     /// # Errors
     /// `EIO`.

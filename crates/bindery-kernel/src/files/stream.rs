@@ -1,5 +1,5 @@
-//! The console as a stream of bytes, for a program whose host has a pipe or a file there instead of
-//! a terminal: no echo, no signals, and `isatty` is false.
+//! The console as a stream of bytes, for a program whose host redirects it to a pipe or a file: no
+//! echo, no signals, and `isatty` is false.
 
 use alloc::sync::Arc;
 
@@ -15,8 +15,8 @@ use super::descriptor::{Description, Files};
 use super::node::{Node, Place};
 use super::root::root;
 
-/// The files of the first program: descriptors 0, 1 and 2 are the console, as the command line
-/// says.
+/// The standard descriptors of the first program: the console, in the form that the command line
+/// selects.
 ///
 /// # Errors
 /// `ENOMEM`.

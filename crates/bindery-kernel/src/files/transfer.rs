@@ -16,10 +16,10 @@ use super::manner::{self, Manner, Start};
 use super::node::Node;
 use super::segments::{CALL_MAX, Segments};
 
-/// The most memory of the kernel that a call takes, in bytes.
+/// The maximum size of a call's buffer in the kernel, in bytes.
 const PIECE: usize = 64 << 10;
 
-/// Whether to wait for the next piece: bytes that cannot be read twice are only waited for once.
+/// Whether to wait for the next piece. Bytes that can be read only once are waited for only once.
 fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
     if done > 0 && !node.is_seekable() { Patience::None } else { first }
 }
@@ -39,7 +39,7 @@ fn fill_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Patie
     let mut piece = buffer(total)?;
     let mut done = 0;
     if !node.is_seekable() {
-        // Bytes taken out of a socket cannot be put back.
+        // Bytes taken from a socket cannot be returned.
         segments.check_first()?;
     }
     loop {
@@ -86,7 +86,7 @@ fn drain(node: &dyn Node, at: u64, segments: &Segments, patience: Patience) -> O
     })
 }
 
-/// As [`drain`], at the end of the node; returns where that was, and the count.
+/// As [`drain`], at the end of the node. Returns the position of the end, and the count.
 fn append(node: &dyn Node, segments: &Segments, patience: Patience) -> Result<(u64, u64), Errno> {
     segments.check()?;
     if let Some(appended) = node.append_from(segments) {
@@ -128,8 +128,9 @@ fn drain_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Pati
     Ok(done)
 }
 
-/// Calls `act` with the rest of `length` bytes until all are moved; if it stops, `fault_in`
-/// resolves why. Gives how much was moved before that refused, or its refusal where nothing was.
+/// Calls `act` with the rest of `length` bytes until all are moved. If it stops, `fault_in`
+/// resolves the fault. Returns the number of bytes moved before `fault_in` failed; its error only
+/// if nothing was moved.
 pub fn move_all(
     length: usize,
     mut act: impl FnMut(usize) -> usize,
@@ -154,14 +155,14 @@ pub fn move_all(
 pub struct Step {
     /// Bytes that were moved.
     pub count: usize,
-    /// The first missing byte of the program's memory, from the step's beginning.
+    /// The first missing byte of the program's memory, relative to the step's beginning.
     pub fault: Option<usize>,
 }
 
-/// Moves bytes by steps. `step` takes how many bytes were moved before; where it finds the
-/// program's memory missing, `fault_in` resolves that, with no lock held, and a further step
-/// follows. After a step without a fault, `goes_on` decides. Returns the count of bytes moved; a
-/// refusal only where nothing was moved.
+/// Moves bytes in steps. `step` gets the number of bytes moved so far. If it finds the program's
+/// memory missing, `fault_in` resolves that with no lock held, and another step follows. After a
+/// step without a fault, `goes_on` decides. Returns the number of bytes moved; an error only if
+/// nothing was moved.
 #[inline]
 pub fn by_steps(
     mut step: impl FnMut(usize) -> Result<Step, Errno>,
@@ -199,7 +200,7 @@ fn description(descriptor: i32) -> Result<Arc<Description>, Errno> {
 /// `read(2)` and its kin.
 ///
 /// # Errors
-/// As read(2), and as [`Manner::new`] for the flags of `preadv2(2)`.
+/// The errors of read(2), and those of [`Manner::new`] for the flags of `preadv2(2)`.
 pub fn read(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> Outcome {
     let description = description(descriptor)?;
     let node = start_of(&description, start)?.readable()?;
@@ -219,11 +220,11 @@ pub fn read(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> O
     }
 }
 
-/// `write(2)` and its kin. Like on Linux, a file opened for appending is appended to, whatever the
+/// `write(2)` and its kin. As on Linux, a file opened for appending is appended to, whatever the
 /// offset.
 ///
 /// # Errors
-/// As write(2), and as [`Manner::new`] for the flags of `pwritev2(2)`.
+/// The errors of write(2), and those of [`Manner::new`] for the flags of `pwritev2(2)`.
 pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> Outcome {
     let description = description(descriptor)?;
     let node = start_of(&description, start)?.writable()?;

@@ -1,4 +1,4 @@
-//! The tree of files as the kernel makes it at boot, and its end.
+//! The tree of files: its construction at boot, and its removal at the end.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -18,7 +18,7 @@ const SYMBOLS: &str = ".bindery/symbols";
 /// Unpacks the initramfs into the root file system.
 ///
 /// # Panics
-/// If it does not fit into memory.
+/// If it exceeds memory.
 pub fn begin(initramfs: Stretch) {
     let root = Directory::new(0o755).expect("there is memory for a root");
     let place = Place::alone(root, b"");
@@ -58,7 +58,7 @@ pub fn begin(initramfs: Stretch) {
 /// Drops the whole file system.
 pub fn end() {
     let Some(root) = root::take() else { return };
-    // Directories in directories are not taken apart by recursion: they may be deep.
+    // Nested directories are dropped in a loop: they may be too deep for recursion.
     let mut left: Vec<Arc<dyn Node>> = [root.node.clone()].into();
     drop(root);
     while let Some(node) = left.pop() {
@@ -68,7 +68,7 @@ pub fn end() {
     }
 }
 
-/// The directory of this name, made unless it exists.
+/// The directory of this name. Creates it unless it exists.
 pub(super) fn directory_at(
     above: &Arc<Place>,
     name: &[u8],
@@ -110,7 +110,7 @@ fn unpack(root: &Arc<Place>, entry: &cpio_reader::Entry<'_>) -> Result<(), Errno
             file
         }
         0o120_000 => Link::new(entry.file())?,
-        // Devices are ours; the archive's have no meaning here.
+        // The kernel has its own devices; the archive's are ignored.
         _ => {
             log!(
                 "{} of the initramfs is skipped: devices and sockets are not supported there",

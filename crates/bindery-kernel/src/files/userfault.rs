@@ -37,7 +37,7 @@ type Handle = Arc<Userfault<'static, Machine>>;
 /// `USERFAULTFD_IOC_NEW`.
 const NEW: u32 = UFFDIO << 8;
 
-/// Whether every program may serve faults of the kernel (`vm.unprivileged_userfaultfd`).
+/// Whether every program may handle faults of the kernel (`vm.unprivileged_userfaultfd`).
 static UNPRIVILEGED: AtomicBool = AtomicBool::new(false);
 
 /// `vm.unprivileged_userfaultfd`.
@@ -56,7 +56,7 @@ enum Purpose {
     New(Weak<Space>, UserfaultScope),
     /// It serves this address space.
     Serving(Weak<Space>, Handle),
-    /// It came with a fork, and serves a child, whose address space did not exist yet.
+    /// Created by a fork for a child whose address space did not exist yet.
     Inherited(Handle),
     /// Closed.
     Closed,
@@ -65,7 +65,7 @@ enum Purpose {
 /// A userfaultfd.
 pub struct Userfaultfd {
     number: u64,
-    /// `O_CLOEXEC` and `O_NONBLOCK`, as it was made, which the userfaultfds of children inherit.
+    /// `O_CLOEXEC` and `O_NONBLOCK` at its creation, which the userfaultfds of children inherit.
     flags: u32,
     purpose: Mutex<Purpose>,
 }
@@ -73,8 +73,8 @@ pub struct Userfaultfd {
 /// `userfaultfd(2)`.
 ///
 /// # Errors
-/// `EPERM` for faults of the kernel without `CAP_SYS_PTRACE`, unless every program may serve them;
-/// `EINVAL` for unknown flags; `ENOMEM`; `EMFILE`.
+/// `EPERM` if it is for faults of the kernel and the caller lacks `CAP_SYS_PTRACE`, unless every
+/// program may handle them; `EINVAL` for unknown flags; `ENOMEM`; `EMFILE`.
 pub fn call(flags: u32) -> Outcome {
     if flags & UFFD_USER_MODE_ONLY == 0 && !unprivileged() {
         process::credentials().demand(Capability::Trace)?;
@@ -160,7 +160,7 @@ impl Userfaultfd {
                 return Ok(0);
             }
             drop(purpose);
-            // The allocation may have yielded, and another thread has agreed.
+            // The allocation may have yielded, and another thread has completed `UFFDIO_API`.
             served.close_userfault(handle);
             Err(Errno::EINVAL)
         });
@@ -182,7 +182,7 @@ impl Userfaultfd {
         };
         let caller = process::current().process.space();
         let done = userfault_control(&space, &caller, &handle, request, &mut words, &mut source);
-        // Nothing was read of the result's word, and no result is 0.
+        // The result's word was not read, and no result is 0.
         if let Some(index) = request.result()
             && words[index] != 0
         {
@@ -201,8 +201,8 @@ impl Userfaultfd {
         }
     }
 
-    /// As [`Userfaultfd::next`], with a descriptor for a child's userfaultfd. Without a free
-    /// descriptor the message stays.
+    /// As [`Userfaultfd::next`], with a descriptor for a child's userfaultfd. If no descriptor is
+    /// free, the message stays.
     #[cold]
     fn next_with_descriptor(
         &self,
@@ -218,14 +218,14 @@ impl Userfaultfd {
             })
         });
         if !used {
-            // Another reader has the fork.
-            Files::current().take_back(child.descriptor, &child.description);
+            // Another reader has taken the fork event.
+            Files::current().withdraw(child.descriptor, &child.description);
         }
         message.transpose()
     }
 
-    /// Hands out messages as long as there are any and room for them, the first after a wait.
-    /// Returns their bytes.
+    /// Delivers messages as long as there are any and room for them. Waits only for the first.
+    /// Returns their size in bytes.
     fn read_messages(
         &self,
         room: usize,
@@ -258,7 +258,7 @@ impl Userfaultfd {
         Ok(done)
     }
 
-    /// The operations that would not wait; like on Linux, a descriptor whose reads wait cannot be
+    /// The operations that would not wait. As on Linux, a descriptor whose reads wait cannot be
     /// polled.
     fn ready_with(&self, flags: u32) -> u32 {
         match self.handle() {
@@ -297,7 +297,7 @@ impl Node for Userfaultfd {
             let put =
                 |moved| unsafe { to.put(done + moved, from.add(moved), message.len() - moved) };
             let fault_in = |moved: usize| to.fault_in((done + moved) as u64, Access::Write);
-            // Like on Linux, a message that does not fit into the program's memory is lost.
+            // As on Linux, a message that does not fit into the program's memory is lost.
             match move_all(message.len(), put, fault_in)? {
                 moved if moved == message.len() => Ok(()),
                 _ => Err(Errno::EFAULT),

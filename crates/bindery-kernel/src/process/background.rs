@@ -1,10 +1,10 @@
-//! The thread of the kernel that collapses small folios into large ones (Linux: `khugepaged`), and
+//! The kernel thread that collapses small folios into large ones (Linux: `khugepaged`), and
 //! reclaims memory for faults that do not do so themselves.
 //!
-//! It begins when a policy first allows large folios, and sleeps between its rounds. There are no
+//! It starts when a policy first allows large folios, and sleeps between its rounds. There are no
 //! rounds while no policy allows the size that it makes. A round scans [`Tunables::pages_to_scan`]
-//! pages, or all memory of all processes if that is less, one table's span at a time; in between it
-//! yields the CPU.
+//! pages, or all memory of all processes if that is less. It scans one table's span at a time, and
+//! yields the CPU in between.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ use super::{WaitQueue, kernel_thread, scheduler, table};
 pub struct Tunables {
     /// Milliseconds from one round to the next.
     pub scan_sleep: AtomicU32,
-    /// Milliseconds to the next round after one that found no large folio free.
+    /// Milliseconds to the next round after one that found no free large folio.
     pub alloc_sleep: AtomicU32,
     /// Base pages that one round scans.
     pub pages_to_scan: AtomicU32,
@@ -35,7 +35,7 @@ pub struct Tunables {
     pub defrag: AtomicU32,
 }
 
-/// Those in force; Linux's, at first.
+/// The current settings; Linux's defaults at first.
 pub static TUNABLES: Tunables = Tunables {
     scan_sleep: AtomicU32::new(10_000),
     alloc_sleep: AtomicU32::new(60_000),
@@ -56,15 +56,15 @@ const SPAN_PAGES: u32 = 512;
 /// The shortest sleep, in milliseconds: the timer interrupts only while no thread runs.
 const SHORTEST_SLEEP: u32 = 1;
 
-/// Whether there is a thread, or one is being made.
+/// Whether the thread exists, or is being created.
 static LIVES: AtomicBool = AtomicBool::new(false);
-/// Whether large folios of the size that the thread makes are wanted anywhere.
+/// Whether any policy allows large folios of the size that the thread makes.
 static WANTED: AtomicBool = AtomicBool::new(false);
 /// The machine ends.
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// A fault has asked for memory to be collected.
+/// A fault has requested that memory be collected.
 static COLLECT: AtomicBool = AtomicBool::new(false);
-/// The settings have changed: a round is due now, as on Linux.
+/// The settings have changed: the next round starts at once, as on Linux.
 static DUE: AtomicBool = AtomicBool::new(false);
 static SLEEPER: WaitQueue = WaitQueue::new();
 
@@ -72,12 +72,12 @@ static SLEEPER: WaitQueue = WaitQueue::new();
 /// `scanned` whether those that the thread makes are.
 ///
 /// # Errors
-/// `ENOMEM` where there should be a thread now, and there is no memory for it.
+/// `ENOMEM` if the thread is needed and there is no memory for it.
 pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
     if WANTED.swap(scanned, Ordering::Relaxed) != scanned {
         SLEEPER.wake_all();
     }
-    // Marked first: the thread's stack takes memory, and other threads may run during that.
+    // Marked before the allocation of the thread's stack, during which other threads may run.
     if wanted && !LIVES.swap(true, Ordering::Relaxed) {
         kernel_thread::begin(b"khugepaged", run)
             .inspect_err(|_| LIVES.store(false, Ordering::Relaxed))?;
@@ -85,19 +85,19 @@ pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Called when a time to sleep was changed: the next round begins at once.
+/// Called when an interval has changed: the next round begins at once.
 pub fn sleep_changed() {
     DUE.store(true, Ordering::Relaxed);
     SLEEPER.wake_all();
 }
 
-/// Has memory collected soon. Does not wait.
+/// Requests a collection of memory soon. Does not wait.
 pub fn collect() {
     COLLECT.store(true, Ordering::Relaxed);
     SLEEPER.wake_all();
 }
 
-/// Ends the thread, with the machine.
+/// Ends the thread when the machine ends.
 pub(super) fn end() {
     ENDS.store(true, Ordering::Relaxed);
     SLEEPER.wake_all();
@@ -119,7 +119,7 @@ fn work() {
             let woken = flags.iter().any(|flag| flag.load(Ordering::Relaxed));
             (woken || WANTED.load(Ordering::Relaxed) != scans).then_some(())
         };
-        // The deadline is no failure.
+        // A timeout is no failure.
         let _ = SLEEPER.wait(scans.then_some(deadline), woken);
         if ENDS.load(Ordering::Relaxed) {
             return;
@@ -130,7 +130,7 @@ fn work() {
         let due = DUE.swap(false, Ordering::Relaxed);
         let wanted = WANTED.load(Ordering::Relaxed);
         if wanted && !scans {
-            // Allowed just now: the first round comes after a sleep.
+            // Just allowed: the first round comes after a sleep.
             round = time::now();
         }
         if !wanted || !due && time::now() < round.saturating_add(nanoseconds(sleep)) {
@@ -147,7 +147,7 @@ fn nanoseconds(milliseconds: u32) -> u64 {
     u64::from(milliseconds.max(SHORTEST_SLEEP)) * (time::SECOND / 1000)
 }
 
-/// The start of the next round: a process, by number, and an address in it.
+/// The position where the next round starts: a process, by number, and an address in it.
 struct Position {
     process: u32,
     address: VirtAddr,
@@ -182,14 +182,14 @@ fn scan(at: &mut Position) -> Round {
         if ENDS.load(Ordering::Relaxed) {
             break;
         }
-        // No interrupt comes in the kernel: threads that sleep until now wake here.
+        // No interrupt arrives in the kernel, so sleepers whose time has come wake here.
         time::expired();
         scheduler::yield_now();
     }
     Round { out_of_memory: false }
 }
 
-/// Looks at the next span; `None` behind the last process.
+/// Scans the next span; `None` behind the last process.
 fn look(at: &mut Position) -> Option<CollapseProgress> {
     let process = table::all().into_iter().find(|process| process.id >= at.process)?;
     if process.id > at.process {

@@ -1,5 +1,5 @@
-//! `membarrier(2)`. One CPU runs programs, and a context switch is a barrier of every kind. So all
-//! that is left is to record which process has registered for which barriers.
+//! `membarrier(2)`. One CPU runs programs, and a context switch is a barrier of every kind. So the
+//! kernel only has to record which process has registered for which barriers.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,8 +8,8 @@ use crate::errno::{Errno, Outcome};
 
 use super::scheduler;
 
-// The commands, by their numbers in membarrier(2). Those of restartable sequences are missing,
-// since the kernel has no such sequences.
+// The commands, by their numbers in membarrier(2), except those of restartable sequences: the
+// kernel has none.
 const QUERY: u32 = 0;
 const GLOBAL: u32 = 1 << 0;
 const GLOBAL_EXPEDITED: u32 = 1 << 1;
@@ -20,7 +20,7 @@ const PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 5;
 const REGISTER_PRIVATE_EXPEDITED_SYNC_CORE: u32 = 1 << 6;
 const GET_REGISTRATIONS: u32 = 1 << 9;
 
-/// The result of `QUERY`: every command that works.
+/// The result of `QUERY`: every supported command.
 const KNOWN: u32 = GLOBAL
     | GLOBAL_EXPEDITED
     | REGISTER_GLOBAL_EXPEDITED
@@ -30,8 +30,8 @@ const KNOWN: u32 = GLOBAL
     | REGISTER_PRIVATE_EXPEDITED_SYNC_CORE
     | GET_REGISTRATIONS;
 
-/// The barriers that the programs of one address space have registered for, as the commands that
-/// register. All threads of the address space share them.
+/// The barriers for which the programs of one address space have registered, as the registering
+/// commands. All threads of the address space share them.
 #[derive(Clone, Default)]
 pub(super) struct Barriers(Arc<AtomicU32>);
 
@@ -68,8 +68,8 @@ pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
         QUERY => return Ok(u64::from(KNOWN)),
         GET_REGISTRATIONS => {
             let registered = barriers.registered();
-            // Like on Linux, a process with the barrier that synchronizes cores is listed for the
-            // plain one too, and still may not use it.
+            // As on Linux, a process that has registered for the core-serializing barrier is listed
+            // for the plain one too, and still may not use it.
             let synchronized = registered & REGISTER_PRIVATE_EXPEDITED_SYNC_CORE != 0;
             let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };
             return Ok(u64::from(registered | plain));

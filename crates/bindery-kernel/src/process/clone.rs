@@ -21,15 +21,15 @@ use super::state::{ProcessParts, State};
 use super::table::{self, Counted};
 use super::{Process, Thread, end, scheduler, signal};
 
-/// Drops all handlers of the child (`clone3`).
+/// Resets all handlers of the child (`clone3`).
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 
-/// The parts that a new thread shares, and its start.
+/// The parts that a new thread shares, and its initial registers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
     pub flags: u64,
     pub exit_signal: u32,
-    /// The stack pointer; 0 for that of the caller.
+    /// The stack pointer; 0 for the caller's.
     pub stack: u64,
     pub thread_pointer: u64,
     pub parent_id_at: u64,
@@ -38,7 +38,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The arguments of `clone(2)`; the order of the last two depends on the architecture.
+    /// The arguments of `clone(2)`. The order of the last two depends on the architecture.
     pub(super) fn of_clone(arguments: [u64; 6]) -> Self {
         let [flags, stack, parent_id_at, fourth, fifth, _] = arguments;
         let (child_id_at, thread_pointer) =
@@ -128,12 +128,12 @@ impl Wanted {
     }
 }
 
-/// Reads a structure of `N` words in a shorter or longer version; words that a shorter one lacks
+/// Reads a structure of `N` words in a shorter or longer version. Words that a shorter one lacks
 /// are zero.
 ///
 /// # Errors
-/// `EINVAL` for less than `least` bytes, `E2BIG` for more than a page, or if an unknown word is not
-/// zero, `EFAULT`.
+/// `EINVAL` if it has less than `least` bytes, `E2BIG` if it has more than a page or an unknown
+/// word is not zero, `EFAULT`.
 fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; N], Errno> {
     if size > PAGE_SIZE {
         return Err(Errno::E2BIG);
@@ -161,7 +161,7 @@ fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; 
     Ok(words)
 }
 
-/// Makes a thread, of this process or of a new one. Gives its number.
+/// Creates a thread in this process or in a new one. Returns its number.
 pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     wanted.check()?;
     let parent = scheduler::current_thread();
@@ -188,19 +188,19 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     if wanted.has(CLONE_PIDFD) {
         let (descriptor, description) = files::insert_process(id, 0)?;
         if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
-            Files::current().take_back(descriptor, &description);
+            Files::current().withdraw(descriptor, &description);
             return Err(errno);
         }
         handle = Some((descriptor, description));
     }
     announce(&thread, &wanted);
-    // Nothing sleeps from here on. A signal to the parent's group, or its end, that came while it
-    // slept is the child's too: otherwise the child would be a copy that survives it.
+    // Nothing sleeps from here on. The parent may have slept so far: a signal to its group, or its
+    // end, applies to the child too. Otherwise the child would be a copy that survives it.
     let is_alive = !signal::is_fatal_waiting(&parent);
     let above = is_alive.then(|| settle_family(&parent.process, &process, &wanted)).flatten();
     let Some(above) = above else {
         if let Some((descriptor, description)) = handle {
-            Files::current().take_back(descriptor, &description);
+            Files::current().withdraw(descriptor, &description);
         }
         return Err(if is_alive { Errno::EINVAL } else { Errno::RESTART });
     };
@@ -209,7 +209,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     begin(&parent, &thread)?;
     drop((thread, number));
     if wanted.has(CLONE_VFORK) {
-        // An end is seen on the way back.
+        // The end takes effect on the way back.
         let _ = process
             .life_changed
             .wait_to_the_end(|| process.has_own_memory.load(Ordering::Relaxed).then_some(()));
@@ -217,8 +217,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     Ok(u64::from(id))
 }
 
-/// Gives a child the group and the session that its creator has now, and the parent that it is to
-/// have, which is returned.
+/// Gives a child the creator's current group and session. Sets its parent, and returns it.
 fn settle_family(creator: &Arc<Process>, child: &Process, wanted: &Wanted) -> Option<Arc<Process>> {
     let (above, exit_signal) = if wanted.has(CLONE_PARENT) {
         (creator.parent()?, creator.state.lock().exit_signal)
@@ -248,7 +247,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     if wanted.has(CLONE_PARENT) && parent.parent().is_none() {
         return Err(Errno::EINVAL);
     }
-    // Its family is settled when it may be found (`settle_family`).
+    // Its family is set once it can be found (`settle_family`).
     let state = State::new(Some(parent), wanted.exit_signal);
     let limits = parent.limits.lock().clone();
     let facts = parent.facts();
@@ -260,7 +259,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
         table::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
     };
     let space = Some(space);
-    // The fork may have slept: other threads may have taken from the heap.
+    // The fork may have slept: other threads may have used up the heap.
     heap::room(16 << 10)?;
     let barriers = parent.barriers.lock().clone();
     let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
@@ -321,8 +320,8 @@ fn new_thread(
     Ok(thread)
 }
 
-/// Writes the thread's number where it is wanted. May sleep, so the process is in no table yet: one
-/// without a thread could neither run nor end.
+/// Writes the thread's number to the requested addresses. May sleep, so the process is in no table
+/// yet: one without a thread could neither run nor end.
 fn announce(thread: &Arc<Thread>, wanted: &Wanted) {
     let id = thread.id();
     // Like on Linux, a failing write is ignored.
@@ -343,7 +342,7 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     let mut state = thread.process.state.lock();
     let joins = Arc::ptr_eq(&parent.process, &thread.process);
     if joins && (state.status.is_some() || signal::must_end(parent)) {
-        // The process ends, or becomes another program: no thread joins it.
+        // The process ends, or becomes another program: it gets no new thread.
         return Err(Errno::RESTART);
     }
     state.threads.push(thread.clone());
@@ -353,11 +352,11 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `unshare(2)`: the running thread gets descriptors or a directory of its own.
+/// `unshare(2)`: the running thread gets its own descriptors or directory.
 ///
 /// # Errors
-/// `EINVAL` for unknown flags, and for parts that the thread shares and cannot leave (memory,
-/// handlers, its process); `ENOMEM`.
+/// `EINVAL` for unknown flags, and for shared parts that the thread cannot leave (memory, handlers,
+/// its process); `ENOMEM`.
 pub(super) fn unshare(flags: u64) -> Outcome {
     let has = |flag: u32| flags as u32 & flag != 0;
     let known = CLONE_FILES | CLONE_FS | CLONE_SYSVSEM | CLONE_THREAD | CLONE_SIGHAND | CLONE_VM;

@@ -1,7 +1,7 @@
 //! Users, groups and capabilities of a thread.
 //!
-//! Files have no capabilities: the superuser has all of them, and other users have those that
-//! `setuid` and `capset` leave them.
+//! Files have no capabilities. The superuser has all of them; other users have those that `setuid`
+//! and `capset` leave them.
 
 use alloc::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::{heap, user};
 
 use super::{Process, find, scheduler};
 
-/// The most supplementary groups of a thread (`NGROUPS_MAX`).
+/// The maximum number of supplementary groups of a thread (`NGROUPS_MAX`).
 const GROUPS_MAX: u64 = 65_536;
 
-/// The privileges of the superuser, by the number of capabilities(7).
+/// Privileges of the superuser, by their numbers in capabilities(7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are those of capabilities(7)")]
 pub enum Capability {
@@ -39,16 +39,16 @@ pub enum Capability {
 /// All capabilities that Linux 6.18 has.
 pub const ALL: u64 = (1 << 41) - 1;
 
-/// The users, or the groups, of a thread.
+/// The user or group ids of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ids {
     /// Whose it is.
     pub real: u32,
     /// Whose rights it has.
     pub effective: u32,
-    /// Whose rights it may take again.
+    /// The saved id.
     pub saved: u32,
-    /// Whose rights it has on files.
+    /// The id for files.
     pub file: u32,
 }
 
@@ -76,11 +76,11 @@ pub struct Credentials {
     pub group: Ids,
     /// Further groups.
     pub groups: Arc<[u32]>,
-    /// The capabilities that count.
+    /// The effective capabilities.
     pub effective: u64,
-    /// Those that it may make count.
+    /// The permitted capabilities.
     pub permitted: u64,
-    /// Those that it may hand on.
+    /// The inheritable capabilities.
     pub inheritable: u64,
 }
 
@@ -115,7 +115,7 @@ impl Credentials {
         self.group.file == group || self.groups.contains(&group)
     }
 
-    /// Those by which `access(2)` judges: with the real ids in place of the effective ones.
+    /// The credentials that `access(2)` checks: with the real ids in place of the effective ones.
     pub fn with_real_ids(&self) -> Self {
         let mut other = self.clone();
         other.user.file = self.user.real;
@@ -124,8 +124,8 @@ impl Credentials {
         other
     }
 
-    /// The credentials after the start of a program that belongs to `owner` and `group` and asks to
-    /// run as them (set-user-ID, set-group-ID).
+    /// The credentials after the start of a program of `owner` and `group` with the set-user-ID or
+    /// set-group-ID bit.
     pub fn at_exec(&self, owner: Option<u32>, group: Option<u32>) -> Self {
         let mut new = self.clone();
         new.user.effective = owner.unwrap_or(self.user.effective);
@@ -139,13 +139,12 @@ impl Credentials {
         new
     }
 
-    /// Whether its program runs with other rights than those of the caller that started it
-    /// (`AT_SECURE`).
+    /// Whether its program has other rights than the caller that started it (`AT_SECURE`).
     pub fn is_secure(&self) -> bool {
         self.user.real != self.user.effective || self.group.real != self.group.effective
     }
 
-    /// Whether it may send a process of these a signal.
+    /// Whether it may send a signal to a process with these credentials.
     fn may_signal(&self, other: &Self) -> bool {
         let (own, other) = (&self.user, &other.user);
         self.can(Capability::Kill)
@@ -171,7 +170,7 @@ pub fn credentials() -> Credentials {
     if scheduler::is_in_thread() { scheduler::current().credentials() } else { Credentials::root() }
 }
 
-/// Calls `act` with other credentials.
+/// Calls `act` with changed credentials.
 pub fn acting_as<R>(who: Credentials, act: impl FnOnce() -> R) -> R {
     let thread = scheduler::current();
     let old = thread.replace_credentials(who);
@@ -180,7 +179,7 @@ pub fn acting_as<R>(who: Credentials, act: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Makes them those of the running thread.
+/// Installs them in the running thread.
 pub(super) fn commit(new: Credentials) {
     let thread = scheduler::current();
     let process = &thread.process;
@@ -189,7 +188,7 @@ pub(super) fn commit(new: Credentials) {
         of(&old.user) == of(&new.user) && of(&old.group) == of(&new.group)
     };
     if !same(|ids| (ids.effective, ids.file)) || new.permitted & !old.permitted != 0 {
-        // Like on Linux: the new peers may not see what the process had access to.
+        // As on Linux: processes of the new ids must not read data that the process had access to.
         process.set_dumpable(false);
         process.state.lock().parent_end_signal = 0;
     }
@@ -199,7 +198,7 @@ pub(super) fn commit(new: Credentials) {
     process.apply_limits();
 }
 
-/// Whether the running thread may look into a process: its memory, its descriptors (ptrace(2),
+/// Whether the running thread may inspect a process: its memory, its descriptors (ptrace(2),
 /// `PTRACE_MODE_READ_FSCREDS`).
 pub fn may_look_into(process: &Process) -> bool {
     let who = credentials();
@@ -207,7 +206,7 @@ pub fn may_look_into(process: &Process) -> bool {
 }
 
 /// Whether the running thread, with the credentials `who`, this user and group and these
-/// capabilities, may look into a process.
+/// capabilities, may inspect a process.
 pub(super) fn may_be_looked_into(
     process: &Process,
     who: &Credentials,
@@ -239,7 +238,7 @@ pub(super) fn check_signal(process: &Process, signal: u32) -> Result<(), Errno> 
     Err(Errno::EPERM)
 }
 
-/// Which of the two kinds of ids a call is about.
+/// The kind of ids that a call changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     User,
@@ -262,15 +261,15 @@ impl Kind {
     }
 }
 
-/// The argument of a call for "unchanged".
+/// The id that leaves the old one unchanged.
 const KEPT: u32 = u32::MAX;
 
 fn given(id: u64) -> Option<u32> {
     Some(id as u32).filter(|id| *id != KEPT)
 }
 
-/// Changes ids of the running thread; `change` gives the new ones or refuses. Its argument says
-/// whether the thread may take any.
+/// Changes ids of the running thread. `change` returns the new ones or an error; its argument says
+/// whether the thread may take any id.
 fn change(kind: Kind, change: impl FnOnce(Ids, bool) -> Result<Ids, Errno>) -> Result<(), Errno> {
     let mut who = credentials();
     let free = who.can(kind.capability());
@@ -338,11 +337,11 @@ pub(super) fn set_three(kind: Kind, ids: [u64; 3]) -> Outcome {
     Ok(0)
 }
 
-/// `setfsuid(2)`, `setfsgid(2)`: gives the old one, and refuses by not changing it.
+/// `setfsuid(2)`, `setfsgid(2)`: returns the old id. A refusal leaves it unchanged.
 pub(super) fn set_file(kind: Kind, id: u64) -> Outcome {
     let mut who = credentials();
     let old = kind.of(&mut who).file;
-    // Never refused: an id that may not be taken leaves all as it was.
+    // Never fails: an id that may not be taken has no effect.
     change(kind, |old, free| {
         let wanted = given(id).filter(|id| free || old.has(*id) || old.file == *id);
         Ok(Ids { file: wanted.unwrap_or(old.file), ..old })
@@ -389,11 +388,11 @@ pub(super) fn set_groups(size: u64, at: u64) -> Outcome {
     Ok(0)
 }
 
-/// The versions of the structures of capget(2), and how many words each set has there.
+/// The versions of the structures of capget(2), and the number of words of each set.
 const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
 
-/// The version, in words, of a header of capget(2), and the thread that it names; `None` for an
-/// unknown version, which the call answers by writing a known one.
+/// The version of a header of capget(2), as a number of words, and the thread that it names. `None`
+/// for an unknown version; the call then writes a known one.
 fn header(at: u64) -> Result<(Option<usize>, i32), Errno> {
     let [version, id] = user::read::<[u32; 2]>(at)?;
     let words = VERSIONS.iter().find(|(known, _)| *known == version).map(|(_, words)| *words);
@@ -425,7 +424,7 @@ pub(super) fn capget(header_at: u64, at: u64) -> Outcome {
     Ok(0)
 }
 
-/// `capset(2)`: capabilities can be given up.
+/// `capset(2)`: can only drop capabilities.
 pub(super) fn capset(header_at: u64, at: u64) -> Outcome {
     let (words, id) = header(header_at)?;
     let words = words.ok_or(Errno::EINVAL)?;

@@ -1,4 +1,4 @@
-//! A thread's work on the way back to its program: it ends, stops, yields the CPU, runs a signal
+//! A thread's work before it returns to its program: it ends, stops, yields the CPU, runs a signal
 //! handler, or restarts an interrupted call.
 
 use alloc::sync::Arc;
@@ -21,12 +21,12 @@ use super::signal::{
 use super::thread::{Thread, work};
 use super::{Process, all, end, kill, program, scheduler, signal};
 
-/// The way by which a thread entered the kernel.
+/// The way in which a thread entered the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum From {
-    /// From a system call, which may have to be made again.
+    /// By a system call, which may have to be restarted.
     SystemCall,
-    /// From anything else: the registers are the program's own.
+    /// By anything else: the registers are the program's own.
     Exception,
 }
 
@@ -48,7 +48,7 @@ pub fn do_work(registers: &mut Registers, mut from: From) {
             break;
         }
         if thread.process.state.lock().stopped.is_some() {
-            // An end is seen by the next round.
+            // The next round handles the end.
             let _ = thread
                 .process
                 .life_changed
@@ -105,7 +105,7 @@ fn act(
             *from = From::Exception;
             thread.deadline_of_restart.store(0, Ordering::Relaxed);
             if run_handler(thread, registers, &action, information).is_err() {
-                // If a frame does not fit, its own handler cannot report that.
+                // If a frame does not fit, its own handler cannot run to report that.
                 if number == SIGSEGV {
                     actions.set(SIGSEGV, Action::default());
                 }
@@ -127,7 +127,7 @@ fn run_handler(
     };
     let at = registers.stack_pointer();
     let wanted = action.flags & u64::from(SA_ONSTACK) != 0 && alternate.size != 0;
-    // A forged frame may have left any numbers here.
+    // A forged frame may contain any numbers.
     let top = alternate.base.checked_add(alternate.size);
     let stack = if wanted && !is_on(&alternate, at) { top.unwrap_or(at) } else { at };
     let restorer = if action.flags & u64::from(SA_RESTORER) != 0 {
@@ -146,8 +146,8 @@ fn run_handler(
         alternate: (alternate.base, flags_of(&alternate, at), alternate.size),
         fault: information.fields[0],
     };
-    // Not in the thread's own place: a fault on the frame may switch threads, and the switch saves
-    // there the rights to keys that the kernel has while it writes the frame.
+    // Kept outside the thread's own copy: a fault on the frame may switch threads, and the switch
+    // saves the current rights there, which allow the kernel to write the frame.
     let mut floating_point = FloatingPoint::new();
     floating_point.save();
     push(registers, &floating_point, &delivery)?;
@@ -163,7 +163,7 @@ fn run_handler(
     Ok(())
 }
 
-/// Comes back from a handler (`rt_sigreturn`); the registers are those of the frame.
+/// Returns from a handler (`rt_sigreturn`). The registers become those of the frame.
 pub(super) fn signal_return(registers: &mut Registers) {
     match pop(registers) {
         Ok((mask, (base, flags, size))) => {
@@ -201,8 +201,8 @@ pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
     }
 }
 
-/// Whether no process could continue the group of this one: no member has a parent in another group
-/// of the same session. Terminals do not stop such groups.
+/// Whether the process's group is orphaned: no member has a parent in another group of the same
+/// session. Terminals do not stop such groups.
 fn is_orphaned(process: &Process) -> bool {
     let group = process.group();
     let is_cared_for = |member: &Arc<Process>| {

@@ -1,8 +1,8 @@
-//! How threads, processes and the machine end.
+//! The end of threads, of processes and of the machine.
 //!
-//! A thread ends itself, on its way back to the program or in `exit`. To end another thread, a
-//! thread marks it ([`work::END`]) and wakes it. The last thread ends the process; the end of the
-//! first process is the end of the machine.
+//! A thread ends itself, on its way back to the program or in `exit`. To end another thread, it
+//! marks that thread ([`work::END`]) and wakes it. The last thread ends the process; the end of the
+//! first process ends the machine.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,7 +26,7 @@ use super::{
     thread, timer,
 };
 
-/// How long the processes that are left may take to end with the machine, in nanoseconds.
+/// The time that the remaining processes have to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
 
 /// Ends the other threads of the running thread's process, and waits until they have ended.
@@ -36,7 +36,7 @@ const PATIENCE: u64 = 60 * time::SECOND;
 pub(super) fn end_other_threads() -> Result<(), super::Interrupted> {
     let this = scheduler::current_thread();
     if signal::must_end(&this) {
-        // Another thread was first.
+        // Another thread has begun this already.
         return Err(super::Interrupted::Signal);
     }
     let process = &this.process;
@@ -74,7 +74,7 @@ const fn status_of(code: u64) -> u32 {
 pub(super) fn end_thread() -> ! {
     let thread = scheduler::current_thread();
     futex::thread_ends(&thread);
-    // From here on it waits for no device that is silent, as if it had been killed.
+    // From here on the thread waits for no silent device, as if it had been killed.
     thread.work.fetch_or(work::END, Ordering::Relaxed);
     files::give_up_silent(thread.id());
     let process = thread.process.clone();
@@ -82,7 +82,7 @@ pub(super) fn end_thread() -> ! {
     thread.set_files(None);
     let is_last = {
         let mut state = process.state.lock();
-        // In one step with its leaving: it counts once.
+        // In one step with the thread's removal: its time counts once.
         state.ended_threads_time += thread.processor_time();
         state.ended_threads_faults = state.ended_threads_faults + thread.faults();
         state.threads.retain(|other| !Arc::ptr_eq(other, &thread));
@@ -110,7 +110,7 @@ fn end_process(process: &Arc<Process>) {
     drop(space);
     lend_back(process);
     *process.facts.lock() = ProgramFacts::default();
-    give_children_away(process);
+    reparent_children(process);
     let status = {
         let mut state = process.state.lock();
         state.is_ended = true;
@@ -118,7 +118,7 @@ fn end_process(process: &Arc<Process>) {
         state.status = Some(status);
         status
     };
-    // Pollers of a descriptor of the process are to see its end.
+    // Pollers of a pidfd of the process have to see its end.
     files::changed();
     // In the middle of a call of another thread, folios are locked and slots busy, so not all
     // invariants hold. One that waits for a userfaultfd is in the middle of none. The audit at the
@@ -135,14 +135,14 @@ fn end_process(process: &Arc<Process>) {
     }
 }
 
-/// Says that a process does not use the memory any more that `vfork` lent it.
+/// Records that a process no longer uses the memory that `vfork` lent it.
 pub(super) fn lend_back(process: &Process) {
     process.has_own_memory.store(true, Ordering::Relaxed);
     process.life_changed.wake_all();
 }
 
-/// The children of a process that has ended become those of the first.
-fn give_children_away(process: &Arc<Process>) {
+/// Makes the first process the parent of an ended process's children.
+fn reparent_children(process: &Arc<Process>) {
     let children = core::mem::take(&mut process.state.lock().children);
     let Some(first) = table::first().filter(|first| !Arc::ptr_eq(first, process)) else { return };
     for child in children {
@@ -164,8 +164,8 @@ fn give_children_away(process: &Arc<Process>) {
     }
 }
 
-/// Tells the parent of a process that it has ended; where the parent does not want to know, nothing
-/// is left of the process.
+/// Notifies the parent of a process that has ended. If the parent ignores that, removes the
+/// process.
 fn tell_parent(process: &Arc<Process>, status: u32) {
     let Some(parent) = process.parent() else { return };
     let exit_signal = process.state.lock().exit_signal;
@@ -177,7 +177,7 @@ fn tell_parent(process: &Arc<Process>, status: u32) {
             bury(process);
         }
         let information = about_end(process, exit_signal, status);
-        // Standard signals find room; a real-time one that does not is lost, as on Linux.
+        // Standard signals always find room; a real-time one that finds none is lost, as on Linux.
         let _ = signal::send_information(&parent, None, information);
     }
     parent.children_changed.wake_all();
@@ -201,8 +201,8 @@ pub(super) fn bury(process: &Arc<Process>) {
     table::remove_process(process.id);
 }
 
-/// Removes the ended children of the first process that it did not have itself and has not waited
-/// for: called when there is no room for more processes.
+/// Removes the ended children that the first process inherited and has not waited for. Called when
+/// the table of processes is full.
 pub(super) fn bury_orphans() {
     let Some(first) = table::first() else { return };
     let children = first.state.lock().children.clone();
@@ -217,7 +217,7 @@ pub(super) fn bury_orphans() {
     }
 }
 
-/// How the machine ends, once the first process has; `u32::MAX` before.
+/// The machine's exit status, once the first process has ended; `u32::MAX` before.
 static MACHINE_STATUS: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// The first process has ended: the machine ends with this status after its last thread.
@@ -237,12 +237,12 @@ fn end_machine(status: u32) {
     MACHINE_STATUS.store(code.into(), Ordering::Relaxed);
 }
 
-/// Called by the idle loop: ends the machine if its time has come. Everything allocated after the
-/// boot must be freed then.
+/// Called by the idle loop. Ends the machine if it is due. Everything allocated after the boot must
+/// be free by then.
 pub(super) fn end_machine_if_due() {
     let Ok(code) = u8::try_from(MACHINE_STATUS.load(Ordering::Relaxed)) else { return };
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
-        thread::forget_spare_stacks();
+        thread::free_spare_stacks();
         files::swap::end();
         files::frame_buffer::end();
         audit();
@@ -261,7 +261,7 @@ pub(super) fn end_machine_if_due() {
     arch::power_off(Ended::Program(code))
 }
 
-/// Switches the machine off (`reboot`): as if the first process had ended well.
+/// Switches the machine off (`reboot`), as if the first process had exited successfully.
 pub(super) fn power_off() -> ! {
     if let Some(first) = table::first() {
         kill::end_group(&first, 0);
@@ -293,10 +293,10 @@ fn end_all_others() {
     }
 }
 
-/// Memory for audits, taken at boot: an audit must not depend on free memory.
+/// Memory for audits, reserved at boot: an audit must not depend on free memory.
 static SCRATCH: SleepingMutex<Option<Pages>> = SleepingMutex::new(None);
 
-/// Takes memory for audits, if there are to be any.
+/// Reserves memory for audits, if there are to be any.
 pub fn prepare_audits() {
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
         let bytes = bindery::check::scratch_words(memory()) * size_of::<u32>();
@@ -305,7 +305,7 @@ pub fn prepare_audits() {
     }
 }
 
-/// Has the core verify all its invariants.
+/// Makes the core verify all its invariants.
 ///
 /// # Panics
 /// If one is broken.
@@ -321,7 +321,7 @@ pub fn audit() {
     }
 }
 
-/// `reboot(2)`: whichever way is asked for, the machine ends. The argument counts only for a test
+/// `reboot(2)`: every command ends the machine. The argument matters only for a test
 /// ([`provoke::loses_power`]).
 pub(super) fn reboot(first: u64, second: u64, command: u64, argument: u64) -> Outcome {
     const MAGIC: u32 = 0xfee1_dead;
@@ -332,7 +332,7 @@ pub(super) fn reboot(first: u64, second: u64, command: u64, argument: u64) -> Ou
     }
     credentials().demand(Capability::Boot)?;
     match command as u32 {
-        // Settings of Ctrl-Alt-Del: the machine has no such key.
+        // The setting of Ctrl-Alt-Del: the machine has no such key.
         0 | 0x89ab_cdef => Ok(0),
         command if ENDS.contains(&command) && provoke::loses_power() => {
             match argument {

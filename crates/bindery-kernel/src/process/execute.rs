@@ -1,6 +1,6 @@
 //! `execve`, and the first program.
 //!
-//! All steps that can fail come first: the new program is in an address space of its own until the
+//! All steps that can fail come first: the new program has an address space of its own until the
 //! other threads have ended.
 
 use alloc::sync::Arc;
@@ -22,16 +22,16 @@ use super::state::{ProcessParts, State};
 use super::table::{self, Counted};
 use super::{Process, Thread, end, futex, limits, scheduler, timer};
 
-/// The longest text that a program may be called with, its zero included.
+/// The maximum length of an argument or environment string, including its zero.
 const LONGEST_TEXT: usize = 128 << 10;
 
-/// How often `#!` may lead to another program.
+/// The maximum depth of scripts that name scripts (`#!`).
 const MAXIMUM_SCRIPTS: usize = 4;
 
-/// The most bytes of a script's first line that are read.
+/// The maximum length of a script's first line, in bytes.
 const SCRIPT_LINE: usize = 256;
 
-/// Starts the first program, and never returns: the machine ends with it.
+/// Starts the first program. Never returns: the machine ends with it.
 ///
 /// # Panics
 /// If it cannot be started.
@@ -98,7 +98,7 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
 /// `execve(2)` and `execveat(2)`.
 ///
 /// # Errors
-/// As execve(2); the running program is as it was then.
+/// The errors of execve(2); the running program is unchanged then.
 pub(super) fn execute(
     directory: i32,
     [path_at, arguments_at, environment_at, flags]: [u64; 4],
@@ -121,7 +121,7 @@ pub(super) fn execute(
         let name = base_name(&path).to_vec();
         let mut arguments = read_texts(arguments_at)?;
         if arguments.is_empty() {
-            // Like on Linux: every program gets a name.
+            // As on Linux: every program gets an argument 0.
             arguments.push(b"")?;
         }
         let environment = read_texts(environment_at)?;
@@ -142,7 +142,7 @@ pub(super) fn execute(
     Ok(())
 }
 
-/// Loads a program, or the one that its first line names.
+/// Loads a program, or the interpreter in its first line.
 fn prepare(
     files: &Files,
     mut program: Program,
@@ -172,7 +172,7 @@ fn prepare(
     Err(Errno::ELOOP)
 }
 
-/// Reads a list of texts that ends with a null pointer; null itself is an empty list.
+/// Reads an array of strings that ends with a null pointer. A null array is empty.
 fn read_texts(at: u64) -> Result<Texts, Errno> {
     let mut texts = Texts::default();
     for index in 0.. {
@@ -194,7 +194,8 @@ fn read_texts(at: u64) -> Result<Texts, Errno> {
     Ok(texts)
 }
 
-/// The point of no return: the running thread, the only one of its process, is the new program.
+/// The point of no return: the running thread, the only one of its process, becomes the new
+/// program.
 fn become_program(
     thread: &Arc<Thread>,
     process: &Arc<Process>,
@@ -219,14 +220,14 @@ fn become_program(
     *process.facts.lock() = loaded.facts;
     process.state.lock().has_executed = true;
     *process.barriers.lock() = Barriers::default();
-    // Other processes that share them keep theirs.
+    // Other processes that share them are unaffected.
     let actions = process.actions().without_handlers();
     *process.actions.lock() = actions;
     timer::cancel_created(process);
     if let Some(old) = &old {
         process.note_left_memory(old);
     }
-    // From here on it may sleep.
+    // Sleeping is safe from here on.
     drop(old);
     end::lend_back(process);
     thread.set_files(Some(files.clone()));

@@ -1,9 +1,9 @@
-//! Futexes: sleep until another thread wakes the waiters of a word of memory.
+//! Futexes: threads sleep on a word of memory until another thread wakes them.
 //!
-//! A word's key is the same for all its users: in a shared mapping the object and the offset in it,
-//! else the address space and the address. No thread is preempted in the kernel, so the check of
-//! the word and the sleep are atomic. A change of a word (`FUTEX_WAKE_OP`) may fault, and looks at
-//! the word again then.
+//! A word has the same key for all its users: the object and the offset in it for a shared mapping,
+//! otherwise the address space and the address. No thread is preempted in the kernel, so the check
+//! of the word and the sleep are atomic. A change of a word (`FUTEX_WAKE_OP`) may fault, and then
+//! checks the word again.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -26,7 +26,7 @@ use crate::{heap, user};
 
 use super::{Interrupted, Thread, WaitQueue, scheduler, timer};
 
-/// The name of a word, the same for all processes that can access it.
+/// The key of a word, the same for all processes that can access it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Name {
     /// An object's identity and the offset in it.
@@ -46,7 +46,7 @@ struct Waiter {
 
 static WAITERS: Mutex<BTreeMap<Name, VecDeque<Arc<Waiter>>>> = Mutex::new(BTreeMap::new());
 
-/// Whether words of shared mappings may be meant.
+/// Whether the word may be in a shared mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Scope {
     Private,
@@ -175,8 +175,8 @@ fn forget(waiter: &Arc<Waiter>) {
     }
 }
 
-/// Wakes up to `count`, at least one, of the threads that wait with one of `bits`; returns how
-/// many.
+/// Wakes up to `count`, but at least one, of the waiters whose mask shares a bit with `bits`.
+/// Returns their number.
 fn wake(name: Name, count: i32, bits: u32) -> u64 {
     let mut woken = VecDeque::new();
     let mut waiters = WAITERS.lock();
@@ -200,7 +200,7 @@ fn wake(name: Name, count: i32, bits: u32) -> u64 {
     woken.len() as u64
 }
 
-/// Moves up to `count` of the threads that wait for one word to another; returns how many.
+/// Moves up to `count` waiters of one word to another. Returns their number.
 fn requeue(from: Name, to: Name, count: usize) -> u64 {
     let mut waiters = WAITERS.lock();
     let Some(mut queue) = waiters.remove(&from) else { return 0 };
@@ -216,7 +216,8 @@ fn requeue(from: Name, to: Name, count: usize) -> u64 {
     moved as u64
 }
 
-/// Changes the word as `FUTEX_WAKE_OP` says; returns whether its old value compares as it says.
+/// Changes the word as `FUTEX_WAKE_OP` specifies. Returns whether its old value satisfies the
+/// comparison.
 fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
     let operation = encoded >> 28 & 7;
     let comparison = encoded >> 24 & 15;
@@ -243,7 +244,7 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
             | FUTEX_OP_CMP_GE
     );
     if changed(0).is_none() || !compares {
-        // Like on Linux, only after the word could be read.
+        // As on Linux, only after the word was read.
         user::read::<u32>(at)?;
         return Err(Errno::ENOSYS);
     }
@@ -258,28 +259,28 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
     })
 }
 
-/// Tells other threads that a thread ends or runs a new program: marks its robust futexes, and
-/// clears the word that says that it lives.
+/// Handles the end of a thread, or its `exec`: marks its robust futexes, and clears the word that
+/// shows other threads that it lives.
 pub(super) fn thread_ends(thread: &Thread) {
-    // A program that has spoilt its own list only hurts itself.
-    let _ = let_go_of_robust(thread);
+    // A program that has corrupted its own list harms only itself.
+    let _ = mark_robust_futexes(thread);
     let at = thread.clear_child_id.swap(0, Ordering::Relaxed);
     if at != 0 && user::write(at, &0_u32).is_ok() {
         let _ = name(at, Scope::Any).map(|name| wake(name, 1, FUTEX_BITSET_MATCH_ANY));
     }
 }
 
-/// The most robust futexes that are visited: the list may be a ring.
+/// The maximum number of robust futexes that are visited: the list may be circular.
 const ROBUST_LIMIT: usize = 2048;
 
-fn let_go_of_robust(thread: &Thread) -> Result<(), Errno> {
+fn mark_robust_futexes(thread: &Thread) -> Result<(), Errno> {
     let head = thread.robust_list.swap(0, Ordering::Relaxed);
     if head == 0 {
         return Ok(());
     }
     let [mut entry, offset, pending] = user::read::<[u64; 3]>(head)?;
     for _ in 0..ROBUST_LIMIT {
-        // The lowest bit says that priorities are inherited, which there are none of here.
+        // The lowest bit means priority inheritance, which the kernel does not have.
         let at = entry & !1;
         if at == head {
             break;

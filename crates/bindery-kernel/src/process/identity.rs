@@ -32,7 +32,7 @@ pub(super) enum Handle {
 }
 
 impl Handle {
-    /// Two numbers that are no descriptors name the caller.
+    /// Two special numbers name the caller.
     pub(super) fn of(descriptor: i32) -> Self {
         match descriptor {
             -10_000 => Self::OwnThread,
@@ -55,7 +55,7 @@ fn process_behind(descriptor: i32) -> Result<Arc<Process>, Errno> {
 /// The memory of the process that a pidfd names.
 ///
 /// # Errors
-/// `EBADF`; `ESRCH` where the process has ended; `EACCES` where it is others'.
+/// `EBADF`; `ESRCH` if the process has ended; `EACCES` if the caller may not access it.
 pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     let process = process_behind(descriptor)?;
     if !scheduler::is_running(&process) && !may_look_into(&process) {
@@ -64,19 +64,19 @@ pub fn space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     process.try_space().ok_or(Errno::ESRCH)
 }
 
-/// Whether the running thread may advise other processes about their memory.
+/// Whether the running thread may give advice about other processes' memory.
 pub fn may_advise_others() -> bool {
-    // Like on Linux, that needs more than the right to look at them.
+    // As on Linux, that needs more than read access to them.
     credentials().can(Capability::Nice)
 }
 
-/// The memory of the process that a pidfd names, if that is about to end, and all others that have
-/// the same memory.
+/// The memory of the process that a pidfd names. The process, and all others with the same memory,
+/// must be about to end.
 ///
 /// # Errors
-/// `EBADF`; `ESRCH` where the process has ended; `EINVAL` if it does not end.
+/// `EBADF`; `ESRCH` if the process has ended; `EINVAL` if it is not about to end.
 pub fn dying_space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
-    // Like on Linux, the descriptor is permission enough.
+    // As on Linux, the descriptor is sufficient permission.
     let space = process_behind(descriptor)?.try_space().ok_or(Errno::ESRCH)?;
     let has_it = |process: &&Arc<Process>| {
         process.try_space().is_some_and(|other| Arc::ptr_eq(&other, &space))
@@ -85,10 +85,10 @@ pub fn dying_space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     if all().iter().filter(has_it).any(goes_on) { Err(Errno::EINVAL) } else { Ok(space) }
 }
 
-/// The memory of the process that a thread of that number belongs to, to read and write.
+/// The memory of the process of the thread with this number, for reads and writes.
 ///
 /// # Errors
-/// `ESRCH` where there is none, or it has ended; `EPERM` where [`may_use_memory_of`] refuses.
+/// `ESRCH` if there is none, or it has ended; `EPERM` if [`may_use_memory_of`] refuses.
 pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
     let process = find(id).or_else(|| Some(table::find_thread(id)?.process.clone()));
     let process = process.ok_or(Errno::ESRCH)?;
@@ -103,7 +103,7 @@ fn may_use_memory_of(process: &Process) -> bool {
     may_be_looked_into(process, &who, (who.user.real, who.group.real), who.permitted)
 }
 
-/// The process of that number, or the running one for 0.
+/// The process with this number; 0 is the running one.
 fn process(id: u64) -> Result<Arc<Process>, Errno> {
     match id as u32 {
         0 => Ok(scheduler::current().process.clone()),
@@ -181,7 +181,7 @@ pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
         PR_GET_NO_NEW_PRIVS => {}
         PR_GET_DUMPABLE => return Ok(process.is_dumpable().into()),
         PR_SET_DUMPABLE if argument <= 1 => process.set_dumpable(argument == 1),
-        // A process never loses a capability for good.
+        // A process never loses a capability permanently.
         PR_CAPBSET_READ if argument <= 40 => return Ok(1),
         PR_SET_NO_NEW_PRIVS if argument == 1 => {}
         _ => return Err(Errno::EINVAL),
@@ -189,7 +189,7 @@ pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
     Ok(0)
 }
 
-/// `uname(2)`: six texts of 65 bytes.
+/// `uname(2)`: six strings of 65 bytes.
 pub(super) fn uname(at: u64) -> Outcome {
     let mut bytes = [0; 6 * 65];
     let version = concat!("#1 Bindery ", env!("CARGO_PKG_VERSION"));
@@ -216,7 +216,7 @@ pub(super) fn sysinfo(at: u64) -> Outcome {
     Ok(0)
 }
 
-/// Checks that a thread of that number exists; 0 is the running one.
+/// Checks that a thread with this number exists; 0 is the running one.
 fn thread_is_there(id: u64) -> Result<(), Errno> {
     let id = id as i32;
     let there = id == 0 || id > 0 && table::find_thread(id as u32).is_some();
@@ -239,14 +239,14 @@ pub(super) fn sched_getaffinity(id: u64, length: u64, at: u64) -> Outcome {
     Ok(8)
 }
 
-/// `sched_setaffinity(2)`: any set with the first CPU in it.
+/// `sched_setaffinity(2)`: accepts any set with the first CPU.
 pub(super) fn sched_setaffinity(id: u64, length: u64, at: u64) -> Outcome {
     thread_is_there(id)?;
     let first = if length == 0 { 0 } else { user::read::<u8>(at)? };
     if first & 1 == 0 { Err(Errno::EINVAL) } else { Ok(0) }
 }
 
-/// `sched_getscheduler(2)`: there is one way of taking turns.
+/// `sched_getscheduler(2)`: there is only one policy.
 pub(super) fn sched_getscheduler(id: u64) -> Outcome {
     thread_is_there(id).map(|()| 0)
 }
@@ -257,7 +257,7 @@ pub(super) fn sched_setscheduler(id: u64, policy: u64, at: u64) -> Outcome {
     let priority = user::read::<i32>(at)?;
     match policy as u32 {
         SCHED_NORMAL | SCHED_BATCH | SCHED_IDLE if priority == 0 => Ok(0),
-        // No thread may go before all others.
+        // No thread may have priority over all others.
         1 | 2 => Err(Errno::EPERM),
         _ => Err(Errno::EINVAL),
     }

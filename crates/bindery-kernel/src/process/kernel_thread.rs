@@ -1,4 +1,4 @@
-//! Threads of the kernel's own, each with a process of its own that has no memory.
+//! Kernel threads. Each has a process of its own, without memory.
 
 use crate::errno::Errno;
 use crate::heap;
@@ -34,7 +34,7 @@ pub fn begin(name: &[u8], entry: extern "C" fn() -> !) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The whole life of such a thread: does its work, and ends it.
+/// The main function of such a thread: runs its work, and ends it.
 pub fn run(work: impl FnOnce()) -> ! {
     scheduler::finish_switch();
     work();

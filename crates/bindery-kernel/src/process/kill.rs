@@ -1,4 +1,4 @@
-//! The end of a process as other threads ask for it: its threads end on their way to the program.
+//! The end of a process on request of another thread: its threads end on their way to the program.
 
 use core::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use super::scheduler;
 use super::state::Process;
 use super::thread::work;
 
-/// Ends all threads of a process (`exit_group`, or a deadly signal); the first caller decides the
+/// Ends all threads of a process (`exit_group`, or a fatal signal). The first caller decides the
 /// status.
 pub(super) fn end_group(process: &Process, status: u32) {
     let threads = {

@@ -21,9 +21,9 @@ use super::{Process, find, scheduler, table};
 /// A limit, in the unit of its resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
-    /// The limit that holds; `u64::MAX` for none.
+    /// The limit in force; `u64::MAX` for none.
     pub current: u64,
-    /// The highest value that `current` may be raised to.
+    /// The maximum of `current`.
     pub maximum: u64,
 }
 
@@ -34,12 +34,11 @@ pub(super) struct Limits([Limit; COUNT]);
 const COUNT: usize = 16;
 const NONE: u64 = u64::MAX;
 
-/// The most descriptors that a process may ever have.
+/// The maximum number of descriptors of a process.
 const DESCRIPTORS: u64 = 4096;
 
 impl Default for Limits {
-    /// The limits that Linux gives to the first process, without those of features that this kernel
-    /// lacks.
+    /// Linux's limits for the first process, without those of features that this kernel lacks.
     fn default() -> Self {
         let mut limits = Self([Limit { current: NONE, maximum: NONE }; COUNT]);
         let both = |value| Limit { current: value, maximum: value };
@@ -61,12 +60,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A limit; none for a resource that is not known.
+    /// A limit; `None` if the resource is unknown.
     pub(super) fn get(&self, resource: u32) -> Limit {
         self.0.get(resource as usize).copied().unwrap_or(Limit { current: NONE, maximum: NONE })
     }
 
-    /// Tells the core those that are about memory.
+    /// Passes the limits on memory to the core.
     pub(super) fn apply(&self, space: &Space, locks_without_limit: bool) {
         space.set_limits(&SpaceLimits {
             address_space: self.get(RLIMIT_AS).current,
@@ -79,22 +78,22 @@ impl Limits {
     }
 }
 
-/// The largest size of a file for the running process (`RLIMIT_FSIZE`), in bytes.
+/// The maximum file size for the running process (`RLIMIT_FSIZE`), in bytes.
 pub fn file_size_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_FSIZE).current
 }
 
-/// How much memory the running process may lock (`RLIMIT_MEMLOCK`), in bytes.
+/// The maximum size of the running process's locked memory (`RLIMIT_MEMLOCK`), in bytes.
 pub fn locked_memory_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_MEMLOCK).current
 }
 
-/// How many descriptors the running process may have (`RLIMIT_NOFILE`).
+/// The maximum number of the running process's descriptors (`RLIMIT_NOFILE`).
 pub fn descriptor_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_NOFILE).current.min(DESCRIPTORS)
 }
 
-/// The running thread has tried to make a file larger than it may: it gets `SIGXFSZ`, and `EFBIG`.
+/// The error of a write beyond the file size limit: the running thread gets `SIGXFSZ`, and `EFBIG`.
 pub fn file_is_too_large() -> Errno {
     let thread = scheduler::current_thread();
     let information = Information::of_program(SIGXFSZ, code::USER);
@@ -102,9 +101,9 @@ pub fn file_is_too_large() -> Errno {
     Errno::EFBIG
 }
 
-/// `prlimit64(2)`; a resource and two places.
+/// `prlimit64(2)`: a resource and two addresses.
 pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
-    // First, since the copy may let the process become one that the caller has no say in.
+    // Read first: during the copy the process may change to one that the caller has no rights to.
     let new = if new == 0 { None } else { Some(user::read::<[u64; 2]>(new)?) };
     let process = by_id(id)?;
     check_peer(&process)?;
@@ -127,7 +126,7 @@ pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
     Ok(0)
 }
 
-/// Refuses to let the running thread see or set the limits of a process of others.
+/// Checks that the running thread may read and set the limits of another process.
 fn check_peer(process: &Process) -> Result<(), Errno> {
     let (own, other) = (credentials(), process.credentials());
     let same = |own: u32, ids: Ids| [ids.real, ids.effective, ids.saved] == [own; 3];
@@ -151,9 +150,9 @@ fn by_id(id: u64) -> Result<alloc::sync::Arc<Process>, Errno> {
 /// Faults of a thread, or of several.
 #[derive(Clone, Copy, Default)]
 pub struct Faults {
-    /// Those that had no content read.
+    /// Faults without a read of content (minor).
     pub minor: u64,
-    /// Those that had content read.
+    /// Faults with a read of content (major).
     pub major: u64,
 }
 
@@ -165,8 +164,7 @@ impl Add for Faults {
     }
 }
 
-/// `struct rusage` with this time, and the most pages that were resident: all time counts as the
-/// program's own.
+/// `struct rusage` with this time and peak of resident pages. All time counts as user time.
 pub(super) fn usage(nanoseconds: u64, peak: u64, faults: Faults) -> [u64; 18] {
     let mut usage = [0; 18];
     usage[0] = nanoseconds / time::SECOND;

@@ -1,4 +1,4 @@
-//! The out-of-memory killer: which process it kills, and `oom_score_adj`.
+//! The out-of-memory killer: its choice of a process, and `oom_score_adj`.
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ const FIRST: i32 = 1000;
 #[derive(Default)]
 pub(super) struct Standing {
     adjustment: AtomicI32,
-    /// The last value set by a privileged thread; others may set none below it.
+    /// The last value that a privileged thread set; others cannot go below it.
     lowest: AtomicI32,
 }
 
@@ -33,17 +33,17 @@ impl Clone for Standing {
 }
 
 impl Process {
-    /// `oom_score_adj`: thousandths of all memory that count for or against the process.
+    /// `oom_score_adj`: an adjustment of the score, in thousandths of all memory.
     pub fn kill_adjustment(&self) -> i32 {
         self.standing.adjustment.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Process::kill_adjustment`], of all processes with the same memory too, as Linux does:
-    /// killing one of them frees nothing.
+    /// Sets [`Process::kill_adjustment`] of this process and of all with the same memory, as Linux
+    /// does: killing only one of them frees nothing.
     ///
     /// # Errors
-    /// `EINVAL` outside of -1000 to 1000; `EACCES` for less than the value that a privileged thread
-    /// set last, without `CAP_SYS_RESOURCE`.
+    /// `EINVAL` outside -1000 to 1000; `EACCES` below the value that a privileged thread set last,
+    /// without `CAP_SYS_RESOURCE`.
     pub fn set_kill_adjustment(&self, adjustment: i32) -> Result<(), Errno> {
         if !(NEVER..=FIRST).contains(&adjustment) {
             return Err(Errno::EINVAL);
@@ -63,8 +63,8 @@ impl Process {
         Ok(())
     }
 
-    /// The process' claim to be killed, in pages: those in memory and in swap, those of its tables,
-    /// and its adjustment's share of `total` (Linux: `oom_badness`). `None` if it is never killed.
+    /// The process's score for the killer, in pages: its pages in memory and in swap, its tables,
+    /// and the adjustment's share of `total` (Linux: `oom_badness`). `None` if it is never killed.
     fn badness(&self, total: u64) -> Option<i64> {
         let (adjustment, space) = (self.kill_adjustment(), self.try_space()?);
         if self.id == 1 || adjustment == NEVER {
@@ -76,8 +76,8 @@ impl Process {
         Some((space.resident().total() + counts.swap_pages + tables) as i64 + share)
     }
 
-    /// `oom_score`: [`Process::badness`] as a number from 0, for one that is never killed, to 2000
-    /// and a bit. As on Linux, 666 means next to no memory and no adjustment.
+    /// `oom_score`: [`Process::badness`] on a scale from 0 (never killed) to a little over 2000. As
+    /// on Linux, 666 means almost no memory and no adjustment.
     pub fn kill_score(&self) -> i64 {
         let total = memory_and_swap();
         let score = |badness: i64| ((1000 + badness * 1000 / total as i64) * 2 / 3).max(0);
@@ -85,8 +85,7 @@ impl Process {
     }
 }
 
-/// The memory of the last process that was killed for memory. Until it is freed, no other process
-/// is killed.
+/// The memory of the process that was killed last. Until it is freed, no other process is killed.
 static DYING: Mutex<Weak<Space>> = Mutex::new(Weak::new());
 
 /// The pages of the machine's memory and of all swap areas.
@@ -94,17 +93,17 @@ fn memory_and_swap() -> u64 {
     memory().total_frames() + memory().swap_areas().map(|area| area.slots).sum::<u64>()
 }
 
-/// Frees frames that are kept for later: spare stacks, and unmapped areas of the kernel.
-pub fn give_back_kept() {
-    thread::forget_spare_stacks();
+/// Frees frames that are kept for reuse: spare stacks, and unmapped areas of the kernel.
+pub fn free_kept() {
+    thread::free_spare_stacks();
     kernel_map().purge();
 }
 
-/// Makes room when a fault found no memory: purges unmapped areas of the kernel, and if there are
+/// Frees memory for a fault that found none: purges unmapped areas of the kernel, or if there are
 /// none, ends the process with the highest [`Process::badness`]. `true`: the running thread has to
 /// end itself.
 pub fn memory_ran_out() -> bool {
-    thread::forget_spare_stacks();
+    thread::free_spare_stacks();
     if kernel_map().freed_pages() > 0 {
         kernel_map().purge();
         return false;
@@ -123,23 +122,23 @@ pub fn memory_ran_out() -> bool {
     if space.strong_count() == 0 {
         return true;
     }
-    // The victim may wait for a lock of the running thread: after a while the thread gives up the
-    // fault instead, and tries again from the beginning, with another victim.
+    // The victim may wait for a lock of the running thread. So after a while the thread abandons
+    // the fault, and retries it from the beginning, with another victim.
     let patience = time::now() + time::SECOND;
     while space.strong_count() > 0 && !signal::must_end(&thread) {
         if time::now() > patience {
             *DYING.lock() = Weak::new();
             return true;
         }
-        // No interrupt comes in the kernel: threads that sleep until now wake here.
+        // No interrupt arrives in the kernel, so sleepers whose time has come wake here.
         time::expired();
         scheduler::yield_now();
     }
     signal::must_end(&thread)
 }
 
-/// Lets threads finish that were interrupted while they freed memory: reclaim, or the end of a
-/// process. A thread that finds no memory either comes here and is not waited for: the last one
+/// Lets threads finish that yielded while they freed memory: reclaim, or the end of a process. A
+/// thread that finds no memory itself calls this too, and is not waited for: the last one
 /// continues.
 fn wait_for_interrupted(thread: &Thread) {
     let patience = time::now() + time::SECOND;
@@ -149,9 +148,9 @@ fn wait_for_interrupted(thread: &Thread) {
     }
 }
 
-/// Ends the process with the highest badness, and all that share its memory, unless one with memory
-/// is ending already and only needs the CPU. Returns that memory, which others may hold for a
-/// moment after the process has ended; nothing if no process may be killed.
+/// Ends the process with the highest badness, and all that share its memory, unless a process with
+/// memory is already ending and needs only the CPU. Returns that memory, which others may hold for
+/// a moment longer; `None` if no process may be killed.
 fn choose_and_kill() -> Weak<Space> {
     let living: Vec<_> =
         all().into_iter().filter(|process| process.try_space().is_some()).collect();
@@ -171,8 +170,8 @@ fn choose_and_kill() -> Weak<Space> {
     space
 }
 
-/// The process with the highest badness. If none may be killed, the first process, whose end is
-/// that of the machine.
+/// The process with the highest badness. If none may be killed, the first process, which ends the
+/// machine.
 fn worst(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
     let total = memory_and_swap();
     let known = living.iter().filter_map(|process| Some((process.badness(total)?, process)));

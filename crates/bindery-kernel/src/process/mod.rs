@@ -76,7 +76,7 @@ pub use end::{audit, prepare_audits};
 pub use execute::run_first;
 pub use identity::{dying_space_behind, may_advise_others, space_behind, space_of};
 pub use limits::{descriptor_limit, file_is_too_large, file_size_limit, locked_memory_limit};
-pub use memory_shortage::{give_back_kept, memory_ran_out};
+pub use memory_shortage::{free_kept, memory_ran_out};
 pub use scheduler::{current, with_space};
 pub use state::Process;
 pub use table::{

@@ -8,10 +8,10 @@ use crate::user;
 
 use super::{Process, Thread, scheduler};
 
-/// A name of up to 15 bytes, filled up with zeroes (`TASK_COMM_LEN`).
+/// A name of up to 15 bytes, padded with zeroes (`TASK_COMM_LEN`).
 pub(super) type ShortName = [u8; 16];
 
-/// The bytes in front of the first zero.
+/// The bytes before the first zero.
 pub(super) fn text(name: ShortName) -> Vec<u8> {
     name.iter().copied().take_while(|byte| *byte != 0).collect()
 }
@@ -49,13 +49,13 @@ impl Process {
         self.threads().into_iter().find(|thread| thread.id() == id)
     }
 
-    /// The short name of one of its threads, without the zero; that of the first thread if the
-    /// thread has ended.
+    /// The short name of one of its threads, without the zero. If the thread has ended, the first
+    /// thread's.
     pub fn name_of(&self, thread: u32) -> Vec<u8> {
         self.thread(thread).map_or_else(|| self.name(), |thread| text(thread.name()))
     }
 
-    /// Changes the short name of one of its threads, which is cut to 15 bytes.
+    /// Changes the short name of one of its threads; truncates it to 15 bytes.
     ///
     /// # Errors
     /// `EINVAL` if the running thread belongs to another process; `ESRCH` if the thread has ended.

@@ -1,4 +1,4 @@
-//! Sleep until a word of the kernel changes: a queue by the word's address.
+//! Sleeps until a word of the kernel changes: queues by the word's address.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -10,11 +10,10 @@ use crate::sync::{self, Mutex};
 use super::scheduler;
 use super::thread::Thread;
 
-/// The sleeping threads in order of arrival, each with the address of its word.
+/// The sleeping threads in order of arrival, each with its word's address.
 static PARKED: Mutex<VecDeque<(usize, Arc<Thread>)>> = Mutex::new(VecDeque::new());
 
-/// Threads that have called [`park`], and not come back from it. Without those that wait for the
-/// handler of a userfaultfd.
+/// The number of threads in [`park`], without those that wait for the handler of a userfaultfd.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 
 /// As [`sync::park`].
@@ -26,8 +25,8 @@ pub fn park(word: &AtomicU32, expected: u32) {
     });
 }
 
-/// As [`park`], for an access that waits for the handler of a userfaultfd: it is in the middle of
-/// nothing that [`parked`] is asked for.
+/// As [`park`], for an access that waits for the handler of a userfaultfd. It holds nothing that a
+/// caller of [`parked`] could wait for.
 pub fn park_for_handler(word: &AtomicU32, expected: u32) {
     sleep_on(word, expected, scheduler::sleep);
 }
@@ -40,7 +39,7 @@ fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     let thread = scheduler::current_thread();
     scheduler::prepare_to_sleep();
     change(|parked| parked.push_back((ptr::from_ref(word).addr(), thread.clone())));
-    // The last look: from here on, a wake-up finds the thread.
+    // The last check: from here on, a wake-up finds the thread.
     if word.load(Ordering::Acquire) == expected {
         sleep();
     } else {
@@ -49,17 +48,17 @@ fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     change(|parked| parked.retain(|(_, parked)| !Arc::ptr_eq(parked, &thread)));
 }
 
-/// Threads in [`park`], those among them that were woken and have not run yet.
+/// The number of threads in [`park`], including those that were woken and have not run yet.
 pub fn parked() -> u32 {
     INSIDE.load(Ordering::Relaxed)
 }
 
-/// Whether the thread sleeps so.
+/// Whether the thread sleeps in [`park`].
 pub fn is_parked(thread: &Thread) -> bool {
     PARKED.lock().iter().any(|(_, parked)| ptr::eq(&**parked, thread))
 }
 
-/// Wakes all threads that sleep on the word at this address, which may have been freed.
+/// Wakes all threads that sleep on the word at this address. The word may have been freed.
 pub fn unpark(word: *const AtomicU32) {
     let address = word.addr();
     change(|parked| {

@@ -1,7 +1,7 @@
-//! An ELF program becomes an address space.
+//! Loads an ELF program into an address space.
 //!
-//! There is no address-space layout randomization, on purpose: the same program has the same
-//! addresses each time (Linux: `personality(ADDR_NO_RANDOMIZE)`).
+//! Addresses are deliberately not randomized: the same program has the same addresses each time
+//! (Linux: `personality(ADDR_NO_RANDOMIZE)`).
 //!
 //! ```text
 //! 0x5555_5555_4000  a position-independent program (AArch64: 0xaaaa_aaaa_0000)
@@ -77,21 +77,21 @@ const STACK_END: u64 = EntryFormat::USER_END - ABOVE_STACK;
 pub(super) const SIGNAL_RETURN: u64 =
     if layout::SIGNAL_RETURN.is_some() { EntryFormat::USER_END - PAGE } else { 0 };
 
-/// The stack that is mapped at once, besides the program's words.
+/// The initially mapped size of the stack, besides the program's strings.
 const FIRST_STACK: u64 = 128 << 10;
 
-/// Texts, each ended by a zero byte.
+/// Strings, each with its zero byte.
 #[derive(Default)]
 pub(super) struct Texts {
     bytes: Vec<u8>,
     count: usize,
 }
 
-/// The most bytes that the words of a program may take, whatever its stack.
+/// The maximum size of a program's strings in bytes, whatever its stack.
 const MAXIMUM_WORDS: u64 = 1 << 20;
 
 impl Texts {
-    /// Adds one behind the others.
+    /// Appends a string.
     ///
     /// # Errors
     /// `E2BIG`, `ENOMEM`.
@@ -110,7 +110,7 @@ impl Texts {
         self.count == 0
     }
 
-    /// Those of `first`, then all except the first of these: the arguments for an interpreter
+    /// The strings of `first`, then all of these except the first: the arguments of an interpreter
     /// (`#!`).
     pub(super) fn behind(&self, first: &[&[u8]]) -> Result<Self, Errno> {
         let mut texts = Self::default();
@@ -124,12 +124,12 @@ impl Texts {
         self.bytes.split(|byte| *byte == 0).take(self.count)
     }
 
-    /// Their size on a stack, with their addresses.
+    /// Their size on a stack, including their addresses.
     fn size(&self) -> u64 {
         (self.bytes.len() + 8 * self.count) as u64
     }
 
-    /// The address of each, if the first is at `at`.
+    /// The address of each string, if the first is at `at`.
     fn addresses(&self, mut at: u64) -> impl Iterator<Item = u64> {
         self.iter().map(move |text| {
             let this = at;
@@ -139,14 +139,14 @@ impl Texts {
     }
 }
 
-/// The arguments that a program is started with.
+/// The arguments with which a program starts.
 pub(super) struct Words {
     pub path: Vec<u8>,
     pub arguments: Texts,
     pub environment: Texts,
 }
 
-/// A program that could begin.
+/// A program that is ready to start.
 pub(super) struct Loaded {
     /// The user that runs it.
     pub who: Credentials,
@@ -160,7 +160,7 @@ fn refused(error: Error) -> Errno {
     Errno::from(error.errno(Operation::Mmap))
 }
 
-/// Loads a program into an address space of its own, with the settings of its caller's.
+/// Loads a program into a new address space, with the settings of its caller's.
 ///
 /// # Errors
 /// `ENOEXEC`, `E2BIG`, `ENOMEM`.
@@ -177,10 +177,10 @@ pub(super) fn load(
         return Err(Errno::E2BIG);
     }
     let (header, segments) = read_headers(program)?;
-    // Like on Linux, between 128 MiB and five sixths of everything for the stack, and a gap.
+    // As on Linux, the stack and a gap get between 128 MiB and five sixths of the address space.
     let gap = stack_limit.saturating_add(1 << 20).clamp(128 << 20, STACK_END / 6 * 5);
     let options = SpaceOptions {
-        // Like on Linux with a vm.mmap_min_addr of 0, any address may be mapped.
+        // As on Linux with vm.mmap_min_addr of 0, any address may be mapped.
         minimum_address: VirtAddr(0),
         search_top: Some(VirtAddr((STACK_END - gap) & !(PAGE - 1))),
         maximum_mappings: table::maximum_mappings(),
@@ -262,7 +262,7 @@ fn read_headers(
     let mut table = alloc::vec![0; size];
     read_exactly(program, header.e_phoff, &mut table)?;
     let segments: Vec<_> = SegmentTable::new(LittleEndian, Class::ELF64, &table).iter().collect();
-    // Programs that need another to load them are not for this kernel.
+    // The kernel does not run programs that need a dynamic loader.
     if segments.iter().any(|segment| segment.p_type == PT_INTERP) {
         return Err(Errno::ENOEXEC);
     }
@@ -274,8 +274,8 @@ fn read_exactly(program: &Program, offset: u64, into: &mut [u8]) -> Result<(), E
     if read == into.len() { Ok(()) } else { Err(Errno::ENOEXEC) }
 }
 
-/// How far the segments are moved from where the file says: not at all, or to where programs lie
-/// that can lie anywhere.
+/// The distance between the addresses in the file and those in memory: 0, or for a
+/// position-independent program that to its place.
 fn place(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> Result<u64, Errno> {
     let loads = || segments.iter().filter(|segment| segment.p_type == PT_LOAD);
     let lowest = loads().map(|segment| segment.p_vaddr).min().ok_or(Errno::ENOEXEC)?;
@@ -297,7 +297,7 @@ fn place(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> Resul
     Ok(base.wrapping_sub(lowest & !(PAGE - 1)))
 }
 
-/// How code of the program is mapped: guarded where all of it has landing pads.
+/// The protection of the program's code: guarded if all of it has landing pads.
 fn code_protection(program: &Program, segments: &[ProgramHeader]) -> Result<Protection, Errno> {
     let mut protection = Protection::EXECUTE;
     let note = segments.iter().find(|segment| segment.p_type == PT_GNU_PROPERTY);
@@ -312,7 +312,7 @@ fn code_protection(program: &Program, segments: &[ProgramHeader]) -> Result<Prot
     Ok(protection)
 }
 
-/// Maps a segment; returns the addresses that it asked for.
+/// Maps a segment. Returns its addresses.
 fn map_segment(
     space: &Space,
     program: &Program,
@@ -340,7 +340,7 @@ fn map_segment(
         let offset = segment.p_offset & !(PAGE - 1);
         let source = MapObject { object: &program.object, offset, access: FileAccess::READ };
         space.mmap_object(&request(first_page, mapped_to), &source).map_err(refused)?;
-        // The rest of the file's page is not the program's, and must read as zeroes.
+        // The rest of the page belongs to other parts of the file, and must read as zeroes.
         if segment.p_flags & PF_W != 0 && end > file_end {
             let zeroes = [0; PAGE as usize];
             let rest = (mapped_to - file_end) as usize;
@@ -354,7 +354,7 @@ fn map_segment(
     Ok(start..end)
 }
 
-/// The address of the program's own headers: in the segment that holds that part of the file.
+/// The address of the program's own headers, in the segment that contains that part of the file.
 fn address_of_headers(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> u64 {
     let holds = |segment: &&ProgramHeader| {
         let inside = header.e_phoff.wrapping_sub(segment.p_offset);
@@ -375,14 +375,14 @@ fn map_signal_return(space: &Space, code: &[u8]) -> Result<(), Errno> {
     };
     space.mmap(&request).map_err(refused)?;
     user::write_bytes_of(space, SIGNAL_RETURN, code)?;
-    // Handlers come here by `RET`, which needs no landing pad.
+    // Handlers return here by `RET`, which needs no landing pad.
     let mut code = Protection::READ | Protection::EXECUTE;
     code.set(Protection::BTI, branch_target_identification());
     space.mprotect(VirtAddr(SIGNAL_RETURN), PAGE, code).map_err(refused)
 }
 
-/// Writes the initial stack of a program: the words, and the auxiliary vector about itself and the
-/// machine. Gives the stack pointer.
+/// Writes the initial stack of a program: the strings, and the auxiliary vector about itself and
+/// the machine. Returns the stack pointer.
 ///
 /// ```text
 /// sp ->  argc | argv, 0 | envp, 0 | auxiliary vector, 0 | random bytes | platform |

@@ -1,5 +1,5 @@
-//! The properties of a program's code by its note: the section `.note.gnu.property`, to which the
-//! segment `PT_GNU_PROPERTY` leads (System V ABI for AArch64, "Program property").
+//! The properties of a program's code in its note: the section `.note.gnu.property`, which the
+//! segment `PT_GNU_PROPERTY` contains (System V ABI for AArch64, "Program property").
 //!
 //! ```text
 //! | length of the name | length of what follows it | kind | "GNU\0" | properties |
@@ -10,20 +10,20 @@ use elf::abi::{ELF_NOTE_GNU, GNU_PROPERTY_AARCH64_FEATURE_1_AND, NT_GNU_PROPERTY
 
 use crate::errno::Errno;
 
-/// The most bytes that a note may have.
+/// The maximum size of a note in bytes.
 pub(super) const LONGEST: u64 = 1024;
 
 /// In `GNU_PROPERTY_AARCH64_FEATURE_1_AND`: all indirect branches end at landing pads.
 const LANDING_PADS: u32 = 1;
 
-/// Takes a number from the beginning of `bytes`.
+/// Removes a number from the beginning of `bytes`.
 fn word(bytes: &mut &[u8]) -> Result<u32, Errno> {
     let (first, rest) = bytes.split_first_chunk().ok_or(Errno::ENOEXEC)?;
     *bytes = rest;
     Ok(u32::from_le_bytes(*first))
 }
 
-/// Takes `length` bytes from the beginning.
+/// Removes `length` bytes from the beginning.
 fn part<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8], Errno> {
     let (first, rest) = bytes.split_at_checked(length).ok_or(Errno::ENOEXEC)?;
     *bytes = rest;
@@ -45,7 +45,7 @@ pub(super) fn has_landing_pads(mut note: &[u8]) -> Result<bool, Errno> {
     let mut found = false;
     while !properties.is_empty() {
         let (kind, length) = (word(&mut properties)?, word(&mut properties)? as usize);
-        // Each kind once, in order.
+        // Each property type occurs once, in rising order.
         if previous.is_some_and(|previous| kind <= previous) {
             return Err(Errno::ENOEXEC);
         }

@@ -1,6 +1,6 @@
-//! Random numbers: ChaCha, seeded once by the CPU's own generator and the clocks.
+//! Random numbers: ChaCha, seeded once from the CPU's own generator and the clocks.
 //!
-//! On purpose, a machine under `-icount` with a fixed clock and a seeded generator has the same
+//! Deliberately, a machine under `-icount` with a fixed clock and a seeded generator has the same
 //! numbers each time.
 
 use rand_chacha::ChaCha12Rng;
@@ -50,7 +50,7 @@ pub(super) fn getrandom(at: u64, length: u64, flags: u64) -> Outcome {
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
         }
-        // A large request must not keep a deadly signal waiting.
+        // A fatal signal must not wait for a large request.
         if done < length && signal::is_waiting(&scheduler::current()) {
             break;
         }

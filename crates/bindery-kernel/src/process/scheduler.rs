@@ -1,8 +1,8 @@
 //! The scheduler: one run queue, time slices of ten milliseconds, no preemption in the kernel.
 //!
 //! A thread sleeps in three steps, so that no wake-up is lost: it enters a queue or sets a timer,
-//! checks once more whether it has to wait, and sleeps. Interrupts are off during all three. A
-//! wake-up before the sleep makes the sleep return at once.
+//! checks the condition once more, and sleeps. Interrupts are off during all three. A wake-up
+//! before the sleep makes the sleep return at once.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -21,7 +21,7 @@ use crate::time::{self, Sleeper};
 use super::thread::{Saved, Thread, work};
 use super::{Process, timer};
 
-/// How long a turn is while others wait, in nanoseconds.
+/// The length of a time slice while others wait, in nanoseconds.
 const TURN: u64 = 10_000_000;
 
 static READY: Mutex<VecDeque<Arc<Thread>>> = Mutex::new(VecDeque::new());
@@ -29,22 +29,23 @@ static READY: Mutex<VecDeque<Arc<Thread>>> = Mutex::new(VecDeque::new());
 /// The running thread; null in the idle loop. Points into the [`Arc`] of [`Running`].
 static CURRENT: AtomicPtr<Thread> = AtomicPtr::new(ptr::null_mut());
 
-/// When the running thread began to run.
+/// The time when the running thread was scheduled.
 static RUNS_SINCE: AtomicU64 = AtomicU64::new(0);
 
-/// How many faults programs have run into.
+/// The number of faults of all programs.
 static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
 
-/// How many faults all programs had run into when it began.
+/// The value of the fault counter when the running thread was scheduled.
 static FAULTS_AT_SWITCH: AtomicU64 = AtomicU64::new(0);
 
-/// Threads that have given the CPU away in the middle of a call of the core ([`yield_if_due`]).
+/// The number of threads that have yielded the CPU in the middle of a call of the core
+/// ([`yield_if_due`]).
 static YIELDED: AtomicU32 = AtomicU32::new(0);
 
 /// The state of the first CPU: the running thread, and the loaded address space.
 struct Running {
     thread: Option<Arc<Thread>>,
-    /// The last thread; it must not be dropped while the CPU is still on its stack.
+    /// The previous thread; it must not be dropped while the CPU is still on its stack.
     previous: Option<Arc<Thread>>,
     space: Option<Arc<Space>>,
     idle: arch::Context,
@@ -62,7 +63,7 @@ static FIRST_CPU: FirstCpu = FirstCpu(UnsafeCell::new(Running {
     idle: arch::Context::EMPTY,
 }));
 
-/// The running thread, as long as it does not give the CPU away forever.
+/// The running thread, valid until it yields the CPU for the last time.
 pub struct Current(&'static Thread, core::marker::PhantomData<*const ()>);
 
 impl Deref for Current {
@@ -77,7 +78,7 @@ impl Deref for Current {
 /// The running thread.
 ///
 /// # Panics
-/// In the idle loop, which is no thread.
+/// In the idle loop, which is not a thread.
 #[inline]
 pub fn current() -> Current {
     let thread = CURRENT.load(Ordering::Relaxed);
@@ -97,28 +98,27 @@ pub fn current_thread() -> Arc<Thread> {
     }
 }
 
-/// Whether a thread runs (and not the idle loop, or the boot).
+/// Whether a thread runs (not the idle loop, and not the boot).
 pub fn is_in_thread() -> bool {
     !CURRENT.load(Ordering::Relaxed).is_null()
 }
 
-/// Panics where `address`, which cannot be used, says that the running thread's kernel stack has
-/// run over.
+/// Panics if the unusable `address` shows that the running thread's kernel stack has overflowed.
 pub fn check_stack(address: u64) {
     if is_in_thread() {
         current().check_stack(address);
     }
 }
 
-/// How many faults programs have run into so far.
+/// The number of faults of all programs so far.
 pub fn page_faults() -> u64 {
     PAGE_FAULTS.load(Ordering::Relaxed)
 }
 
-/// Counts a fault that the running program has run into.
+/// Counts a fault of the running program.
 #[inline]
 pub fn count_page_fault() {
-    // Programs run on one CPU, and nothing interrupts the kernel: no atomic addition is needed.
+    // Programs run on one CPU, and nothing interrupts the kernel, so no atomic addition is needed.
     PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
@@ -131,7 +131,7 @@ pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
     }
 }
 
-/// Faults that the thread has run into since it got the CPU; 0 for one that does not have it.
+/// Faults of the thread since it was scheduled; 0 if it does not run.
 pub(super) fn faults_of_this_run(thread: &Thread) -> u64 {
     if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
         page_faults() - FAULTS_AT_SWITCH.load(Ordering::Relaxed)
@@ -165,18 +165,18 @@ impl Sleeper for Thread {
     }
 }
 
-/// Makes a thread ready, if it sleeps.
+/// Makes a sleeping thread ready.
 pub fn wake(thread: &Arc<Thread>) {
     if thread.asleep.swap(false, Ordering::AcqRel) {
         READY.lock().push_back(thread.clone());
-        // The running thread had the machine to itself: from now on it has turns.
+        // The running thread was the only one: from now on it has time slices.
         if time::turn_ends().is_none() && is_in_thread() {
             time::set_turn_end(Some(time::now() + TURN));
         }
     }
 }
 
-/// Called by the timer's interrupt in a program: a turn that is over is marked.
+/// Called by the timer's interrupt in a program: marks that the time slice is over.
 pub fn tick() {
     if time::turn_ends().is_some_and(|at| at <= time::now()) {
         current().work.fetch_or(work::RESCHEDULE, Ordering::Relaxed);
@@ -184,27 +184,27 @@ pub fn tick() {
     }
 }
 
-/// Says that the running thread is about to sleep: from here on [`wake`] counts. Followed by a last
-/// check of the condition, and by [`sleep`] or [`stay_awake`].
+/// Announces that the running thread is about to sleep: from here on [`wake`] has an effect.
+/// Followed by a last check of the condition, and by [`sleep`] or [`stay_awake`].
 pub fn prepare_to_sleep() {
     current().asleep.store(true, Ordering::Release);
 }
 
-/// Takes [`prepare_to_sleep`] back.
+/// Cancels [`prepare_to_sleep`].
 pub fn stay_awake() {
     let thread = current();
     if !thread.asleep.swap(false, Ordering::AcqRel) {
-        // Woken already, and so in the queue: out again.
+        // Already woken, so it is in the queue: removes it.
         READY.lock().retain(|ready| !ptr::eq(&**ready, thread.0));
     }
 }
 
-/// Gives the CPU away until [`wake`].
+/// Yields the CPU until [`wake`].
 pub fn sleep() {
     switch();
 }
 
-/// Lets the others go first. Does nothing in the idle loop and at boot.
+/// Lets the other threads run first. Does nothing in the idle loop and at boot.
 pub fn yield_now() {
     if is_in_thread() && !READY.lock().is_empty() {
         let thread = current_thread();
@@ -213,12 +213,12 @@ pub fn yield_now() {
     }
 }
 
-/// Lets other threads run first, if the turn is over: called in the middle of long work of the
-/// core. No interrupt comes in the kernel, so due events happen here.
+/// Lets other threads run first if the time slice is over: called in the middle of long work of the
+/// core. No interrupt arrives in the kernel, so due events are handled here.
 ///
 /// # Panics
-/// If the running thread is about to sleep: also before its turn is over, so that each call finds
-/// such a defect.
+/// If the running thread is about to sleep. Checked before the time slice is over, so that each
+/// call detects such a defect.
 pub fn yield_if_due() {
     if !is_in_thread() {
         return;
@@ -230,7 +230,7 @@ pub fn yield_if_due() {
     time::expired();
     if time::turn_ends().is_some_and(|at| at <= time::now()) {
         if READY.lock().is_empty() {
-            // The waiting thread has already run: this one has the machine to itself.
+            // The waiting thread has already run: this one is the only one again.
             begin_turn();
         }
         YIELDED.fetch_add(1, Ordering::Relaxed);
@@ -245,21 +245,21 @@ pub fn yielded() -> u32 {
     YIELDED.load(Ordering::Relaxed)
 }
 
-/// Ends the running thread: it never runs again, and its last handle frees it. The caller holds
-/// nothing that would have to be dropped.
+/// Ends the running thread: it never runs again, and its last handle frees it. The caller must hold
+/// nothing that needs a drop.
 pub fn exit() -> ! {
     current().asleep.store(true, Ordering::Release);
     switch();
     unreachable!("a thread that has ended was woken");
 }
 
-/// Loads the tables of the running thread's process anew, where they are not loaded: after `exec`.
+/// Reloads the tables of the running thread's process if they are not loaded: after `exec`.
 pub fn reload_space() {
     let space = current().process.space();
     load(Some(space));
 }
 
-/// Loads no program's tables, so that an address space can be dropped.
+/// Unloads a program's tables, so that an address space can be dropped.
 pub fn unload_space() {
     load(None);
 }
@@ -286,8 +286,7 @@ fn load(space: Option<Arc<Space>>) {
     }
 }
 
-/// The idle loop, on the boot stack of the first CPU. Calls `at_rest` each time that no thread is
-/// ready.
+/// The idle loop, on the boot stack of the first CPU. Calls `at_rest` whenever no thread is ready.
 pub fn idle(at_rest: fn()) -> ! {
     loop {
         if READY.lock().is_empty() {
@@ -301,7 +300,7 @@ pub fn idle(at_rest: fn()) -> ! {
     }
 }
 
-/// Runs the next thread; the running one is in the queue, asleep, or at its end.
+/// Runs the next thread. The running one is in the queue, asleep, or at its end.
 fn switch() {
     let next = READY.lock().pop_front();
     let cpu = FIRST_CPU.0.get();
@@ -381,7 +380,7 @@ unsafe fn save(thread: &Thread) {
 /// 1. `thread` is the one that runs next.
 unsafe fn restore(thread: &Thread) {
     let saved: *mut Saved = thread.saved();
-    // A thread that ends its process has no memory any more.
+    // A thread that ends its process no longer has memory.
     load(thread.process.try_space());
     arch::set_kernel_stack(thread.stack_top());
     // SAFETY: the thread's own place (see `Thread`).

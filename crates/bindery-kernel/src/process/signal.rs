@@ -1,4 +1,4 @@
-//! Signals: sent, pending and blocked. They are delivered on the way back to the program
+//! Signals: sending, pending and blocked signals. Delivery is on the way back to the program
 //! ([`super::deliver`]).
 
 use alloc::collections::VecDeque;
@@ -21,13 +21,13 @@ use super::{all, kill, scheduler};
 /// The highest signal.
 pub const MAXIMUM: u32 = 64;
 
-/// The first signal that can be pending several times (`SIGRTMIN` of the kernel).
+/// The first signal that queues (`SIGRTMIN` of the kernel).
 const FIRST_REAL_TIME: u32 = 32;
 
-/// The most real-time signals that wait, whatever the limit of a process.
+/// The maximum number of queued real-time signals, whatever the limit of a process.
 const MAXIMUM_QUEUED: u64 = 4096;
 
-/// The handler of a signal that is left to its default, and of one that is ignored.
+/// The handler values for the default action, and for ignored signals.
 pub(super) const DEFAULT: u64 = 0;
 pub(super) const IGNORE: u64 = 1;
 
@@ -59,13 +59,13 @@ const fn set_of(signals: &[u32]) -> u64 {
 
 /// Those that cannot be blocked, caught or ignored.
 pub(super) const UNBLOCKABLE: u64 = set_of(&[SIGKILL, SIGSTOP]);
-/// Those whose default is to do nothing.
+/// Signals whose default action is to be ignored.
 const DEFAULT_IGNORED: u64 = set_of(&[SIGCHLD, SIGCONT, SIGURG, SIGWINCH]);
-/// Those whose default is to stop.
+/// Signals whose default action is to stop.
 pub(super) const STOPPING: u64 = set_of(&[SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU]);
-/// Of these, those that a terminal sends.
+/// The stop signals that a terminal sends.
 pub(super) const TERMINAL_STOPPING: u64 = STOPPING & !bit(SIGSTOP);
-/// Those that an instruction of the thread itself has caused: they come first.
+/// Signals caused by an instruction of the thread itself: they are delivered first.
 const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGSYS]);
 
 /// The information of a signal: the beginning of `siginfo_t`.
@@ -73,12 +73,12 @@ const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGS
 pub(super) struct Information {
     pub signal: u32,
     pub code: i32,
-    /// The bytes from offset 16 on; their meaning depends on the signal and the code.
+    /// The bytes from offset 16 on. Their meaning depends on the signal and the code.
     pub fields: [u64; 4],
 }
 
 impl Information {
-    /// From the kernel, about nothing in particular.
+    /// From the kernel, without details.
     pub(super) fn of_kernel(signal: u32) -> Self {
         Self { signal, code: code::KERNEL, fields: [0; 4] }
     }
@@ -102,7 +102,7 @@ impl Information {
     }
 }
 
-/// The most signals that wait for one thread or process, whatever its limit.
+/// The maximum number of pending signals of a thread or process, whatever its limit.
 const QUEUE_MAX: usize = 512;
 
 /// Signals that wait.
@@ -210,7 +210,7 @@ impl Actions {
         }
     }
 
-    /// The signals that are ignored, and those that have a handler.
+    /// The ignored signals, and those with a handler.
     pub(super) fn sets(&self) -> (u64, u64) {
         let actions = self.0.lock();
         let those = |wanted: fn(u64) -> bool| {
@@ -221,7 +221,7 @@ impl Actions {
     }
 }
 
-/// The stack for signal handlers (`sigaltstack`); no size where there is none.
+/// The alternate stack for signal handlers (`sigaltstack`); its size is 0 if there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Alternate {
     pub base: u64,
@@ -229,14 +229,14 @@ pub(super) struct Alternate {
     pub flags: u32,
 }
 
-/// The signals of one thread: the blocked ones, and those sent to this thread.
+/// The signals of one thread: the blocked ones, and those pending for it.
 #[derive(Default)]
 pub struct ThreadSignals {
     pub(super) blocked: u64,
     pub(super) pending: Pending,
-    /// The mask to come back to, where a call has its own for as long as it lasts.
+    /// The mask to restore, if a call has its own for its duration.
     pub(super) mask_after_call: Option<u64>,
-    /// The signals that `sigtimedwait` waits for although they are blocked.
+    /// The signals for which `sigtimedwait` waits although they are blocked.
     pub(super) awaited: u64,
     pub(super) alternate: Alternate,
 }
@@ -248,14 +248,14 @@ impl ThreadSignals {
     }
 }
 
-/// An exception of the running thread becomes a signal, which it cannot block: where it would, and
-/// where it ignores the signal, the process ends.
+/// Turns an exception of the running thread into a signal, which it cannot block: if it blocks or
+/// ignores the signal, the process ends.
 pub fn exception(signal: u32, code: i32, address: u64) {
     raise(Information { signal, code, fields: [address, 0, 0, 0] });
 }
 
-/// As [`exception`]: the running thread has used memory of a protection key that it has forbidden
-/// itself.
+/// As [`exception`]: the running thread has accessed memory with a protection key that it has
+/// disabled.
 pub fn key_violation(address: u64, key: ProtectionKey) {
     let fields = [address, 0, u64::from(key.number()), 0];
     raise(Information { signal: SIGSEGV, code: SEGV_PKUERR as i32, fields });
@@ -278,11 +278,11 @@ fn raise(information: Information) {
 
 /// Sends a signal of the kernel's own to a process (`SIGPIPE` to the running one, say).
 pub fn send(process: &Arc<Process>, signal: u32) {
-    // A standard signal always finds room.
+    // Standard signals always find room.
     let _ = send_information(process, None, Information::of_kernel(signal));
 }
 
-/// Sends a signal of the kernel's own to all processes of a group (the console's `SIGINT`).
+/// Sends a signal of the kernel to all processes of a group (the console's `SIGINT`).
 pub fn send_to_group(group: u32, signal: u32) {
     for process in all().iter().filter(|process| process.group() == group) {
         send(process, signal);
@@ -324,7 +324,7 @@ pub(super) fn send_information(
     sent
 }
 
-/// Makes the thread check its signals if it would take one of these; returns whether it would.
+/// Makes the thread check its signals if it would handle one of these. Returns whether it would.
 fn tell(thread: &Arc<Thread>, set: u64) -> bool {
     let signals = thread.signals.lock();
     let takes = set & (!signals.blocked | signals.awaited) != 0;
@@ -336,8 +336,8 @@ fn tell(thread: &Arc<Thread>, set: u64) -> bool {
     takes
 }
 
-/// Has all threads check for signals that are pending for the process: after the notified thread
-/// has ended, or blocks them.
+/// Makes all threads check for signals pending for the process, after the notified thread has ended
+/// or has blocked them.
 pub(super) fn tell_others(process: &Process) {
     let set = process.pending.lock().set;
     if set != 0 {
@@ -345,7 +345,7 @@ pub(super) fn tell_others(process: &Process) {
     }
 }
 
-/// Drops those of these signals that are pending for the process or its threads.
+/// Discards those of these signals that are pending for the process or its threads.
 pub(super) fn forget(process: &Process, set: u64) {
     process.pending.lock().remove(set);
     for thread in process.threads() {
@@ -353,7 +353,7 @@ pub(super) fn forget(process: &Process, set: u64) {
     }
 }
 
-/// The next signal of `allowed` that waits for the thread or its process.
+/// The next pending signal of `allowed` for the thread or its process.
 pub(super) fn take(thread: &Thread, allowed: u64) -> Option<Information> {
     let own = thread.signals.lock().pending.take(allowed);
     own.or_else(|| thread.process.pending.lock().take(allowed))
@@ -365,7 +365,7 @@ pub fn is_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && has_work(thread)
 }
 
-/// [`is_waiting`], for a thread with a note that it may be so.
+/// [`is_waiting`], for a thread with a note that says so.
 #[cold]
 #[inline(never)]
 fn has_work(thread: &Thread) -> bool {
@@ -379,9 +379,9 @@ pub(super) fn must_end(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & work::END != 0
 }
 
-/// Whether the thread is about to be killed: it has to end, or a signal waits that ends its process
-/// (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so that comes about before a call,
-/// or while the thread sleeps in it.
+/// Whether the thread is about to be killed: it has to end, or a pending signal ends its process
+/// (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so this changes only before a
+/// call, or while the thread sleeps in it.
 #[inline]
 pub fn is_fatal_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && is_killed(thread)
@@ -414,12 +414,12 @@ pub(super) fn set_blocked(mask: u64) {
     tell_others(&thread.process);
 }
 
-/// Whether a process ends by the signal where it neither catches nor ignores it.
+/// Whether the signal's default action ends a process.
 pub(super) fn ends_by_default(signal: u32) -> bool {
     bit(signal) & (DEFAULT_IGNORED | STOPPING) == 0
 }
 
-/// Stops a process: its threads come to rest on their way back to the program.
+/// Stops a process: its threads stop on their way back to the program.
 pub(super) fn stop_process(process: &Arc<Process>, signal: u32) {
     {
         let mut state = process.state.lock();

@@ -22,11 +22,11 @@ use super::{barriers, memory_shortage, parking, signal, timer};
 pub struct Process {
     /// Its number (`getpid`).
     pub id: u32,
-    /// When it began, in nanoseconds since power-on.
+    /// The start time, in nanoseconds since power-on.
     pub start_time: u64,
     pub(super) space: Mutex<Option<Arc<Space>>>,
     pub(super) actions: Mutex<Arc<signal::Actions>>,
-    /// Signals that any of its threads may take.
+    /// Signals that any of its threads may handle.
     pub(super) pending: Mutex<signal::Pending>,
     pub(super) state: Mutex<State>,
     pub(super) facts: Mutex<ProgramFacts>,
@@ -38,13 +38,14 @@ pub struct Process {
     pub(super) barriers: Mutex<barriers::Barriers>,
     /// The credentials of its first thread.
     pub(super) credentials: Mutex<Credentials>,
-    /// Whether others of the same user may look into it (`PR_SET_DUMPABLE`).
+    /// Whether others of the same user may inspect it (`PR_SET_DUMPABLE`).
     pub(super) dumpable: AtomicBool,
-    /// Threads that wait for one of its children.
+    /// Threads that wait for a child.
     pub(super) children_changed: WaitQueue,
     /// Set when it no longer uses the memory that `vfork` lent it.
     pub(super) has_own_memory: AtomicBool,
-    /// Threads that wait for it to continue, to leave its memory, or to have one thread.
+    /// Threads that wait for it to continue, to release the memory of `vfork`, or to become
+    /// single-threaded.
     pub(super) life_changed: WaitQueue,
 }
 
@@ -55,40 +56,41 @@ pub(super) struct State {
     pub(super) threads: Vec<Arc<Thread>>,
     pub(super) group: u32,
     pub(super) session: u32,
-    /// The short name of its first thread, which outlives that thread.
+    /// The short name of its first thread, which stays after that thread's end.
     pub(super) name: ShortName,
-    /// The signal that tells its parent of its end; 0 for none.
+    /// The signal to its parent at its end; 0 for none.
     pub(super) exit_signal: u32,
-    /// The signal that it gets when its parent ends; 0 for none.
+    /// The signal that it gets at its parent's end; 0 for none.
     pub(super) parent_end_signal: u32,
-    /// Its end as `wait4` reports it; set when the end begins.
+    /// Its exit status in the format of `wait4`; set when the end begins.
     pub(super) status: Option<u32>,
-    /// The status that its first thread ended with: that of the process, unless all end at once.
+    /// The status with which its first thread ended: the process's, unless all end at once.
     pub(super) first_thread_status: u32,
-    /// Whether nothing of it is left but its status.
+    /// Whether only its status is left.
     pub(super) is_ended: bool,
     /// The signal that has stopped it.
     pub(super) stopped: Option<u32>,
-    /// News that `wait4` has not reported yet.
+    /// A state change that `wait4` has not reported yet.
     pub(super) report: Option<Report>,
-    /// Nanoseconds that the children that were waited for had run.
+    /// CPU time of the children that were waited for, in nanoseconds.
     pub(super) children_time: u64,
     /// Faults of the same children.
     pub(super) children_faults: Faults,
-    /// Faults of the threads that have ended.
+    /// Faults of its ended threads.
     pub(super) ended_threads_faults: Faults,
-    /// Nanoseconds that its ended threads have run.
+    /// CPU time of its ended threads, in nanoseconds.
     pub(super) ended_threads_time: u64,
-    /// The most pages that were resident in memory that it has left: by `execve`, or at its end.
+    /// The peak of resident pages in memory that it has left: by `execve`, or at its end.
     pub(super) left_memory_peak: u64,
-    /// The most pages that were resident in one of the children that were waited for, or of theirs.
+    /// The largest peak of resident pages among the children that were waited for, and their
+    /// children.
     pub(super) children_peak: u64,
     pub(super) has_executed: bool,
-    /// Whether its parent has ended, so that it became the first process's child.
+    /// Whether its parent has ended, so that the first process became its parent.
     pub(super) is_orphan: bool,
 }
 
-/// News of a process that has not ended.
+/// A state change of a process that has not ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Report {
     Stopped(u32),
@@ -109,7 +111,7 @@ impl Process {
         self.space.lock().clone()
     }
 
-    /// The program that it runs.
+    /// Its program.
     pub fn facts(&self) -> ProgramFacts {
         self.facts.lock().clone()
     }
@@ -156,7 +158,7 @@ impl Process {
         }
     }
 
-    /// The state of one of its threads: `R`, `S`, or `D` while it waits in the core, which a signal
+    /// The state of one of its threads: `R`, `S`, or `D` during a wait in the core that a signal
     /// may not end.
     pub fn letter_of(&self, id: u32) -> char {
         let letter = self.letter();
@@ -181,19 +183,19 @@ impl Process {
         self.state.lock().threads.iter().map(|thread| thread.id()).collect()
     }
 
-    /// Nanoseconds that its threads have run, those that have ended among them.
+    /// CPU time of all its threads, ended ones included, in nanoseconds.
     pub fn processor_time(&self) -> u64 {
         let state = self.state.lock();
         let running: u64 = state.threads.iter().map(|thread| thread.processor_time()).sum();
         state.ended_threads_time + running
     }
 
-    /// As [`Process::processor_time`], of the children that were waited for.
+    /// As [`Process::processor_time`], for the children that were waited for.
     pub fn children_time(&self) -> u64 {
         self.state.lock().children_time
     }
 
-    /// Faults of its threads, those that have ended among them.
+    /// Faults of all its threads, ended ones included.
     pub fn faults(&self) -> Faults {
         let state = self.state.lock();
         state
@@ -203,23 +205,24 @@ impl Process {
             .fold(state.ended_threads_faults, Faults::add)
     }
 
-    /// As [`Process::faults`], of the children that were waited for.
+    /// As [`Process::faults`], for the children that were waited for.
     pub fn children_faults(&self) -> Faults {
         self.state.lock().children_faults
     }
 
-    /// The most pages that were resident in its memory, or in memory that it has left.
+    /// The peak of resident pages in its memory, or in memory that it has left.
     pub fn peak(&self) -> u64 {
         let now = self.try_space().map_or(0, |space| space.resident_peak());
         self.state.lock().left_memory_peak.max(now)
     }
 
-    /// As [`Process::peak`], the largest of the children that were waited for and of theirs.
+    /// As [`Process::peak`], the largest among the children that were waited for and their
+    /// children.
     pub fn children_peak(&self) -> u64 {
         self.state.lock().children_peak
     }
 
-    /// Keeps the peak of memory that the process leaves.
+    /// Records the peak of memory that the process leaves.
     pub(super) fn note_left_memory(&self, space: &Space) {
         let peak = space.resident_peak();
         let mut state = self.state.lock();
@@ -240,7 +243,7 @@ impl Process {
         *self.credentials.lock() = new;
     }
 
-    /// Whether others of the same user may look into it.
+    /// Whether others of the same user may inspect it.
     pub fn is_dumpable(&self) -> bool {
         self.dumpable.load(Ordering::Relaxed)
     }
@@ -249,7 +252,7 @@ impl Process {
         self.dumpable.store(dumpable, Ordering::Relaxed);
     }
 
-    /// Tells its memory the limits that hold for it.
+    /// Passes its limits on memory to its address space.
     pub(super) fn apply_limits(&self) {
         if let Some(space) = self.try_space() {
             let unlimited = self.credentials().can(Capability::LockMemory);
@@ -258,15 +261,15 @@ impl Process {
         }
     }
 
-    /// The signals that wait for the process as a whole, are blocked by its first thread, are
-    /// ignored, and are caught.
+    /// The signals pending for the whole process, and those that its first thread blocks, ignores
+    /// and catches.
     pub fn signal_sets(&self) -> [u64; 4] {
         let blocked = self.threads().first().map_or(0, |thread| thread.signals.lock().blocked);
         let (ignored, caught) = self.actions.lock().sets();
         [self.pending.lock().set(), blocked, ignored, caught]
     }
 
-    /// The first of its threads that has not ended.
+    /// Its first thread that has not ended.
     pub fn first_thread(&self) -> Option<Arc<Thread>> {
         self.state.lock().threads.first().cloned()
     }
@@ -309,7 +312,7 @@ impl Process {
 
 /// The parts of a new process.
 pub(super) struct ProcessParts {
-    /// `None` for the kernel's own.
+    /// `None` for the kernel's own processes.
     pub(super) space: Option<Arc<Space>>,
     pub(super) actions: Arc<signal::Actions>,
     pub(super) state: State,

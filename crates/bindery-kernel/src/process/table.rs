@@ -13,16 +13,16 @@ use crate::{heap, options};
 
 use super::{Process, Thread};
 
-/// New numbers are smaller than this (`/proc/sys/kernel/pid_max`).
+/// New numbers are below this (`/proc/sys/kernel/pid_max`).
 static MAXIMUM_ID: AtomicU32 = AtomicU32::new(32_768);
 
-/// The range of [`MAXIMUM_ID`], as on a Linux of 64 bits.
+/// The range of [`MAXIMUM_ID`], as on 64-bit Linux.
 pub const MAXIMUM_IDS: RangeInclusive<u32> = FIRST_OF_ROUND + 1..=4 << 20;
 
-/// Numbers that are used again only after a whole round begin here.
+/// After a wrap, numbers start here.
 const FIRST_OF_ROUND: u32 = 300;
 
-/// How many threads there may be for each process.
+/// The maximum number of threads per process, on average.
 const THREADS_PER_PROCESS: usize = 4;
 
 static TABLE: Mutex<Table> = Mutex::new(Table {
@@ -36,14 +36,14 @@ static TABLE: Mutex<Table> = Mutex::new(Table {
 struct Table {
     processes: BTreeMap<u32, Arc<Process>>,
     threads: BTreeMap<u32, Weak<Thread>>,
-    /// Numbers of those that are being made.
+    /// Reserved numbers of processes and threads in creation.
     reserved: BTreeMap<u32, Counted>,
-    /// All address spaces, those too that no process has yet.
+    /// All address spaces, including those that no process has yet.
     spaces: Vec<Weak<Space>>,
     last_id: u32,
 }
 
-/// The number below which new ones are.
+/// New numbers are below this one.
 pub fn maximum_id() -> u32 {
     MAXIMUM_ID.load(Ordering::Relaxed)
 }
@@ -53,7 +53,8 @@ pub fn set_maximum_id(maximum: u32) {
     MAXIMUM_ID.store(maximum, Ordering::Relaxed);
 }
 
-/// The process of that number, if there is one; one that has ended and was not waited for counts.
+/// The process with this number, if it exists. A process that has ended exists until it was waited
+/// for.
 pub fn find(id: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&id).cloned()
 }
@@ -68,13 +69,13 @@ pub(super) fn first() -> Option<Arc<Process>> {
     find(1)
 }
 
-/// The thread of that number.
+/// The thread with this number.
 pub(super) fn find_thread(id: u32) -> Option<Arc<Thread>> {
     TABLE.lock().threads.get(&id)?.upgrade()
 }
 
-/// A number that nothing else gets, and that counts at the limits, until this is dropped: then the
-/// process or the thread is in the table, or there is none.
+/// A reserved number, which counts towards the limits. By the time of its drop, the process or the
+/// thread is in the table, or was never created.
 pub(super) struct Number(u32);
 
 impl Number {
@@ -89,7 +90,7 @@ impl Drop for Number {
     }
 }
 
-/// Takes a number for a thread, or for a process and its first thread.
+/// Reserves a number for a thread, or for a process and its first thread.
 ///
 /// # Errors
 /// `EAGAIN` at the limits; `ENOMEM`.
@@ -160,22 +161,22 @@ fn add_space(space: &Arc<Space>) {
     table.spaces.push(Arc::downgrade(space));
 }
 
-/// All address spaces, each held for as long as the caller uses it: the memory of a process that
-/// has ended is free only when nothing holds its address space.
+/// All address spaces, each held for as long as the caller uses it: the memory of an ended process
+/// is free only when nothing holds its address space.
 pub fn spaces() -> impl Iterator<Item = Arc<Space>> {
     let known = TABLE.lock().spaces.clone();
     known.into_iter().filter_map(|space| space.upgrade())
 }
 
-/// The most mappings that a process may have (`vm.max_map_count`).
+/// The maximum number of mappings of a process (`vm.max_map_count`).
 static MAXIMUM_MAPPINGS: AtomicUsize = AtomicUsize::new(65_530);
 
-/// The most mappings that a process may have.
+/// The maximum number of mappings of a process.
 pub fn maximum_mappings() -> usize {
     MAXIMUM_MAPPINGS.load(Ordering::Relaxed)
 }
 
-/// Sets the most mappings that a process may have, for all that there are and those to come.
+/// Sets the maximum number of mappings of a process, for existing processes and new ones.
 pub fn set_maximum_mappings(most: usize) {
     MAXIMUM_MAPPINGS.store(most, Ordering::Relaxed);
     for space in spaces() {

@@ -32,18 +32,18 @@ pub mod work {
 /// The size of a kernel stack, in bytes.
 const STACK_SIZE: usize = 32 << 10;
 
-/// How many stacks are kept for the next threads: one that ends is often followed by another.
+/// The number of stacks kept for reuse: a new thread often follows the end of another.
 const SPARES: usize = 4;
 
 static SPARE_STACKS: Mutex<[Option<Pages>; SPARES]> = Mutex::new([const { None }; SPARES]);
 
-/// Gives the stacks back that are kept for the next threads.
-pub(super) fn forget_spare_stacks() {
+/// Frees the stacks that are kept for reuse.
+pub(super) fn free_spare_stacks() {
     let stacks = core::mem::take(&mut *SPARE_STACKS.lock());
     drop(stacks);
 }
 
-/// A kernel stack; there is one until the drop.
+/// A kernel stack. `None` only during the drop.
 struct KernelStack(Option<Pages>);
 
 impl KernelStack {
@@ -92,23 +92,23 @@ pub struct Thread {
     pub work: AtomicU32,
     /// Its signals.
     pub signals: Mutex<ThreadSignals>,
-    /// Its descriptors and its directory, until it ends: most often those of all threads of its
+    /// Its descriptors and its directory, until it ends: usually shared with all threads of its
     /// process.
     files: Mutex<Option<Arc<dyn ThreadFiles>>>,
     credentials: Mutex<Credentials>,
-    /// Its short name, unless it is the first thread of its process, which has the name of that.
+    /// Its short name, unless it is the first thread: the process has that thread's name.
     pub(super) own_name: Mutex<ShortName>,
     /// The word that is zeroed, and whose futex is woken, when it ends; 0 for none.
     pub clear_child_id: AtomicU64,
     /// The head of its list of robust futexes; 0 for none.
     pub robust_list: AtomicU64,
-    /// The deadline of the call that is made again after a signal without a handler; 0 for none.
+    /// The deadline of a call that is restarted after a signal without a handler; 0 for none.
     pub(super) deadline_of_restart: AtomicU64,
-    /// Nanoseconds that it had run when it last gave the CPU away.
+    /// CPU time up to its last yield of the CPU, in nanoseconds.
     pub(super) run_time: AtomicU64,
-    /// Faults that it had run into when it last gave the CPU away.
+    /// Faults up to its last yield of the CPU.
     pub(super) faults_before: AtomicU64,
-    /// Faults that had content read.
+    /// Faults with a read of content.
     pub major_faults: AtomicU64,
     /// Whether it sleeps; owned by the scheduler.
     pub(super) asleep: AtomicBool,
@@ -123,7 +123,7 @@ unsafe impl Send for Thread {}
 unsafe impl Sync for Thread {}
 
 impl Thread {
-    /// A thread that will begin in its program with `registers`, and sleeps until it is woken
+    /// A thread that starts in its program with `registers`. It sleeps until it is woken
     /// (`scheduler::wake`).
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl Thread {
         Ok(thread)
     }
 
-    /// A thread that runs `entry` in the kernel, sleeps until it is woken, and has no program.
+    /// A thread without a program that runs `entry` in the kernel. It sleeps until it is woken.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -196,14 +196,14 @@ impl Thread {
         self.files.lock().clone()
     }
 
-    /// Runs an action on its files, `None` once it has ended. They are locked: the action neither
-    /// sleeps nor drops a description.
+    /// Calls an action with its files, or `None` once it has ended. They are locked: the action
+    /// must neither sleep nor drop a description.
     #[inline]
     pub fn with_files<R>(&self, act: impl FnOnce(Option<&dyn ThreadFiles>) -> R) -> R {
         act(self.files.lock().as_deref())
     }
 
-    /// Replaces or removes its files; the old ones are closed unless another thread has them.
+    /// Replaces or removes its files. The old ones are closed unless another thread has them.
     pub fn set_files(&self, files: Option<Arc<dyn ThreadFiles>>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         drop(old);
@@ -219,21 +219,21 @@ impl Thread {
         core::mem::replace(&mut *self.credentials.lock(), new)
     }
 
-    /// Gives it the number of its process: it is the only thread left, and runs a new program.
+    /// Gives it the number of its process: it is the only remaining thread, and runs a new program.
     pub(super) fn become_first(&self) {
         self.id.store(self.process.id, Ordering::Relaxed);
     }
 
-    /// Nanoseconds that it has run.
+    /// CPU time in nanoseconds.
     pub fn processor_time(&self) -> u64 {
         self.run_time.load(Ordering::Relaxed) + scheduler::time_of_this_run(self)
     }
 
-    /// The faults that it has run into.
+    /// The number of its faults.
     pub fn faults(&self) -> Faults {
         let all = self.faults_before.load(Ordering::Relaxed) + scheduler::faults_of_this_run(self);
         let major = self.major_faults.load(Ordering::Relaxed);
-        // Copies of the kernel may have content read, too.
+        // Copies of the kernel may read content, too.
         Faults { minor: all.saturating_sub(major), major }
     }
 
@@ -246,8 +246,8 @@ impl Thread {
     }
 
     /// # Panics
-    /// If an access at `address` faulted because the kernel stack has run over: a defect of the
-    /// kernel. Takes no lock, since the running thread may hold any.
+    /// If an access at `address` faulted because the kernel stack has overflowed: a defect of the
+    /// kernel. Takes no lock, because the running thread may hold any.
     pub fn check_stack(&self, address: u64) {
         let runs_over = self.stack.0.as_ref().is_some_and(|stack| stack.is_right_in_front(address));
         assert!(!runs_over, "the kernel stack of thread {} has run over", self.id());

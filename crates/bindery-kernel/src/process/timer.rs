@@ -1,6 +1,6 @@
-//! Clocks, sleep, and timers that send signals.
+//! Clocks, sleeps, and timers that send signals.
 //!
-//! All CPU time of a thread counts as user time: to count the kernel's part apart would take a read
+//! All CPU time of a thread counts as user time: a separate count for the kernel would need a read
 //! of the clock on each entry and exit.
 
 use alloc::boxed::Box;
@@ -21,8 +21,8 @@ use crate::{heap, user};
 use super::signal::{self, Information, bit, code};
 use super::{Capability, Interrupted, Process, Thread, WaitQueue, find, scheduler, table};
 
-/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]: where the call is
-/// made again after an interruption, that of the first time.
+/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]. For a restarted call
+/// it is the deadline of the first attempt.
 pub fn deadline_of_call(timeout: u64) -> u64 {
     match scheduler::current().deadline_of_restart.swap(0, Ordering::Relaxed) {
         0 => time::now().saturating_add(timeout),
@@ -30,14 +30,14 @@ pub fn deadline_of_call(timeout: u64) -> u64 {
     }
 }
 
-/// The errno of a call with a relative timeout whose wait a signal has ended: without a handler the
-/// call is restarted with the same deadline, otherwise it fails with `EINTR`.
+/// The errno of a call with a relative timeout whose wait was interrupted by a signal. Without a
+/// handler the call is restarted with the same deadline; otherwise it fails with `EINTR`.
 pub fn interrupted_until(deadline: u64) -> Errno {
     scheduler::current().deadline_of_restart.store(deadline.max(1), Ordering::Relaxed);
     Errno::RESTART_WITHOUT_HANDLER
 }
 
-/// Reads a `timespec`, in nanoseconds; a time that does not fit is the largest.
+/// Reads a `timespec`, in nanoseconds; saturates.
 pub(super) fn read_time(at: u64) -> Result<u64, Errno> {
     nanoseconds(user::read::<[i64; 2]>(at)?, SECOND)
 }
@@ -54,7 +54,7 @@ fn write_time(at: u64, time: u64) -> Result<(), Errno> {
     user::write(at, &[time / SECOND, time % SECOND])
 }
 
-/// When the time of day is `at`, in [`time::now`].
+/// The time in [`time::now`] at which the time of day is `at`.
 pub(super) fn of_real_time(at: u64) -> u64 {
     at.saturating_sub(time::real_time() - time::now())
 }
@@ -77,7 +77,7 @@ fn clock(id: u64) -> Result<u64, Errno> {
     })
 }
 
-/// The clock of another process or thread, whose number is part of the clock's.
+/// The clock of another process or thread, whose number is part of the clock id.
 fn processor_clock(id: i32) -> Result<u64, Errno> {
     const OF_THREAD: i32 = 4;
     let number = !(id >> 3) as u32;
@@ -170,14 +170,14 @@ fn sleep_until(deadline: u64) -> Result<u64, Interrupted> {
     }
 }
 
-/// The shortest time between two signals of a timer, in ns: a timer must not be due again while the
-/// kernel still deals with it.
+/// The minimum interval of a timer, in ns: a timer must not expire again while the kernel still
+/// handles it.
 const SHORTEST: u64 = 100_000;
 
 /// A timer that sends a signal.
 pub(super) struct Timer {
     event: Option<EventId>,
-    /// When it is due; 0 where it is not running.
+    /// The time of expiry; 0 if it is stopped.
     at: u64,
     interval: u64,
     clock: u32,
@@ -189,7 +189,7 @@ pub(super) struct Timer {
     overrun: u64,
 }
 
-/// The timer of `setitimer` among those of a process, which count from 0.
+/// The key of the `setitimer` timer; the other timers of a process count from 0.
 const REAL: i32 = -1;
 
 /// Sets an existing timer.
@@ -235,7 +235,7 @@ fn fire(process: &Weak<Process>, key: i32) {
     let thread = meant.and_then(table::find_thread);
     let ours = |thread: &Arc<Thread>| Arc::ptr_eq(&thread.process, &process);
     if meant.is_some() && !thread.as_ref().is_some_and(ours) {
-        // The thread that the signal was for has ended.
+        // The thread for the signal has ended.
         return;
     }
     let waits = match &thread {
@@ -247,7 +247,7 @@ fn fire(process: &Weak<Process>, key: i32) {
     }
 }
 
-/// How long until a timer is due, and its interval.
+/// The time until a timer expires, and its interval.
 fn rest(process: &Process, key: i32) -> Option<(u64, u64)> {
     let timers = process.timers.lock();
     let timer = timers.get(&key)?;
@@ -255,7 +255,7 @@ fn rest(process: &Process, key: i32) -> Option<(u64, u64)> {
     Some((rest, timer.interval))
 }
 
-/// Takes back all timers of a process that ends.
+/// Cancels all timers of a process that ends.
 pub(super) fn cancel_all(process: &Process) {
     let timers = core::mem::take(&mut *process.timers.lock());
     let event = core::mem::take(&mut *process.processor_timers.lock()).event;
@@ -266,7 +266,7 @@ pub(super) fn cancel_all(process: &Process) {
         .for_each(|event| _ = time::cancel(event));
 }
 
-/// A new program only keeps the timers of `setitimer`.
+/// A new program keeps only the timers of `setitimer`.
 pub(super) fn cancel_created(process: &Process) {
     process.timers.lock().retain(|key, timer| {
         if *key != REAL
@@ -304,10 +304,11 @@ pub(super) fn alarm(seconds: u64) -> Outcome {
     Ok(if rest == 0 { 0 } else { ((rest + SECOND / 2) / SECOND).max(1) })
 }
 
-/// The timers of `setitimer` that count a process's time on the CPU.
+/// The timers of `setitimer` that count a process's CPU time.
 #[derive(Default)]
 pub(super) struct ProcessorTimers {
-    /// When each is due, in the process's time; 0 where it is not running. And its interval.
+    /// The time of expiry of each, in the process's CPU time (0 if it is stopped), and its
+    /// interval.
     timers: [(u64, u64); 2],
     event: Option<EventId>,
 }
@@ -315,12 +316,13 @@ pub(super) struct ProcessorTimers {
 /// The signal of each.
 const PROCESSOR_SIGNALS: [u32; 2] = [SIGVTALRM, SIGPROF];
 
-/// Called when a thread begins to run, or goes on: the timers that count its time run again.
+/// Called when a thread is scheduled: the timers of its CPU time continue.
 pub fn arrived() {
     look_at_processor_timers(&scheduler::current().process);
 }
 
-/// Sends the signals of those that are due, and comes back when the next is, if the process runs.
+/// Sends the signals of expired timers. Runs again when the next one expires, if the process still
+/// runs.
 fn look_at_processor_timers(process: &Arc<Process>) {
     let mut timers = process.processor_timers.lock();
     if let Some(event) = timers.event.take() {
@@ -352,7 +354,7 @@ fn look_at_processor_timers(process: &Arc<Process>) {
     }
 }
 
-/// How long until a timer of `setitimer` is due, and its interval.
+/// The time until a timer of `setitimer` expires, and its interval.
 fn interval_timer(process: &Process, which: u64) -> Result<(u64, u64), Errno> {
     Ok(match which as u32 {
         ITIMER_REAL => rest(process, REAL).unwrap_or((0, 0)),
@@ -377,8 +379,8 @@ pub(super) fn getitimer(which: u64, at: u64) -> Outcome {
     write_interval_timer(at, interval_timer(&scheduler::current().process, which)?)
 }
 
-/// `setitimer(2)`. As on Linux, the timer is set before the old value is written: with a bad
-/// address for that value, the call fails with `EFAULT` and the timer runs.
+/// `setitimer(2)`. As on Linux, the timer is set before the old value is written: if that address
+/// is bad, the call fails with `EFAULT` and the timer runs.
 pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
     let [interval, value] = match new {
         0 => [[0; 2]; 2],
@@ -398,7 +400,7 @@ pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
     if old == 0 { Ok(0) } else { write_interval_timer(old, was) }
 }
 
-/// The most timers that a process can create.
+/// The maximum number of timers that a process can create.
 const MAXIMUM_TIMERS: usize = 64;
 
 /// `timer_create(2)`.
@@ -447,7 +449,7 @@ pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome 
         },
     );
     drop(timers);
-    // Last: the copy may let other threads of the process create timers.
+    // Last: during the copy, other threads of the process may create timers.
     user::write(id_at, &key).inspect_err(|_| _ = timer_delete(key as u64))?;
     Ok(0)
 }

@@ -105,7 +105,7 @@ fn write_usage(at: u64, child: &Process) -> Result<(), Errno> {
     user::write(at, &limits::usage(time, peak, faults))
 }
 
-/// News that are wanted, waited for unless `WNOHANG` says not to.
+/// The state changes to wait for, unless `WNOHANG` says not to wait.
 fn wait(whose: Whose, options: u32) -> Result<Option<(Arc<Process>, News)>, Errno> {
     let process = scheduler::current().process.clone();
     let look = || match look(&process, whose, options) {
@@ -150,7 +150,7 @@ fn look(
     if is_any { Ok(None) } else { Err(Errno::ECHILD) }
 }
 
-/// Children whose end sends another signal than `SIGCHLD` are a sort of their own.
+/// Children whose exit signal is not `SIGCHLD` need `__WCLONE`.
 fn is_of_sort(child: &Process, options: u32) -> bool {
     let is_clone = child.state.lock().exit_signal != SIGCHLD;
     options & __WALL != 0 || is_clone == (options & __WCLONE != 0)

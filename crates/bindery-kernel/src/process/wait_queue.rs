@@ -9,7 +9,7 @@ use crate::time;
 use super::thread::Thread;
 use super::{scheduler, signal};
 
-/// The reason why a wait ended early.
+/// The reason for an early end of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interrupted {
     /// A signal that the thread has to handle.
@@ -18,7 +18,7 @@ pub enum Interrupted {
     Deadline,
 }
 
-/// The threads that wait for one thing.
+/// The threads that wait for one event.
 pub struct WaitQueue(Mutex<VecDeque<Arc<Thread>>>);
 
 impl WaitQueue {
@@ -27,11 +27,11 @@ impl WaitQueue {
         Self(Mutex::new(VecDeque::new()))
     }
 
-    /// Sleeps until `ready` gives something. It is asked at once, and after every wake-up; it must
-    /// not sleep itself.
+    /// Sleeps until `ready` returns a value. Calls it at once, and after every wake-up. It must not
+    /// sleep.
     ///
     /// # Errors
-    /// As [`Interrupted`] says; `ready` was asked once more before.
+    /// As [`Interrupted`] says; `ready` was called once more before.
     pub fn wait<T>(
         &self,
         deadline: Option<u64>,
@@ -40,8 +40,8 @@ impl WaitQueue {
         self.wait_unless(deadline, signal::is_waiting, ready)
     }
 
-    /// As [`WaitQueue::wait`], but only its own end interrupts the thread: for waits that a program
-    /// must not see.
+    /// As [`WaitQueue::wait`], but only the thread's own end interrupts it: for waits that a
+    /// program must not notice.
     ///
     /// # Errors
     /// The end.
@@ -98,7 +98,7 @@ impl WaitQueue {
         self.wake(usize::MAX);
     }
 
-    /// Wakes the `count` that have waited longest; returns how many there were.
+    /// Wakes the `count` oldest waiters. Returns the number of woken threads.
     pub fn wake(&self, count: usize) -> usize {
         let mut woken = 0;
         while woken < count {

@@ -6,15 +6,15 @@ use aarch64_cpu::registers::{PAR_EL1, Readable};
 
 use super::page_tables;
 
-/// Passes the addresses to which the functions above the caller return, the nearest first. Follows
-/// the frame pointers as far as they lead through mapped memory of the kernel; from the stack for
-/// those that have run over they lead to another one.
+/// Passes the return addresses of the functions above the caller, the nearest first. Follows the
+/// frame pointers as long as they lie in mapped memory of the kernel. From the overflow stack they
+/// lead to the stack that overflowed.
 pub fn return_addresses(mut each: impl FnMut(u64)) {
     const MOST: usize = 64;
     let mut frame: usize;
     // SAFETY: reads a register.
     unsafe { asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags)) };
-    // A frame is two words and aligned to their size, so it lies in one page.
+    // A frame is two words, aligned to their size, so it does not cross a page.
     for _ in 0..MOST {
         if !frame.is_multiple_of(16) || !is_readable(frame) {
             break;

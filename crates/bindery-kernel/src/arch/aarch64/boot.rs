@@ -1,4 +1,4 @@
-//! From the boot protocol to Rust: the arm64 Image header, out of EL2, the MMU on.
+//! From the boot protocol to Rust: the arm64 Image header, the exit from EL2, and the MMU.
 //!
 //! The code runs where it was loaded until the MMU is on, and so addresses everything relative to
 //! itself. It maps only the image, page by page with the permissions of its sections, at the
@@ -25,7 +25,7 @@ use super::{
 /// Tables of pages for the image: 2 MiB each. `link/aarch64.ld` asserts that they suffice.
 const IMAGE_TABLES: usize = 4;
 
-/// Bytes of the stack that the first CPU boots on, and idles on afterwards.
+/// Size of the stack on which the first CPU boots and later idles.
 const STACK_SIZE: usize = 64 << 10;
 
 #[repr(C, align(4096))]
@@ -119,7 +119,7 @@ primary:
     cmp     x0, x1
     b.lo    1b
 
-    // The pages of the image: code, then constants, then the rest.
+    // The image's pages: code, then constants, then all other sections.
     adrp    x20, _start
     adrp    x2, __text_end
     adrp    x3, __rodata_end
@@ -189,7 +189,7 @@ secondary_high:
     bl      {secondary}
     brk     #0
 
-    // Goes on in EL1, with nothing of EL1 trapped.
+    // Continues in EL1, with no traps of EL1 to EL2.
 leave_hypervisor:
     ldr     x1, ={control_off}
     msr     sctlr_el1, x1
@@ -223,7 +223,7 @@ leave_hypervisor:
     msr     elr_el2, x30
     eret
 
-    // Goes on at the linked address in x27.
+    // Continues at the linked address in x27.
 enable_mmu:
     ldr     x1, ={memory_types}
     msr     mair_el1, x1
@@ -267,7 +267,7 @@ enable_mmu:
     isb
     b       .                       // never fetched: see the module's text
 
-    // Aligned so that 0x200 below it a vector table may begin: this is its entry for exceptions
+    // Aligned so that a vector table may begin 0x200 bytes below: this is its entry for exceptions
     // of the kernel itself.
     .balign 2048
     .skip   0x200

@@ -7,8 +7,8 @@ use spin::Once;
 
 use super::registers::Registers;
 
-/// The kernel's state of a thread that does not run: its stack pointer, below which lie the
-/// registers that a call preserves.
+/// The saved state of a thread that does not run: its stack pointer. The callee-saved registers lie
+/// below it.
 #[repr(C)]
 pub struct Context {
     stack: usize,
@@ -23,7 +23,7 @@ impl Context {
 const PRESERVED: usize = 12;
 
 unsafe extern "C" {
-    /// Stores the running context in `from`, and continues at `to`.
+    /// Saves the running context in `from`, and resumes `to`.
     ///
     /// # Safety
     /// 1. `to` was filled by a switch or by [`prepare`], on a stack that is whole.

@@ -12,7 +12,7 @@ pub(super) mod semihosting {
     pub const WRITE_BYTE: u64 = 0x03;
     pub const WRITE_TEXT: u64 = 0x04;
     pub const EXIT_EXTENDED: u64 = 0x20;
-    /// The reason for an exit: the application's own.
+    /// The exit reason "application exit".
     pub const APPLICATION_EXIT: u64 = 0x2_0026;
 }
 
@@ -22,7 +22,7 @@ mod psci {
     pub const CPU_ON: u64 = 0xc400_0003;
 }
 
-/// Whether a semihosting call was refused: the emulator does not serve them.
+/// Whether a semihosting call was refused: this emulator does not implement them.
 static ABSENT: AtomicBool = AtomicBool::new(false);
 
 /// How PSCI is called.
@@ -58,7 +58,7 @@ pub fn begin(conduit: Conduit) {
 }
 
 /// Whether an undefined instruction of the kernel was a semihosting call that the emulator does not
-/// serve. Records that, and makes the registers step over the call.
+/// implement. Records that, and advances the registers past the call.
 pub fn is_absent_semihosting(registers: &mut Registers) -> bool {
     if registers.program_counter != &raw const semihosting_instruction as u64 {
         return false;
@@ -77,7 +77,7 @@ fn semihosting(operation: u64, argument: &[u64]) {
 
 /// Sends a byte to the control channel.
 pub fn write_control(byte: u8) {
-    // The host reads the first byte: little-endian.
+    // The host reads only the first byte: the CPU is little-endian.
     semihosting(semihosting::WRITE_BYTE, &[u64::from(byte)]);
 }
 

@@ -60,7 +60,7 @@ pub fn hardware_capabilities() -> [u64; 2] {
     add(ID_AA64ISAR0_EL1.get(), &INSTRUCTIONS_0);
     add(ID_AA64ISAR1_EL1.get(), &INSTRUCTIONS_1);
     let processor = ID_AA64PFR0_EL1.get();
-    // FP and ASIMD: all ones mean that there is none; 1 adds half precision (FPHP, ASIMDHP).
+    // FP and ASIMD: all ones mean absent; 1 adds half precision (FPHP, ASIMDHP).
     if processor >> 16 & 0xf != 0xf {
         add(processor, &[(16, 0, 0), (20, 0, 1), (16, 1, 9), (20, 1, 10)]);
     }
@@ -77,13 +77,14 @@ pub fn huge_page_sizes() -> &'static [u32] {
     &[16, 21, 25, 30]
 }
 
-/// Whether the CPU checks where indirect branches into guarded pages lead (FEAT_BTI).
+/// Whether the CPU checks the targets of indirect branches into guarded pages (FEAT_BTI).
 #[inline]
 pub fn branch_target_identification() -> bool {
     ID_AA64PFR1_EL1.get() & 0xf != 0
 }
 
-/// A number of the processor's own generator; `None` where it has none, or none at hand.
+/// A number from the processor's random number generator. `None` if it has none, or if none is
+/// ready.
 pub fn random_word() -> Option<u64> {
     if ID_AA64ISAR0_EL1.get() >> 60 & 0xf == 0 {
         return None;

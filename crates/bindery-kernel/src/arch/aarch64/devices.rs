@@ -1,4 +1,4 @@
-//! The devices whose registers the kernel map has.
+//! The devices whose registers the kernel map maps.
 
 use fdt::Fdt;
 
@@ -8,10 +8,10 @@ use crate::memory::map_device;
 use super::machine::{TREE, device, registers};
 use super::{interrupts, time};
 
-/// The number of the first interrupt of a CPU's own (PPI).
+/// The first interrupt number that is private to a CPU (PPI).
 const FIRST_PRIVATE_INTERRUPT: u32 = 16;
 
-/// Maps the other devices that are used, and begins to use them.
+/// Maps the remaining devices and initializes them.
 ///
 /// # Panics
 /// If a required device is missing.
@@ -35,7 +35,7 @@ pub fn begin() {
     );
 }
 
-/// The virtual timer's: the third of the timer's interrupts, which are three numbers each: kind,
+/// The virtual timer's interrupt: the third of the timer node. Each has three numbers: kind,
 /// number, flags (Linux, Documentation/devicetree/bindings/timer/arm,arch_timer.yaml).
 fn timer_interrupt(tree: &Fdt<'_>) -> u32 {
     let number = || {

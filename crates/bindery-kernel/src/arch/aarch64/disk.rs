@@ -14,7 +14,7 @@ use super::machine::{TREE, registers};
 /// The transport of the device's queue.
 pub type Transport = MmioTransport<'static>;
 
-/// The number of the first interrupt that all CPUs share (SPI).
+/// The first interrupt number that all CPUs share (SPI).
 const FIRST_SHARED_INTERRUPT: u32 = 32;
 
 /// A device that was found.
@@ -36,7 +36,7 @@ pub fn find<H: Hal>() -> Option<Found> {
         // SAFETY: the device tree says that the registers of such a device lie there. They stay
         // mapped.
         let transport = unsafe { MmioTransport::new(header.cast(), size as usize) }.ok()?;
-        // Three numbers: kind, number, flags.
+        // An interrupt has three numbers: kind, number, flags.
         let number = node.property("interrupts")?.value.chunks_exact(4).nth(1)?;
         let interrupt = FIRST_SHARED_INTERRUPT + u32::from_be_bytes(number.try_into().ok()?);
         let is_disk = transport.device_type() == DeviceType::Block;

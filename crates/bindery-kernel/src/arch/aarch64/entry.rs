@@ -13,7 +13,7 @@ use super::registers::Registers;
 unsafe extern "C" {
     /// The vector table.
     pub fn vectors();
-    /// Goes back to a program with the [`Registers`] that the stack pointer points at.
+    /// Returns to a program with the [`Registers`] at the stack pointer.
     pub fn return_to_program();
     /// The entry of a new thread: finishes the switch to it and enters its program.
     pub fn begin_thread();
@@ -25,7 +25,7 @@ const _: () = assert!(SIZE == 288 && offset_of!(Registers, program_counter) == 2
 
 global_asm!(
     r#"
-    // Saves all of a program's registers; leaves x0 at them.
+    // Saves all of a program's registers, and leaves their address in x0.
     .macro  save
     sub     sp, sp, #{size}
     stp     x0, x1, [sp]
@@ -118,7 +118,7 @@ vectors:
     from_kernel_behind \number
     .endr
 
-    // A thread that ran over its stack panics on another one, which the CPUs share.
+    // A thread that overflowed its stack panics on another one, which all CPUs share.
 run_over:
     mov     x0, sp
     adrp    x1, {last_stack}
@@ -171,5 +171,5 @@ const LAST_STACK_SIZE: usize = 16 << 10;
 #[repr(align(16))]
 struct LastStack(#[expect(dead_code, reason = "a stack")] [u8; LAST_STACK_SIZE]);
 
-/// For the message of a CPU whose stack has run over.
+/// The message of a CPU whose stack has overflowed.
 static mut LAST_STACK: LastStack = LastStack([0; LAST_STACK_SIZE]);

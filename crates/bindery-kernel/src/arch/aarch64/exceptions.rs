@@ -1,4 +1,5 @@
-//! The meaning of an exception: for a program a fault or a signal, for the kernel its end.
+//! The meaning of an exception. For a program it is a fault or a signal; for the kernel it is
+//! fatal.
 
 use aarch64_cpu::registers::{ELR_EL1, FAR_EL1, Readable};
 use bindery::Access;
@@ -14,9 +15,9 @@ use crate::{log, memory, page_fault, trap};
 use super::interrupts::{self, Taken};
 use super::{Registers, control, probe, user_copy};
 
-/// Panics for an exception in the kernel that finds no room on the stack.
+/// Panics for an exception in the kernel whose frame does not fit on the stack.
 pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
-    // The pointer is in the guard page, or right above where nothing fits any more.
+    // The pointer is in the guard page, or so little above it that a frame does not fit.
     scheduler::check_stack(stack_pointer);
     scheduler::check_stack(stack_pointer - (size_of::<Registers>() + 16) as u64);
     panic!(
@@ -44,13 +45,13 @@ mod class {
     pub const BREAKPOINT_INSTRUCTION: u64 = 0x3c;
 }
 
-/// A program's system call, fault or other exception of its own making.
+/// A program's system call, fault or other synchronous exception.
 pub(super) extern "C" fn synchronous(registers: &mut Registers) {
     let syndrome = registers.syndrome;
     match syndrome >> 26 {
         class::SYSTEM_CALL => trap::system_call(registers),
         class::DATA_ABORT => {
-            // Cache maintenance (bit 8) reads, whatever bit 6 says.
+            // Cache maintenance (bit 8) counts as a read, whatever bit 6 says.
             let access = match syndrome >> 6 & 0b101 {
                 0b001 => Access::Write,
                 _ => Access::Read,
@@ -72,7 +73,7 @@ fn abort(registers: &mut Registers, access: Access) {
         // Translation, access flag, permission.
         1..=3 => page_fault::page_fault(registers, address, access),
         _ if status == ALIGNMENT => trap::exception(registers, SIGBUS, BUS_ADRALN as i32, address),
-        // Addresses in tables that are too large: no table of the core says so.
+        // An address in a table entry that is too large. The core never makes such an entry.
         0 => trap::exception(registers, SIGBUS, BUS_ADRERR as i32, address),
         _ => trap::exception(registers, SIGBUS, BUS_OBJERR as i32, address),
     }
@@ -81,7 +82,7 @@ fn abort(registers: &mut Registers, access: Access) {
 fn other(registers: &mut Registers) {
     let at = registers.program_counter;
     let (signal, code, address) = match registers.syndrome >> 26 {
-        // WFI and WFE: another thread may run, and the program goes on.
+        // WFI and WFE: yields to another thread; the program continues afterwards.
         class::WAIT => {
             registers.skip_instruction();
             scheduler::yield_now();
@@ -119,7 +120,7 @@ pub(super) extern "C" fn interrupt(registers: &mut Registers) {
 }
 
 /// Whether an abort is a translation or permission fault of a known address. All others (alignment,
-/// external aborts) would come again forever, whatever the tables say.
+/// external aborts) would repeat forever, whatever the tables contain.
 fn is_about_tables(syndrome: u64) -> bool {
     const ADDRESS_UNKNOWN: u64 = 1 << 10;
     const TRANSLATION: u64 = 0b00_0100;
@@ -128,8 +129,7 @@ fn is_about_tables(syndrome: u64) -> bool {
     syndrome & ADDRESS_UNKNOWN == 0 && (kind == TRANSLATION || kind == PERMISSION)
 }
 
-/// Leads a fault about a program's address, in an instruction that may have one, to where it is
-/// dealt with.
+/// Dispatches a fault on a program's address by an instruction of the kernel that may fault.
 fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
     let next = user_copy::continuation(registers.program_counter);
     let next = next.filter(|_| address < super::EntryFormat::USER_END);

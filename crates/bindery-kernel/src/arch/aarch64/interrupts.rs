@@ -1,7 +1,7 @@
-//! Interrupts: a GICv3 (Arm IHI 0069). The timer of each CPU and the disk are the only sources.
+//! Interrupts: a GICv3 (Arm IHI 0069). The only sources are the disk and the timer of each CPU.
 //!
-//! The CPU interface has system registers. Distributor and redistributors are set up once, at boot;
-//! that takes less code than a driver crate.
+//! The CPU interface has system registers. Distributor and redistributors are set up once, at boot,
+//! which takes less code than a driver crate.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ static TIMER: AtomicU32 = AtomicU32::new(0);
 static DISK: Once<(u32, fn())> = Once::new();
 /// The address of the distributor.
 static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
-/// The addresses of the redistributors, and their end.
+/// The start and the end of the redistributors' registers.
 static REDISTRIBUTORS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// Of the distributor.
@@ -32,7 +32,7 @@ mod distributor {
     pub const ROUTE: u64 = 0x6000;
 }
 
-/// Of a redistributor: two pages of 64 KiB, two more where it has virtual interrupts.
+/// Registers of a redistributor: two pages of 64 KiB, and two more if it has virtual interrupts.
 mod redistributor {
     pub const TYPE: u64 = 0x8;
     pub const TYPE_VIRTUAL: u32 = 1 << 1;
@@ -46,7 +46,7 @@ mod redistributor {
     pub const PRIORITY: u64 = 0x1_0400;
 }
 
-/// Numbers from here on mean that there is no interrupt.
+/// Numbers from here on mean that no interrupt is pending.
 const NONE: u32 = 1020;
 
 fn register(at: u64) -> *mut u32 {
@@ -63,7 +63,7 @@ fn write(at: u64, value: u32) {
     unsafe { register(at).write_volatile(value) };
 }
 
-/// Uses the controller whose registers are mapped at these addresses.
+/// Initializes the controller whose registers are mapped at these addresses.
 pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
     TIMER.store(timer, Ordering::Relaxed);
     DISTRIBUTOR.store(at, Ordering::Relaxed);
@@ -76,7 +76,7 @@ pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
     begin_cpu();
 }
 
-/// Lets a shared interrupt come to the calling CPU, by its edge, and be served by `serve`.
+/// Routes a shared, edge-triggered interrupt to the calling CPU; `serve` handles it.
 pub fn route(number: u32, serve: fn()) {
     use distributor as d;
     let at = DISTRIBUTOR.load(Ordering::Relaxed);
@@ -131,7 +131,7 @@ pub fn begin_cpu() {
 fn own_redistributor() -> Option<u64> {
     use redistributor as r;
     let cpu = MPIDR_EL1.get();
-    // Affinities 3 to 0, one byte each, as the redistributor has them.
+    // Affinities 3 to 0, one byte each, in the redistributor's format.
     let affinity = (cpu >> 8 & 0xff00_0000 | cpu & 0x00ff_ffff) as u32;
     let mut at = REDISTRIBUTORS[0].load(Ordering::Relaxed);
     while at < REDISTRIBUTORS[1].load(Ordering::Relaxed) {
@@ -147,18 +147,18 @@ fn own_redistributor() -> Option<u64> {
     None
 }
 
-/// An interrupt that was taken.
+/// An acknowledged interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
     /// The timer's.
     Timer,
-    /// Any other; the disk's has been served.
+    /// Any other. If it was the disk's, it has been handled.
     Other,
     /// There was none.
     None,
 }
 
-/// Takes one interrupt, if there is one.
+/// Acknowledges a pending interrupt, if any.
 pub fn take() -> Taken {
     let number: u64;
     // SAFETY: takes the interrupt, ICC_IAR1_EL1, and says at once that it is served,
@@ -185,9 +185,9 @@ pub fn take() -> Taken {
     }
 }
 
-/// Sleeps until an interrupt comes, and takes it. Returns whether it was the timer's, which the
-/// caller has to serve. It is taken with interrupts off: `WFI` wakes all the same, so none can slip
-/// in between the last look for work and the sleep.
+/// Sleeps until an interrupt arrives, and acknowledges it. Returns whether it was the timer's,
+/// which the caller has to handle. Interrupts stay masked: `WFI` wakes all the same, so no
+/// interrupt is lost between the last check for work and the sleep.
 pub fn wait_for_interrupt() -> bool {
     aarch64_cpu::asm::wfi();
     take() == Taken::Timer

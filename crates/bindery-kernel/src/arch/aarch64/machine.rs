@@ -1,4 +1,4 @@
-//! The machine by its device tree: memory, CPUs and devices.
+//! The machine according to its device tree: memory, CPUs and devices.
 
 use bindery::platform::MAX_CPUS;
 use fdt::Fdt;
@@ -14,7 +14,7 @@ use super::serial;
 
 pub(super) static TREE: Once<Fdt<'static>> = Once::new();
 
-/// Reads the tree at a physical address: maps memory and the console, and begins to use both.
+/// Reads the tree at a physical address. Maps memory and the console, and begins to use both.
 ///
 /// # Panics
 /// If a required node is missing.

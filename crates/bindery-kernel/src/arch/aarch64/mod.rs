@@ -1,11 +1,12 @@
-//! AArch64: entered by the arm64 boot protocol, with a device tree, a GICv3 and a PL011.
+//! AArch64: arm64 boot protocol, device tree, GICv3, PL011.
 //!
 //! The kernel never takes an interrupt: the idle loop polls the controller.
 //!
 //! # What a real machine needs in addition
-//! The kernel is made for QEMU, which keeps the accesses of a CPU whose MMU is off coherent with
-//! data. Elsewhere the boot tables have to be cleaned before the MMU is on. Programs that write
-//! code synchronize it themselves, as on Linux: they may read `CTR_EL0` and use the instructions.
+//! The kernel runs on QEMU, which keeps accesses of a CPU whose MMU is off coherent with its
+//! caches. Hardware would need the boot tables cleaned before the MMU is enabled. Programs that
+//! write code synchronize it themselves, as on Linux: they may read `CTR_EL0` and execute the
+//! instructions.
 
 mod backtrace;
 mod boot;
@@ -49,7 +50,7 @@ pub use marks::{mark_begin, mark_end};
 pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
 pub use per_cpu::{cpu, set_kernel_stack};
-pub use probe::{RETURN, break_control_bit, control_register, told};
+pub use probe::{RETURN, break_control_bit, control_register, decode_fault};
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};
 pub use registers::Registers;
 pub use serial::{read_console, write_console};
@@ -64,7 +65,7 @@ pub type EntryFormat = bindery::arch::AArch64;
 /// `AT_PLATFORM`.
 pub const PLATFORM_NAME: &str = "aarch64";
 
-/// `TPIDR_EL0`: where the running program has its thread-local storage.
+/// `TPIDR_EL0`: the address of the running program's thread-local storage.
 pub fn thread_pointer() -> u64 {
     TPIDR_EL0.get()
 }

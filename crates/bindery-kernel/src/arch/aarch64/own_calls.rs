@@ -2,7 +2,7 @@
 
 use crate::errno::Outcome;
 
-/// `None`: no number is such a call's.
+/// `None`: AArch64 has no calls of its own.
 pub fn call(_number: u32, _arguments: [u64; 6]) -> Option<Outcome> {
     None
 }

@@ -7,10 +7,10 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::direct_map;
 
-/// The bytes that one `DC ZVA` zeroes; 0 where it cannot be used.
+/// The number of bytes that one `DC ZVA` zeroes; 0 if it cannot be used.
 static BLOCK: AtomicUsize = AtomicUsize::new(0);
 
-/// Blocks that are zeroed in one round; a frame must be whole rounds.
+/// Blocks zeroed per round; a frame must be a whole number of rounds.
 const ROUND: usize = 8;
 
 /// Reads the size of the block that `DC ZVA` zeroes.
@@ -97,7 +97,7 @@ const DIC: u64 = 1 << 29;
 const DATA_LINE: u32 = 16;
 const INSTRUCTION_LINE: u32 = 0;
 
-/// `CTR_EL0.L1Ip`: an instruction cache that is looked up only by physical addresses.
+/// `CTR_EL0.L1Ip`: the instruction cache is physically indexed and tagged.
 const PIPT: u64 = 0b11;
 
 /// Makes instruction fetches of all CPUs see `length` bytes of memory from `physical` on, both
@@ -125,8 +125,7 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
                 unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
             }
         } else {
-            // Programs fetch by other addresses than those of the direct map.
-            // SAFETY: as above.
+            // Programs fetch by other addresses than the direct map's. SAFETY: as above.
             unsafe { asm!("ic ialluis", options(nostack, preserves_flags)) };
         }
         // SAFETY: orders accesses.

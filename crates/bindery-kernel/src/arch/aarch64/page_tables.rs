@@ -7,9 +7,9 @@
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
 //! | `0xffff_ffff_8000_0000` | the image, by sections (see `boot`) |
 //!
-//! Of the image, the direct map shows only the root table. These mappings are made once, at boot,
-//! and stay. The console is one of them, since it is used before the kernel map exists; the kernel
-//! map maps all other devices.
+//! The direct map shows only the root table of the image. These mappings are made once, at boot,
+//! and stay. The console is one of them, because it is used before the kernel map exists; the
+//! kernel map maps all other devices.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ impl Table {
 
 /// The root of the upper half (`TTBR1_EL1`).
 pub static mut ROOT: Table = Table::EMPTY;
-/// The lower half while no program's is loaded (`TTBR0_EL1`).
+/// The root of the lower half while no program's tables are loaded (`TTBR0_EL1`).
 pub static mut NO_PROGRAM: Table = Table::EMPTY;
 
 unsafe extern "C" {
@@ -59,7 +59,7 @@ static SPARE_USED: AtomicUsize = AtomicUsize::new(0);
 /// The physical address minus the linked address (wrapping); set before anything is mapped.
 static LOAD_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes note of where the image was loaded.
+/// Records where the image was loaded.
 pub fn begin(image: u64) {
     let linked = &raw const _start as usize;
     LOAD_OFFSET.store((image as usize).wrapping_sub(linked), Ordering::Relaxed);
@@ -93,7 +93,7 @@ unsafe impl TableMemory for ImageTables {
 fn map(at: u64, memory: Stretch, mapping: Mapping) {
     let root = Frame((physical(&raw const ROOT) / PAGE_SIZE) as u32);
     BootTables { root, memory: ImageTables }.map(VirtAddr(at), memory, mapping);
-    // The walker finds the entries from here on.
+    // From here on the table walker sees the entries.
     tlb::publish_entries();
 }
 
@@ -102,7 +102,8 @@ pub fn map_direct(memory: Stretch, mapping: Mapping) {
     map(DIRECT_MAP + memory.start, memory, mapping);
 }
 
-/// The root table of the upper half. It lies in the image; the direct map shows it from here on.
+/// The root table of the upper half. It lies in the image, and from here on the direct map shows
+/// it.
 pub fn own_root() -> Frame {
     let root = physical(&raw const ROOT);
     map_direct(Stretch { start: root, end: root + PAGE_SIZE }, Mapping::Data);
@@ -120,18 +121,18 @@ pub fn direct_map(physical: u64) -> NonNull<u8> {
     }
 }
 
-/// The highest level of a leaf that the processor takes.
+/// The highest level at which the processor accepts a leaf.
 pub fn largest_leaf() -> Level<EntryFormat> {
     Level::PUD
 }
 
-/// Separate roots: programs' tables have nothing of the kernel's.
+/// The roots are separate: programs' tables contain nothing of the kernel's.
 #[inline]
 pub fn kernel_root() -> Option<Frame> {
     None
 }
 
-/// Maps the device tree at `physical`, and gives its bytes; `None` where there is none.
+/// Maps the device tree at `physical`, and returns its bytes. `None` if there is no tree.
 pub fn map_device_tree(physical: u64) -> Option<&'static [u8]> {
     const MAGIC: u32 = 0xd00d_feed;
     /// The magic number and the length, both big-endian.

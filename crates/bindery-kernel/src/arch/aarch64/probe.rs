@@ -34,9 +34,9 @@ probe_call:
 /// Instructions that only return: `ret`.
 pub const RETURN: [u8; 4] = 0xd65f_03c0_u32.to_le_bytes();
 
-/// Ends a routine whose fault at `address` this is; `false` where it is none's.
+/// Ends the routine that faulted at `address`. `false` if the fault is none of theirs.
 pub(super) fn ends(registers: &mut Registers, address: u64) -> bool {
-    /// `PSTATE.BTYPE`: how the last branch was made.
+    /// `PSTATE.BTYPE`: the kind of the last branch.
     const BRANCH_TYPE: u64 = 0b11 << 10;
     if !is_expected(address) {
         return false;
@@ -48,7 +48,7 @@ pub(super) fn ends(registers: &mut Registers, address: u64) -> bool {
 }
 
 /// Decodes a syndrome (Arm ARM, D24 "ESR_EL1", the fault status codes).
-pub fn told(syndrome: u64) -> AccessFault {
+pub fn decode_fault(syndrome: u64) -> AccessFault {
     match syndrome >> 2 & 0b1111 {
         0b0001 => AccessFault::NotMapped,
         0b0010 => AccessFault::AccessFlag,
@@ -57,7 +57,7 @@ pub fn told(syndrome: u64) -> AccessFault {
     }
 }
 
-/// A control register of this CPU; `None` for those of others.
+/// A control register of this CPU. `None`: a register of the other architecture.
 pub fn control_register(register: Register) -> Option<u64> {
     Some(match register {
         Register::SctlrEl1 => SCTLR_EL1.get(),

@@ -2,7 +2,7 @@
 
 use crate::errno::Errno;
 
-/// A program's registers, as the entry code lays them on the kernel stack.
+/// A program's registers in the layout that the entry code stores on the kernel stack.
 #[repr(C, align(16))]
 #[derive(Clone)]
 pub struct Registers {
@@ -12,9 +12,9 @@ pub struct Registers {
     pub(super) program_counter: u64,
     /// PSTATE, in the format of `SPSR_EL1`.
     pub(super) state: u64,
-    /// x0 when the kernel was entered: the first argument, which the result replaces.
+    /// x0 at entry: the first argument, which the result overwrites.
     pub(super) first_argument: u64,
-    /// `ESR_EL1`: why the kernel was entered.
+    /// `ESR_EL1`: the reason for the entry.
     pub(super) syndrome: u64,
 }
 
@@ -59,20 +59,20 @@ impl Registers {
         self.general[0] as i64
     }
 
-    /// Whether the result asks for the call to be made again.
+    /// Whether the result says that the call is to be restarted.
     #[inline]
     pub fn is_restart(&self) -> bool {
         let errno = self.result().wrapping_neg();
         errno == i64::from(Errno::RESTART.0) || errno == i64::from(Errno::RESTART_WITHOUT_HANDLER.0)
     }
 
-    /// Goes on behind the instruction, as if it had been executed: BTYPE (bits 11:10) is 0 then.
+    /// Skips the instruction as if it had executed: BTYPE (bits 11:10) is 0 then.
     pub(super) fn skip_instruction(&mut self) {
         self.program_counter += INSTRUCTION;
         self.state &= !(0b11 << 10);
     }
 
-    /// Goes back to the system call's instruction, with its number and arguments as they were.
+    /// Returns to the system call's instruction, with its number and original arguments.
     pub fn restart(&mut self) {
         self.general[0] = self.first_argument;
         self.program_counter -= INSTRUCTION;

@@ -1,4 +1,4 @@
-//! The serial line: a PL011 (Arm DDI 0183), as the boot protocol left it.
+//! The serial line: a PL011 (Arm DDI 0183), with the settings that the firmware left.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,14 +11,14 @@ const FLAGS: usize = 0x18;
 const RECEIVER_EMPTY: u32 = 1 << 4;
 const SENDER_FULL: u32 = 1 << 5;
 
-/// Uses the device at `base`, whose registers are mapped.
+/// Uses the device at `base`; its registers are mapped.
 pub fn begin(base: u64) {
     BASE.store(base, Ordering::Relaxed);
 }
 
 fn register(offset: usize) -> Option<*mut u32> {
     let base = BASE.load(Ordering::Relaxed);
-    // The registers fill less than the page that is mapped.
+    // The registers take less than the mapped page.
     (base != 0).then(|| page_tables::direct_map(base).as_ptr().wrapping_add(offset).cast())
 }
 
@@ -38,7 +38,7 @@ pub fn write_console(byte: u8) {
     }
 }
 
-/// A byte that has come, if any.
+/// Returns a received byte, if any.
 pub fn read_console() -> Option<u8> {
     let data = register(0)?;
     // SAFETY: a register of the device.

@@ -1,11 +1,11 @@
-//! Signal frames, as the C libraries know them (Linux, arch/arm64/include/uapi/asm/sigcontext.h
-//! and ucontext.h).
+//! Signal frames in the format that C libraries expect (Linux,
+//! arch/arm64/include/uapi/asm/sigcontext.h and ucontext.h).
 //!
 //! ```text
 //! lower addresses, the stack pointer of the handler
 //! | siginfo_t, 128 bytes | ucontext_t: stack, mask, registers, 4 KiB of records | x29, x30 |
 //! ```
-//! The last two words are a frame record, so that backtraces go on behind the handler.
+//! The last two words are a frame record, so that backtraces continue past the handler.
 
 use crate::arch::delivery::Delivery;
 use crate::errno::Errno;
@@ -13,8 +13,8 @@ use crate::user::{self, Plain};
 
 use super::{FloatingPoint, Registers, branch_target_identification};
 
-/// `mov x8, #139; svc #0`: `rt_sigreturn`, what a handler returns to where the C library names
-/// nothing, as glibc does. It is mapped into every program.
+/// `mov x8, #139; svc #0`: `rt_sigreturn`. A handler returns here if the C library names no
+/// address; glibc names none. Mapped into every program.
 pub const TRAMPOLINE: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4];
 
 /// The floating-point record, `struct fpsimd_context`.
@@ -54,7 +54,7 @@ struct Frame {
     padding: u64,
 }
 
-/// The records, as the kernel lays them.
+/// The records, in the order in which the kernel writes them.
 #[repr(C, align(16))]
 #[derive(Clone, Copy)]
 struct Records {
@@ -65,7 +65,7 @@ struct Records {
     padding: u64,
 }
 
-/// The room for records; programs may use all of it.
+/// The size of the area for records; programs may use all of it.
 const RECORDS: u64 = 4096;
 
 const _: () = assert!(size_of::<Frame>() == 128 + 464 && size_of::<FloatingPointRecord>() == 528);
@@ -80,17 +80,17 @@ unsafe impl Plain for FloatingPointRecord {}
 /// The bits of PSTATE that programs may set: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All others are
 /// clear in EL0, which itself is 0.
 const PROGRAMS_STATE: u64 = 0b1111 << 28 | 1 << 25 | 1 << 24 | 1 << 12 | 0b11 << 10;
-/// The bits of it that a handler keeps.
+/// The bits of PSTATE that a handler inherits.
 const KEPT_STATE: u64 = 0b1111 << 28 | 1 << 24 | 1 << 12;
 
-/// BTYPE of a call through a register (`BLR`), which is how a handler begins: in a guarded page it
+/// BTYPE of a call through a register (`BLR`). A handler begins with it, so in a guarded page it
 /// needs a landing pad.
 const CALLED: u64 = 0b10 << 10;
 
 /// Builds the frame on the program's stack, and sets the registers so that the handler runs.
 ///
 /// # Errors
-/// `EFAULT` where the stack cannot be written: nothing is changed then.
+/// `EFAULT` if the stack cannot be written; nothing is changed then.
 pub fn push(
     registers: &mut Registers,
     floating_point: &FloatingPoint,
@@ -148,13 +148,13 @@ pub fn push(
     Ok(())
 }
 
-/// The mask and the alternate stack (base, flags, size) that a frame tells.
+/// The mask and the alternate stack (base, flags, size) in a frame.
 pub type Restored = (u64, (u64, u32, u64));
 
-/// Takes the frame back (`rt_sigreturn`): registers, and floating-point state in the CPU.
+/// Restores a frame (`rt_sigreturn`): registers, and floating-point state in the CPU.
 ///
 /// # Errors
-/// `EFAULT` where there is no frame, or one that a program must not have: nothing is changed then.
+/// `EFAULT` if there is no frame, or if a program may not have its state; nothing is changed then.
 pub fn pop(registers: &mut Registers) -> Result<Restored, Errno> {
     let at = registers.stack_pointer;
     if !at.is_multiple_of(16) {
@@ -179,7 +179,7 @@ pub fn pop(registers: &mut Registers) -> Result<Restored, Errno> {
     Ok((frame.mask, (frame.stack, frame.stack_flags as u32, frame.stack_size)))
 }
 
-/// Finds the record among those of a frame; programs may have moved it, or added others.
+/// Finds the floating-point record in a frame. Programs may have moved it, or added other records.
 fn floating_point_record(records: u64) -> Result<FloatingPointRecord, Errno> {
     let mut offset = 0;
     while offset <= RECORDS - 16 {

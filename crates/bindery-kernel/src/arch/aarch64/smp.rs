@@ -18,13 +18,13 @@ const AFFINITY: u64 = 0xff_00ff_ffff;
 /// CPUs that run.
 static RUNNING: AtomicUsize = AtomicUsize::new(1);
 
-/// Starts the others, one by one, so that their lines do not mix.
+/// Starts the other CPUs one by one, so that their lines on the console do not mix.
 pub fn start_other_cpus(_count: usize) {
     let own = MPIDR_EL1.get() & AFFINITY;
     let others = machine::cpus().filter(|affinity| *affinity != own);
     for (affinity, number) in others.zip(1_usize..bindery::platform::MAX_CPUS) {
         let stack = Box::leak(Box::new(Stack([0; size_of::<Stack>()])));
-        // One aligned place at the end, which the entry code reads the number from.
+        // An aligned word at the end of the stack, from which the entry code reads the number.
         let [.., place] = stack.0.as_chunks_mut::<16>().0 else { return };
         place[..size_of::<usize>()].copy_from_slice(&number.to_le_bytes());
         let top = place.as_ptr();

@@ -9,18 +9,18 @@ use aarch64_cpu::registers::{
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
-/// Bits behind the point of [`NANOSECONDS_PER_TICK`]: enough for frequencies from 1 MHz.
+/// Fraction bits of [`NANOSECONDS_PER_TICK`]: enough for frequencies from 1 MHz.
 const NANOSECONDS_SHIFT: u32 = 52;
-/// Bits behind the point of [`TICKS_PER_NANOSECOND`]: enough for frequencies up to 16 GHz.
+/// Fraction bits of [`TICKS_PER_NANOSECOND`]: enough for frequencies up to 16 GHz.
 const TICKS_SHIFT: u32 = 60;
 
 static NANOSECONDS_PER_TICK: AtomicU64 = AtomicU64::new(0);
 static TICKS_PER_NANOSECOND: AtomicU64 = AtomicU64::new(0);
 
-/// The address of the registers of the PL031; 0 for none.
+/// The address of the PL031's registers; 0 if there is none.
 static CALENDAR: AtomicU64 = AtomicU64::new(0);
 
-/// Takes the counter's frequency from the CPU, and `calendar` for the time of day.
+/// Reads the counter's frequency from the CPU; `calendar` has the time of day.
 pub fn begin(calendar: Option<u64>) {
     let frequency = CNTFRQ_EL0.get();
     assert!(
@@ -45,7 +45,7 @@ pub fn nanoseconds() -> u64 {
     (u128::from(CNTVCT_EL0.get()) * u128::from(scale) >> NANOSECONDS_SHIFT) as u64
 }
 
-/// Seconds since 1970; since power-on where the machine has no clock.
+/// Seconds since 1970, or since power-on if the machine has no clock.
 pub fn real_time() -> u64 {
     let calendar = CALENDAR.load(Ordering::Relaxed);
     if calendar == 0 {
@@ -63,7 +63,7 @@ pub fn set_timer(at: Option<u64>) {
     };
     let scale = TICKS_PER_NANOSECOND.load(Ordering::Relaxed);
     let ticks = u128::from(at) * u128::from(scale) >> TICKS_SHIFT;
-    // One tick later than rounded down, so that the time has come when the interrupt does.
+    // One tick more than rounded down: the time has come when the interrupt arrives.
     CNTV_CVAL_EL0.set(u64::try_from(ticks).map_or(u64::MAX, |ticks| ticks.saturating_add(1)));
     CNTV_CTL_EL0.write(CNTV_CTL_EL0::ENABLE::SET);
 }

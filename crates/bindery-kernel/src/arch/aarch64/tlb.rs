@@ -15,7 +15,8 @@ use super::page_tables;
 /// Whether the CPU invalidates whole ranges (FEAT_TLBIRANGE).
 static RANGES: AtomicBool = AtomicBool::new(false);
 
-/// Single pages that are invalidated one by one, where there are no ranges; more are too dear.
+/// The maximum number of pages that are invalidated one by one without FEAT_TLBIRANGE; more would
+/// be too slow.
 const MOST_SINGLE: u64 = 64;
 
 /// Reads the features of the CPU.
@@ -49,8 +50,8 @@ fn load(root: u64) {
     }
 }
 
-/// Makes all CPUs forget translations of programs. The tables that are loaded are the only ones
-/// that any CPU can remember, so the root does not matter.
+/// Invalidates translations of programs on all CPUs. No CPU can have cached other tables than the
+/// loaded ones, so the root does not matter.
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
     let (start, end) = (what.range.start().0 >> 12, (what.range.end().0 + 0xfff) >> 12);
@@ -65,8 +66,8 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
-/// As [`invalidate`], of addresses of a program or of the kernel's own. (That other CPUs forget,
-/// too, costs nothing to wait for.)
+/// As [`invalidate`], for addresses of a program or of the kernel. (The broadcast to other CPUs
+/// costs no wait.)
 pub fn invalidate_local(root: Frame, what: &Invalidation) {
     if what.range.start().0 >> 63 == 0 {
         invalidate(root, what);
@@ -120,9 +121,9 @@ fn several(start: u64, end: u64, what: &Invalidation) {
     }
 }
 
-/// Makes all CPUs forget translations of the kernel's own addresses, which are global.
+/// Invalidates translations of kernel addresses, which are global, on all CPUs.
 pub fn invalidate_kernel(what: &Invalidation) {
-    /// Bits of an address that the instructions take: of a page, and of the first of a range.
+    /// The address bits in the operands: those of a page, and those of a range's first page.
     const PAGE: u64 = (1 << 44) - 1;
     const RANGE: u64 = (1 << 37) - 1;
     let (start, end) = (what.range.start().0 >> 12, what.range.end().0 >> 12);
@@ -152,7 +153,8 @@ pub fn invalidate_kernel(what: &Invalidation) {
     }
 }
 
-/// The operand of a range instruction for at least these pages; `None` where they are too many.
+/// The operand of a range instruction that covers at least these pages; `None` if they are too
+/// many.
 ///
 /// A range is (NUM + 1) * 2^(5 * SCALE + 1) pages, NUM below 32 and SCALE below 4 (Arm ARM, "TLBI
 /// RVAE1IS"): a coarser scale rounds up. Bits 36:0 are the page, 43:39 NUM, 45:44 SCALE, and 01 in
@@ -164,7 +166,7 @@ fn range_operand(start: u64, pages: u64) -> Option<u64> {
     })
 }
 
-/// Makes entries that were written visible to the walkers of all CPUs.
+/// Makes entries that were written visible to the table walkers of all CPUs.
 #[inline]
 pub fn publish_entries() {
     // SAFETY: barriers.

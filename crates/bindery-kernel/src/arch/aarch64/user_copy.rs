@@ -3,11 +3,11 @@
 //! The MMU checks the rights of the program's entries: with PAN off the kernel may read what the
 //! program may read, and write what it may write. (The kernel may also read pages that a program
 //! may run: the core has no entries that only allow execution.) A fault leads to the end of the
-//! routine. It copies the bytes up to the end of the page, if the block reached over that, and
+//! routine. If the block crossed a page, that copies the bytes up to the end of the first page. It
 //! returns how many are left.
 //!
-//! Long copies go by vector registers. Eight of them hold values of the program, which are saved on
-//! the stack during the copy. Nothing interrupts the kernel, and a fault leads back here.
+//! Long copies use vector registers. Eight of them hold values of the program, which are saved on
+//! the stack during the copy. The kernel is never interrupted, and a fault continues here.
 
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use aarch64_cpu::registers::{ID_AA64MMFR1_EL1, Readable};
 /// Bytes of one round of the vector loop.
 const BLOCK: usize = 128;
 
-/// From here on, eight instructions for the vector registers are soon saved.
+/// From this length on, saving eight vector registers pays off.
 const LONG: usize = 256;
 
 global_asm!(
@@ -127,11 +127,12 @@ user_copy_faults:
 );
 
 unsafe extern "C" {
-    /// From where to where instructions may fault, and where that leads.
+    /// The first and the last instruction that may fault, and the address where a fault continues.
     static user_copy_faults: [[u64; 3]; 8];
 }
 
-/// Whether the processor prevents the kernel from using programs' pages unless it says so (1 or 0).
+/// Whether PAN is available (1 or 0): the processor then refuses the kernel's accesses to programs'
+/// pages unless it is cleared.
 static HAS_PAN: AtomicU64 = AtomicU64::new(0);
 
 /// Asks the processor.
@@ -139,8 +140,8 @@ pub(super) fn begin() {
     HAS_PAN.store(u64::from(ID_AA64MMFR1_EL1.read(ID_AA64MMFR1_EL1::PAN) != 0), Ordering::Relaxed);
 }
 
-/// The address that a fault of the kernel at `instruction` continues at, if the instruction may
-/// have one.
+/// The address at which a fault of the kernel at `instruction` continues, if the instruction may
+/// fault.
 pub(super) fn continuation(instruction: u64) -> Option<u64> {
     // SAFETY: the table above, which is never written.
     let faults = unsafe { &user_copy_faults };

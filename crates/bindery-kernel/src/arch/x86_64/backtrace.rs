@@ -4,9 +4,9 @@ use core::arch::asm;
 
 use super::page_tables;
 
-/// Passes the addresses to which the functions above the caller return, the nearest first. Follows
-/// the frame pointers as far as they lead through mapped memory of the kernel; from the stack of a
-/// double fault they lead to another one.
+/// Passes the return addresses of the functions above the caller, the nearest first. Follows the
+/// frame pointers as long as they lie in mapped memory of the kernel. From the stack of a double
+/// fault they lead to the interrupted one.
 pub fn return_addresses(mut each: impl FnMut(u64)) {
     const MOST: usize = 64;
     let mut frame: u64;

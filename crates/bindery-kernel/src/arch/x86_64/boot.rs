@@ -202,7 +202,7 @@ fn information(start: &StartInfo) -> Information {
     information.command_line = line;
     let line_end = start.command_line + line.len() as u64;
     information.reserved[..4].copy_from_slice(&[
-        // The firmware's, and the page in which other CPUs begin.
+        // The firmware's memory, and the page in which other CPUs begin.
         Stretch { start: 0, end: 1 << 20 },
         page_tables::image(),
         information.initramfs,
@@ -211,7 +211,7 @@ fn information(start: &StartInfo) -> Information {
     information
 }
 
-/// The command line, up to where it is no text.
+/// The command line, up to the first byte that is not UTF-8.
 fn command_line(at: u64) -> &'static str {
     if at == 0 {
         return "";

@@ -6,7 +6,8 @@ use spin::Once;
 
 use super::registers::Registers;
 
-/// The kernel's state of a thread that does not run: its stack pointer. All else lies on the stack.
+/// The saved state of a thread that does not run: its stack pointer. The registers lie on the
+/// stack.
 pub struct Context(#[allow(dead_code, reason = "`switch_stacks` reads it")] *mut u64);
 
 impl Context {

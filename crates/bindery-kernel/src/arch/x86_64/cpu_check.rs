@@ -120,8 +120,8 @@ without_vectors:
 /// `SYSCALL`, in EDX of leaf 0x8000_0001.
 const CALLS: u32 = 1 << 11;
 
-/// Ends the machine if programs cannot make system calls. Processors of Intel deny the feature
-/// outside of 64-bit mode.
+/// Ends the machine if programs cannot make system calls. Intel's processors report the feature in
+/// 64-bit mode only.
 pub(super) fn check_calls() {
     if cpu_features::leaf(0x8000_0001, 0).edx & CALLS != 0 {
         return;

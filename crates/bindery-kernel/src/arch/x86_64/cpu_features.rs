@@ -1,5 +1,5 @@
-//! Processor features: the ones that CPUID reports, that the kernel enables on each CPU, and that
-//! programs find in `AT_HWCAP`.
+//! Processor features. CPUID reports them, the kernel enables them on each CPU, and programs find
+//! them in `AT_HWCAP`.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
@@ -12,11 +12,11 @@ use super::{floating_point, protection_keys};
 /// The number of `IA32_PAT`.
 pub(super) const PAGE_ATTRIBUTES: u32 = 0x277;
 
-/// The types of memory that entries of tables choose from, as the core's have them: write-back (6),
-/// write-combining (1), write-through (4), uncacheable (0), and the same again.
+/// The memory types that table entries select, in the core's order: write-back (6), write-combining
+/// (1), write-through (4), uncacheable (0), and the same again.
 const PAGE_ATTRIBUTE_TABLE: u64 = 0x0004_0106_0004_0106;
 
-/// A leaf of CPUID; zeroes where there is none.
+/// A leaf of CPUID; zeroes if the processor lacks it.
 #[allow(unused_unsafe, reason = "the intrinsic is safe from Rust 1.96 on")]
 pub fn leaf(number: u32, count: u32) -> CpuidResult {
     // SAFETY: every x86-64 processor has the instruction.
@@ -43,7 +43,7 @@ pub fn huge_page_sizes() -> &'static [u32] {
     if has_giant_pages() { &[21, 30] } else { &[21] }
 }
 
-/// Indirect branches are not checked: CET is not used.
+/// Indirect branches are not checked: the kernel does not use CET.
 #[inline]
 pub fn branch_target_identification() -> bool {
     false
@@ -55,7 +55,8 @@ pub fn hardware_capabilities() -> [u64; 2] {
     [0x078b_fbff, 0]
 }
 
-/// A number of the processor's own generator; `None` where it has none, or none at hand.
+/// A number from the processor's random number generator. `None` if it has none, or if none is
+/// ready.
 pub fn random_word() -> Option<u64> {
     if leaf(1, 0).ecx & 1 << 30 == 0 {
         return None;
@@ -69,7 +70,7 @@ pub fn random_word() -> Option<u64> {
     (good != 0).then_some(word)
 }
 
-/// Switches everything on that the processor has and the kernel wants.
+/// Enables all features that the processor has and the kernel uses.
 pub fn enable() {
     let (basic, extended) = (leaf(1, 0), leaf(7, 0));
     let mut flags = Cr4Flags::PHYSICAL_ADDRESS_EXTENSION
@@ -88,14 +89,14 @@ pub fn enable() {
         flags.set(flag, register & 1 << bit != 0);
     }
     if !flags.contains(Cr4Flags::OSXSAVE) {
-        // Signal frames have the rights to keys in an image of `XSAVE`.
+        // Signal frames have the rights to keys in an `XSAVE` image.
         flags.remove(Cr4Flags::PROTECTION_KEY_USER);
     }
     // SAFETY: paging stays as it is (four levels, PAE); the other bits restrict the kernel, which
     // neither runs nor touches programs' pages, or concern instructions of programs.
     unsafe {
         Cr4::write(flags);
-        // Entries 0 and 3, the only ones that anything is mapped with by now, stay as they were.
+        // Entries 0 and 3, the only ones in use by existing mappings, keep their types.
         Msr::new(PAGE_ATTRIBUTES).write(PAGE_ATTRIBUTE_TABLE);
         Efer::update(|efer| {
             efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE);

@@ -15,14 +15,14 @@ use super::interrupts::{self, DISK};
 /// The transport of the device's queue.
 pub type Transport = PciTransport;
 
-/// The capability of a vendor's own, which virtio uses.
+/// The vendor-specific capability, which virtio uses.
 const VENDOR: u8 = 9;
-/// The capability of interrupts by messages.
+/// The MSI-X capability.
 const MSI_X: u8 = 17;
 /// The type of a virtio capability: the common configuration.
 const COMMON: u16 = 1;
 
-/// PCI's configuration space by its two I/O ports.
+/// PCI configuration space through its two I/O ports.
 struct Ports;
 
 fn select(function: DeviceFunction, offset: u8) -> Port<u32> {
@@ -109,7 +109,7 @@ fn route(entry: NonNull<u32>) {
 }
 
 impl Found {
-    /// Lets the first queue send the first message. Called once the queue is set up.
+    /// Makes the first queue send the first message. Called once the queue is set up.
     pub fn begin(common: NonNull<u8>) {
         const QUEUE: usize = 0x16;
         const QUEUE_MESSAGE: usize = 0x1a;

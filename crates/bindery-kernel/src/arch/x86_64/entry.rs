@@ -2,8 +2,7 @@
 //!
 //! Every way into the kernel puts the program's registers at the top of its kernel stack, as
 //! [`Registers`]. The only way back is `iretq`, which unlike `sysret` is safe for non-canonical
-//! addresses. In the kernel GS points to this CPU's block (`per_cpu`); in a program it is the
-//! program's.
+//! addresses. In the kernel GS points to this CPU's block (`per_cpu`); programs have their own GS.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -144,8 +143,8 @@ pub fn exception_entry(vector: usize) -> u64 {
     &raw const exception_entries as u64 + (vector * ENTRY_SIZE) as u64
 }
 
-/// Puts `clac` into the entry code where the processor has it: a program could else switch the
-/// prevention of accesses off for the kernel. Runs before code becomes read-only.
+/// Patches `clac` into the entry code if the processor has it: otherwise a program could turn
+/// access prevention off for the kernel. Runs before code becomes read-only.
 pub fn adapt() {
     user_copy::adapt();
     if cpu_features::has_smap() {
@@ -159,7 +158,7 @@ extern "C" fn system_call(registers: &mut Registers) {
     trap::system_call(registers);
 }
 
-/// The first thing a new thread does.
+/// The first function of a new thread.
 extern "C" fn begin(registers: &mut Registers) {
     scheduler::finish_switch();
     trap::leave(registers, From::Exception);

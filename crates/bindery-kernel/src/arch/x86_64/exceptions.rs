@@ -1,4 +1,5 @@
-//! The meaning of an exception: for a program a fault or a signal, for the kernel its end.
+//! The meaning of an exception. For a program it is a fault or a signal; for the kernel it is
+//! fatal.
 
 use core::arch::asm;
 
@@ -27,7 +28,7 @@ const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const FETCH: u64 = 1 << 4;
 
-/// `si_code` of a signal that says nothing further.
+/// The `si_code` of a signal without further details.
 const SI_KERNEL: u32 = 0x80;
 
 /// An exception or an interrupt of a program.
@@ -39,9 +40,9 @@ pub extern "C" fn exception(registers: &mut Registers) {
             _ => Access::Write,
         };
         if registers.error & (PRESENT | USER) == PRESENT {
-            // QEMU reads the words that `iretq` of a program pops with the rights of the kernel,
-            // and reports that; a processor never reports a program's access like this. No mapping
-            // could allow it.
+            // QEMU reads the words that `iretq` pops with the rights of the kernel and reports such
+            // a fault; a processor never reports a program's access like this. No mapping could
+            // allow it.
             return trap::exception(registers, SIGSEGV, SI_KERNEL as i32, 0);
         }
         if registers.error & RESERVED != 0 {
@@ -50,7 +51,7 @@ pub extern "C" fn exception(registers: &mut Registers) {
         return page_fault::page_fault(registers, fault_address(), access);
     }
     let here = registers.rip;
-    // The signals that Linux sends; if it gives no address, it says so with `SI_KERNEL`.
+    // The signals that Linux sends. A signal without an address has the code `SI_KERNEL`.
     let (signal, code, address) = match registers.vector {
         TIMER => {
             interrupts::served();
@@ -77,9 +78,9 @@ pub extern "C" fn exception(registers: &mut Registers) {
     trap::exception(registers, signal, code as i32, address);
 }
 
-/// Serves an exception or an interrupt that came while the kernel ran: interrupts are on only in
-/// the idle loop. A page fault is expected in a copy from or to a program, in the self-test, and
-/// where the kernel map is being changed. Every other exception is a defect of the kernel.
+/// Handles an exception or an interrupt that arrived while the kernel ran: interrupts are enabled
+/// only in the idle loop. A page fault is expected in a copy from or to a program, in the
+/// self-test, and while the kernel map changes. Every other exception is a defect of the kernel.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {
@@ -107,8 +108,7 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     }
 }
 
-/// Leads a fault about a program's address, in an instruction that may have one, to where it is
-/// dealt with.
+/// Dispatches a fault on a program's address by an instruction of the kernel that may fault.
 fn goes_on_elsewhere(registers: &mut Registers) -> bool {
     let next = user_copy::continuation(registers.rip).filter(|_| fault_address() < USER_END);
     next.inspect(|next| registers.rip = *next).is_some()
@@ -135,8 +135,8 @@ fn die(registers: &Registers) -> ! {
     log!("cs {cs:#x} flags {flags:#x} cr2 {:016x}", fault_address());
     let has_address = matches!(*vector, DOUBLE_FAULT | PAGE_FAULT);
     let address = if has_address { fault_address() } else { 0 };
-    // On an overrun stack the exception finds no room either, and becomes a double fault, which has
-    // a stack of its own.
+    // On an overflowed stack there is no room for the exception either. It becomes a double fault,
+    // which has its own stack.
     scheduler::check_stack(address);
     let (name, offset) = symbols::name(*rip).unwrap_or(("?", 0));
     panic!(
@@ -145,7 +145,7 @@ fn die(registers: &Registers) -> ! {
     );
 }
 
-/// Why a debug exception came, from a register that the kernel has to clear.
+/// The cause of a debug exception, from a register that the kernel has to clear.
 fn step_or_breakpoint() -> u32 {
     let step = Dr6::read_raw() & Dr6Flags::STEP.bits() != 0;
     // SAFETY: clears the processor's flags; the bits above are always set.
@@ -174,7 +174,8 @@ fn sse_code() -> u32 {
     floating_point_code(mxcsr & !(mxcsr >> 7))
 }
 
-/// The bits of both units mean the same; the first one that was raised and not masked counts.
+/// The exception bits of both units have the same meaning. The first one that is set and not masked
+/// counts.
 fn floating_point_code(raised: u32) -> u32 {
     match raised & 0x3f {
         bits if bits & 1 != 0 => FPE_FLTINV,

@@ -1,5 +1,5 @@
-//! The floating-point state: x87, SSE, and AVX where there is AVX. AVX-512 stays switched off.
-//! The rights to protection keys are switched along with it, by instructions of their own.
+//! The floating-point state: x87, SSE, and AVX if the processor has it. AVX-512 stays disabled. The
+//! rights to protection keys are switched along with it, by separate instructions.
 //!
 //! The kernel uses no floating-point registers, so a program's state stays in the processor until
 //! another thread runs.
@@ -17,9 +17,9 @@ use super::{cpu_features, protection_keys};
 
 /// The size of the image of `FXSAVE`.
 pub const LEGACY_SIZE: usize = 512;
-/// The header that `XSAVE` puts behind that.
+/// The header that `XSAVE` adds behind the legacy image.
 pub const HEADER_SIZE: usize = 64;
-/// With AVX: the most that is ever stored.
+/// With AVX: the maximum size that is ever stored.
 pub const MOST: usize = LEGACY_SIZE + HEADER_SIZE + 256;
 
 /// Offsets in the image: the x87 control word, MXCSR, and the bits of MXCSR that may be set.
@@ -29,16 +29,16 @@ const MXCSR_MASK: usize = 28;
 
 /// x87 and SSE, in the bits of the header.
 const LEGACY_PARTS: u64 = 3;
-/// And AVX: all that `XSAVE` is asked for.
+/// AVX too: all that the kernel requests of `XSAVE`.
 const ALL_PARTS: u32 = 7;
 
 /// The bits of MXCSR that may be set; this is the value of processors that do not report it.
 static MXCSR_ALLOWED: AtomicU32 = AtomicU32::new(0xffbf);
 
-/// How many bytes this processor stores; [`LEGACY_SIZE`] where it has no `XSAVE`.
+/// The number of bytes that this processor stores; [`LEGACY_SIZE`] without `XSAVE`.
 static SIZE: AtomicUsize = AtomicUsize::new(LEGACY_SIZE);
 
-/// How many bytes of an image have a meaning.
+/// The number of bytes of an image that have a meaning.
 pub fn size() -> usize {
     SIZE.load(Ordering::Relaxed)
 }
@@ -48,7 +48,7 @@ pub fn has_header() -> bool {
     size() != LEGACY_SIZE
 }
 
-/// The parts that an image can have, in the processor's bits.
+/// The state components that an image can have, in the processor's bits.
 pub fn parts() -> u64 {
     if size() == MOST { LEGACY_PARTS | 4 } else { LEGACY_PARTS }
 }
@@ -56,7 +56,7 @@ pub fn parts() -> u64 {
 /// Enables the features that the CPU has. Part of [`cpu_features::enable`].
 pub(super) fn enable() {
     let mut state = FloatingPoint::new();
-    // `FXSAVE`, as long as nothing else is known.
+    // `FXSAVE`, until XSAVE is detected.
     state.save();
     let allowed = u32::from_le_bytes(state.word(MXCSR_MASK));
     if allowed != 0 {
@@ -142,26 +142,25 @@ impl FloatingPoint {
         }
     }
 
-    /// The bytes, as many as have a meaning.
+    /// The bytes of the image that have a meaning.
     pub(super) fn image(&self) -> &[u8] {
         &self.image[..size()]
     }
 
-    /// The parts that the image has, of [`parts`].
+    /// The state components in the image, a subset of [`parts`].
     pub(super) fn present_parts(&self) -> u64 {
         u64::from_le_bytes(self.word(LEGACY_SIZE))
     }
 
-    /// Takes bytes that a program has written, and clears bits that the processor would refuse, so
-    /// that it cannot fault in the kernel. Without `parts` the bytes have no header, only the
-    /// legacy part; missing bytes have their initial value.
+    /// Loads bytes that a program has written, and clears bits that the processor would reject with
+    /// a fault in the kernel. Without `parts` the bytes have no header, only the legacy part.
+    /// Missing bytes have their initial value.
     pub(super) fn from_program(bytes: &[u8], parts: Option<u64>) -> Self {
         let mut new = Self::new();
         new.image[..bytes.len()].copy_from_slice(bytes);
         let mxcsr = u32::from_le_bytes(new.word(MXCSR)) & MXCSR_ALLOWED.load(Ordering::Relaxed);
         new.image[MXCSR..][..4].copy_from_slice(&mxcsr.to_le_bytes());
-        // In the header only the first word, which names the parts that are present, may be other
-        // than zero.
+        // Of the header, only the first word, which lists the components, may be nonzero.
         let given = u64::from_le_bytes(new.word(LEGACY_SIZE));
         new.image[LEGACY_SIZE..][..HEADER_SIZE].fill(0);
         let present = parts.map_or(LEGACY_PARTS, |parts| given & parts);

@@ -1,5 +1,5 @@
-//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. The only other
-//! source is the disk.
+//! Interrupts: the local APIC, with its timer and the interrupts between CPUs. The disk is the only
+//! other source.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ pub const TIMER: u64 = 32;
 pub const FORGET: u64 = 33;
 /// The vector of the disk.
 pub const DISK: u64 = 34;
-/// The vector of an interrupt that went away before it could be delivered.
+/// The vector of a spurious interrupt: one that was withdrawn before its delivery.
 pub const FALSE_ALARM: u64 = 47;
 
 const ID: u64 = 0x20;
@@ -24,7 +24,7 @@ const INITIAL_COUNT: u64 = 0x380;
 const CURRENT_COUNT: u64 = 0x390;
 const DIVISOR: u64 = 0x3e0;
 
-/// In [`FALSE_ALARM_VECTOR`]: the local APIC works.
+/// In [`FALSE_ALARM_VECTOR`]: the local APIC is enabled.
 const ENABLED: u32 = 1 << 8;
 /// In [`COMMAND_LOW`]: the last command has not been accepted yet.
 const PENDING: u32 = 1 << 12;
@@ -48,8 +48,8 @@ fn write(offset: u64, value: u32) {
     unsafe { register(offset).write_volatile(value) }
 }
 
-/// Masks both 8259 controllers: the firmware leaves their timer at vector 8, which would be taken
-/// for a double fault.
+/// Masks both 8259 controllers. The firmware leaves their timer at vector 8, which would look like
+/// a double fault.
 pub fn silence_old_controllers() {
     for data_port in [0x21, 0xa1] {
         // SAFETY: the controllers' ports, which touch no memory.
@@ -57,7 +57,7 @@ pub fn silence_old_controllers() {
     }
 }
 
-/// Takes note of where the registers are mapped, and sets up those of the first CPU.
+/// Records the address of the mapped registers, and sets up those of the first CPU.
 pub fn begin(registers: *mut u8) {
     REGISTERS.store(registers as u64, Ordering::Relaxed);
     begin_here();
@@ -75,12 +75,12 @@ pub fn id() -> u32 {
     read(ID) >> 24
 }
 
-/// Says that an interrupt has been served.
+/// Signals the end of the interrupt.
 pub fn served() {
     write(END_OF_INTERRUPT, 0);
 }
 
-/// Makes the timer interrupt after this many ticks; 0 stops it.
+/// Sets the timer to interrupt after this many ticks; 0 stops it.
 pub fn start_timer(ticks: u32) {
     write(INITIAL_COUNT, ticks);
 }
@@ -96,7 +96,7 @@ pub fn send(to: u32, command: u32) {
     send_low(command);
 }
 
-/// Interrupts all other CPUs; those whose local APIC is not set up do not hear it.
+/// Interrupts all other CPUs, except those whose local APIC is not set up.
 pub fn send_to_others(vector: u64) {
     const ALL_BUT_THIS: u32 = 0b11 << 18;
     const ASSERT: u32 = 1 << 14;
@@ -110,10 +110,11 @@ fn send_low(command: u32) {
     }
 }
 
-/// Sleeps until an interrupt has come. Returns whether it was the timer's and the caller has to
-/// serve it; here the entry code has.
+/// Sleeps until an interrupt has arrived. Returns whether it was the timer's and the caller has to
+/// handle it; on x86-64 the entry code has.
 pub fn wait_for_interrupt() -> bool {
-    // One after the other: an interrupt that waits already is served behind `hlt`, which then ends.
+    // `sti` takes effect after `hlt` has begun: a pending interrupt is handled there, and ends the
+    // sleep.
     x86_64::instructions::interrupts::enable_and_hlt();
     x86_64::instructions::interrupts::disable();
     false

@@ -1,5 +1,5 @@
-//! The machine by its ACPI tables (ACPI specification, chapter 5.2): the MADT has the CPUs and
-//! their local APICs, the FADT a timer of known frequency.
+//! The machine according to its ACPI tables (ACPI specification, chapter 5.2): the MADT lists the
+//! CPUs and their local APICs, the FADT a timer of known frequency.
 
 use spin::Once;
 
@@ -8,10 +8,10 @@ use crate::boot::Stretch;
 use super::super::boot_tables::Mapping;
 use super::page_tables::{Tables, direct_map};
 
-/// The most CPUs that are taken; the core knows no more.
+/// The maximum number of CPUs, which is the core's.
 const MAX_CPUS: usize = bindery::platform::MAX_CPUS;
 
-/// The most bytes of a table; a longer one is broken.
+/// The maximum size of a table in bytes; a longer one is damaged.
 const LONGEST: u32 = 1 << 20;
 
 /// The machine as the firmware describes it.
@@ -25,7 +25,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The local APICs' numbers of the CPUs.
+    /// The local APIC numbers of the CPUs.
     pub fn cpus(&self) -> &[u32] {
         &self.apic_ids[..self.count]
     }
@@ -41,7 +41,7 @@ impl Machine {
 
 static MACHINE: Once<Machine> = Once::new();
 
-/// The machine that [`begin`] has read.
+/// The machine description that [`begin`] has read.
 pub fn get() -> &'static Machine {
     MACHINE.get().expect("read at boot")
 }
@@ -90,7 +90,7 @@ fn read_madt(machine: &mut Machine, table: &[u8]) {
     }
 }
 
-/// A table, whole; its first 36 bytes are always there.
+/// A whole table. Its first 36 bytes always exist.
 fn table(tables: &mut Tables, at: u64) -> &'static [u8] {
     let length = number(bytes(tables, at, 36), 4, 4) as u32;
     assert!((36..=LONGEST).contains(&length), "an ACPI table is damaged: its length is impossible");

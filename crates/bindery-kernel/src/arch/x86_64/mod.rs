@@ -1,6 +1,6 @@
-//! x86-64: entered by PVH, with ACPI tables, a local APIC and a 16550.
+//! x86-64: PVH entry, ACPI tables, local APIC, 16550.
 //!
-//! Side channels of speculation are open: the kernel enables no mitigation, and kernel and programs
+//! Speculative side channels are open: the kernel enables no mitigation, and kernel and programs
 //! share their tables. Programs that must not learn from each other need another kernel.
 
 mod backtrace;
@@ -48,7 +48,7 @@ pub use marks::{mark_begin, mark_end};
 pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
 pub use per_cpu::{cpu, set_kernel_stack};
-pub use probe::{RETURN, break_control_bit, control_register, told};
+pub use probe::{RETURN, break_control_bit, control_register, decode_fault};
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};
 pub use registers::Registers;
 pub use serial::{read_console, write_console};
@@ -66,14 +66,14 @@ pub const PLATFORM_NAME: &str = "x86_64";
 /// The end of programs' addresses.
 const USER_END: u64 = <EntryFormat as bindery::arch::Arch>::USER_END;
 
-/// The base of FS: where the running program has its thread-local storage.
+/// The base of FS: the address of the running program's thread-local storage.
 pub fn thread_pointer() -> u64 {
     // SAFETY: the register exists. Read raw: a program may have written any number to it
     // (`wrfsbase`), where the emulator lets it.
     unsafe { FsBase::MSR.read() }
 }
 
-/// Sets [`thread_pointer`]; an address that is none is taken for 0.
+/// Sets [`thread_pointer`]. A non-canonical address counts as 0.
 pub fn set_thread_pointer(value: u64) {
     FsBase::write(VirtAddr::try_new(value).unwrap_or(VirtAddr::zero()));
 }

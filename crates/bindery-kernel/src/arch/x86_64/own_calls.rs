@@ -22,7 +22,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let base = || if address < USER_END { Ok(VirtAddr::new(address)) } else { Err(Errno::EPERM) };
     Some(match operation {
         ARCH_SET_FS => base().map(FsBase::write).map(|()| 0),
-        // In the kernel the program's GS is the other one (`swapgs`).
+        // In the kernel, the program's GS base is in the other register (`swapgs`).
         ARCH_SET_GS => base().map(KernelGsBase::write).map(|()| 0),
         ARCH_GET_FS => user::write(address, &thread_pointer()).map(|()| 0),
         ARCH_GET_GS => {

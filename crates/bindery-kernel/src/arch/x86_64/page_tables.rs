@@ -28,7 +28,7 @@ const IMAGE: u64 = 0xffff_ffff_8000_0000;
 /// The bytes that the boot tables map; new tables have to lie in them.
 const REACH: u64 = 1 << 30;
 
-/// The most memory that the direct map has room for: one entry of the root.
+/// The maximum size of the direct map: one entry of the root.
 const MOST: u64 = 1 << 39;
 
 /// The physical address of the kernel's root table.
@@ -61,7 +61,7 @@ pub fn direct_map(at: u64) -> NonNull<u8> {
     }
 }
 
-/// Free memory for boot tables, within the memory that is already mapped.
+/// Free memory for boot tables, within the mapped memory.
 pub struct TableFrames(Stretch);
 
 // SAFETY: 1: each frame is taken from the stretch once, and zeroed. 2: the direct map of the boot
@@ -121,7 +121,7 @@ pub fn begin(information: &mut Information) -> Tables {
     }
     let giant_pages = cpu_features::has_giant_pages();
     let end = information.memory.iter().map(|memory| memory.end).max().unwrap_or(0);
-    // The edges of each stretch take a table of two levels each, the image and the devices a few.
+    // Each edge of a range takes up to two tables; the image and the devices take a few.
     let large = if giant_pages { 0 } else { end >> 30 };
     let size = (large + 48) * PAGE_SIZE;
     let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
@@ -152,15 +152,14 @@ pub fn begin(information: &mut Information) -> Tables {
     tables.map_image(Stretch { start: code, end: constants }, Mapping::Code);
     tables.map_image(Stretch { start: constants, end: data }, Mapping::Constants);
     tables.map_image(Stretch { start: data, end }, Mapping::Data);
-    // The read-only parts first: they stay so when the memory around them follows.
+    // Read-only parts come first: they stay so when the memory around them is mapped.
     tables.map_direct(Stretch { start: code, end: data }, Mapping::Constants);
     for memory in information.memory {
         tables.map_direct(memory, Mapping::Data);
     }
     ROOT.store(tables.root.start().0, Ordering::Relaxed);
     tlb::unload_root();
-    // The leaves of the first tables are global too, and show everything as code that can be
-    // written.
+    // The leaves of the first tables are global too, and map everything writable and executable.
     tlb::forget_everything();
     tables
 }
@@ -177,12 +176,12 @@ pub fn kernel_root() -> Option<Frame> {
     Some(own_root())
 }
 
-/// The same table, under which the kernel's own addresses lie.
+/// The same table: kernel addresses lie under it.
 pub fn own_root() -> Frame {
     Frame((ROOT.load(Ordering::Relaxed) >> 12) as u32)
 }
 
-/// The highest level of a leaf that the processor takes.
+/// The highest level at which the processor accepts a leaf.
 pub fn largest_leaf() -> Level<EntryFormat> {
     if cpu_features::has_giant_pages() { Level::PUD } else { Level::PMD }
 }

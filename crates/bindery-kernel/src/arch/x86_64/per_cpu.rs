@@ -15,7 +15,7 @@ use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::gdt::{Descriptor, DescriptorFlags, SegmentSelector};
 use x86_64::structures::tss::TaskStateSegment;
 
-/// The selectors, where Linux has them: programs see theirs.
+/// The selectors have Linux's values, because programs see theirs.
 pub const KERNEL_CODE: u16 = 2 << 3;
 const KERNEL_DATA: u16 = 3 << 3;
 /// The data of programs.
@@ -48,13 +48,13 @@ impl<const SIZE: usize> Stack<SIZE> {
 pub struct Local {
     /// The top of the running thread's kernel stack.
     kernel_stack: u64,
-    /// A program's stack pointer, for a moment.
+    /// Scratch space for a program's stack pointer during entry.
     user_stack: u64,
     number: u64,
     task: TaskStateSegment,
     segments: [u64; 9],
-    /// For a double fault and exceptions that cannot be masked: the stack pointer may have any
-    /// value.
+    /// The stack of double faults and of exceptions that cannot be masked: at those, the stack
+    /// pointer may have any value.
     stacks: [Stack<8192>; 2],
 }
 
@@ -63,7 +63,7 @@ const _: () = assert!(offset_of!(Local, user_stack) == USER_STACK);
 
 static mut FIRST: Local = Local::new(0);
 
-/// The gates of exceptions and interrupts, the same for all CPUs; made by the first one.
+/// The gates of exceptions and interrupts. All CPUs share them; the first one makes them.
 static mut GATES: [u128; VECTORS] = [0; VECTORS];
 
 impl Local {
@@ -79,7 +79,7 @@ impl Local {
         }
     }
 
-    /// Makes the running CPU use it: from here on exceptions are caught, and [`cpu`] works.
+    /// Makes the running CPU use the block: from here on it handles exceptions, and [`cpu`] works.
     ///
     /// # Safety
     /// 1. It stays there forever, nothing else uses it, and the gates are made.
@@ -116,7 +116,7 @@ impl Local {
             load_tss(SegmentSelector(TASK));
             GsBase::write(VirtAddr::from_ptr(this));
             KernelGsBase::write(VirtAddr::zero());
-            // SYSRET is not used, so its base stays 0.
+            // The kernel does not use SYSRET, so its base stays 0.
             Star::write_raw(0, KERNEL_CODE);
         }
         LStar::write(VirtAddr::new(SYSTEM_CALLS.load(Ordering::Relaxed)));

@@ -37,7 +37,7 @@ probe_call:
 /// Instructions that only return: `ret`.
 pub const RETURN: [u8; 1] = [0xc3];
 
-/// The address that a page fault was about.
+/// The faulting address of a page fault.
 #[inline]
 pub(super) fn fault_address() -> u64 {
     let address;
@@ -46,7 +46,7 @@ pub(super) fn fault_address() -> u64 {
     address
 }
 
-/// Ends a routine whose fault this is; `false` where it is none's.
+/// Ends the routine that caused this fault. `false` if the fault is none of theirs.
 pub(super) fn ends(registers: &mut Registers) -> bool {
     if !is_expected(fault_address()) {
         return false;
@@ -60,7 +60,7 @@ pub(super) fn ends(registers: &mut Registers) -> bool {
 }
 
 /// Decodes an error code.
-pub fn told(error: u64) -> AccessFault {
+pub fn decode_fault(error: u64) -> AccessFault {
     match error & (PRESENT | RESERVED) {
         PRESENT => AccessFault::Denied,
         bits if bits & RESERVED != 0 => AccessFault::ReservedBit,
@@ -68,7 +68,7 @@ pub fn told(error: u64) -> AccessFault {
     }
 }
 
-/// A control register of this CPU; `None` for those of others.
+/// A control register of this CPU. `None`: a register of the other architecture.
 pub fn control_register(register: Register) -> Option<u64> {
     Some(match register {
         Register::Cr0 => Cr0::read_raw(),

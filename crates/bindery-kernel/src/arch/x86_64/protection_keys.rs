@@ -14,7 +14,7 @@ use super::cpu_features;
 /// PKRU in the bits of an `XSAVE` header.
 pub(super) const PART: u64 = 1 << 9;
 
-/// With how many bytes an image of `XSAVE` has PKRU.
+/// The size of an `XSAVE` image that includes PKRU.
 const SIZE: usize = 8;
 
 /// The rights at the start of a program and of each signal handler, as on Linux: no access by any
@@ -24,7 +24,7 @@ pub(super) const INITIAL: KeyRights = KeyRights(0x5555_5554);
 /// The offset of PKRU in the compacted image of `XSAVE`; 0 without keys.
 static OFFSET: AtomicU32 = AtomicU32::new(0);
 
-/// Finds out whether there are keys. CR4 is set by now. Part of [`cpu_features::enable`].
+/// Detects protection keys. CR4 is set by now. Part of [`cpu_features::enable`].
 pub(super) fn enable() {
     if Cr4::read().contains(Cr4Flags::PROTECTION_KEY_USER) {
         OFFSET.store(cpu_features::leaf(13, 9).ebx, Ordering::Relaxed);
@@ -37,7 +37,7 @@ pub(super) fn place() -> Option<(usize, usize)> {
     (offset != 0).then_some((offset, offset + SIZE))
 }
 
-/// How many keys there are, key 0 among them.
+/// The number of keys, including key 0.
 #[inline]
 pub fn protection_keys() -> u8 {
     if OFFSET.load(Ordering::Relaxed) == 0 { 1 } else { 16 }
@@ -61,7 +61,7 @@ pub fn key_rights() -> KeyRights {
 /// Changes it.
 #[inline]
 pub fn set_key_rights(rights: KeyRights) {
-    // Most threads have the same, and a processor may wait for all accesses before the change.
+    // Most threads have the same rights, and a write of PKRU may wait for all earlier accesses.
     if key_rights() == rights || protection_keys() == 1 {
         return;
     }

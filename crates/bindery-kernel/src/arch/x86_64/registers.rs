@@ -8,10 +8,10 @@ use super::per_cpu::{USER_CODE, USER_DATA};
 /// Takes the place of the vector after the `syscall` instruction.
 pub(super) const SYSTEM_CALL: u64 = 256;
 
-/// The flags of a program that begins: interrupts on, and the bit that is always set.
+/// The initial flags of a program: interrupts enabled, and the bit that is always set.
 const FLAGS: u64 = 0x202;
 
-/// A program's registers, as they lie on the thread's kernel stack.
+/// A program's registers in the layout of the thread's kernel stack.
 #[derive(Clone, Default)]
 #[repr(C)]
 pub struct Registers {
@@ -41,7 +41,7 @@ pub struct Registers {
     pub(super) ss: u64,
 }
 
-// The stack stays aligned to 16 where the entry code calls.
+// Keeps the stack aligned to 16 bytes for the entry code's calls.
 const _: () = assert!(size_of::<Registers>().is_multiple_of(16));
 
 impl Registers {
@@ -81,7 +81,7 @@ impl Registers {
         self.rax as i64
     }
 
-    /// Whether a system call ended with one of the results that no program gets to see.
+    /// Whether a system call ended with a result that programs never see.
     #[inline]
     pub fn is_restart(&self) -> bool {
         const RESTART: u64 = -(Errno::RESTART.0 as i64) as u64;
@@ -89,15 +89,15 @@ impl Registers {
         (self.rax == RESTART || self.rax == RESTART_WITHOUT_HANDLER) && self.vector == SYSTEM_CALL
     }
 
-    /// Goes back to the system call's instruction.
+    /// Returns to the system call's instruction.
     pub fn restart(&mut self) {
         self.rax = self.error;
         self.rip -= 2;
     }
 
-    /// Sets the next instruction. In the kernel the processor would refuse an address that is not
-    /// canonical, so such addresses and those of the kernel's half become the first one behind a
-    /// program's own: there the program faults.
+    /// Sets the next instruction. The processor would fault on a non-canonical address while still
+    /// in the kernel. So such addresses, and those of the kernel's half, become the first one
+    /// behind a program's own: there the program faults.
     pub fn set_program_counter(&mut self, at: u64) {
         self.rip = at.min(USER_END);
     }
@@ -112,7 +112,7 @@ impl Registers {
         self.rsp = at;
     }
 
-    /// Clears the vector and the error code: the registers are no longer those of that entry.
+    /// Clears the vector and the error code: the registers no longer belong to that entry.
     pub(super) fn forget_cause(&mut self) {
         (self.vector, self.error) = (0, 0);
     }

@@ -22,7 +22,8 @@ fn line_status() -> u8 {
 
 /// Sets the serial line up.
 pub fn begin() {
-    // No interrupts; 115,200 baud (divisor 1, behind the latch bit), 8 bits, no parity; queues on.
+    // No interrupts; 115,200 baud (divisor 1, behind the latch bit), 8 bits, no parity; FIFOs
+    // enabled.
     for (register, value) in [(1, 0), (3, 0x80), (0, 1), (1, 0), (3, 3), (2, 7), (4, 3)] {
         write(SERIAL + register, value);
     }
@@ -36,7 +37,7 @@ pub fn write_console(byte: u8) {
     write(SERIAL, byte);
 }
 
-/// A byte that has come over the serial line.
+/// Returns a byte received over the serial line, if any.
 pub fn read_console() -> Option<u8> {
     // SAFETY: as in `write`; the byte is taken from the queue.
     (line_status() & RECEIVED != 0).then(|| unsafe { Port::new(SERIAL).read() })

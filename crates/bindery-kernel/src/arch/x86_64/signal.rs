@@ -1,5 +1,5 @@
-//! Signal frames, as C libraries, debuggers and unwinders know them (`struct rt_sigframe` of the
-//! Linux ABI for x86-64, `ucontext_t` and `mcontext_t` of the C libraries).
+//! Signal frames in the format that C libraries, debuggers and unwinders expect (`struct
+//! rt_sigframe` of the Linux ABI for x86-64, `ucontext_t` and `mcontext_t` of the C libraries).
 //!
 //! ```text
 //!   stack to use
@@ -8,8 +8,8 @@
 //!   Frame: return address, ucontext, siginfo         so that the address of the return address
 //!   ^ stack pointer of the handler                   plus 8 is a multiple of 16
 //! ```
-//! A frame that comes back is the program's to forge. Whatever it holds, it ends in registers that
-//! the program could have loaded itself.
+//! A program may forge the frame that it returns with. Every value ends in a register that the
+//! program could have loaded itself.
 
 use core::mem::{offset_of, size_of};
 
@@ -79,10 +79,10 @@ const _: () = assert!(size_of::<Frame>() == 440 && offset_of!(Frame, machine) ==
 // SAFETY: only numbers, without padding between them.
 unsafe impl Plain for Frame {}
 
-/// The bytes that the program may use below its stack pointer.
+/// The red zone: bytes below its stack pointer that the program may use.
 const RED_ZONE: u64 = 128;
 
-/// `uc_flags`: the image is one of `XSAVE`; the stack segment is saved, and restored strictly.
+/// `uc_flags`: the image is in `XSAVE` format; the stack segment is saved, and restored strictly.
 const HAS_HEADER: u64 = 1;
 const STACK_SEGMENT: u64 = 6;
 
@@ -109,12 +109,12 @@ const END_MAGIC: u32 = 0x4650_5845;
 /// overflow, resume, alignment check.
 const CHANGEABLE: u64 = 0x0005_0dd5;
 
-/// Builds the frame on the program's stack, and sets the registers so that the handler runs. The
-/// running thread's floating-point state is as at the beginning then, and so are its rights to
-/// protection keys: the stack that it runs on has to be one that these allow, as on Linux.
+/// Builds the frame on the program's stack, and sets the registers so that the handler runs.
+/// Floating-point state and rights to protection keys get their initial values. So key 0 must allow
+/// the handler's stack, as on Linux.
 ///
 /// # Errors
-/// `EFAULT` where the stack cannot be written, or there is no address to return to.
+/// `EFAULT` if the stack cannot be written, or if there is no return address.
 pub fn push(
     registers: &mut Registers,
     floating_point: &FloatingPoint,
@@ -123,7 +123,7 @@ pub fn push(
     with_all_keys(|| push_frame(registers, floating_point, delivery))
 }
 
-/// Writes or reads a frame, whatever the thread's rights to keys: it has no say in that, as on
+/// Writes or reads a frame with full rights to all keys: the thread's rights do not apply, as on
 /// Linux. `work` sets the rights anew, unless it fails.
 fn with_all_keys<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let rights = protection_keys::key_rights();
@@ -191,7 +191,7 @@ fn push_frame(
     registers.rdi = u64::from(delivery.signal);
     registers.rsi = at + offset_of!(Frame, information) as u64;
     registers.rdx = at + offset_of!(Frame, flags) as u64;
-    // Direction and trap: the handler begins as any function does.
+    // Direction and trap: the handler starts with the flags of any function.
     registers.flags &= !(1 << 10 | 1 << 8 | 1 << 16);
     let initial = FloatingPoint::new();
     initial.restore_image();
@@ -200,7 +200,7 @@ fn push_frame(
 }
 
 fn machine_context(registers: &Registers, delivery: &Delivery, image: u64) -> MachineContext {
-    // An exception's own number and code; anything else that leads here has none.
+    // An exception's own number and code; other signals have none.
     let (vector, error) =
         if registers.vector < 32 { (registers.vector, registers.error) } else { (0, 0) };
     MachineContext {
@@ -233,18 +233,18 @@ fn machine_context(registers: &Registers, delivery: &Delivery, image: u64) -> Ma
     }
 }
 
-/// Takes a frame back (`rt_sigreturn`): registers and floating-point state. Gives the mask, and
+/// Restores a frame (`rt_sigreturn`): registers and floating-point state. Returns the mask, and
 /// base, flags and size of the alternate stack.
 ///
 /// # Errors
-/// `EFAULT` where there is no frame that could be read.
+/// `EFAULT` if no frame can be read.
 pub fn pop(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno> {
     with_all_keys(|| pop_frame(registers))
 }
 
 #[inline(never)]
 fn pop_frame(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno> {
-    // The handler's return took the return address.
+    // The handler's return popped the return address.
     let frame: Frame = user::read(registers.rsp.wrapping_sub(8))?;
     let machine = &frame.machine;
     let floating_point = match machine.floating_point {
@@ -278,7 +278,8 @@ fn pop_frame(registers: &mut Registers) -> Result<(u64, (u64, u32, u64)), Errno>
     Ok((frame.mask, (frame.stack_base, frame.stack_flags, frame.stack_size)))
 }
 
-/// Reads a floating-point image: the whole where it is described properly, else the old part.
+/// Reads a floating-point image: all of it if its description is valid, otherwise only the legacy
+/// part.
 fn read_image(at: u64) -> Result<FloatingPoint, Errno> {
     let mut bytes = [0; floating_point::MOST];
     let size = image_size();
@@ -298,26 +299,26 @@ fn read_image(at: u64) -> Result<FloatingPoint, Errno> {
         Some((offset, _)) if described && given_parts(&bytes) & protection_keys::PART != 0 => {
             KeyRights(user::read(at + offset as u64)?)
         }
-        // Parts that an image lacks have their value after power-on.
+        // Components that an image lacks get their initial values.
         _ => KeyRights::ALL,
     };
     Ok(image)
 }
 
-/// The parts that an image says it has.
+/// The components that an image claims to have.
 fn given_parts(bytes: &[u8; floating_point::MOST]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[LEGACY_SIZE..][..8]);
     u64::from_le_bytes(word)
 }
 
-/// How many bytes of a frame's image have a meaning. The gap between the floating-point state and
-/// the rights to keys is never written or read.
+/// The number of bytes in a frame's image that have a meaning. The gap between the floating-point
+/// state and the rights to keys is never written or read.
 fn image_size() -> usize {
     protection_keys::place().map_or(floating_point::size(), |(_, end)| end)
 }
 
-/// The parts that a frame's image can have.
+/// The components that a frame's image can have.
 fn image_parts() -> u64 {
     let keys = protection_keys::place().map_or(0, |_| protection_keys::PART);
     floating_point::parts() | keys

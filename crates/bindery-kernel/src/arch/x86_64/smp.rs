@@ -1,8 +1,8 @@
-//! The start of the other CPUs. They run no programs: each sets itself up, reports, and idles.
+//! The start of the other CPUs. They run no programs: each initializes itself, reports, and idles.
 //!
-//! Such a CPU begins in 16-bit mode, in a page below 1 MiB that the first CPU names. The code there
-//! enters 64-bit mode at once, on tables with an identity mapping of that page. The CPU leaves
-//! those tables at once, so the identity mapping is in no program's root and not in the kernel's.
+//! Such a CPU begins in 16-bit mode, in a page below 1 MiB that the first CPU chooses. The code
+//! there enters 64-bit mode at once, on tables with an identity mapping of that page. The CPU soon
+//! leaves those tables, so neither a program's root nor the kernel's has the identity mapping.
 
 use alloc::boxed::Box;
 use core::arch::global_asm;
@@ -88,22 +88,22 @@ unsafe extern "C" {
     static first_page_end: u8;
 }
 
-/// The root that maps the first page where it lies.
+/// The root that identity-maps the first page.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the tables that other CPUs begin with.
+/// Builds the tables on which other CPUs begin.
 pub fn begin(tables: &mut page_tables::Tables) {
     let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
     ROOT.store(tables.root_with_identity(page).start().0, Ordering::Relaxed);
 }
 
-/// Starts `count` CPUs with the one that runs, one after the other.
+/// Starts CPUs one after the other, until `count` run.
 pub fn start_other_cpus(count: usize) {
     let own = interrupts::id();
     let others = machine::get().cpus().iter().copied().filter(|id| *id != own);
     for (id, number) in others.zip(1..count as u32) {
         if !start(id, number) {
-            // Should it come after all, it may find the first page as it is.
+            // The first page is not written again: this CPU may still start late.
             log!(
                 "CPU {number} does not respond: the kernel goes on without it and all further ones"
             );
@@ -113,7 +113,7 @@ pub fn start_other_cpus(count: usize) {
     }
 }
 
-/// Starts one; `false` where it does not answer.
+/// Starts one CPU; `false` if it does not answer.
 fn start(id: u32, number: u32) -> bool {
     let local = Box::leak(Box::new(Local::new(u64::from(number))));
     let stack = Box::leak(Box::new(Stack::<STACK_SIZE>::new()));
@@ -129,7 +129,7 @@ fn start(id: u32, number: u32) -> bool {
     }
     interrupts::send(id, INIT);
     wait(10_000, || false);
-    // The second time is for processors that miss the first.
+    // The second attempt is for processors that miss the first.
     (0..2).any(|_| {
         interrupts::send(id, START_UP);
         wait(PATIENCE, || tlb::others() >= number)
@@ -140,8 +140,8 @@ fn first_page_end_offset() -> usize {
     &raw const first_page_end as usize - &raw const first_page_code as usize
 }
 
-/// Waits until `done`, at most `patience` nanoseconds; returns whether it is. Sleeps in between, so
-/// that an emulator that runs one CPU at a time runs the others.
+/// Waits up to `patience` nanoseconds until `done` is true; returns whether it is. Sleeps in
+/// between, so that an emulator that runs one CPU at a time runs the others.
 fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     const PIECE: u64 = 10_000;
     let until = nanoseconds() + patience;

@@ -12,11 +12,11 @@ use super::machine::Machine;
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
-/// How often the power-management timer counts in a second.
+/// The frequency of the power-management timer in Hz.
 const TIMER_FREQUENCY: u64 = 3_579_545;
-/// The timer has 24 bits at least.
+/// The timer has at least 24 bits.
 const TIMER_MASK: u32 = 0xff_ffff;
-/// How many counts one measurement takes: a third of a millisecond.
+/// The counts of one measurement: a third of a millisecond.
 const MEASURED_COUNTS: u64 = 1193;
 
 /// Nanoseconds per tick of the time-stamp counter, times 2^32.
@@ -49,13 +49,13 @@ pub fn nanoseconds() -> u64 {
 pub fn set_timer(at: Option<u64>) {
     let ticks = at.map_or(0, |at| {
         let left = at.saturating_sub(nanoseconds());
-        // Further away than the timer reaches: it interrupts before, and is set again.
+        // The time is beyond the timer's range: it interrupts earlier, and is set again.
         scale(left, &TIMER_TICKS_PER_NANOSECOND).clamp(1, u64::from(u32::MAX))
     });
     interrupts::start_timer(ticks as u32);
 }
 
-/// A reading of all counters, right after the timer of known speed has counted.
+/// Reads all counters, right after a step of the timer of known frequency.
 #[derive(Clone, Copy)]
 struct Moment {
     timer: u32,
@@ -101,7 +101,7 @@ pub fn calibrate(machine: &Machine) {
     TIMER_TICKS_PER_NANOSECOND.store(per_nanosecond as u64, Ordering::Relaxed);
 }
 
-/// In whole tenths of a megahertz, which is as exact as the measurement.
+/// In tenths of a megahertz, the precision of the measurement.
 fn frequency(ticks: u64, counts: u64) -> u64 {
     const STEP: u64 = 100_000;
     let measured = ticks * TIMER_FREQUENCY / counts;
@@ -131,7 +131,7 @@ pub fn real_time() -> u64 {
         }
         [0, 2, 4, 7, 8, 9, 0x32].map(clock)
     };
-    // Two looks that agree: the clock did not move between the first register and the last.
+    // Two equal readings: the clock did not advance between the first register and the last.
     let mut now = read();
     loop {
         let again = read();

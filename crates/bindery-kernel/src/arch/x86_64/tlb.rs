@@ -10,7 +10,7 @@ use super::interrupts::{self, FORGET};
 use super::page_tables;
 use super::per_cpu::cpu;
 
-/// Loads a program's tables; the TLB forgets everything that is not the kernel's.
+/// Loads a program's tables. That drops all TLB entries that are not global.
 #[inline]
 pub fn load_root(root: Frame) {
     load(u64::from(root.0) << 12);
@@ -40,10 +40,12 @@ static UP: AtomicU32 = AtomicU32::new(0);
 static TIMES: AtomicU32 = AtomicU32::new(0);
 static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 
-/// The most addresses that are invalidated one by one; a longer range flushes everything.
+/// The maximum number of addresses that are invalidated one by one; a longer range flushes
+/// everything.
 const FEW: u64 = 8;
 
-/// Makes this CPU's TLB forget. Any one invalidation drops all cached intermediate entries too.
+/// Invalidates entries of this CPU's TLB. Each single invalidation also drops all cached
+/// intermediate entries.
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
     if !invalidate_one_by_one(what) {
@@ -75,8 +77,8 @@ pub fn forget_everything() {
     }
 }
 
-/// Invalidates address by address, global translations too, where that is soon done; `false` where
-/// nothing was.
+/// Invalidates address by address, global translations too, if they are few. `false`: it
+/// invalidated nothing.
 #[inline]
 fn invalidate_one_by_one(what: &Invalidation) -> bool {
     let stride = what.stride;
@@ -95,11 +97,11 @@ fn invalidate_one_by_one(what: &Invalidation) -> bool {
     }
 }
 
-/// No operation: walkers see writes in program order, at once.
+/// No operation: table walkers see writes in program order, at once.
 #[inline]
 pub fn publish_entries() {}
 
-/// How many CPUs there are besides the first.
+/// The number of CPUs besides the first.
 pub fn others() -> u32 {
     UP.load(Ordering::Acquire)
 }
@@ -111,8 +113,8 @@ pub fn join() {
     forget_everything();
 }
 
-/// Flushes the TLBs of the other CPUs, and waits until they have done so. They are idle, with
-/// interrupts on or about to be.
+/// Flushes the TLBs of the other CPUs, and waits for them. They are idle: their interrupts are
+/// enabled or about to be.
 fn make_forget() {
     let up = UP.load(Ordering::Acquire) as usize;
     if up == 0 {

@@ -13,7 +13,7 @@ use core::arch::global_asm;
 
 use super::cpu_features;
 
-/// Shorter copies are made by bytes: the start of a string instruction costs more than it saves.
+/// Shorter copies go byte by byte: starting a string instruction costs more than it saves.
 const SHORT: usize = 32;
 
 global_asm!(r#"
@@ -75,7 +75,7 @@ user_copy_faults:
 );
 
 unsafe extern "C" {
-    /// Instructions that may fault, and where that leads.
+    /// The instructions that may fault, and the addresses where a fault continues.
     static user_copy_faults: [[u64; 2]; 6];
     static copy_to_program_allow: u8;
     static copy_to_program_forbid: u8;
@@ -83,15 +83,15 @@ unsafe extern "C" {
     static copy_from_program_forbid: u8;
 }
 
-/// The address that a page fault of the kernel at `instruction` continues at, if the instruction
-/// may have one.
+/// The address at which a page fault of the kernel at `instruction` continues, if the instruction
+/// may fault.
 pub(super) fn continuation(instruction: u64) -> Option<u64> {
     // SAFETY: the table above, which is never written.
     let faults = unsafe { &user_copy_faults };
     faults.iter().find(|[at, _]| *at == instruction).map(|[_, then]| *then)
 }
 
-/// Puts `stac` and `clac` in where the processor has them. Runs before code becomes read-only.
+/// Patches in `stac` and `clac` if the processor has them. Runs before code becomes read-only.
 pub(super) fn adapt() {
     if !cpu_features::has_smap() {
         return;

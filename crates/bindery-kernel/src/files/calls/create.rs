@@ -35,7 +35,7 @@ pub(super) fn socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Out
     if family != AF_UNIX {
         return Err(Errno::EAFNOSUPPORT);
     }
-    // The flags beside a socket's type are those of `open`.
+    // The flags in a socket's type have the values of `open`.
     const TYPE: u32 = 0xf;
     let flags = kind & !TYPE;
     if flags & !(O_CLOEXEC | O_NONBLOCK) != 0 {
@@ -52,15 +52,15 @@ pub(super) fn socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Out
     insert_both(pair(boundaries, flags & O_NONBLOCK)?, at_exec(flags), at)
 }
 
-/// Gives the running process two descriptors, and writes their numbers to `at`.
+/// Installs two descriptors in the running process, and writes their numbers to `at`.
 fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
     let files = Files::current();
     let [first, second] = &both;
     let one = files.insert(first.clone(), at_exec)?;
     let other = files.insert(second.clone(), at_exec).and_then(|other| {
-        user::write(at, &[one, other]).inspect_err(|_| files.take_back(other, second))
+        user::write(at, &[one, other]).inspect_err(|_| files.withdraw(other, second))
     });
-    other.inspect_err(|_| files.take_back(one, first)).map(|()| 0)
+    other.inspect_err(|_| files.withdraw(one, first)).map(|()| 0)
 }
 
 /// `eventfd2(2)`.
@@ -72,7 +72,7 @@ pub(super) fn event_counter(count: u32, flags: u32) -> Outcome {
     insert(EventCounter::describe(count, reading, flags & O_NONBLOCK)?, at_exec(flags))
 }
 
-/// The longest name of a memfd (see memfd_create(2)).
+/// The maximum length of a memfd's name (see memfd_create(2)).
 const MEMFD_NAME_MAX: usize = 249;
 
 /// `memfd_create(2)`.

@@ -43,7 +43,7 @@ pub(super) fn close_range(first: u64, last: u64, flags: u32) -> Outcome {
     Ok(0)
 }
 
-/// `dup(2)`, and `fcntl(F_DUPFD)` with another first number than 0.
+/// `dup(2)`, and `fcntl(F_DUPFD)` with a minimum number.
 pub(super) fn duplicate(descriptor: i32, first: u64, at_exec: AtExec) -> Outcome {
     let files = Files::current();
     Ok(files.insert_from(first, files.get(descriptor)?, at_exec)? as u64)
@@ -82,7 +82,7 @@ pub(super) fn fcntl(descriptor: i32, command: u32, argument: u64) -> Outcome {
             description.set_flags(argument as u32);
             Ok(0)
         }
-        // One family of processes, no servers: locks are always free.
+        // There are no servers to exclude, only one family of processes: every lock is granted.
         F_GETLK => user::write(argument, &(F_UNLCK as u16)).map(|()| 0),
         F_SETLK | F_SETLKW => Ok(0),
         F_GETPIPE_SZ | F_SETPIPE_SZ => match pipe::of(&*description.node) {
@@ -115,7 +115,7 @@ pub(super) fn ioctl(descriptor: i32, request: u32, argument: u64) -> Outcome {
     }
 }
 
-/// The running thread gets descriptors of its own (`close_range` with `CLOSE_RANGE_UNSHARE`).
+/// Unshares the running thread's descriptors (`close_range` with `CLOSE_RANGE_UNSHARE`).
 ///
 /// # Errors
 /// `ENOMEM`.

@@ -1,4 +1,4 @@
-//! Calls that only x86-64 has. Newer architectures left them out: each is a call of `mod.rs` with
+//! Calls that only x86-64 has. Newer architectures dropped them: each is a call of `mod.rs` with
 //! fewer arguments.
 
 use linux_raw_sys::general as nr;
@@ -14,7 +14,7 @@ use super::super::poll::{self, Fraction, deadline};
 use super::super::{names, status};
 use super::{create, descriptors, get, insert, milliseconds, with_epoll};
 
-/// Makes a call; `None` where the number is another's.
+/// Makes a call; `None` if the number belongs to another one.
 pub(super) fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let [a, b, c, d, e, _] = arguments;
     let outcome = match number {

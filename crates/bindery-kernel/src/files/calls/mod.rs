@@ -33,7 +33,7 @@ use super::segments::Segments;
 use super::transfer;
 use super::{disk, splice, status, swap, userfault};
 
-/// Makes a call; `None` where the number is another's.
+/// Makes a call; `None` if the number belongs to another one.
 pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let [a, b, c, d, e, f] = arguments;
     let descriptor = a as i32;
@@ -95,7 +95,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_readahead => {
             sizes::advise(descriptor, b as i64, c as i64, nr::POSIX_FADV_WILLNEED)
         }
-        // Errors are for the callers of `fsync`.
+        // `sync(2)` reports no errors; `fsync(2)` does.
         nr::__NR_sync => disk::synchronize().map_or(Ok(0), |()| Ok(0)),
         nr::__NR_umask => Ok(Files::current().set_umask(a as u32).into()),
         nr::__NR_mount => mount(b, c),
@@ -111,7 +111,7 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// Makes a call about names, or the files that they name.
+/// Makes a call about names, or about the files that they name.
 fn name_call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
     let [a, b, c, d, e, _] = arguments;
     let descriptor = a as i32;
@@ -184,13 +184,13 @@ fn with_epoll(descriptor: i32, act: impl FnOnce(&Epoll) -> Outcome) -> Outcome {
     act(epoll::of(&*get(descriptor)?.node).ok_or(Errno::EINVAL)?)
 }
 
-/// A timeout in milliseconds as a deadline; a negative one is none.
+/// The deadline of a timeout in milliseconds; a negative one means none.
 fn milliseconds(timeout: u64) -> Option<u64> {
     let timeout = u64::try_from(timeout as i32).ok()?;
     Some(process::deadline_of_call(timeout * 1_000_000))
 }
 
-/// Makes a call with the signal mask at `mask` in place of the thread's own, if there is one.
+/// Makes a call with the signal mask at `mask`, if there is one, in place of the thread's.
 fn masked(mask: u64, call: impl FnOnce() -> Outcome) -> Outcome {
     if mask != 0 {
         process::signal::block_for_call(user::read(mask)?);

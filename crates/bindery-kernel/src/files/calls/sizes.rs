@@ -18,7 +18,7 @@ use super::get;
 
 type OpenFile = linux::OpenFile<'static, Machine>;
 
-/// The answer of a call that needs an object to a pipe.
+/// The errno of a call that needs an object, for a pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pipes {
     /// `EINVAL`.
@@ -31,7 +31,7 @@ fn is_pipe(description: &Description) -> bool {
     pipe::of(&*description.node).is_some()
 }
 
-/// `fsync(2)`. The contents of most files are in memory anyway.
+/// `fsync(2)`. Most files are in memory, so it has nothing to do for them.
 pub(super) fn synchronize(descriptor: i32) -> Outcome {
     let description = get(descriptor)?;
     if is_pipe(&description) {
@@ -62,7 +62,7 @@ pub(super) fn advise(descriptor: i32, start: i64, length: i64, advice: u32) -> O
     match (advice, u64::try_from(start)) {
         (Some(advice), Ok(start)) => description.node.advise(start, length, advice),
         (Some(advice @ Advice::Order(_)), Err(_)) => description.node.advise(0, length, advice),
-        // Before the beginning of the file there is nothing to follow.
+        // No pages lie before the beginning of the file.
         (_, Err(_)) | (None, _) => {}
     }
     Ok(0)
@@ -114,7 +114,7 @@ fn allocate(file: &OpenFile, mode: u32, start: i64, length: i64) -> Outcome {
         && mode & !FALLOC_FL_KEEP_SIZE == 0
         && file.access.contains(FileAccess::WRITE)
     {
-        // Like on Linux, the limit holds even if the size is kept.
+        // As on Linux, the limit applies even if the size does not change.
         check_growth(file.object.size(), end as u64)?;
     }
     from_raw(linux::fallocate(file, mode as i32, start, length))

@@ -45,7 +45,7 @@ impl Node for Root {
             return Ok(Arc::new(Jump { target: target.into_bytes(), place: None }));
         }
         if let Ok(id) = text.parse::<u32>() {
-            // Threads have a directory too, though only those of processes are listed.
+            // Threads have a directory too, though only processes are listed.
             let has_thread = |process: &Arc<Process>| process.thread_ids().contains(&id);
             let process = process::find(id).or_else(|| process::all().into_iter().find(has_thread));
             let (process, sort) = (process.ok_or(Errno::ENOENT)?.id, DirectorySort::Process);
@@ -69,7 +69,7 @@ impl Node for Root {
     }
 }
 
-/// A link that leads to a place without a path, where it has one.
+/// A link to a place without a path, if there is one.
 struct Jump {
     target: Vec<u8>,
     place: Option<Arc<Place>>,
@@ -80,7 +80,7 @@ impl Jump {
         Arc::new(Self { target: place.path(), place: Some(place) })
     }
 
-    /// The same link, for a thread that may not look into the process.
+    /// The same link, for a thread that may not access the process.
     fn to_nowhere() -> Arc<dyn Node> {
         Arc::new(Self { target: Vec::new(), place: None })
     }
@@ -118,7 +118,7 @@ enum DirectorySort {
 
 struct Directory {
     process: u32,
-    /// The thread whose directory it is, or in which it is.
+    /// The thread of the directory, or of the directory above it.
     thread: u32,
     sort: DirectorySort,
 }
@@ -142,8 +142,8 @@ impl Node for Directory {
     fn attributes(&self) -> Attributes {
         let number = number(self.process, self.sort as usize);
         let own = process::current().process.id == self.process;
-        // A caller that may look into the process may look at its descriptors; the process itself
-        // always may.
+        // A caller that may access the process may list its descriptors; the process itself always
+        // may.
         let sorts = [DirectorySort::Descriptors, DirectorySort::DescriptorTexts];
         let mode = if sorts.contains(&self.sort) && !own { 0o500 } else { 0o555 };
         let owner = super::owner(self.process);

@@ -24,7 +24,7 @@ use super::super::sequence::SequenceBuffer;
 use super::names::Names;
 use super::{frames, machine, number, texts};
 
-/// The memory of the running program, by the kernel's copies at its own addresses.
+/// The memory of the running program, which the kernel copies at the program's own addresses.
 struct RunningProgram;
 
 impl CallerMemory for RunningProgram {
@@ -37,11 +37,11 @@ impl CallerMemory for RunningProgram {
     }
 }
 
-/// `PROCMAP_QUERY`: as `_IOWR('f', 17, struct procmap_query)` has it.
+/// `PROCMAP_QUERY`: the number of `_IOWR('f', 17, struct procmap_query)`.
 const PROCMAP_QUERY: u32 =
     3 << 30 | (size_of::<MapsQuery>() as u32) << 16 | (b'f' as u32) << 8 | 17;
 
-/// A file in a process' directory.
+/// A file in a process's directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sort {
     Arguments,
@@ -83,15 +83,15 @@ pub(super) const FILES: [(&str, Sort); 17] = [
     ("oom_score", Sort::KillScore),
 ];
 
-/// A file of a process; opened, it has a reader.
+/// A file of a process. Its opening has a reader.
 pub(super) struct File {
     process: u32,
     /// The thread in whose directory it is.
     thread: u32,
     index: usize,
     sort: Sort,
-    /// The memory of the process when the file was opened. Like on Linux, files about memory
-    /// describe that one, and are empty once it is dropped, by `exec` or otherwise.
+    /// The memory of the process when the file was opened. As on Linux, files about memory describe
+    /// that memory, and are empty once it is dropped, by `exec` or otherwise.
     space: Weak<Space>,
     reader: Reader,
 }
@@ -105,7 +105,7 @@ impl File {
         process::find(self.process).ok_or(Errno::ESRCH)
     }
 
-    /// Reads a text that is made entry by entry, or as one entry.
+    /// Reads a text that is generated entry by entry, or as one entry.
     fn read_text(&self, process: &Process, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
         let names = Names::of(process);
         let space = match self.sort {
@@ -125,7 +125,7 @@ impl File {
             | Sort::OldKillAdjustment
             | Sort::KillScore => process.try_space(),
         };
-        // Texts of the kernel's own heap refuse nothing.
+        // Texts in the kernel's own heap refuse nothing.
         let failed = |_| Errno::ENOMEM;
         self.reader.read(at, into, |key, out| {
             let address = VirtAddr(key);
@@ -169,7 +169,7 @@ impl File {
 fn read_texts(space: &Space, range: &Range<u64>, at: u64, into: &mut [u8]) -> usize {
     let start = range.start.saturating_add(at).min(range.end);
     let length = into.len().min((range.end - start) as usize);
-    // Unmapped memory reads as nothing.
+    // Unmapped memory reads as empty.
     read_memory(space, start, &mut into[..length]).unwrap_or(0)
 }
 
@@ -321,7 +321,7 @@ impl Node for File {
             Sort::Name => {
                 process.set_name_of(self.thread, from.strip_suffix(b"\n").unwrap_or(from))?;
             }
-            // Linux, too, only refuses the call: root may open them.
+            // Linux, too, refuses the call only: root may open the files.
             Sort::Arguments
             | Sort::Environment
             | Sort::Maps
@@ -341,7 +341,7 @@ impl Node for File {
     }
 }
 
-/// `mem`: a program's memory by address, as far as it can be read.
+/// `mem`: a program's memory by address, as far as it is readable.
 fn read_memory(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
     let mut done = 0;
     while done < into.len() {

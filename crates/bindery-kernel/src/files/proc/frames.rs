@@ -13,7 +13,7 @@ use super::super::attributes::{Attributes, Kind, Patience};
 use super::super::inode::new_number;
 use super::super::node::Node;
 
-/// Fills words from a frame's number on, and returns how many; fewer only at the end.
+/// Fills words from a frame's number on. Returns their count, which is smaller only at the end.
 type Fill = fn(&Memory<Machine>, u64, &mut [u64]) -> usize;
 
 struct Words {
@@ -49,8 +49,8 @@ impl Node for Words {
     }
 }
 
-/// Reads a file of words of eight bytes, whole ones only: `fill` writes those from a number on, and
-/// says how many there were.
+/// Reads a file of eight-byte words, whole words only. `fill` writes the words from a number on,
+/// and returns their count.
 ///
 /// # Errors
 /// `EINVAL` for a part of a word.

@@ -53,8 +53,8 @@ pub fn mounts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     }
 }
 
-/// The disk's line, in Linux's order: reads, those merged, sectors, time, and the same of writes. A
-/// request of a pager is one read or write, and its pieces after the first one are merged with it,
+/// The disk's line, in Linux's order: reads, merged reads, sectors, time, and the same of writes. A
+/// request of a pager counts as one read or write. Its pieces after the first count as merged,
 /// although the device gets each of them. Times are not measured.
 fn make_diskstats(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     if crate::disk::blocks().is_none() {
@@ -82,7 +82,7 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let lines = [
         ("MemTotal", memory.total_frames()),
         ("MemFree", usage.free),
-        // All files are only in memory, and leave it only for swap.
+        // All files are in memory only, and leave it only for swap.
         ("MemAvailable", usage.free),
         ("Buffers", 0),
         ("Cached", usage.file + usage.shared_memory),

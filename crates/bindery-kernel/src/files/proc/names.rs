@@ -14,16 +14,16 @@ use crate::sync::Mutex;
 
 use super::super::node::{Node, Place};
 
-/// The paths by which files were opened, for `maps`; by the identity of the object.
+/// The paths of opened files, for `maps`, by the identity of the object.
 static PATHS: Mutex<BTreeMap<u64, Found>> = Mutex::new(BTreeMap::new());
 
-/// A file, and the path that it was found by.
+/// A file, and the path by which it was opened.
 type Found = (Weak<dyn Node>, Arc<[u8]>);
 
-/// The most paths that are remembered.
+/// The maximum number of remembered paths.
 const PATHS_MAX: usize = 4096;
 
-/// Remembers the path of a file that was opened.
+/// Remembers the path of an opened file.
 pub fn remember(place: &Arc<Place>) {
     let Some(object) = place.node.object() else { return };
     let mut paths = PATHS.lock();
@@ -52,7 +52,7 @@ impl Naming for Names {
             return Unnamed.write_path(identity, backing, out);
         }
         // A device with frames has a path, although its source is that of shared anonymous memory.
-        // The handle may be the last of a file: it is dropped without the lock.
+        // The handle is dropped without the lock, because it may be the last one of a file.
         let known = PATHS.lock().get(&identity).cloned();
         let Some((node, path)) = known else {
             return Unnamed.write_path(identity, backing, out);

@@ -1,5 +1,5 @@
-//! `/proc/sys`: the kernel's settings. The kernel obeys every file that can be written; a setting
-//! that it cannot obey cannot be opened for writing.
+//! `/proc/sys`: the kernel's settings. Every writable file has an effect; a setting that the kernel
+//! cannot change cannot be opened for writing.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
@@ -17,12 +17,12 @@ use super::super::generated::{FixedDirectory, Text};
 use super::super::sequence::SequenceBuffer;
 use super::super::userfault;
 
-/// The largest number of those files that hold an `int` on Linux.
+/// The maximum value of the files that are an `int` on Linux.
 const INT_MAX: u64 = i32::MAX as u64;
 
-/// `overcommit_ratio`, in hundredths of memory; 0 where `overcommit_kbytes` counts.
+/// `overcommit_ratio`, in hundredths of memory; 0 if `overcommit_kbytes` is in force.
 static OVERCOMMIT_RATIO: AtomicU64 = AtomicU64::new(50);
-/// `overcommit_kbytes`; 0 where the ratio counts.
+/// `overcommit_kbytes`; 0 if the ratio is in force.
 static OVERCOMMIT_KILOBYTES: AtomicU64 = AtomicU64::new(0);
 
 /// The directory.
@@ -37,7 +37,7 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("overcommit_kbytes", Text::writable(make_kilobytes, take_kilobytes)),
         ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
         ("overcommit_ratio", Text::writable(make_ratio, take_ratio)),
-        // Nothing is read around a page of compressed memory, which is all that there is.
+        // All swap is compressed memory, and the kernel reads nothing around such a page.
         ("page-cluster", Text::writable(make_page_cluster, take_page_cluster)),
         ("unprivileged_userfaultfd", Text::writable(make_userfaults, take_userfaults)),
     ]);
@@ -155,14 +155,14 @@ fn take_kilobytes(text: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// One of the two counts, and the other is 0: as on Linux, the one that was written last.
+/// One of the two is in force, and the other is 0: as on Linux, the one that was written last.
 fn set_commit_limit(ratio: u64, kilobytes: u64) {
     OVERCOMMIT_RATIO.store(ratio, Ordering::Relaxed);
     OVERCOMMIT_KILOBYTES.store(kilobytes, Ordering::Relaxed);
     renew_commit_limit();
 }
 
-/// Passes the limit to the core: the written value, plus all swap.
+/// Passes the limit to the core: the setting's share, plus all swap.
 pub fn renew_commit_limit() {
     let kilobytes = OVERCOMMIT_KILOBYTES.load(Ordering::Relaxed);
     let ratio = OVERCOMMIT_RATIO.load(Ordering::Relaxed);

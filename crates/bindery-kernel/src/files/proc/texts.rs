@@ -64,7 +64,7 @@ fn state_name(letter: char) -> &'static str {
     }
 }
 
-/// `stat`: one line of numbers; those that mean nothing here are 0 (see proc_pid_stat(5)).
+/// `stat`: one line of numbers; those without a meaning here are 0 (see proc_pid_stat(5)).
 pub(super) fn stat(
     process: &Process,
     thread: u32,
@@ -120,7 +120,7 @@ pub(super) fn limits(process: &Process, out: &mut EntryText) -> fmt::Result {
 const OLD_EXTREMES: (i32, i32) = (-17, 15);
 const EXTREME: i32 = 1000;
 
-/// `oom_adj`: `oom_score_adj` on the scale of old.
+/// `oom_adj`: `oom_score_adj` on the older scale.
 pub(super) fn old_kill_adjustment(process: &Process, out: &mut EntryText) -> fmt::Result {
     let (lowest, highest) = OLD_EXTREMES;
     writeln!(

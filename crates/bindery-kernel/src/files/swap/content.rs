@@ -9,13 +9,13 @@ use crate::platform::Machine;
 
 use super::super::memory::new_content;
 
-/// The pages that a swap device holds. They stay in memory: pages that went to a swap area on their
-/// own device would keep the area in use for as long as the device has them, and the device for as
-/// long as the area is in use.
+/// The pages that a swap device holds. They are never swapped out: in a swap area on their own
+/// device they would keep the area in use as long as the device holds them, and the device as long
+/// as the area is in use.
 pub struct DeviceContent(Object<'static, Machine>);
 
 impl DeviceContent {
-    /// Content of `size` bytes, all zeroes, of the file system's share of memory.
+    /// `size` bytes of zeroes, charged to the file system's share of memory.
     ///
     /// # Errors
     /// `ENOMEM`.

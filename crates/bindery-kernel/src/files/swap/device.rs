@@ -1,8 +1,8 @@
-//! `/dev/zram0`: a block device in memory, which may be a swap area.
+//! `/dev/zram0`: a block device in memory. It can be a swap area.
 //!
 //! An object of the core holds the bytes that programs write to it. Swapped pages are in the core's
-//! compressed memory, whatever the device holds. So the pages behind the header keep their bytes
-//! until the device is reset; they are never swapped out.
+//! compressed memory instead. So the pages behind the header keep their bytes until the device is
+//! reset; they are never swapped out.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -39,7 +39,7 @@ pub const NUMBER: (u32, u32) = (252, 0);
 
 /// The device's state.
 pub struct Disk {
-    /// The bytes written to it, until a reset; none before it has a size.
+    /// The written bytes, until a reset; `None` until the device has a size.
     pub content: Option<DeviceContent>,
     /// How often it is open.
     opened: u32,
@@ -52,9 +52,9 @@ pub struct Disk {
 pub struct Active {
     /// To the core.
     pub area: SwapArea,
-    /// The path of the device, as `swapon` was given it.
+    /// The path of the device in the call of `swapon`.
     pub path: Vec<u8>,
-    /// `swapoff` is at work on it.
+    /// `swapoff` is in progress.
     pub leaves: bool,
 }
 
@@ -68,10 +68,10 @@ impl Disk {
         self.content.as_ref().map_or(0, |content| content.size())
     }
 
-    /// Gives the device its size.
+    /// Sets the size of the device.
     ///
     /// # Errors
-    /// `EBUSY` if it has one already, `EINVAL` for none, `ENOMEM`.
+    /// `EBUSY` if it already has a size, `EINVAL` for a size of 0, `ENOMEM`.
     pub fn set_size(&mut self, bytes: u64) -> Result<(), Errno> {
         if self.content.is_some() {
             return Err(Errno::EBUSY);
@@ -81,7 +81,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Takes content and size away.
+    /// Removes content and size.
     ///
     /// # Errors
     /// `EBUSY` while it is open or swapped to.
@@ -93,7 +93,7 @@ impl Disk {
         Ok(())
     }
 
-    /// How many slots the header on it gives an area.
+    /// The number of slots in the area that its header describes.
     ///
     /// # Errors
     /// As [`header::slots`].
@@ -180,7 +180,7 @@ impl Node for Device {
     }
 }
 
-/// Ends the swap area and frees the content, at the machine's end, when no address space is left.
+/// Removes the swap area and frees the content when the machine ends and no address space is left.
 pub fn end() {
     let mut disk = DISK.lock();
     if let Some(active) = disk.active.take()

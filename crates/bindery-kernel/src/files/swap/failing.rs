@@ -1,5 +1,5 @@
-//! A swap device with errors, to see how programs fare: `swap-errors=N` on the command line. It
-//! keeps pages as they are, in memory of its own, and does not do every Nth transfer to it, nor
+//! A swap device with errors, to test their effect on programs: `swap-errors=N` on the command
+//! line. It keeps pages uncompressed in memory of its own, and fails every Nth transfer to it and
 //! every Nth from it.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,7 +17,7 @@ use crate::sync::SleepingMutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// The device. It is done at once, so nothing is under way when a request has been submitted.
+/// The device. It completes each request at once, so nothing is in flight after a submission.
 pub struct Failing {
     content: SleepingMutex<Option<Pages>>,
     slots: AtomicU64,
@@ -51,13 +51,13 @@ impl Failing {
         Ok(Some(self))
     }
 
-    /// Gives the memory back, if it has some: the area is off.
+    /// Frees the memory, if there is any: the area was removed.
     pub fn forget(&self) {
         let content = self.content.lock().take();
         drop(content);
     }
 
-    /// Whether the device does this transfer.
+    /// Whether the device performs this transfer.
     fn works(&self, operation: SwapOperation) -> bool {
         let count = match operation {
             SwapOperation::Read => &self.reads,

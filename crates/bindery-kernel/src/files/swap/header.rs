@@ -5,14 +5,14 @@ use crate::errno::Errno;
 /// Bytes of the page.
 pub const SIZE: usize = 4096;
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
-/// Behind room for a boot loader: version, number of the last page, how many bad pages.
+/// After space for a boot loader: version, number of the last page, number of bad pages.
 const FIELDS: usize = 1024;
 
-/// How many slots the area has: the pages behind the first one.
+/// The number of slots in the area: the pages behind the first one.
 ///
 /// # Errors
-/// `EINVAL` for a page without the signature, another version, no pages, bad pages (memory has
-/// none), or more than the device's `pages`.
+/// `EINVAL` if the page lacks the signature, or has another version, no pages, bad pages (memory
+/// has none), or more pages than the device (`pages`).
 pub fn slots(page: &[u8; SIZE], pages: u64) -> Result<u64, Errno> {
     if !page.ends_with(SIGNATURE) {
         return Err(Errno::EINVAL);

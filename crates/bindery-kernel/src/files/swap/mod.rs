@@ -25,11 +25,11 @@ use device::Active;
 pub use device::{DISK, Device, NUMBER, SECTOR, end};
 use failing::FAILING;
 
-/// Flags of `swapon`: a priority, whether it counts, and three for devices that can discard.
+/// Flags of `swapon`: a priority, whether it is valid, and three for devices that can discard.
 const PRIORITY_MASK: u32 = 0x7fff;
 const PREFER: u32 = 0x8000;
 const DISCARD: u32 = 0x7_0000;
-/// The priority of an area that is given none.
+/// The priority of an area without an explicit one.
 const PRIORITY: i16 = -2;
 
 /// `swapon(2)`.
@@ -70,7 +70,7 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
     Ok(0)
 }
 
-/// Refuses files that cannot be a swap area: like on Linux, those of a file system in memory.
+/// Refuses files that cannot be a swap area: as on Linux, those of a file system in memory.
 fn check_kind(place: &Place) -> Result<(), Errno> {
     match place.node.kind() {
         Kind::Block => Ok(()),
@@ -92,7 +92,7 @@ pub fn turn_off(path: u64) -> Outcome {
         active.leaves = true;
         active.clone()
     };
-    // The device is not locked during this: it takes long, and other calls read the device.
+    // The device is not locked meanwhile: this takes long, and other calls read the device.
     let outcome = empty(&active);
     let mut disk = DISK.lock();
     match (outcome, &mut disk.active) {
@@ -110,7 +110,7 @@ pub fn turn_off(path: u64) -> Outcome {
     outcome.map(|()| 0)
 }
 
-/// Brings everything back that is in the area, and removes it.
+/// Reads everything in the area back into memory, and removes the area.
 fn empty(active: &Active) -> Result<(), Errno> {
     let area = &active.area;
     memory().stop_swapping_to(area);
@@ -151,7 +151,7 @@ pub fn listing(out: &mut SequenceBuffer<'_>) -> fmt::Result {
         let padding = 40_usize.saturating_sub(active.path.len()).max(1);
         write!(out, "{:padding$}partition", "")?;
         for kilobytes in [area.slots * 4, area.taken * 4] {
-            // A short number is followed by one tab more, to keep the columns.
+            // One more tab after a short number keeps the columns aligned.
             let tab = if kilobytes < 10_000_000 { "\t" } else { "" };
             write!(out, "\t{kilobytes}{tab}")?;
         }

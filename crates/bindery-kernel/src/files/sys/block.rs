@@ -63,8 +63,8 @@ fn take_reset(text: &str) -> Result<(), Errno> {
     }
 }
 
-/// `mm_stat`: bytes that were stored, compressed, with all overhead, the limit, the most ever;
-/// pages of one value, moved to save room, and kept as they were.
+/// `mm_stat`: bytes stored, compressed, and with all overhead; the limit, the maximum so far; pages
+/// with a single value, pages moved by compaction, and pages stored uncompressed.
 fn make_usage(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let (usage, filled) = (memory().compressed_usage(), memory().swap_usage().filled);
     let limit = memory().compressed_limit() << 12;

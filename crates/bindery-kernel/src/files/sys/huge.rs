@@ -1,7 +1,7 @@
 //! `/sys/kernel/mm/transparent_hugepage`: the folio sizes that the core's policies
 //! allow, in Linux's words; and `khugepaged`, for the kernel's own thread.
 //!
-//! The words that were written are kept here, since several may mean the same to a policy.
+//! The written words are kept here, because several may mean the same policy.
 
 use alloc::format;
 use alloc::string::String;
@@ -34,9 +34,9 @@ const HUGE_PAGES: u32 = 1 << HUGE;
 enum Meaning {
     /// To the policy.
     Mode(SizeMode),
-    /// No large folios of any size, whatever the files of the sizes say.
+    /// No large folios of any size, whatever the setting of each size.
     Deny,
-    /// Those sizes that inherit, and no others, whatever else is said.
+    /// The sizes that inherit, and no others, whatever their settings.
     Force,
 }
 
@@ -52,7 +52,8 @@ const WORDS: Words = &[
     ("never", Mode(SizeMode::Never)),
 ];
 
-/// `shmem_enabled`. No folio of ours reaches behind an object's end, so `always` is `within_size`.
+/// `shmem_enabled`. The core's folios never extend beyond an object's end, so `always` is
+/// `within_size`.
 const SHARED_WORDS: Words = &[
     ("always", Mode(SizeMode::Always)),
     ("within_size", Mode(SizeMode::Always)),
@@ -91,8 +92,8 @@ const EFFORTS: [(&str, LargeFolioEffort); 5] = [
 /// The index of `inherit` in a size's words.
 const INHERIT: u8 = 1;
 
-/// The files of anonymous or of shared memory, and which of their words are chosen, by index: for
-/// all sizes, and by order.
+/// The files of anonymous or of shared memory, and the index of the chosen word: for all sizes, and
+/// by order.
 struct Files {
     words: Words,
     size_words: Words,
@@ -104,7 +105,7 @@ static ANONYMOUS: Files = Files::new(WORDS, 2, SIZE_WORDS, 3);
 static SHARED: Files = Files::new(SHARED_WORDS, 3, SHARED_SIZE_WORDS, 4);
 
 impl Files {
-    /// The huge size inherits, as on Linux; the rest is never used.
+    /// The huge size inherits, as on Linux; all other sizes are never used.
     const fn new(words: Words, never: u8, size_words: Words, never_of_size: u8) -> Self {
         let mut sizes = [const { AtomicU8::new(INHERIT) }; HUGE as usize + 1];
         let mut order = 0;
@@ -127,8 +128,7 @@ impl Files {
         }
     }
 
-    /// Tells the core's policy. Returns whether any size is used at all, and whether the huge one
-    /// is.
+    /// Sets the core's policy. Returns whether any size is used, and whether the huge one is.
     fn apply(&self, policy: &FolioPolicy) -> (bool, bool) {
         let all = self.all();
         if let Mode(mode) = all {
@@ -268,9 +268,9 @@ fn khugepaged() -> Arc<FixedDirectory> {
 
 /// The directory.
 pub fn directory() -> Arc<FixedDirectory> {
-    // Nothing is used at first, so there is no thread to be made, which could fail.
+    // No size is used at first, so no thread is created, which could fail.
     let _ = apply();
-    // Linux does so wherever large folios are used.
+    // Linux defragments whenever large folios are used.
     memory().set_huge_zero_page(true);
     let mut entries: Vec<(String, Arc<dyn Node>)> = alloc::vec![
         ("enabled".into(), Setting::file(All(&ANONYMOUS))),

@@ -1,5 +1,5 @@
 //! `/sys/kernel/mm/ksm`: the merging of pages with equal contents, as on a Linux whose `ksmd` is
-//! stopped. This kernel merges no pages, so it cannot be started.
+//! stopped. This kernel merges no pages, so merging cannot be started.
 
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
@@ -11,7 +11,7 @@ use super::super::generated::{FixedDirectory, Text};
 use super::super::sequence::SequenceBuffer;
 use super::setting::{Setting, Value};
 
-/// Whether 2 was written to `run` last, and not 0.
+/// Whether the last write to `run` was 2, not 0.
 static WAS_UNMERGED: AtomicBool = AtomicBool::new(false);
 
 /// `run`: 0 stops the merging, and 2 splits all merged pages as well. 1 would start it.

@@ -1,6 +1,6 @@
 //! `/sys`: the folio policies and the background collapser under
 //! `/sys/kernel/mm/transparent_hugepage`, the merging of equal pages, which is off, the swap
-//! device, and how many CPUs run programs.
+//! device, and the number of CPUs that run programs.
 
 use alloc::sync::Arc;
 use core::fmt::Write;

@@ -1,4 +1,4 @@
-//! Files under `/sys` that hold one setting, with Linux's rules for a write: one newline may end
+//! Files under `/sys` with one setting each. Linux's rules for writes apply: one newline may follow
 //! the value, and nothing else may surround it.
 
 use alloc::boxed::Box;
@@ -14,15 +14,15 @@ use super::super::inode::new_number;
 use super::super::node::Node;
 use super::super::sequence::SequenceBuffer;
 
-/// The value that a file shows and takes.
+/// The value that a file reads and writes.
 pub trait Value: Send + Sync {
     /// Writes the text, without a newline.
     fn show(&self, out: &mut SequenceBuffer<'_>) -> fmt::Result;
 
-    /// Takes a text, without a newline.
+    /// Sets the value from a text without a newline.
     ///
     /// # Errors
-    /// `EINVAL` for one that means nothing.
+    /// `EINVAL` if the text has no meaning.
     fn take(&self, text: &str) -> Result<(), Errno>;
 }
 
@@ -75,12 +75,12 @@ pub struct Number {
 }
 
 impl Number {
-    /// A number that is read on demand.
+    /// A number that is computed on each read.
     pub fn new(cell: &'static AtomicU32, range: RangeInclusive<u32>) -> Self {
         Self { cell, range, changed: || {} }
     }
 
-    /// A number; `changed` is called when it was written.
+    /// A number. `changed` is called after each write.
     pub fn watched(cell: &'static AtomicU32, changed: fn()) -> Self {
         Self { cell, range: 0..=u32::MAX, changed }
     }
@@ -102,7 +102,7 @@ impl Value for Number {
     }
 }
 
-/// Writes words, that of index `chosen` in brackets.
+/// Writes words, with the one at index `chosen` in brackets.
 pub fn show_words<'a>(
     words: impl Iterator<Item = &'a str>,
     chosen: usize,

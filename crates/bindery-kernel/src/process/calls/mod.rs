@@ -1,5 +1,5 @@
-//! The system calls about processes, threads, signals, time and limits, by number. The file
-//! `signals` has those about signals; the others are in the modules above.
+//! The system calls about processes, threads, signals, time and limits, by number. Calls about
+//! signals are in `signals`; the others are in the modules above.
 
 mod signals;
 
@@ -20,8 +20,8 @@ const FORK: u64 = nr::SIGCHLD as u64;
 #[cfg(target_arch = "x86_64")]
 const VFORK: u64 = (nr::CLONE_VM | nr::CLONE_VFORK | nr::SIGCHLD) as u64;
 
-/// Makes a call; `None` where the number is another's. The inner `None` means that the registers
-/// are as the program shall have them.
+/// Makes a call; `None` if the number belongs to another one. The inner `None` means that the
+/// registers already have the program's new state.
 pub fn call(
     number: u32,
     arguments: [u64; 6],

@@ -21,7 +21,7 @@ pub(super) fn sigaction(signal: u64, new: u64, old: u64, size: u64) -> Outcome {
     if size != 8 || new != 0 && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::EINVAL);
     }
-    // Before the old action is read: the copy may let another thread change it.
+    // Before the old action is read: during the copy another thread may change it.
     let new = if new == 0 { None } else { Some(user::read::<[u64; 4]>(new)?) };
     let process = scheduler::current().process.clone();
     let actions = process.actions();
@@ -87,7 +87,7 @@ pub(super) fn sigsuspend(at: u64, size: u64) -> Outcome {
     pause()
 }
 
-/// `pause(2)`: waits for a signal that does something.
+/// `pause(2)`: waits for a signal with an effect.
 pub(super) fn pause() -> Outcome {
     let waited = WaitQueue::new().wait(None, || None::<u64>);
     waited.map_err(|_| Errno::RESTART_WITHOUT_HANDLER)
@@ -157,7 +157,7 @@ pub(super) fn kill(target: i32, number: u64) -> Outcome {
     };
     let mut outcome = Err(Errno::ESRCH);
     for process in all().iter().filter(is_meant) {
-        // One that may be sent to is enough.
+        // The call succeeds if one of them may be signaled.
         outcome = outcome.or(send(process, None, number, information));
     }
     outcome
@@ -171,7 +171,7 @@ pub(super) fn tkill(process: Option<u64>, thread: u64, number: u64) -> Outcome {
     })
 }
 
-/// A thread by number, and by that of its process if it is given.
+/// A thread by its number, and by its process's number if that is given.
 fn thread_of(process: Option<u64>, id: u64) -> Result<Arc<Thread>, Errno> {
     if id as i32 <= 0 || process.is_some_and(|process| process as i32 <= 0) {
         return Err(Errno::EINVAL);
@@ -260,7 +260,7 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
             Some((code, [bytes[2], bytes[3], bytes[4], bytes[5]]))
         }
     };
-    // Only now: the copy may let the process or the thread end.
+    // Not earlier: during the copy the process or the thread may end.
     let process = find(id).ok_or(Errno::ESRCH)?;
     let thread = match flags {
         THREAD => own_thread.or_else(|| process.threads().first().cloned()),
