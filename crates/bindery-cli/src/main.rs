@@ -67,12 +67,16 @@ impl From<guest::Problem> for Problem {
     }
 }
 
+impl From<String> for Problem {
+    fn from(text: String) -> Self {
+        Self::Failed(text)
+    }
+}
+
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let result = match command {
-        Command::Bench(arguments) => {
-            bench::run(&arguments).map_err(Problem::Failed).map(|()| ExitCode::SUCCESS)
-        }
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Random(arguments) => random::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Run(arguments) => run::run(&arguments).map_err(Problem::from),

@@ -367,11 +367,13 @@ fn a_wrong_command_line_gets_a_correction() {
 
 #[test]
 fn an_unwritable_file_is_noticed_before_the_work() {
-    let output = bench(&["remap-1m", "--quick", "--json", "/nowhere/at/all.json"]);
-    let err = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(err.contains("/nowhere/at/all.json") && err.contains("directory"), "{err}");
-    assert!(output.stdout.is_empty());
+    for workload in ["remap-1m", "latency", "scale", "compaction"] {
+        let output = bench(&[workload, "--quick", "--json", "/nowhere/at/all.json"]);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{workload}: {err}");
+        assert!(err.contains("/nowhere/at/all.json") && err.contains("directory"), "{err}");
+        assert!(output.stdout.is_empty());
+    }
 }
 
 #[test]

@@ -411,6 +411,15 @@ fn out_of_memory_is_an_outcome_like_others() {
 }
 
 #[test]
+fn an_unwritable_document_is_noticed_before_the_script() {
+    let output = check("audit", &["--json", "/nowhere/at/all.json"]);
+    assert_eq!(output.status.code(), Some(2));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(err.contains("/nowhere/at/all.json") && err.contains("directory"), "{err}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
 fn the_document_says_what_was_printed() {
     let path = env::temp_dir().join(format!("bindery-check-{}.json", process::id()));
     let file = path.to_str().expect("the path is UTF-8");

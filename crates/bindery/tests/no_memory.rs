@@ -30,7 +30,7 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("space/call/populate.rs", 2, "what a fault has said after reclaim, also as another error"),
     ("space/call/scan_pages.rs", 1, "what an attempt has said after reclaim"),
     ("space/call/swap_off.rs", 2, "what a fault has said after reclaim"),
-    ("swap/mod.rs", 1, "the error itself"),
+    ("swap/mod.rs", 2, "the error itself"),
 ];
 
 #[test]

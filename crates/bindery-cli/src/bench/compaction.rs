@@ -21,6 +21,7 @@ use serde::Serialize;
 use super::report::table;
 use super::statistics::Summary;
 use super::{enough_memory, parse_architecture};
+use crate::Problem;
 use crate::output::{JsonFile, show, thousands};
 use crate::size::{GIB, KIB, MIB, show_bytes};
 
@@ -125,7 +126,7 @@ struct Document<'a> {
 ///
 /// # Errors
 /// The message for the user.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (heap, repeats) = if arguments.quick { (8 * MIB, 2) } else { (32 * MIB, 9) };
     enough_memory(4 * heap)?;

@@ -46,6 +46,7 @@ use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::Problem;
 use crate::output::{JsonFile, show};
 use crate::size::{FolioSize, MIB};
 use engine::{Bench, Comparison};
@@ -167,13 +168,13 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
 ///
 /// # Errors
 /// The message for the user.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     match &arguments.counts {
         Some(Counts::Latency(arguments)) => return latency::run(arguments),
         Some(Counts::Compaction(arguments)) => return compaction::run(arguments),
         Some(Counts::Scale(arguments)) => return scale::run(arguments),
-        Some(Counts::Conflicts(arguments)) => return conflicts::run(arguments),
-        Some(Counts::Scaling(arguments)) => return scaling::run(arguments),
+        Some(Counts::Conflicts(arguments)) => return Ok(conflicts::run(arguments)?),
+        Some(Counts::Scaling(arguments)) => return Ok(scaling::run(arguments)?),
         None => {}
     }
     // Before the work, so that a wrong name is reported at once.
@@ -198,7 +199,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if let Some(file) = file {
         file.write(&document)?;
     }
-    if problems.is_empty() { Ok(()) } else { Err(problems.join("\nerror: ")) }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("\nerror: ").into()) }
 }
 
 /// All tables of one workload, which share a machine.

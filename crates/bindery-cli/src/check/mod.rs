@@ -99,8 +99,7 @@ const SHOWN_MISTAKES: usize = 20;
 pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let source = source(&arguments.script).map_err(Problem::Wrong)?;
     let script = read::script(source).map_err(|(source, mistakes)| wrong(&source, &mistakes))?;
-    let json = arguments.json.as_deref().map(JsonFile::create).transpose();
-    let json = json.map_err(|problem| Problem::Failed(problem.into()))?;
+    let json = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let memory = arguments.memory;
     let mut report = Report::new(&script.source.name, arguments.arch.to_string(), memory);
     let line = Cell::new(0);

@@ -104,6 +104,8 @@ mod unmapped;
 mod usage;
 mod writeback;
 
+use core::fmt;
+
 use crate::Memory;
 use crate::addr::Frame;
 use crate::error::{CallError, Failure};
@@ -205,7 +207,7 @@ impl<P: Platform> Swap<P> {
     /// # Safety
     /// 1. The caller has the folio's lock and a reference.
     /// 2. No entry maps the folio, and it has no pins.
-    // Separate: a page that one word fills must not pay for the registers that this saves.
+    // Out of line: a page that one word fills must not pay for the registers that this saves.
     #[inline(never)]
     unsafe fn store(&self, frames: &Frames<P>, page: Frame) -> Option<u64> {
         // SAFETY: 1. the caller's obligation 1. 2. Its obligation 2, and the core reads the page by
@@ -274,6 +276,22 @@ pub enum SwapError {
     /// feature `compression` too.
     NotBuilt,
 }
+
+impl fmt::Display for SwapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooMany => "the maximum number of swap areas is in use",
+            Self::Size => "the swap area has no slots, or more than can be accounted for",
+            Self::OutOfMemory => "out of memory for the slots of the swap area",
+            Self::NotThere => "no such swap area exists",
+            Self::InUse => "slots of the swap area are in use",
+            Self::Interrupted => "a fatal signal ended the wait for a swap device",
+            Self::NotBuilt => "the build has no swap areas of this kind",
+        })
+    }
+}
+
+impl core::error::Error for SwapError {}
 
 impl CallError for SwapError {
     const OUT_OF_MEMORY: Self = Self::OutOfMemory;

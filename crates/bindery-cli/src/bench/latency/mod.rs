@@ -23,6 +23,7 @@ use bindery_hosted::{ArchitectureName, MemoryFiles, Walk};
 use serde::Serialize;
 
 use super::enough_memory;
+use crate::Problem;
 use crate::output::{JsonFile, show};
 use crate::size::{GIB, MIB};
 use meter::{BOUNDS, Bounds, Meter, Row};
@@ -108,7 +109,7 @@ struct Document<'a> {
 ///
 /// # Errors
 /// The message for the user: a call that failed, or one that exceeds the bounds.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let extent = if arguments.quick { QUICK } else { FULL };
     enough_memory(extent.memory)?;
@@ -134,7 +135,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     }
     match rows.iter().filter(|row| !row.within_bounds).count() {
         0 => Ok(()),
-        beyond => Err(format!("{beyond} of {} calls go beyond the bounds", rows.len())),
+        beyond => Err(format!("{beyond} of {} calls go beyond the bounds", rows.len()).into()),
     }
 }
 

@@ -19,6 +19,7 @@ use bindery_hosted::{ArchitectureName, Visitor, Walk, dispatch};
 use serde::Serialize;
 
 use super::{enough_memory, parse_architecture};
+use crate::Problem;
 use crate::output::{JsonFile, show};
 use crate::size::MIB;
 use fixture::Sample;
@@ -106,7 +107,7 @@ struct Document<'a> {
 ///
 /// # Errors
 /// The message for the user: a call that failed, or one whose steps grow faster than a logarithm.
-pub fn run(arguments: &Arguments) -> Result<(), String> {
+pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let extent = if arguments.quick { QUICK } else { FULL };
     enough_memory(extent.memory)?;
@@ -123,7 +124,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     }
     match rows.iter().filter(|row| !row.logarithmic).count() {
         0 => Ok(()),
-        faster => Err(format!("{faster} of {} calls grow faster than a logarithm", rows.len())),
+        faster => {
+            Err(format!("{faster} of {} calls grow faster than a logarithm", rows.len()).into())
+        }
     }
 }
 
