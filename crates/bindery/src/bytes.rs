@@ -3,7 +3,7 @@
 //! Programs may read and write the same pages at the same time, through their own tables. So the
 //! copies use [`Platform::read_bytes`] and [`Platform::write_bytes`], which make no references. A
 //! kernel has its own instructions for them. The provided versions use aligned 64-bit atomics, and
-//! a store of fewer bytes changes no byte beside them. (Linux copies without that care; Rust calls
+//! a store of fewer bytes changes no neighboring byte. (Linux copies without that care; Rust calls
 //! such a race undefined.)
 //!
 //! ```text

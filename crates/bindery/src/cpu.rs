@@ -11,8 +11,8 @@
 //! only shares a line for once.
 //!
 //! # Machines that need none
-//! Records are made by [`Memory::cpu_online`]. Before the first call the table is empty, and a
-//! look-up costs one load and one branch; then all CPUs use what they share.
+//! [`Memory::cpu_online`] makes the records. Before its first call the table is empty, and a
+//! look-up costs one load and one branch; all CPUs use the shared state then.
 //!
 //! [`Platform::cpu`]: crate::Platform::cpu
 //! [`Memory::cpu_online`]: crate::Memory::cpu_online

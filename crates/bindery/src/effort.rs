@@ -10,7 +10,7 @@ use crate::platform::Platform;
 ///
 /// To *collect* is to free frames that are unused but kept: by caches of the core
 /// ([`Memory::trim`]), for readers ([`Memory::drain_deferred`]), and by the embedder
-/// ([`Platform::collect_memory`]). They may complete a block. Nothing is moved.
+/// ([`Platform::collect_memory`]). They may complete a block. No page moves.
 ///
 /// ```
 /// use bindery::{LargeFolioEffort, Memory, Platform};
@@ -22,7 +22,7 @@ use crate::platform::Platform;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum LargeFolioEffort {
-    /// It collects, and tries again.
+    /// It collects memory, and tries again.
     Always,
     /// It takes a smaller folio, and makes another thread collect
     /// ([`Platform::collect_memory_later`]).
@@ -34,7 +34,7 @@ pub enum LargeFolioEffort {
     /// [`LargeFolioEffort::Never`].
     #[default]
     Madvise,
-    /// It takes a smaller folio.
+    /// It uses a smaller folio.
     Never,
 }
 
@@ -51,7 +51,7 @@ const ALL: [LargeFolioEffort; 5] = [
 pub(crate) enum Collecting {
     /// By the fault.
     Now,
-    /// By another thread.
+    /// Another thread did.
     Later,
     /// Not at all.
     Never,
@@ -102,8 +102,8 @@ impl<P: Platform> Memory<P> {
         self.effort.get()
     }
 
-    /// Frees all frames that are unused but kept: those of the core's caches, those that wait for
-    /// readers, and those that the embedder keeps ([`Platform::collect_memory`]).
+    /// Frees all frames that are unused but kept: those in the core's caches, those that wait for
+    /// readers, and the embedder's ([`Platform::collect_memory`]).
     ///
     /// Call it without locks, outside read sections.
     ///

@@ -31,7 +31,7 @@ pub struct Events {
     pub folio_splits: u64,
     /// Huge leaves that were replaced by a table.
     pub leaf_splits: u64,
-    /// Huge zero pages: at most one.
+    /// Huge zero pages: 0 or 1.
     pub huge_zero_pages: u64,
     /// Base pages whose content was read from a swap area.
     pub pages_swapped_in: u64,
@@ -83,7 +83,7 @@ impl FrequentEvents {
 /// The counters of rare events.
 #[derive(Default)]
 pub(crate) struct RareEvents {
-    /// Of CPUs without a part of their own.
+    /// Of CPUs without counters of their own.
     pub(crate) frequent: FrequentEvents,
     pub(crate) huge_collapses: AtomicU64,
     pub(crate) folio_splits: AtomicU64,

@@ -8,7 +8,7 @@
 use crate::error::Error;
 use crate::platform::Platform;
 
-/// Refuses to begin the next piece of a long call if a fatal signal is pending.
+/// Fails if a fatal signal is pending, before the next piece of a long call.
 #[inline]
 pub(crate) fn check<P: Platform>(platform: &P) -> Result<(), Error> {
     if platform.fatal_signal() { Err(Error::Interrupted) } else { Ok(()) }

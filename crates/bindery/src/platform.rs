@@ -202,7 +202,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// 1. CPU A, interrupts off, waits until CPU B has invalidated.
     /// 2. CPU B, interrupts off, waits for A: for another invalidation, or for the end of a pause.
     ///
-    /// Only [`crate::KernelMap`] calls this. A platform without one need do nothing.
+    /// Only [`crate::KernelMap`] calls this. A platform without a kernel map need do nothing.
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation);
 
     /// Makes instruction fetches of all CPUs see the current content of `count` frames from `first`
@@ -385,7 +385,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// `cond_resched`). May sleep. Does nothing by default.
     fn yield_if_due(&self) {}
 
-    /// Frees memory that the embedder keeps for later: its caches, and what
+    /// Frees memory that the embedder keeps for later: its caches, and the areas that
     /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the
     /// background collapser call that if no large folio is free and [`crate::LargeFolioEffort`]
     /// requires it, and so does each call that is about to fail for lack of memory. No lock is

@@ -158,9 +158,9 @@ counts! {
         entries_read,
         /// Entries written, at any level.
         entries_written,
-        /// Entries read only on the way down from the root: those that refer to tables. An empty or
-        /// huge entry that ends the walk above level 0 is counted by most look-ups, but not by the
-        /// moves of `mremap` and `UFFDIO_MOVE`.
+        /// Entries read only during the descent from the root: those that refer to tables. Most
+        /// look-ups also count an empty or huge entry that ends the walk above level 0, but the
+        /// moves of `mremap` and `UFFDIO_MOVE` do not.
         entries_descended,
         /// Table locks taken.
         tables_locked,

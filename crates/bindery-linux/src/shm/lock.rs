@@ -45,7 +45,7 @@ impl LockAccount {
 
     /// Adds `pages`, unless the sum would exceed `most`. The sum of all accounts cannot overflow,
     /// because the sum of all segments cannot.
-    fn take(&self, pages: u64, most: u64) -> Result<(), Errno> {
+    fn charge(&self, pages: u64, most: u64) -> Result<(), Errno> {
         // One exchange. Adding first and undoing a sum that is too large could make a smaller
         // request of another CPU fail in between.
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= most);
@@ -95,7 +95,7 @@ pub(super) fn lock<'m, P: Platform>(
             return Err(Errno::EPERM);
         }
         if segment.mode & LOCKED == 0 {
-            locking.account.take(pages_of(segment.size), locking.most())?;
+            locking.account.charge(pages_of(segment.size), locking.most())?;
             segment.locked_by = Some(locking.account);
             segment.mode |= LOCKED;
             segment.object.keep_in_memory();

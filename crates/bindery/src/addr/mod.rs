@@ -253,7 +253,7 @@ impl VirtRange {
         if start.0 <= end.0 { Some(Self { start, end }) } else { None }
     }
 
-    /// The range of `bytes` bytes that begins at `start`; `None` if it would leave 64 bits.
+    /// The range of `bytes` bytes from `start` on; `None` if it exceeds 64 bits.
     #[inline]
     pub const fn from_len(start: VirtAddr, bytes: u64) -> Option<Self> {
         match start.checked_add(bytes) {

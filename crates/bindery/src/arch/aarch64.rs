@@ -103,7 +103,7 @@ impl Arch for AArch64 {
         Self::table_entry(frame)
     }
 
-    // Always inlined: a first access knows most of the attributes.
+    // Always inlined: callers of first accesses know most of the attributes at compile time.
     #[inline(always)]
     fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
@@ -322,7 +322,7 @@ impl AArch64 {
     }
 }
 
-// Always inlined: a first access knows most of the attributes.
+// Always inlined: callers of first accesses know most of the attributes at compile time.
 #[inline(always)]
 const fn leaf_bits(frame: Frame, level: Level<AArch64>, attributes: LeafAttributes) -> u64 {
     let attributes = attributes.get();

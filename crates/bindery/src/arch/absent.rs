@@ -52,7 +52,7 @@ pub enum Absent {
         /// A userfaultfd write-protected the page.
         userfault: bool,
     },
-    /// No page, but some state to remember.
+    /// No page, but a state to remember.
     Marker(Marker),
     /// A page mapped with no permission (`PROT_NONE`): its folio counts it as mapped, but the MMU
     /// sees nothing.
@@ -87,8 +87,8 @@ const fn flag(set: bool, bit: u64) -> u64 {
     if set { bit } else { 0 }
 }
 
-/// The absent entries of an architecture. The format is the same for all, so every [`Arch`] has
-/// this trait and none implements it.
+/// The absent entries of an architecture. The format is the same for all, so this trait has a
+/// blanket implementation for every [`Arch`].
 pub trait AbsentFormat: Arch {
     /// The entry for `absent`. Bits that do not fit (a slot of 2^38 or more, a device above 31) are
     /// cut off: callers allocate slots below those bounds.
@@ -145,7 +145,7 @@ pub trait AbsentFormat: Arch {
         let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
         let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
         let (absent, used) = match plain & KIND_MASK {
-            // Without the feature nothing makes such an entry.
+            // Without the feature no such entry is made.
             SWAP if cfg!(feature = "swap") => {
                 let swap = Absent::Swap {
                     device: number as u8,

@@ -1,5 +1,6 @@
-//! Control bits of the processor on which the page tables depend: which bit explains an observation
-//! of a self-test ([`crate::check::machine`]), and the values that the registers must hold.
+//! Control bits of the processor on which the page tables depend: the bit that explains an
+//! observation of a self-test ([`crate::check::machine`]), and the values that the registers must
+//! have.
 
 use core::fmt;
 
@@ -75,7 +76,7 @@ impl fmt::Display for Symptom {
     }
 }
 
-/// A control bit: its name, the value that it needs, and the manual that explains it.
+/// A control bit: its name, its required value, and the manual that explains it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct ControlBit {
     /// Register and bit, as the manual writes them.
@@ -121,7 +122,7 @@ pub enum Needed {
 /// The effect of a wrong value of a control bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Severity {
-    /// Faults that never end, or accesses that the tables forbid.
+    /// Endless faults, or accesses that the tables forbid.
     Broken,
     /// Like [`Severity::Broken`], on a platform that offers protection keys.
     BrokenWithKeys,

@@ -49,13 +49,13 @@ impl<A> Level<A> {
         self.number
     }
 
-    /// The next lower level: that of the tables to which entries of this one point.
+    /// The next lower level: that of the tables to which entries of this level point.
     #[inline]
     pub const fn below(self) -> Self {
         Self::new(self.number - 1)
     }
 
-    /// The next higher level: that of the table that points to tables of this one.
+    /// The next higher level: that of the tables that point to tables of this level.
     #[inline]
     pub const fn above(self) -> Self {
         Self::new(self.number + 1)
@@ -119,7 +119,7 @@ impl<A: Arch> Level<A> {
     }
 }
 
-// By hand: a derived implementation would require the same of the architecture.
+// Implemented by hand: a derived implementation would require the same trait of the architecture.
 
 impl<A> Clone for Level<A> {
     #[inline]

@@ -247,8 +247,8 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The MMU may cache invalid entries, so that a new entry is certain to be seen only after an
     /// invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
-    /// A page fault removes what the TLB of its CPU has for the address, so that an entry which
-    /// allows more by then is seen without an invalidation (x86-64).
+    /// A page fault removes the TLB entries of its CPU for the address. So a changed entry that
+    /// allows more needs no invalidation (x86-64).
     const FAULTS_INVALIDATE: bool = false;
     /// An instruction fetch sees every earlier store, so that memory may be executed right after it
     /// was written (x86-64). Otherwise
@@ -289,7 +289,7 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The entry at `level` for the page or pages of `frame`, which is aligned to the level's size:
     /// a leaf, or [`Absent::ProtNone`] if `attributes.permissions` allows nothing. No architecture
     /// overrides it.
-    // Always inlined: a first access knows most of the attributes.
+    // Always inlined: callers of first accesses know most of the attributes at compile time.
     #[inline(always)]
     fn page_entry(frame: Frame, level: Level<Self>, attributes: Attributes) -> Entry {
         page_entry::page_entry(frame, level, attributes)
@@ -335,15 +335,15 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The leaf without write permission; dirty is kept.
     fn write_protect(entry: Entry) -> Entry;
 
-    /// The leaf with write permission. With [`Write::Now`], the write that needs it is recorded
-    /// (accessed, dirty and soft-dirty), so that the MMU need not do that.
+    /// The leaf with write permission. With [`Write::Now`], it is also accessed, dirty and
+    /// soft-dirty, so that the MMU need not record the write.
     fn make_writable(entry: Entry, write: Write) -> Entry;
 
     /// The leaf with its accessed state set.
     fn mark_accessed(entry: Entry) -> Entry;
 
     /// The leaf with its accessed state cleared. Takes an entry as it is in memory: a contiguous
-    /// run stays one if all of its leaves are changed.
+    /// run stays intact if all of its leaves are changed.
     fn mark_unused(entry: Entry) -> Entry;
 
     /// The leaf with its dirty state cleared. Takes an entry as [`Arch::mark_unused`] does.
@@ -368,8 +368,8 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
         entry
     }
 
-    /// The bits that give a leaf, at any level, this memory type; none for [`MemoryType::Normal`].
-    /// `None` if the architecture has no such type.
+    /// The bits that give a leaf, at any level, this memory type; zero for [`MemoryType::Normal`].
+    /// `None` if the architecture lacks the type.
     fn memory_type(memory: MemoryType) -> Option<u64>;
 
     /// The memory type of a leaf. Of types that the architecture cannot distinguish, the strictest.

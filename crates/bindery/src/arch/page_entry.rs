@@ -46,7 +46,7 @@ impl LeafAttributes {
 }
 
 /// See [`Arch::page_entry`].
-// Always inlined: a first access knows most of the attributes.
+// Always inlined: callers of first accesses know most of the attributes at compile time.
 #[inline(always)]
 pub(super) fn page_entry<A: Arch>(frame: Frame, level: Level<A>, attributes: Attributes) -> Entry {
     match LeafAttributes::new(attributes) {

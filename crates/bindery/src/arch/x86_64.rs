@@ -80,7 +80,7 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
         Self::table_entry(frame)
     }
 
-    // Always inlined: a first access knows most of the attributes.
+    // Always inlined: callers of first accesses know most of the attributes at compile time.
     #[inline(always)]
     fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry {
         Entry(leaf_bits(frame, level, attributes))
@@ -277,7 +277,7 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
     }
 }
 
-// Always inlined: a first access knows most of the attributes.
+// Always inlined: callers of first accesses know most of the attributes at compile time.
 #[inline(always)]
 const fn leaf_bits<const LEVELS: u8>(
     frame: Frame,

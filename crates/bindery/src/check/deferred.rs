@@ -1,4 +1,4 @@
-//! Verifies that items waiting for readers are in no tree, and that none is lost.
+//! Verifies that no tree contains items that wait for readers, and that no item is lost.
 
 use crate::addr::VirtAddr;
 use crate::frame::meta::MetaKind;

@@ -92,8 +92,8 @@ pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
 }
 
 /// Verifies all invariants. `spaces` has all address spaces of `memory`, no other call runs, and
-/// pagers have answered all requests. Pages that were read ahead, and that nothing has asked for,
-/// are dropped. `scratch` has [`scratch_words`] words or more, with any content.
+/// pagers have answered all requests. Drops pages that were read ahead and never requested.
+/// `scratch` has [`scratch_words`] words or more, with any content.
 ///
 /// Context: may sleep. Complexity: linear in the frames and in the entries of all tables.
 ///

@@ -72,7 +72,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         self.quotas()
     }
 
-    /// Verifies that each quota has given out the number of pages that its objects have committed.
+    /// Verifies that each quota has charged the number of pages that its objects have committed.
     fn quotas(&self) -> Result<(), Violation> {
         let address = |quota: &Quota| ptr::from_ref(quota).addr();
         let quotas = || self.registered().filter_map(ObjectState::quota);
@@ -222,7 +222,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         named && first.page(page) < unsafe { object.as_ref() }.size_in_pages()
     }
 
-    /// Whether `folio`, of whose pages objects have `named`, may have that number of them.
+    /// Whether `folio` may have the `named` pages to which objects refer.
     pub(super) fn may_be_named(&self, folio: Folio, named: u32) -> bool {
         named == 0 || self.memory.frames.folio(folio).is_of_object()
     }

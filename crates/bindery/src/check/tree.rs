@@ -33,7 +33,7 @@ fn memory_type<A: Arch>(vma: &Vma) -> MemoryType {
     bits.map_or(MemoryType::Normal, |bits| A::memory_type_of(Entry(bits)))
 }
 
-/// The VMA that contains `range`, which is mapped.
+/// The VMA that contains the mapped `range`.
 fn mapping<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<&Vma, Violation> {
     let vma = vmas.first_ending_after(range.start().0).filter(|vma| vma.range().covers(range));
     vma.ok_or(Violation::OutsideMappings(range.start()))

@@ -100,7 +100,7 @@ pub enum Violation {
         /// The frame.
         frame: Frame,
     },
-    /// A leaf of a mapping of frames that are not the core's has a frame that the core uses.
+    /// A leaf in a mapping of the embedder's frames has a frame that the core uses.
     NotShown {
         /// The address that it maps.
         at: VirtAddr,
@@ -172,7 +172,7 @@ pub enum Violation {
     },
     /// The page index of the object with this number is out of order, or the object is not at rest.
     ObjectIndex(u64),
-    /// An object has for a page a frame that is in no folio of the object, or that it has twice.
+    /// An object refers to a frame that is in no folio of the object, or twice to one frame.
     ObjectPage {
         /// The object's number.
         object: u64,

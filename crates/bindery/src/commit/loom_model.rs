@@ -1,5 +1,5 @@
 //! Credit at the limit under loom: the code of [`super`] itself, with two areas of memory and two
-//! processes that want at most one each.
+//! processes, each of which needs at most one.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib commit::loom_model`.
 //!
@@ -113,8 +113,8 @@ struct Shared(Rc<World>);
 // SAFETY: the model's threads share the world and run one at a time; the last one drops it.
 unsafe impl Send for Shared {}
 
-/// Runs `first` beside `second`, after `before`: `left` pages are committed then. Returns how often
-/// the lock was taken.
+/// Runs `first` concurrently with `second`, after `before`, which leaves `left` pages committed.
+/// Returns how often the lock was taken.
 fn explore(omit: Omit, before: fn(&World), [first, second]: [fn(&World); 2], left: i64) -> u64 {
     let locked = Arc::new(Taken::new(0));
     let shared = Arc::clone(&locked);

@@ -1,14 +1,14 @@
 //! Commit accounting: the amount of committed memory, and its limit (`vm.overcommit_memory`).
 //!
-//! All processes count in one word. So that they do not all write it, each CPU that is online holds
-//! *credit*: pages that are in the word and that no mapping uses. A call commits from the credit of
-//! its CPU and returns to it, however large the mapping is. When the credit does not suffice, the
+//! The commitments of all processes are one word. So that not all CPUs write it, each online CPU
+//! holds *credit*: pages that the word counts and no mapping uses. A call commits from the credit
+//! of its CPU and returns to it, however large the mapping is. If the credit does not suffice, the
 //! call takes the difference and a batch from the word.
 //!
-//! The word gets credit back under a lock: when a CPU goes offline, and before a call is refused.
-//! That call closes the credit of all CPUs, returns it to the word, and tries again: while all
-//! credit is closed, the word is exact. So a refusal is always true. A call that wants pages of
-//! closed credit waits for the lock; one that returns pages subtracts them from the word.
+//! Credit returns to the word under a lock: when a CPU goes offline, and before a call fails. That
+//! call closes the credit of all CPUs, returns it to the word, and tries again: while all credit is
+//! closed, the word is exact. So a failure is always justified. A call that needs pages of closed
+//! credit waits for the lock; one that returns pages subtracts them from the word.
 //!
 //! A batch is taken only if the word stays within the limit, and credit is used only while it is.
 //! So credit never lets committed pages pass the limit. (A reservation that is being turned into a
@@ -47,13 +47,13 @@ pub enum Overcommit {
     /// Only a single request for more than all memory and swap is refused (0).
     #[default]
     Heuristic = 0,
-    /// Nothing is refused (1).
+    /// Never fails (1).
     Always = 1,
     /// The sum of committed memory stays below [`crate::Commitment::limit`] (2).
     Never = 2,
 }
 
-/// The pages that a CPU takes from the word at once, besides those that it needs.
+/// The additional pages that a CPU takes from the word at once.
 const BATCH: i64 = 256;
 
 /// The most credit that a CPU keeps: 4 PiB. Without a limit on commitments, pages that one CPU
@@ -99,7 +99,7 @@ impl Credit {
     }
 }
 
-/// The credit of all CPUs, as one CPU sees it.
+/// The credit of all CPUs, from the view of one CPU.
 pub(crate) trait Credits {
     /// The credit of the caller's CPU, or of one that it ran on before. `None` if no CPU is online.
     fn own(&self) -> Option<&Credit>;
@@ -201,7 +201,7 @@ impl CommitState {
         });
     }
 
-    /// The most that the word may hold.
+    /// The maximum of the word.
     fn most(&self) -> i64 {
         if self.mode() == Overcommit::Never { self.limit().min(ANY as u64 - 1) as i64 } else { ANY }
     }

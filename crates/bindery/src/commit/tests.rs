@@ -214,7 +214,7 @@ fn several_cpus_take_all_and_no_more() {
     for limit in [1, 255, 256, 257, 1023, 5000] {
         let world = World::new(Overcommit::Never, limit);
         for round in 0..20 {
-            // No page is returned, so a refusal is true only if nothing is left.
+            // No page is returned, so a failure is justified only if nothing is left.
             let taken = world.on_each_cpu(|cpu| {
                 let mut taken = 0;
                 while world.reserve(cpu, 1) {

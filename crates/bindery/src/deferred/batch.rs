@@ -78,7 +78,7 @@ impl<T: Linked> Chain<T> {
         })
     }
 
-    /// Whether there are none.
+    /// Whether the batch is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
@@ -130,7 +130,7 @@ impl DetachedTables {
         self.count += 1;
     }
 
-    /// Takes the first table off the list.
+    /// Removes the first table from the list.
     fn pop<P: Platform>(&mut self, frames: &Frames<P>) -> Option<Frame> {
         let table = link(self.first)?;
         self.first = frames.meta(table).next.load(Relaxed);
@@ -167,7 +167,7 @@ impl DetachedTables {
         })
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first == NONE
@@ -215,7 +215,7 @@ impl<P: Platform> RecordChain<P> {
         Self { first, last, count: chain.count, free: Self::free_as::<T> }
     }
 
-    /// Takes over the records of the other, which are of the same type. Constant time.
+    /// Takes over the records of another list, which have the same type. Constant time.
     fn append(&mut self, other: Self) {
         if other.count == 0 {
             return;
@@ -231,7 +231,7 @@ impl<P: Platform> RecordChain<P> {
         self.count += other.count;
     }
 
-    /// Frees at most `most` records.
+    /// Frees up to `most` records.
     ///
     /// # Safety
     /// 1. The records are of this type.
@@ -308,7 +308,7 @@ impl<P: Platform> Batch<P> {
         u64::from(self.tables.count()) * TABLE + self.records()
     }
 
-    /// Frees at most `most` items. All read sections that could know them have ended.
+    /// Frees up to `most` items. All read sections that could have found them have ended.
     pub(super) fn free(&mut self, memory: &Memory<P>, most: u32) {
         let mut left = most;
         while left > 0
@@ -340,7 +340,7 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
     weight.div_ceil(TABLE)
 }
 
-/// Frees a detached table, or leaves that to the caller that lowers its pending count to zero.
+/// Frees a detached table, or leaves that to the caller that decrements its pending count to zero.
 ///
 /// # Safety
 /// 1. The table is detached and flushed, and all read sections that could know it have ended.

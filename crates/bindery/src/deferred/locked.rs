@@ -12,8 +12,8 @@ use crate::sync::Mutex;
 /// own.
 pub(crate) struct LockedQueue<P: Platform> {
     queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
-    /// The weight of the items that wait in the queue, or with the thread that frees them. Written
-    /// with the lock held.
+    /// The weight of the items in the queue, and of those that a thread is freeing. Written with
+    /// the lock held.
     waiting: AtomicU64,
     /// The weight of all items that were ever added. Written with the lock held.
     ever: AtomicU64,
@@ -52,7 +52,7 @@ impl<P: Platform> LockedQueue<P> {
         queue.push(memory, batch);
     }
 
-    /// Frees at most `most` items whose readers have all left.
+    /// Frees up to `most` items whose readers have all left.
     pub(super) fn free_ripe(&self, memory: &Memory<P>, most: u32) {
         let ripe = self.queue.lock().take_ripe(memory);
         if let Some(ripe) = ripe {
@@ -82,7 +82,7 @@ impl<P: Platform> LockedQueue<P> {
         }
     }
 
-    /// Frees at most `most` of the items, which were taken from the queue.
+    /// Frees up to `most` of the items that were taken from the queue.
     fn free(&self, memory: &Memory<P>, mut items: Batch<P>, most: u32) {
         let weight = items.weight();
         items.free(memory, most);

@@ -7,18 +7,18 @@
 //! finds the grace period over ([`queue`]).
 //!
 //! # A queue for each CPU
-//! A CPU that is online has a queue of its own, on cache lines of its own. A call adds to the queue
-//! of its CPU, and frees from no other one. CPUs that were never online share one queue. A thread
-//! that was moved to another CPU may use the queue of its previous one: each queue has a lock.
+//! Each online CPU has a queue of its own, on cache lines of its own. A call adds to the queue of
+//! its CPU, and frees only from that queue. CPUs that were never online share one queue. A thread
+//! that migrates to another CPU may use the queue of its previous one: each queue has a lock.
 //!
 //! If only the caller's CPU is online, items are freed at once: no other CPU can be in a read
 //! section (`Cpus::no_other_reads`). When a CPU is taken offline, another one takes over its items,
-//! with a grace period that begins anew ([`hand_over`]). Drains ([`queue::Queue`]) and
-//! [`Memory::trim`] visit all queues.
+//! with a new grace period ([`hand_over`]). Drains ([`queue::Queue`]) and [`Memory::trim`] visit
+//! all queues.
 //!
 //! # Callers that may wait
 //! A call that holds a lock only adds items ([`Batch::free_after_readers`]). A call from the
-//! embedder that holds no lock any more tests whether items can be freed ([`Memory::outermost`]),
+//! embedder that has released all locks tests whether items can be freed ([`Memory::outermost`]),
 //! and frees at most [`FREED_AT_ONCE`] of them, so that no call pays for all others. Only two
 //! callers wait for readers, both without locks and outside read sections:
 //! - a caller that finds more waiting than [`Memory::deferred_limit`]: memory must not run out
@@ -32,7 +32,7 @@
 //! # The bound
 //! Waiting items are counted in frames; 8 records count as one. The limit is a 128th of the memory,
 //! but at least 1 MiB and at most 64 MiB. One call may exceed it by the items that it has unlinked
-//! itself, and frees those before it returns.
+//! itself. It frees those before it returns.
 //!
 //! No call adds up all queues as long as few items wait. The *share* of a queue is half of the
 //! limit, divided by the number of queues. A call that leaves more than its share in its queue adds
@@ -182,7 +182,7 @@ impl<P: Platform> Memory<P> {
 }
 
 impl<P: Platform> Deferral<P> {
-    /// All queues, always in the same order.
+    /// All queues, in a fixed order.
     fn queues<'a>(&'a self, cpus: &'a Cpus<P>) -> impl Iterator<Item = &'a LockedQueue<P>> {
         let own = cpus.records().map(|record| &*record.deferred);
         core::iter::once(&*self.shared).chain(own)
@@ -316,14 +316,14 @@ pub(crate) fn free_all_ripe<P: Platform>(memory: &Memory<P>) {
     memory.deferred.queues(&memory.cpus).for_each(|queue| queue.free_ripe(memory, u32::MAX));
 }
 
-/// Gives a CPU that comes online the items that calls have put off before any CPU was: from now on
-/// no call looks at the shared queue. Called with the lock of all changes held.
+/// Gives a CPU that comes online the items that calls have deferred before any CPU was online: from
+/// now on no call uses the shared queue. Called with the lock of all changes held.
 pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, record: &CpuRecord<P>) {
     hand_over_queue(memory, &memory.deferred.shared, &record.deferred);
 }
 
 /// Gives the items of a CPU that is taken offline to one that stays online, or to the shared queue.
-/// They wait for a grace period that begins anew. Called with the lock of all changes held.
+/// They get a new grace period. Called with the lock of all changes held.
 pub(crate) fn hand_over<P: Platform>(
     memory: &Memory<P>,
     from: &CpuRecord<P>,

@@ -45,7 +45,7 @@ pub(super) fn no_reader_left<M: QueueMachine>(machine: &M) -> bool {
 ///    ([`Queue::take_drained`]).
 ///
 /// If a later drain closes newer items in between, all closed items get its number: only the later
-/// wait is long enough for all of them. The earlier drain waits for the later one then. All drains
+/// wait is long enough for all of them. The earlier drain then waits for the later one. All drains
 /// visit the queues in the same order, so no two of them wait for each other.
 ///
 /// Only one thread at a time frees items that it took from a queue. A drain waits for it too. So a
@@ -144,8 +144,8 @@ impl<B: Default> Queue<B> {
         Some(self.take_all_ripe::<M>().unwrap_or_default())
     }
 
-    /// Takes all items, for another queue, in which they are open: their grace period begins anew.
-    /// The items that a thread frees just now stay with it.
+    /// Removes all items, to add them to another queue as open ones with a new grace period. Items
+    /// that another thread is freeing are not included.
     pub(super) fn take_all<M: QueueMachine<Batch = B>>(&mut self, machine: &M) -> B {
         let mut all = core::mem::take(&mut self.open);
         machine.append(&mut all, core::mem::take(&mut self.closed));

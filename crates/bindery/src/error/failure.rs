@@ -2,7 +2,7 @@
 
 use super::{Error, FaultError};
 
-/// No frame was free for a page, a table or a record; nothing was changed for it.
+/// No frame was free for a page, a table or a record. The allocation changed nothing.
 ///
 /// It is not a public error. Only [`Memory::retry`] and [`Memory::outermost`], which reclaim memory
 /// first, turn it into one: a public call that does not reclaim has no error to return.

@@ -16,8 +16,8 @@ use core::fmt;
 use crate::addr::VirtAddr;
 use crate::arch::ProtectionKey;
 
-/// The reason for a refusal. A refused call has changed nothing, unless the operation's
-/// documentation says otherwise.
+/// The reason of a failure. A failed call has changed nothing, unless the operation's documentation
+/// says otherwise.
 ///
 /// ```
 /// use bindery::{Errno, Error, Operation};

@@ -1,7 +1,7 @@
 //! The choice of victims: what reclaim makes of all that it sees of a folio.
 //!
-//! Everything that bears on the choice is decided here. Others ask: the tables and objects, which
-//! find out whether a folio was used, and the swap slots, which know how long it was away.
+//! Every decision about age is made here. The tables and objects report whether a folio was used,
+//! and the swap slots report how long it was evicted.
 //!
 //! ```text
 //!              cold        referenced   hot        passing
@@ -18,9 +18,9 @@
 //! A call that copies from a folio, as `read(2)`, makes a cold one referenced and a referenced one
 //! hot.
 //!
-//! A *passing* folio was touched by a program on its way through its memory. It most likely comes
-//! to the others first before it needs this one again, and they are what would have to go in its
-//! place. So passing folios go first ([`crate::reclaim`]), though they were used last.
+//! A program touched a *passing* folio on its way through its memory. It most likely needs all
+//! other folios before this one again, and those would have to be evicted in its place. So passing
+//! folios are evicted first ([`crate::reclaim`]), though they were used last.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -31,11 +31,11 @@ use crate::platform::Platform;
 /// The use of a folio, as far as reclaim knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Age {
-    /// Nothing says that it was used.
+    /// It was not found used.
     Cold,
-    /// It was used between the last two looks.
+    /// It was used between the last two scans.
     Referenced,
-    /// It was used before each of two looks, or was missed soon after its eviction.
+    /// It was used before each of two scans, or was needed soon after its eviction.
     Hot,
     /// It was needed by a program that goes on from page to page.
     Passing,
@@ -50,7 +50,7 @@ pub(crate) enum Eviction {
     Later,
 }
 
-/// A turn of reclaim's clock: whether its number is odd. A folio is looked at once in a turn.
+/// A turn of reclaim's clock: whether its number is odd. Each turn examines a folio once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
     Even,
@@ -84,8 +84,8 @@ impl Age {
         if distance < used / 2 { Self::Hot } else { Self::Cold }
     }
 
-    /// After another look, which has found that it was used since the last one or not. `None` if it
-    /// is to go.
+    /// The age after another examination, which has found whether the folio was used since the last
+    /// one. `None`: evict it.
     const fn after_look(self, used: bool) -> Option<Self> {
         match (self, used) {
             (Self::Cold | Self::Passing, true) => Some(Self::Referenced),
@@ -119,14 +119,14 @@ impl ReclaimState<'_> {
         let state = self.0;
         let changed = (state.load(Relaxed) & Age::BITS) ^ age.bits();
         if changed != 0 {
-            // In one step: each value of the two bits means something. Two threads that do so at
-            // once leave one that neither wanted, and no more.
+            // In one step: every value of the two bits has a meaning. If two threads do so at once,
+            // the result may be one that neither intended; that is the only effect.
             state.fetch_xor(changed, Relaxed);
         }
     }
 
-    /// Updates the age after another look at the folio, which was used since the last one or not.
-    /// Returns whether the folio may be evicted.
+    /// Updates the age after another examination of the folio, which has found whether it was used
+    /// since the last one. Returns whether the folio may be evicted.
     pub(crate) fn update_age(self, used: bool) -> Eviction {
         match self.age().after_look(used) {
             Some(age) => {
@@ -137,10 +137,10 @@ impl ReclaimState<'_> {
         }
     }
 
-    /// Notes that a call has read from the folio. Entries say whether programs use what they map;
-    /// nothing says so of a copy. So a folio that is read twice between two looks is hot, and one
-    /// that is read once is evicted as if it had not been (Linux: `mark_page_accessed`). A passing
-    /// one stays so if the read continues from the last one.
+    /// Notes that a call has read from the folio. Entries record the accesses of programs; a copy
+    /// leaves no record there. So a folio that is read twice between two examinations is hot, and
+    /// one that is read once is evicted as if it had not been read (Linux: `mark_page_accessed`). A
+    /// passing one stays so if the read continues from the last one.
     pub(crate) fn note_read(self, goes_on: bool) {
         let age = match self.age() {
             Age::Passing if goes_on => Age::Passing,
@@ -156,7 +156,7 @@ impl ReclaimState<'_> {
         looked == (turn == Turn::Odd)
     }
 
-    /// Notes that reclaim looks at the folio in this turn.
+    /// Records that reclaim has examined the folio in this turn.
     pub(crate) fn note_look(self, turn: Turn) {
         change_flag(self.0, LOOKED, turn == Turn::Odd);
     }

@@ -1,8 +1,9 @@
-//! Whether a process may be the only one that maps a folio, as far as the folio itself can tell.
+//! Whether a process may be the only one that maps a folio, as far as the folio's own state can
+//! tell.
 //!
-//! Which process an entry belongs to is not counted. So a process that wants to know whether all
+//! The count does not tell which process has a mapping. So a process that needs to know whether all
 //! mappings are its own walks its entries for the folio, and compares. After a fork, each fault of
-//! 512 would do so. Two bounds spare the walk:
+//! 512 would do so. Two bounds avoid the walk:
 //!
 //! 1. A process has at most one entry for each page that fits into the mapping. More mappings
 //!    than that, a reference or a pin: others have the folio.
@@ -21,9 +22,8 @@
 //! the parent exits                255    256       walks: all are its own; no note; reuses
 //! ```
 //!
-//! A note is never an answer in favor of reuse, so one that is out of date costs copies, not
-//! correctness: up to an eighth of the pages, or all if pages of the folio have come back to the
-//! process since.
+//! A note never permits reuse, so an outdated note costs copies, not correctness: up to an eighth
+//! of the pages, or all if the process has mapped pages of the folio again since.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -32,7 +32,7 @@ use super::handle::FolioHandle;
 use crate::frame::meta::{FrameMeta, SHARED_EIGHTHS, SHARED_SHIFT};
 use crate::platform::Platform;
 
-/// The most that a note says: no mappings are few enough.
+/// The maximum of a note: it permits no walk.
 const ALL_EIGHTHS: u32 = 8;
 
 /// The most mappings of a folio of `pages` pages with which its note allows a walk.
@@ -75,11 +75,11 @@ impl OtherMappings<'_> {
             && mappings <= allowed(self.pages, note_in(self.head.state.load(Relaxed)))
     }
 
-    /// Notes that a process has `ours` mappings of the folio, which it keeps by the locks of their
-    /// tables, if there are more.
+    /// If there are more mappings than `ours`, notes that a process has only those. It keeps them
+    /// by the locks of their tables.
     pub(crate) fn note(self, ours: u32) {
         if mappings_in(self.head.count.load(Relaxed)) <= ours {
-            // Only a reference was in the way, which says nothing for later.
+            // Only a reference prevented the reuse, which tells nothing for later.
             return;
         }
         let pages = self.pages;

@@ -57,9 +57,9 @@ impl<'a> FolioBatch<'a> {
         unsafe { self.metas.nth(number as usize) }
     }
 
-    /// Takes the lock of the folio of one page at frame `number`, where the page is anon-exclusive
-    /// and the lock is free. `None` for all else, and perhaps if another thread sets a flag.
-    /// The caller keeps a mapping of it until it is unlocked.
+    /// Takes the lock of the folio of one page at frame `number`, if the page is anon-exclusive and
+    /// the lock is free. Otherwise, and perhaps if another thread sets a flag, returns `None`. The
+    /// caller keeps a mapping of it until it is unlocked.
     #[inline(always)]
     pub(crate) fn try_lock_single(self, number: u64) -> Option<LockedHead<'a>> {
         if !self.has(number) {
@@ -82,7 +82,7 @@ impl<'a> FolioBatch<'a> {
         (seen & (mask | FOLIO_LOCK) == free && lock().is_ok()).then_some(LockedHead(head))
     }
 
-    /// The order of the folio whose head is frame `number`, if that has from 2 to 64 pages.
+    /// The order of the folio whose head is frame `number`, if the folio has 2 to 64 pages.
     #[inline(always)]
     pub(crate) fn large_order(self, number: u64) -> Option<Order> {
         if !self.has(number) {

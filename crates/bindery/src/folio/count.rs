@@ -9,7 +9,7 @@
 //! not the head of a live folio has zero there. Four rules follow, each with its function here:
 //!
 //! 1. *One release store leaves zero* ([`publish`]), made by the only thread that knows the folio.
-//!    Everything else in the folio's metadata was written before.
+//!    It comes after all other writes of the folio's metadata.
 //! 2. *Nothing is added to zero.* [`refer`] needs neither a mapping nor a reference, and adds by
 //!    compare-exchange. A thread that finds a count has read what rule 1 published.
 //! 3. *A read-modify-write of the whole word reaches zero* ([`take`], [`take_all`]). So an attempt
@@ -119,13 +119,13 @@ pub(crate) fn refer(count: &impl Word<u64>) -> bool {
     }
 }
 
-/// The most references that are added beyond [`TOO_MANY_REFERENCES`]: one for each page that an
-/// index keeps, two for the swap cache and the thread that writes the folio out, and one for each
-/// CPU in [`unmap_owned`].
+/// The maximum number of references beyond [`TOO_MANY_REFERENCES`]: one for each page that an index
+/// keeps, two for the swap cache and the thread that writes the folio out, and one for each CPU in
+/// [`unmap_owned`].
 const BEYOND: usize = MAX_FOLIO_ORDER.pages() as usize + 2 + MAX_CPUS;
 const _: () = assert!(TOO_MANY_REFERENCES as usize + BEYOND <= REFERENCES as usize);
 
-/// Adds references that cannot be refused because other holders have many: the room beyond
+/// Adds references that must succeed even if other holders have many: the room beyond
 /// [`TOO_MANY_REFERENCES`] is for them. The caller has the folio's lock. Adds nothing to zero, and
 /// nothing that would overflow into the pins.
 #[inline]

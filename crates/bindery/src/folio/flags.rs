@@ -43,9 +43,9 @@ impl<P: Platform> FolioHandle<'_, P> {
         self.state().fetch_or(FETCHABLE, Release);
     }
 
-    /// Records that the folio was written since. After the store: a CPU that makes an executable
-    /// entry concurrently either comes after this, or belongs to a program that executes memory
-    /// that another call is writing.
+    /// Records that the folio was written. Called after the store: a CPU that makes an executable
+    /// entry concurrently either sees this, or belongs to a program that executes memory while
+    /// another call writes it.
     pub(crate) fn clear_fetchable(self) {
         change_flag(self.state(), FETCHABLE, false);
     }

@@ -1,4 +1,4 @@
-//! The life of a folio, and its begin: a fresh folio, which only its maker knows.
+//! The lifetime of a folio, and its start: a fresh folio, which only its creator knows.
 //!
 //! The thread that removes the last mapping, reference or pin frees the folio. The count is one
 //! word ([`super::count`]), so that is exactly one thread, and the thread knows it:
@@ -40,8 +40,8 @@ use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, MetaKind, state_of};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
-/// A folio that only its maker knows: neither mapped nor published. Its frames are lost unless it
-/// is mapped, published or discarded.
+/// A folio that only its creator knows: neither mapped nor published. Its frames leak unless it is
+/// mapped, published or discarded.
 #[must_use = "a fresh folio must be mapped, published or discarded"]
 pub(crate) struct FreshFolio<'a, P: Platform>(FolioHandle<'a, P>);
 
@@ -128,7 +128,7 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
 }
 
 impl<P: Platform> FreshFolio<'_, P> {
-    /// Frees the folio. One that is not fresh any more is counted in
+    /// Frees the folio. A folio that is no longer fresh is counted in
     /// [`crate::frame::Allocator::refused`].
     pub(crate) fn discard(self) {
         let FolioHandle { frames, folio } = self.0;

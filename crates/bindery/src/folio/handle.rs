@@ -14,9 +14,9 @@ pub const MAX_FOLIO_ORDER: Order = Order(9);
 /// The orders that a folio can have.
 pub(crate) const FOLIO_ORDERS: Orders = Orders::up_to(MAX_FOLIO_ORDER);
 
-/// A block of 2^order pages that users may map. A number that keeps nothing alive. Having one means
-/// that a folio began there: only this folder makes one, of a block that it has allocated or split,
-/// or of metadata that says so. So the metadata of its frames exists.
+/// A block of 2^order pages that users may map. The number keeps nothing alive. Having one means
+/// that a folio began there: only this folder makes the number, from a block that it has allocated
+/// or split, or from metadata that says so. So the metadata of its frames exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct Folio {
     /// The first frame, aligned to the folio's size.
@@ -51,7 +51,7 @@ impl Folio {
         Self { head, order, _made: () }
     }
 
-    /// How many pages it has, 1 to 512.
+    /// The number of its pages, 1 to 512.
     #[inline]
     pub const fn pages(self) -> u32 {
         self.order.pages()
@@ -93,8 +93,8 @@ impl<P: Platform> Frames<P> {
         FolioHandle { frames: self, folio }
     }
 
-    /// The folio that `frame` is a page of. `None` for anything else: tables, zero pages, free
-    /// memory, frames outside of the managed memory. O(1).
+    /// The folio of which `frame` is a page. `None` for anything else: tables, zero pages, free
+    /// memory, frames outside the managed memory. O(1).
     ///
     /// The answer lasts only while the caller keeps the folio from being freed or split.
     #[inline]

@@ -12,10 +12,10 @@
 //! set ([`crate::sync::parking`]).
 //!
 //! # Removing the owner
-//! A thread that removes the last mapping of an anonymous folio, which stays because another holder
-//! exists, must remove the owner too. But it may be under a table's lock and so cannot wait. It
-//! sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step. The unlocking thread checks for the mark in the
-//! same step that unlocks:
+//! A thread may remove the last mapping of an anonymous folio that another holder keeps. Then it
+//! must remove the owner too, but it may hold a table's lock and so cannot wait. It sets [`ORPHAN`]
+//! and [`FOLIO_LOCK`] in one step. The unlocking thread checks for the mark in the same step that
+//! unlocks:
 //!
 //! 1. CPU A works on the owner and has the lock.
 //! 2. CPU B removes the last mapping; a pin remains. B's mapping becomes a reference.
@@ -91,9 +91,9 @@ pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
     true
 }
 
-/// Hands the lock to a device's request. Wakes the threads that wait for the lock, which then wait
-/// for the device. In one step with the bit: a thread that parks later finds it. Calls `disown` as
-/// [`unlock`] does.
+/// Hands the lock to a device's request. Wakes the threads that wait for the lock; they then wait
+/// for the device. Both bits change in one step, so a thread that parks later sees the device's.
+/// Calls `disown` as [`unlock`] does.
 pub(crate) fn begin_writeback<W: Word<u32>>(
     state: &W,
     parking: &impl Parking<W>,
@@ -234,7 +234,7 @@ impl<P: Platform> FolioLock<'_, P> {
         OwnerMark::of(owner).write(self.handle.head(), index);
     }
 
-    /// As [`FolioLock::set_owner`], for a caller that gives many folios to one owner.
+    /// As [`FolioLock::set_owner`], for a caller that sets one owner for many folios.
     #[inline]
     pub(crate) fn give_to(&self, owner: OwnerMark, index: FolioIndex) {
         owner.write(self.handle.head(), index);
@@ -332,7 +332,7 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
 
     /// Hands lock and reference to a device's request until the request is done
     /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the
-    /// lock back from the request acts on marks that are set later.
+    /// lock from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
         let handle = self.lock().handle;
         begin_writeback(handle.state(), handle.platform(), || handle.disown());

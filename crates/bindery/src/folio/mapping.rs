@@ -47,8 +47,8 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 
     /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
-    /// whether it did; otherwise nothing has changed. One compare-exchange freezes the folio, so
-    /// that no thread can take a reference any more, not even by its frame number.
+    /// whether it did; otherwise changes nothing. One compare-exchange freezes the folio, so that
+    /// no thread can take a new reference, not even by frame number.
     ///
     /// # Safety
     /// 1. and 2. As [`FolioHandle::unmap`], if it frees the folio.
@@ -59,8 +59,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         frozen.map(|folio| folio.free_into(batch)).is_some()
     }
 
-    /// As [`FolioHandle::free_into`], but only for anonymous folios: one that an object owns, or
-    /// owned when it was mapped, is left as it is.
+    /// As [`FolioHandle::free_into`], but only for anonymous folios: a folio that an object owns,
+    /// or owned when it was mapped, is left as it is.
     ///
     /// # Safety
     /// 1. and 2. As [`FolioHandle::free_into`].
@@ -93,8 +93,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         unmapped
     }
 
-    /// As [`FolioHandle::unmap`], for a caller that unmaps many folios: one that becomes free is
-    /// added to the batch. With `dirty`, the folio is marked dirty.
+    /// As [`FolioHandle::unmap`], for a caller that unmaps many folios: a folio that becomes free
+    /// is added to the batch. With `dirty`, the folio is marked dirty.
     ///
     /// # Safety
     /// 1. and 2. As [`FolioHandle::unmap`].
@@ -141,14 +141,14 @@ impl<P: Platform> FolioHandle<'_, P> {
         pins_in(self.count().load(SeqCst)) > 0
     }
 
-    /// How many pins the folio has.
+    /// The number of pins.
     #[inline]
     pub(crate) fn pins(self) -> u32 {
         pins_in(self.count().load(Relaxed))
     }
 
-    /// How many pairs of a page and an entry that maps it. May be stale unless the caller excludes
-    /// changes.
+    /// The number of pairs of a page and an entry that maps it. May be stale unless the caller
+    /// excludes changes.
     #[inline]
     pub(crate) fn mappings(self) -> u32 {
         mappings_in(self.count().load(Relaxed))

@@ -33,11 +33,12 @@
 //! | a reference | a holder of a mapping or a reference; a page index, one for each page; a walker, from a frame number | frame, order, kind | nothing |
 //! | the lock | a holder of a reference, or one that keeps a mapping | owner and index | nothing; below the invalidate locks, above those of anonymous families; only tried under a table's lock and in a read section |
 //!
-//! The last hold to go frees the folio. A walker may take a reference at any time, so a look at the
-//! count never proves that a thread is the only holder, unless the same step freezes the count
-//! (`count`). After that, all accesses are plain again. A walker with a reference may conclude that
-//! the folio is a folio of this order. With the lock as well, it may rely on the owner. A mapped
-//! folio without an entry that a walk finds is busy: entries are moved between tables.
+//! The release of the last hold frees the folio. A walker may take a reference at any time, so a
+//! read of the count never proves that a thread is the only holder, unless the same step freezes
+//! the count (`count`). After that, all accesses are plain again. A walker with a reference may
+//! conclude that the folio is a folio of this order. With the lock as well, it may rely on the
+//! owner. A mapped folio without an entry that a walk finds is busy: entries are moved between
+//! tables.
 
 mod aging;
 mod alone;

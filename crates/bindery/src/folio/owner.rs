@@ -34,8 +34,8 @@ const KIND_SHIFT: u32 = 62;
 /// Kinds of owner in a word; 0 is no owner, 1 an anon group.
 const SHARED_MEMORY: u64 = 2;
 const FILE: u64 = 3;
-/// In a word: the object refers to no page of the folio any more. The kind stays: entries that are
-/// removed later are subtracted from the count to which they were added.
+/// In the owner word: the object no longer refers to any page of the folio. The kind stays: entries
+/// that are removed later are subtracted from the count to which they were added.
 const DETACHED: u64 = 1 << 53;
 /// The alignment of owners, in bytes.
 pub(crate) const ALIGN: u64 = 16;
@@ -49,10 +49,10 @@ pub(crate) struct FolioIndex(u64);
 impl FolioIndex {
     /// The exclusive bound of indexes: `mmap` and `mremap` refuse VMAs with larger ones.
     pub(crate) const END: u64 = 1 << INDEX_BITS;
-    /// Of a folio without an owner.
+    /// The owner word of a folio without an owner.
     pub(crate) const NONE: Self = Self(0);
 
-    /// Of a folio whose first page has the index `page`, which a VMA or an object has.
+    /// The index of a folio whose first page has index `page` in a VMA or an object.
     #[inline(always)]
     pub(crate) const fn new(page: u64) -> Self {
         debug_assert!(page < Self::END);
@@ -124,7 +124,7 @@ impl LiveOwner<'_> {
     }
 }
 
-/// An owner in the form that a folio's metadata holds, for a caller that gives many folios to one.
+/// An owner in the format of a folio's metadata, for a caller that sets it for many folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OwnerMark {
     frame: u32,
@@ -281,8 +281,8 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 }
 
-/// Whether the `word` of a folio's head says that its mappings count as those of an object's pages:
-/// the sign of the word, which is the upper bit of the kind.
+/// Whether the mappings of the folio with this `word` count as those of an object's pages: the sign
+/// of the word, which is the upper bit of the kind.
 #[inline]
 pub(super) const fn is_counted_for_object(word: u64) -> bool {
     const { assert!(SHARED_MEMORY == 2 && FILE == 3) };

@@ -16,7 +16,7 @@
 //! 2. CPU B unmaps that folio; its frames become a page at 0x40 and a table at 0x47.
 //! 3. CPU A takes a reference at 0x40, and would take the table for a page of a folio.
 //!
-//! In between, a thread that wants the folio for itself sees one reference more than it knows of. A
+//! In between, a thread that needs the folio exclusively sees one reference more than it expects. A
 //! split reports that the folio is busy; a write to a page that was shared copies it. Both may
 //! happen at any time anyway.
 
@@ -204,8 +204,8 @@ impl<P: Platform> fmt::Debug for FolioRef<'_, P> {
 }
 
 impl<'a, P: Platform> FolioHandle<'a, P> {
-    /// Adds a reference, unless there are too many; says whether it did. The caller has one, or
-    /// knows by a table's lock that a mapping stays.
+    /// Adds a reference, unless there are too many. Returns whether it did. The caller has one, or
+    /// a table's lock keeps a mapping.
     #[inline]
     #[must_use]
     pub(super) fn try_get(self) -> bool {
@@ -238,7 +238,7 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         unsafe { self.release_pages(1) }
     }
 
-    /// Takes away `count` references at once, as [`FolioHandle::release`] does with one.
+    /// Removes `count` references at once, as [`FolioHandle::release`] does with one.
     ///
     /// # Safety
     /// 1. As there, of all of them.
@@ -282,8 +282,8 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         }
     }
 
-    /// How many hold the folio without mapping or pinning it. Old news unless the caller keeps
-    /// others out.
+    /// The number of holders that neither map nor pin the folio. Stale at once unless the caller
+    /// excludes others.
     #[inline]
     pub(crate) fn references(self) -> u32 {
         references_in(self.count().load(Relaxed))

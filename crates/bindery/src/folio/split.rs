@@ -47,9 +47,9 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// after   | order 2: 1, 4 | order 2: 1, 4 | order 2: 1, 0 | order 2: 1, 0 |
     /// ```
     ///
-    /// The caller holds the only reference, and keeps everyone else from mapping, unmapping or
-    /// changing the folio (by the locks of all tables that map it). `mappings_of` says
-    /// how many entries map a page, by its index; it is asked twice.
+    /// The caller holds the only reference, and prevents others from mapping, unmapping or changing
+    /// the folio (by the locks of all tables that map it). `mappings_of` returns the number of
+    /// entries that map a page, by its index; it is called twice.
     ///
     /// References from nothing are not kept out by any lock:
     /// 1. CPU A reads the count: one reference, its own;

@@ -29,7 +29,7 @@ pub(crate) struct SwapPlace {
     pub(crate) area: u8,
     /// The slot of the folio's first page, below 2^38.
     pub(crate) first: u64,
-    /// How many of its pages are in the swap cache.
+    /// The number of its pages in the swap cache.
     pub(crate) cached: u32,
 }
 

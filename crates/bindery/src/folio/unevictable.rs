@@ -2,9 +2,9 @@
 //!
 //! Only a walk through the reverse map finds that out, and a program may lock nearly all of memory.
 //! So the folio has a mark. (Linux keeps such folios on a list of their own.) Nothing else depends
-//! on the mark, and a folio that is unlocked keeps it for a while. The hand takes all marks away
-//! for a turn (`swap/clock.rs`, `look_at_all`) when a mapping that was locked is removed or
-//! unlocked, and when a search would give up.
+//! on the mark, and a folio that is unlocked keeps it for a while. The hand clears all marks for a
+//! turn (`swap/clock.rs`, `look_at_all`) when a locked mapping is removed or unlocked, and before a
+//! search fails.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -24,14 +24,14 @@ impl ReclaimState<'_> {
         change_flag(self.0, UNEVICTABLE, true);
     }
 
-    /// Takes the mark away.
+    /// Clears the mark.
     #[cold]
     pub(crate) fn clear_unevictable(self) {
         self.change_marked(|state| state & !UNEVICTABLE);
     }
 
-    /// Notes that the hand passes over the folio in this turn, or the next turn would take it for
-    /// one that has been looked at.
+    /// Records that the hand has passed the folio in this turn; otherwise the next turn would
+    /// consider it examined.
     pub(crate) fn note_pass(self, turn: Turn) {
         let looked = if turn == Turn::Odd { LOOKED } else { 0 };
         self.change_marked(|state| state & !LOOKED | looked);

@@ -35,9 +35,9 @@ pub enum FrameUse {
     Allocated,
     /// A page of anonymous memory.
     Anonymous,
-    /// A page of shared memory; also one that was cut off, as long as it has a holder.
+    /// A page of shared memory; also a truncated one that still has a holder.
     SharedMemory,
-    /// A page of a file; also one that was cut off, as long as it has a holder.
+    /// A page of a file; also a truncated one that still has a holder.
     File,
     /// The zero page that all share, or one of the huge zero page.
     Zero,
@@ -82,10 +82,10 @@ pub struct FrameView {
     /// The block of the frame: a folio, a free block, or a block that was allocated whole. Without
     /// one, only the frame.
     pub block: FrameRange,
-    /// How many entries map pages of the folio (a huge leaf counts its pages); 0 if the frame is no
-    /// folio.
+    /// The number of entries that map pages of the folio (a huge leaf counts its pages); 0 if the
+    /// frame is in no folio.
     pub mappings: u32,
-    /// How many holders the folio has that do not map it: references and pins.
+    /// The number of holders that do not map the folio: references and pins.
     pub holders: u32,
     /// Whether the folio is known to have been written since its content was saved. The dirty bits
     /// of the entries that map it are not read.
@@ -258,13 +258,13 @@ fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
     }
 }
 
-/// Pages from `frame` on to the next block: those of the block that begins there, or one. A
-/// guess, unless nothing changes concurrently.
+/// The number of pages from `frame` on to the next block: those of the block that begins there, or
+/// one. A guess, unless nothing changes concurrently.
 pub(crate) fn pages_of_block<P: Platform>(frames: &Frames<P>, frame: Frame) -> u32 {
     block_at(frames, frame).order.pages()
 }
 
-/// The block that begins at `frame`; a single one where none does.
+/// The block that begins at `frame`, or `frame` itself as a block of one.
 fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
     let state = frames.meta(frame).state.load(Relaxed);
     let kind = kind_in(state);

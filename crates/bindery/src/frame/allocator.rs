@@ -52,8 +52,8 @@ pub(super) struct FreeLists<P: Platform> {
     pub(super) is_low: AtomicBool,
 }
 
-/// The purpose of an allocation. Each names its own, and none is the default: an allocation that
-/// takes the reserve without need leaves reclaim unable to free anything.
+/// The purpose of an allocation. Each caller states its own, and there is no default: an allocation
+/// that takes the reserve without need leaves reclaim unable to free memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AllocateFor {
     /// Memory that is used: folios, tables, objects of the core, areas. It leaves the reserve, and
@@ -63,14 +63,14 @@ pub(crate) enum AllocateFor {
     Reclaim,
 }
 
-/// How many frames went both ways so far.
+/// The numbers of frames allocated and freed so far.
 pub(crate) struct FrameTraffic {
     pub(crate) taken: u64,
     pub(crate) returned: u64,
 }
 
 impl<P: Platform> Allocator<P> {
-    /// An allocator of the frames that `add` adds, whose metadata is in `metas`.
+    /// An allocator of the frames that `add` adds. Their metadata is in `metas`.
     pub(super) fn new(
         platform: P,
         metas: MetaArray,
@@ -169,8 +169,9 @@ impl<P: Platform> Allocator<P> {
         self.reserve.load(Relaxed)
     }
 
-    /// As [`Allocator::allocate`], of a smaller block where none is so large, and its order. `None`
-    /// if `purpose` may not take a single frame. Does not sleep. O([`MAX_ORDER`]).
+    /// As [`Allocator::allocate`], but of a smaller block if no block of this size is free. Returns
+    /// its order too. `None` if `purpose` may not take a single frame. Does not sleep.
+    /// O([`MAX_ORDER`]).
     pub(crate) fn allocate_up_to(
         &self,
         order: Order,
@@ -220,7 +221,7 @@ impl<P: Platform> Allocator<P> {
         FrameTraffic { taken, returned }
     }
 
-    /// Frees an allocated block, whatever it was used for, and tells the platform first.
+    /// Frees an allocated block of any use. Notifies the platform first.
     ///
     /// A block that is not allocated, or was allocated with another order, stays as it is and is
     /// counted in [`Allocator::refused`]: of a bug, a leak is the safest outcome. (A second free is
@@ -235,7 +236,7 @@ impl<P: Platform> Allocator<P> {
     ///    section, no device.
     #[inline]
     pub(crate) unsafe fn free(&self, first: Frame, order: Order) {
-        // Most callers free one page, and the compiler knows of it.
+        // Most callers free one page, which the compiler knows.
         if order == Order::PAGE {
             // SAFETY: the caller's obligations are the same.
             unsafe { self.free_page(first) };
@@ -287,7 +288,7 @@ impl<P: Platform> Allocator<P> {
         }
     }
 
-    /// Lets free frames that are kept for single allocations join the large blocks: those that are
+    /// Returns the frames that are kept for single allocations to the large blocks: those that are
     /// ready, and those of all fronts. O(log frames), and linear in the frames of the fronts.
     pub(crate) fn trim(&self) {
         self.drain_fronts(Order::PAGE);
@@ -308,7 +309,7 @@ impl<P: Platform> Allocator<P> {
         self.total
     }
 
-    /// How many calls were refused because they freed, unmapped or released what was not
+    /// The number of calls that failed because they freed, unmapped or released what was not
     /// allocated, mapped or held. Each is a bug of the core; the auditor requires 0.
     ///
     /// Context: any.

@@ -1,8 +1,8 @@
 //! Frames that are freed together.
 //!
-//! An unmapping meets the frames one by one, and usually in order, because first touches allocated
-//! them in order. A batch remembers one range of consecutive frames and frees it whole, as few
-//! large blocks, instead of joining each frame with its buddy, and each pair with the next.
+//! An unmapping finds the frames one by one, and usually in order, because first touches allocated
+//! them in order. A batch remembers one range of consecutive frames and frees it as a whole, in few
+//! large blocks. Otherwise each frame would be joined with its buddy, and each pair with the next.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

@@ -46,7 +46,7 @@ pub(super) struct Buddy {
     ready: Ready,
     /// Frames in the lists and those that are ready.
     free_frames: u64,
-    /// How many of them are kept for [`AllocateFor::Reclaim`].
+    /// The number of them that are kept for [`AllocateFor::Reclaim`].
     reserve: u64,
     /// Bit n is set where the list of order n has a block.
     occupied: u32,
@@ -92,8 +92,8 @@ impl Buddy {
         self.reserve = frames;
     }
 
-    /// How many frames an allocation for this purpose may take: the only place where the reserve
-    /// is asked. Nothing changes between the answer and the allocation, so the reserve is exact.
+    /// The number of frames that an allocation for this purpose may take: the only check of the
+    /// reserve. Nothing changes between the check and the allocation, so the reserve is exact.
     #[inline]
     fn available(&self, purpose: AllocateFor) -> u64 {
         match purpose {
@@ -126,7 +126,7 @@ impl Buddy {
         Some(frame)
     }
 
-    /// As [`Buddy::allocate`], of a frame that is ready. `None` also if none is.
+    /// As [`Buddy::allocate`], for a frame that is ready. `None` also if none is.
     #[inline(always)]
     pub(super) fn take_ready(&mut self, metas: Metas<'_>, purpose: AllocateFor) -> Option<Frame> {
         if self.ready.first == self.ready.end || self.available(purpose) == 0 {
@@ -151,8 +151,8 @@ impl Buddy {
     }
 
     /// Takes the smallest block with one of 2^`least` frames in it, but none above 2^`most` or
-    /// [`READY_ORDER`], for the front of a CPU: all its frames are [`MetaKind::Tail`], and count as
-    /// free no more. Returns the first frame and their number. None of the reserve.
+    /// [`READY_ORDER`], for the front of a CPU: all its frames become [`MetaKind::Tail`], and no
+    /// longer count as free. Returns the first frame and their number. Never takes the reserve.
     pub(super) fn take_for_front(
         &mut self,
         metas: Metas<'_>,
@@ -238,7 +238,7 @@ impl Buddy {
         Some(frame)
     }
 
-    /// Takes back an allocated block.
+    /// Returns an allocated block to the free lists.
     ///
     /// # Errors
     ///
@@ -334,7 +334,7 @@ impl Buddy {
         self.occupied |= 1 << order.0;
     }
 
-    /// Takes the block off its list; its kind is left for the caller to change.
+    /// Removes the block from its list; the caller changes its kind.
     fn unlink(&mut self, metas: Metas<'_>, block: Frame, order: Order) {
         let meta = metas.get(block);
         let (next, previous) = (meta.next.load(Relaxed), meta.previous.load(Relaxed));

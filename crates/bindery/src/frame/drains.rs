@@ -10,14 +10,14 @@
 //! 2. CPU B frees a frame into its front;
 //! 3. CPU A finds the other fronts empty. CPU C must not fail without a drain of its own.
 //!
-//! The lock of each front orders the steps: a CPU that puts a frame into a front which A has left
-//! sees that A drains. Only one drain runs at a time:
+//! The lock of each front orders the steps: a CPU that puts a frame into a front behind the drain
+//! of A sees that A drains. Only one drain runs at a time:
 //! 1. CPU A finds the front of CPU B empty, and CPU B puts a frame into it;
 //! 2. CPU C begins to drain, which hides that A was disturbed;
 //! 3. CPU A finds nothing, and CPU B allocates before C has reached its front.
 //!
-//! The pools of compressed memory ([`crate::swap`]) use the same order: a search of all pools for
-//! room stands for a drain, and room that appears in a pool for a frame that enters a front.
+//! The pools of compressed memory ([`crate::swap`]) use the same order. A search of all pools for
+//! room corresponds to a drain, and room that appears in a pool to a frame that enters a front.
 
 use core::sync::atomic::{
     AtomicU8,

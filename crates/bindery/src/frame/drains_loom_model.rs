@@ -4,9 +4,9 @@
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib drains_loom_model`.
 //!
 //! CPU 0 frees all frames into its front, and allocates one. The other CPUs allocate one each at
-//! the same time. So a frame is free when CPU 0 asks, wherever it is then, and CPU 0 must get it.
-//! In the models of a refill, the frames are on the lists, and the other CPUs take them through a
-//! front. The last tests leave out one rule each ([`Omit`]) and must fail.
+//! the same time. So a frame is free somewhere when CPU 0 allocates, and CPU 0 must get it. In the
+//! models of a refill, the frames are on the lists, and the other CPUs take them through a front.
+//! The last tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl World {
         taken
     }
 
-    /// Allocates a frame as a CPU whose front is empty, and which has none to refill.
+    /// Allocates a frame on a CPU whose front is empty, and which finds none to refill it.
     fn allocate(&self) -> bool {
         self.take_from_lists() || self.take_after_drains()
     }
@@ -158,7 +158,7 @@ fn explore(omit: Omit, others: usize) -> bool {
     check(omit, others, UNKNOWN, free, World::allocate)
 }
 
-/// CPU 0 allocates beside `others` CPUs that refill a front. The last drain found nothing.
+/// CPU 0 allocates while `others` CPUs refill a front. The last drain found nothing.
 fn explore_refill(omit: Omit, others: usize) -> bool {
     check(omit, others, EMPTY, |_| {}, World::allocate_by_front)
 }

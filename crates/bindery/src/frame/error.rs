@@ -24,9 +24,10 @@ pub enum FramesError {
     Empty,
     /// Two ranges share a frame.
     Overlapping,
-    /// A range reaches the last frame number of 32 bits, which means "none", or lies above.
+    /// A range includes the last frame number of 32 bits, which means "none", or frames above it.
     TooHigh,
-    /// The largest range has no room for the metadata of all frames, or nothing else is left.
+    /// The largest range is too small for the metadata of all frames, or nothing else would be
+    /// left.
     TooSmall,
     /// The platform's direct map breaks its promise: a frame's bytes are not aligned to a page, or
     /// not consecutive across two ranges that touch (blocks of frames may lie across both).

@@ -1,12 +1,12 @@
 //! The front of the allocator: free frames that one CPU keeps for itself.
 //!
 //! Each allocation from the free lists writes their lock, and hands out frames that another CPU may
-//! have written last. So a CPU that is online ([`crate::cpu`]) keeps some frames in front of the
-//! lists, as runs: what it has freed together stays together. The run that was freed last is used
-//! first, from its lowest frame on, so a program that unmaps and touches memory again gets frames
-//! that are still in this CPU's cache, and consecutive ones. An empty front takes one block off the
-//! lists, which is a run like any other; for single pages further blocks, up to [`LEAST_FRAMES`]
-//! frames, where memory is in pieces.
+//! have written last. So an online CPU ([`crate::cpu`]) keeps some frames in front of the lists, as
+//! runs: frames that it has freed together stay together. The run that was freed last is used
+//! first, from its lowest frame on. So a program that unmaps and touches memory again gets
+//! consecutive frames that are still in this CPU's cache. An empty front takes one block off the
+//! lists as a run. If memory is fragmented, it takes further blocks for single pages, up to
+//! [`LEAST_FRAMES`] frames.
 //!
 //! ```text
 //! runs    oldest | 0x40 +16 | 0x91 +1 | 0x60 +64 | newest     allocations <--> frees
@@ -22,10 +22,10 @@
 //! reserve, frames bypass the fronts both ways, so reclaim finds what was freed.
 //!
 //! # A folio of 2 MiB
-//! A front also keeps one block of [`HUGE`], beyond its limit, so a program that touches and unmaps
-//! folios of this size again and again does not take the lock of the lists each time. A CPU keeps
-//! one if it has asked for such a block since its front was last emptied, and if its limit is at
-//! least as large as the block.
+//! A front also keeps one block of [`HUGE`], beyond its limit, so that a program that repeatedly
+//! touches and unmaps folios of this size does not take the lock of the lists each time. A CPU
+//! keeps one if it has requested such a block since its front was last emptied, and if its limit is
+//! at least the size of the block.
 //!
 //! # The last frame
 //! Frames in a front are free, so an allocation must not fail for lack of them, whichever CPU has
@@ -54,7 +54,7 @@ pub(super) const HUGE: Order = Order(9);
 
 /// The number of runs of a front.
 const RUNS: usize = 128;
-/// The number of runs that an allocation of several frames looks at.
+/// The number of runs that an allocation of several frames examines.
 const LOOKED_AT: usize = 4;
 
 /// Consecutive free frames.
@@ -125,7 +125,7 @@ impl<P: Platform> Locked<'_, P> {
         Some(first)
     }
 
-    /// Takes the block of [`HUGE`], if there is one. The front keeps one from now on, until it is
+    /// Takes the block of [`HUGE`], if there is one. From now on the front keeps one, until it is
     /// emptied.
     pub(super) fn take_huge(&mut self, metas: Metas<'_>) -> Option<Frame> {
         self.runs.keeps_huge = true;
@@ -200,8 +200,8 @@ impl<P: Platform> Locked<'_, P> {
         }
     }
 
-    /// Shows how many frames are left to readers without the lock, once the lists show those that
-    /// they got: a sum over both then counts frames twice for a moment, but misses none.
+    /// Publishes the number of frames left to readers without the lock, once the lists show those
+    /// that they got. So a sum over both may count frames twice for a moment, but misses none.
     #[inline]
     pub(super) fn show(&self) {
         self.front.held.store(self.runs.all(), Relaxed);
@@ -242,9 +242,9 @@ struct FreedRuns {
     held: u32,
     /// Whether the CPU has asked for a block of [`HUGE`] since the front was last emptied.
     keeps_huge: bool,
-    /// A block of [`HUGE`], beside the ring.
+    /// A block of [`HUGE`], kept outside the ring.
     huge: Option<Frame>,
-    /// The place of the oldest run.
+    /// The index of the oldest run.
     oldest: usize,
     len: usize,
     ring: [FreeRun; RUNS],

@@ -39,8 +39,8 @@ impl<P: Platform> Allocator<P> {
         self.lists.free.load(Relaxed)
     }
 
-    /// The front that an allocation or a free of a block of `order` uses, and the limit of its
-    /// frames. None on a machine whose CPUs were not announced; nor while little memory is free.
+    /// The front for an allocation or a free of a block of `order`, and the limit of its frames.
+    /// `None` if no CPU was announced, or while little memory is free.
     #[inline]
     fn front(&self, order: Order) -> Option<(&Front<P>, u32)> {
         let limit = self.front_limit.load(Relaxed);
@@ -50,8 +50,8 @@ impl<P: Platform> Allocator<P> {
         Some((self.fronts.get(self.platform().cpu())?, limit))
     }
 
-    /// The front that an allocation or a free of a block of [`HUGE`] uses. None if its limit is
-    /// smaller than the block, nor while little memory is free.
+    /// The front for an allocation or a free of a block of [`HUGE`]. `None` if its limit is smaller
+    /// than the block, or while little memory is free.
     fn front_of_huge(&self) -> Option<&Front<P>> {
         let limit = self.front_limit.load(Relaxed);
         if limit < HUGE.pages() || self.lists.is_low.load(Relaxed) {
@@ -75,7 +75,7 @@ impl<P: Platform> Allocator<P> {
 
     /// A block of the caller's front, or of the free lists. O([`super::MAX_ORDER`]), and once for
     /// many calls linear in the frames of all fronts.
-    // Not part of its callers, which the compiler would make functions of their own then.
+    // Out of line: otherwise the compiler would not inline its callers.
     #[inline(never)]
     pub(super) fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         if self.has_fronts() {
@@ -112,7 +112,7 @@ impl<P: Platform> Allocator<P> {
 
     #[inline(never)]
     fn take_with_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
-        // Not while memory is short: reclaim takes what the lists have first.
+        // Not while memory is short: reclaim takes frames of the lists first.
         if let Some((front, limit)) = self.front(order)
             && let Some(frame) = self.take_from_front(front, order, limit)
         {
@@ -131,8 +131,8 @@ impl<P: Platform> Allocator<P> {
 
     /// An allocation that has found nothing on the free lists. Between a drain and the next try,
     /// another CPU may take a block of the lists into its front, and use one frame of it. So a
-    /// single page is tried until a drain finds nothing: each further round, another CPU got a
-    /// frame. Larger blocks are tried once more, since the frames of a drain need not join.
+    /// single page is tried until a drain finds nothing: in each further round, another CPU got a
+    /// frame. Larger blocks are tried only once more, because drained frames need not join.
     #[cold]
     #[inline(never)]
     fn take_after_drains(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
@@ -184,8 +184,8 @@ impl<P: Platform> Allocator<P> {
         locked.take(self.metas(), order)
     }
 
-    /// Moves a block of at least 2^`order` frames to a front that has none. For single pages, moves
-    /// more where memory is in pieces: each piece would take the lock of the lists.
+    /// Moves a block of at least 2^`order` frames to a front without one. For single pages, moves
+    /// more if memory is fragmented: each further block would take the lock of the lists.
     #[inline(never)]
     fn refill(&self, locked: &mut Locked<'_, P>, order: Order, limit: u32) -> Option<()> {
         let most = Order((limit / 2).max(1).ilog2() as u8).min(READY_ORDER);
@@ -208,7 +208,7 @@ impl<P: Platform> Allocator<P> {
             locked.put(self.metas(), first, count);
             left = left.saturating_sub(count);
         }
-        // Before the lists are unlocked: a CPU that finds them empty then sees that a front has
+        // Before the lists are unlocked: a CPU that then finds them empty sees that a front has
         // frames, and waits for its lock.
         drains::note_put(&self.drains);
         self.publish_to_fronts(&buddy);

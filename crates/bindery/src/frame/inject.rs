@@ -33,9 +33,9 @@ impl Inject {
         }
     }
 
-    /// Lets the next `after` allocations (blocks, folios, slab objects; each counts as one)
-    /// succeed and all later ones fail; with `None`, none fails any more. Starts the count of
-    /// [`Inject::failed`] again.
+    /// Makes all allocations after the next `after` ones fail (blocks, folios, slab objects; each
+    /// counts as one). With `None`, no allocation fails any more. Resets the count of
+    /// [`Inject::failed`].
     pub(crate) fn fail_after(&self, after: Option<u64>) {
         self.set(after, false);
     }
@@ -46,8 +46,8 @@ impl Inject {
         self.set(after, true);
     }
 
-    /// How many allocations have failed on purpose since the last call of the two above, `None`
-    /// not counted: it only ends the failing.
+    /// The number of allocations that have failed on purpose since the last call of the two
+    /// functions above; a call with `None` does not count.
     pub(crate) fn failed(&self) -> u64 {
         self.failed.load(Relaxed)
     }

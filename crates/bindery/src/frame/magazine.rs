@@ -1,9 +1,9 @@
 //! Magazines: free objects of one slab that one CPU keeps for itself.
 //!
 //! Two CPUs that map and unmap memory of their own would both write the lists of the same slabs. So
-//! a CPU that is online ([`crate::cpu`]) takes and frees objects of the kinds that such calls use
-//! by its own magazine, a stack of [`SIZE`] slots. An empty magazine takes [`BATCH`] slots off the
-//! slab's lists, and a full one gives [`BATCH`] back.
+//! an online CPU ([`crate::cpu`]) has its own magazine, a stack of [`SIZE`] slots, for the kinds of
+//! objects that such calls use. An empty magazine takes [`BATCH`] slots off the slab's lists, and a
+//! full one gives [`BATCH`] back.
 //!
 //! The slab's frames count a slot in a magazine as used; [`Slab::objects`] does not. [`Slab::trim`]
 //! empties all magazines of its slab, so reclaim finds the frames that only magazines kept. A CPU
@@ -44,7 +44,7 @@ use crate::sync::{Mutex, MutexGuard};
 /// other slots.
 const SIZE: usize = 32;
 
-/// The number of slots that an empty magazine takes, and that a full one gives back.
+/// The number of slots that an empty magazine takes, and that a full one returns.
 const BATCH: usize = 8;
 
 /// The number of slabs that have magazines.
@@ -58,7 +58,7 @@ impl<P: Platform> Magazines<P> {
         Self([const { CachePadded::new(Magazine(Mutex::new(Kept::EMPTY))) }; MAGAZINES])
     }
 
-    /// The magazine at a place; `None` for a slab without magazines.
+    /// The magazine with this index; `None` for a slab without magazines.
     #[inline]
     fn get(&self, place: usize) -> Option<&Magazine<P>> {
         self.0.get(place).map(|magazine| &**magazine)
@@ -119,7 +119,7 @@ impl Kept {
         Some(batch)
     }
 
-    /// Takes all slots out.
+    /// Removes all slots.
     pub(super) fn take_all(&mut self) -> [Option<NonNull<u8>>; SIZE] {
         core::mem::replace(self, Self::EMPTY).slots
     }
@@ -163,7 +163,7 @@ impl<T, P: Platform> Slab<T, P> {
         Some(slot)
     }
 
-    /// Takes a slot for an allocation that found none: of the lists, after all magazines were
+    /// Takes a slot for an allocation that found none, from the lists, after all magazines were
     /// emptied into them.
     #[cold]
     #[inline(never)]

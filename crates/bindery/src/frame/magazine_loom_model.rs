@@ -3,9 +3,9 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib magazine_loom_model`.
 //!
-//! All free slots are in the magazine of CPU 1, one for each allocation. CPU 0 allocates beside a
-//! thread whose CPU has no magazine, which must get a slot. The last tests leave out one rule each
-//! ([`Omit`]) and must fail.
+//! All free slots are in the magazine of CPU 1, one for each allocation. CPU 0 and a thread whose
+//! CPU has no magazine allocate concurrently, and the thread must get a slot. The last tests leave
+//! out one rule each ([`Omit`]) and must fail.
 
 use core::ptr::{NonNull, without_provenance_mut};
 use std::rc::Rc;
@@ -22,7 +22,7 @@ enum Omit {
     Nothing,
     /// A magazine's lock is held until its slots are on the lists.
     LockHeld,
-    /// A refill beside a drain takes one slot only.
+    /// A refill during a drain takes one slot only.
     OneSlot,
     /// The lists are tried again after a drain that found nothing.
     TryAgain,

@@ -85,8 +85,8 @@ pub(crate) const FETCHABLE: u32 = 1 << 14;
 /// Slots of a swap area hold the folio: `next` and `previous` name them, see `folio::swap_place`.
 pub(crate) const SWAP_CACHED: u32 = 1 << 15;
 
-/// The folio was found used by the last look of reclaim. Together with [`HOT`] it means something
-/// else: see `folio::aging`.
+/// Reclaim's last examination found the folio used. Combined with [`HOT`] it has another meaning:
+/// see `folio::aging`.
 pub(crate) const REFERENCED: u32 = 1 << 16;
 /// The folio was found used twice, or came back soon after it was evicted.
 pub(crate) const HOT: u32 = 1 << 17;
@@ -101,9 +101,9 @@ pub(crate) const SHARED_SHIFT: u32 = 20;
 /// The number of mappings, in eighths of its pages, that the folio must lose before one process may
 /// have all of them. A walk over the entries of one process determines it, see `folio::alone`.
 pub(crate) const SHARED_EIGHTHS: u32 = 0xf << SHARED_SHIFT;
-/// A look of reclaim found the folio locked into memory, see `folio::unevictable`.
+/// Reclaim's examination found the folio locked into memory, see `folio::unevictable`.
 pub(crate) const UNEVICTABLE: u32 = 1 << 24;
-/// The lock of the folio is that of a request which a swap device is writing. Set only beside the
+/// The lock of the folio is held by a request that a swap device is writing. Set only beside the
 /// lock, and cleared with it.
 pub(crate) const WRITEBACK: u32 = 1 << 28;
 /// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared
@@ -205,7 +205,7 @@ pub(crate) const fn kind_in(state: u32) -> MetaKind {
     }
 }
 
-/// Whether a value of `state` is that of this kind: cheaper than to ask which kind it is.
+/// Whether a value of `state` is of this kind. Cheaper than [`kind_in`].
 #[inline]
 pub(crate) const fn is_kind(state: u32, kind: MetaKind) -> bool {
     state & KIND_MASK == kind as u32
@@ -223,7 +223,7 @@ pub(crate) const fn level_in<A>(state: u32) -> Level<A> {
     Level::new(order_in(state).0)
 }
 
-/// The metadata of one frame. The module's text says what the fields mean for each kind.
+/// The metadata of one frame. The module's text explains the fields of each kind.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(crate) struct FrameMeta {

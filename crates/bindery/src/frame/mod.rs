@@ -61,8 +61,8 @@ pub(crate) use front::{Front, MOST_FRAMES};
 pub(crate) use magazine::Magazines;
 pub use range::FrameRange;
 
-/// The machine's memory: which frames there are, which are free, and what each is used for. Methods
-/// of the [`Allocator`] are reached through this.
+/// The machine's memory: its frames, which of them are free, and the use of each. The methods of
+/// the [`Allocator`] are reached through this.
 pub(crate) struct Frames<P: Platform> {
     allocator: Allocator<P>,
     /// The free objects that each CPU keeps for itself.

@@ -56,11 +56,11 @@ word!(crate::sync::model::sync::atomic::AtomicU32);
 pub(crate) enum Last {
     /// A later one frees the table.
     No,
-    /// No other thread knows it any more.
+    /// No other thread knows the table any more.
     Yes,
 }
 
-/// How many flushes are pending.
+/// The number of pending flushes.
 #[inline]
 pub(crate) fn count(word: &impl PendingWord) -> u32 {
     // Acquire: the thread that finds zero comes after the flushes.

@@ -28,13 +28,13 @@ use super::meta::NONE;
 pub struct FrameRange {
     /// The first frame.
     pub first: Frame,
-    /// How many frames, in units of [`PAGE_SIZE`]; a range of none is ignored.
+    /// The number of frames, in units of [`PAGE_SIZE`]; a range of none is ignored.
     pub count: u32,
 }
 
 impl FrameRange {
-    /// The whole frames between two physical addresses, perhaps none; `None` if they reach above
-    /// 16 TiB.
+    /// The whole frames between two physical addresses, perhaps none; `None` if the range extends
+    /// above 16 TiB.
     pub const fn inside(start: PhysAddr, end: PhysAddr) -> Option<Self> {
         let Some(start) = start.align_up(PAGE_SIZE) else { return None };
         let (first, after) = (start.0 >> PAGE_SHIFT, end.0 >> PAGE_SHIFT);
@@ -45,7 +45,7 @@ impl FrameRange {
         Some(Self { first: Frame(first as u32), count: count as u32 })
     }
 
-    /// Whether `frame` is one of them.
+    /// Whether `frame` is in the range.
     #[inline]
     pub const fn contains(self, frame: Frame) -> bool {
         frame.0.wrapping_sub(self.first.0) < self.count

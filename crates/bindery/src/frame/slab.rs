@@ -40,7 +40,7 @@ struct Header {
     shape: Shape,
 }
 
-/// The places of the slots in a frame.
+/// The positions of the slots in a frame.
 #[derive(Clone, Copy)]
 struct Shape {
     first: u16,
@@ -98,7 +98,7 @@ pub(crate) struct Slab<T, P: Platform> {
     objects: PhantomData<fn(T) -> T>,
 }
 
-/// A value that each use writes, on a line without anything that is only read.
+/// A value that each use writes, on its own cache line: no field there is only read.
 #[repr(align(64))]
 struct Line<T>(T);
 
@@ -159,7 +159,7 @@ impl<T, P: Platform> Slab<T, P> {
         size.next_multiple_of(Self::ALIGN)
     };
     const FIRST: usize = size_of::<Header>().next_multiple_of(Self::ALIGN);
-    /// How many objects a frame holds.
+    /// The number of objects in a frame.
     pub(crate) const PER_FRAME: u16 = {
         assert!(Self::ALIGN <= MAX_OBJECT, "aligned too much for a slab");
         ((PAGE_SIZE as usize - Self::FIRST) / Self::SLOT) as u16
@@ -186,8 +186,8 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Moves `value` into memory of its own, where it stays until [`Slab::free`]. `None`, with
-    /// `value` dropped, where a frame is needed and there is none. Does not sleep. O(1); linear in
-    /// the CPUs where a frame is needed and there is none.
+    /// `value` dropped, if a frame is needed and none is free. Does not sleep. O(1); linear in the
+    /// CPUs if a frame is needed and none is free.
     pub(crate) fn allocate(&self, frames: &Frames<P>, value: T) -> Option<NonNull<T>> {
         self.allocate_with(frames, || value)
     }
@@ -203,9 +203,9 @@ impl<T, P: Platform> Slab<T, P> {
         Some(self.reserve(frames)?.fill(make))
     }
 
-    /// Takes memory for one object, for a caller that must not fail once it has begun: it fills the
-    /// memory later ([`Reserved::fill`]), or gives it back ([`Slab::unreserve`]). `None` as
-    /// [`Slab::allocate`]. Does not sleep. O(1).
+    /// Takes memory for one object, for a caller that must not fail once it has begun. The caller
+    /// fills the memory later ([`Reserved::fill`]), or frees it ([`Slab::unreserve`]). `None` as
+    /// for [`Slab::allocate`]. Does not sleep. O(1).
     #[inline]
     pub(crate) fn reserve(&self, frames: &Frames<P>) -> Option<Reserved<T>> {
         if frames.fails_on_purpose() {
@@ -287,9 +287,9 @@ impl<T, P: Platform> Slab<T, P> {
         Some(spare)
     }
 
-    /// Adds empty frames for `objects` objects more, for an allocation that has failed where it
-    /// could not wait for memory: the caller calls this where it can, and tries again. `false`
-    /// where there is no memory; frames that were added stay until [`Slab::trim`].
+    /// Adds empty frames for `objects` more objects, after a failed allocation that could not wait
+    /// for memory: the caller calls this where it can wait, and tries again. `false` if there is no
+    /// memory; added frames stay until [`Slab::trim`].
     #[cold]
     pub(crate) fn stock(&self, frames: &Frames<P>, objects: u16) -> bool {
         (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
@@ -456,7 +456,7 @@ impl<T, P: Platform> Slab<T, P> {
         }
     }
 
-    /// How many frames the slab has, spare ones included.
+    /// The number of frames of the slab, including spare ones.
     pub(crate) fn frames(&self) -> u64 {
         self.lock().frames
     }

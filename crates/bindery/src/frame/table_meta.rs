@@ -50,7 +50,7 @@ impl<'a> TableMeta<'a> {
         self.0.state.fetch_or(LOCK, Acquire) & LOCK == 0
     }
 
-    /// Gives the lock back. With release.
+    /// Unlocks, with release ordering.
     #[inline]
     pub(crate) fn unlock(self) {
         // A plain store: only the holder changes the other bits, and waiting threads set only the
@@ -76,7 +76,7 @@ impl<'a> TableMeta<'a> {
         self.0.state.fetch_or(STRAY, Relaxed);
     }
 
-    /// Takes that mark back.
+    /// Clears that mark.
     pub(crate) fn clear_stray(self) {
         self.0.state.fetch_and(!STRAY, Relaxed);
     }
@@ -183,7 +183,7 @@ impl<P: Platform> Frames<P> {
         to.store(first.0, Relaxed);
     }
 
-    /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
+    /// Removes a table from the deposit of `holder`, whose lock the caller holds.
     #[inline]
     pub(crate) fn withdraw_table(&self, holder: Frame) -> Option<Frame> {
         let head = &self.meta(holder).owner;
@@ -204,7 +204,7 @@ impl TableStack {
         Self(None)
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_none()
@@ -217,12 +217,12 @@ impl TableStack {
         self.0 = Some(table);
     }
 
-    /// The tables. The link of one that was returned is not needed any more.
+    /// The tables. The caller may overwrite the link of a returned one.
     pub(crate) fn iter<P: Platform>(&self, frames: &Frames<P>) -> impl Iterator<Item = Frame> {
         core::iter::successors(self.0, |table| frames.table(*table).next())
     }
 
-    /// Takes a table off.
+    /// Removes a table.
     #[inline]
     pub(crate) fn pop<P: Platform>(&mut self, frames: &Frames<P>) -> Option<Frame> {
         let table = self.0?;

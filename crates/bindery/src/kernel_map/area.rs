@@ -182,7 +182,7 @@ impl Area {
     /// For the auditor.
     pub(crate) fn allows<A>(&self, level: Level<A>, contig: bool, memory: MemoryType) -> bool {
         let single = level == Level::PTE && !contig;
-        // Some architectures know fewer types.
+        // Some architectures have fewer types.
         let strict = |memory| matches!(memory, MemoryType::Device | MemoryType::Uncached);
         let own = self.traits.memory;
         let same = own == memory || strict(own) && strict(memory);
@@ -197,7 +197,7 @@ impl Area {
         self.blocks.iter(memory)
     }
 
-    /// The area as its users see it.
+    /// The area from its users' view.
     pub(super) fn describe(&self) -> KernelArea {
         KernelArea { range: self.range(), kind: self.traits.kind }
     }

@@ -42,8 +42,8 @@ struct FreedList {
     pages: u64,
     /// Areas that the current purge has still to process.
     detached: Option<AreaList>,
-    /// From the lowest to the highest address of `detached`; `None` once the TLBs hold none of
-    /// them.
+    /// The range from the lowest to the highest address of `detached`; `None` once no TLB holds any
+    /// of them.
     detached_freeable: Option<VirtRange>,
     /// The end of the last search for free addresses; cleared when addresses become free.
     last_found: Option<LastFound>,
@@ -123,7 +123,7 @@ impl<'m, P: Platform> Areas<'m, P> {
         self.index.first_ending_after(from).map(|node| f(unsafe { self.area(node) }))
     }
 
-    /// Inserts the area at the lowest gap that satisfies `placement`, and says whether one exists.
+    /// Inserts the area at the lowest gap that satisfies `placement`. Returns whether there is one.
     ///
     /// # Safety
     /// 1. The area came from the slab, is in no index, and if inserted, only a purge frees it.
@@ -252,7 +252,7 @@ impl<'m, P: Platform> Areas<'m, P> {
         true
     }
 
-    /// Takes the addresses from `end` on away from a claimed area, which has nothing mapped there.
+    /// Removes the addresses from `end` on from a claimed area, which has nothing mapped there.
     /// `rest` receives them and waits for the next purge.
     ///
     /// # Safety
@@ -272,7 +272,7 @@ impl<'m, P: Platform> Areas<'m, P> {
     }
 
     /// Puts a claimed area, whose entries are empty now, on the list for the next purge. Returns
-    /// how many pages wait for it.
+    /// the number of pages that wait for it.
     pub(super) fn put_off(&self, area: Claim<'_>) -> u64 {
         let mut freed = self.freed.lock();
         if area.end_claim(State::Freed) {
@@ -314,8 +314,8 @@ impl<P: Platform> Areas<'_, P> {
         self.freed.lock().pages
     }
 
-    /// Takes all freed areas for the purge that begins, and says whether there are any. Called by
-    /// the one purge that runs.
+    /// Takes all freed areas for the purge that begins. Returns whether there are any. Called only
+    /// by the running purge.
     pub(super) fn begin_purge(&self, _purging: &Purging) -> bool {
         let first = {
             let mut freed = self.freed.lock();

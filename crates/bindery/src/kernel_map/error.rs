@@ -61,7 +61,7 @@ pub enum KernelMapError {
     WrongKind {
         /// The area.
         area: KernelArea,
-        /// The kind that the call works on.
+        /// The kind of area that the call requires.
         expected: AreaKind,
     },
     /// The range extends beyond the area.

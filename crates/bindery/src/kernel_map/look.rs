@@ -1,4 +1,4 @@
-//! Look-ups, faults and dumps. No function here takes a claim.
+//! Look-ups, faults and dumps. No function here claims an area.
 
 use core::sync::atomic::Ordering;
 
@@ -168,8 +168,7 @@ impl<P: Platform> KernelMap<'_, P> {
 
 /// Invalidates this CPU's TLB entry for `at`, which may be a cached invalid entry or have fewer
 /// permissions. The CPU that changed the entry invalidates it on all CPUs. But it may not have
-/// done that yet, or may be waiting for this very CPU, whose fault handler runs with interrupts
-/// off:
+/// begun that, or may be waiting for this very CPU, whose fault handler runs with interrupts off:
 /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
 /// 2. CPU A makes the entry again, and asks B to forget the old one.
 /// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
@@ -182,8 +181,8 @@ fn flush_local<P: Platform>(map: &KernelMap<'_, P>, at: VirtAddr) {
     map.memory.platform().relax();
 }
 
-/// The first leaves from `at` on that can be joined, from one table, and the next address to
-/// look at: `None` after the last address.
+/// The first joinable leaves from `at` on in one table, and the next address to examine; `None`
+/// after the last address.
 fn next_piece<P: Platform>(
     map: &KernelMap<'_, P>,
     at: VirtAddr,

@@ -202,8 +202,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// Like [`KernelMap::new`], with a given reach. With [`Reach::Page`], the baseline of
-    /// benchmarks, every page has a frame and an entry of its own, each checked, made and stored by
-    /// itself.
+    /// benchmarks, every page has a frame and an entry of its own, which are checked, made and
+    /// stored one by one.
     ///
     /// # Errors
     /// As [`KernelMap::new`].

@@ -37,7 +37,7 @@ struct ProtectionChange<'k, 'm, P: Platform> {
     /// The tables of a claimed area, which `range` is in.
     tree: MapTables<'k, 'm, P>,
     range: VirtRange,
-    /// `None`: only cut the pieces that lie across the range's bounds.
+    /// `None`: only splits the pieces that cross the range's bounds.
     permissions: Option<Permissions>,
 }
 
@@ -92,8 +92,7 @@ impl<'k, A: Arch> LeafStretch<'k, A> {
         protocol::whole::<A>(tree.load(self.table, index, Ordering::Relaxed))
     }
 
-    /// The entries that lie across the bounds of the change. One that lies across both bounds
-    /// appears once.
+    /// The entries that cross the bounds of the change. An entry that crosses both appears once.
     fn across<P: Platform<Arch = A>>(
         &self,
         change: &ProtectionChange<'_, '_, P>,
@@ -118,8 +117,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// `set_memory_rw`, `set_memory_x`, `set_memory_nx`). When it returns, no CPU has the old
     /// permissions.
     ///
-    /// Pieces across the bounds are cut, and a cut piece is never joined again. During a cut,
-    /// accesses to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow that.
+    /// Pieces that cross the bounds are split, and a split piece is never joined again. During a
+    /// split, accesses to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow
+    /// that.
     ///
     /// Context: may sleep. Complexity: linear in the entries; one invalidation for all entries that
     /// keep their size, and one for each table in which entries are paused.
@@ -170,7 +170,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 }
 
-/// Cuts the piece of a claimed area that lies across `at`, if one does.
+/// Splits the piece of a claimed area that crosses `at`, if there is one.
 pub(super) fn cut<P: Platform>(
     map: &KernelMap<'_, P>,
     area: &Claim<'_>,
@@ -235,7 +235,7 @@ impl<'k, P: Platform> ProtectionChange<'k, '_, P> {
         Ok(())
     }
 
-    /// Walks over all stretches of a range. If the range cuts a contiguous run, the stretch
+    /// Walks over all stretches of a range. If the range splits a contiguous run, the stretch
     /// includes all of the run.
     fn for_each_stretch(
         &self,
@@ -374,7 +374,8 @@ impl<'a, 'm, P: Platform> Rewrite<MapTables<'a, 'm, P>> for StretchChange<'a, 'm
             return single;
         }
         let cut = self.cuts.iter().flatten().find(|cut| cut.index == index);
-        // Every piece across a bound has its table: else the change would not have begun.
+        // Every piece that crosses a bound has its table: otherwise the change would not have
+        // begun.
         cut.map_or(old, |cut| cut.entry)
     }
 

@@ -46,7 +46,7 @@ pub enum Pauses {
     Never,
 }
 
-/// When the TLBs forget an unmapped area.
+/// When the TLB entries of an unmapped area are invalidated.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -215,7 +215,7 @@ pub struct KernelArea {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KernelAddress {
-    /// Not in the map's arena.
+    /// The address is not in the map's arena.
     Outside,
     /// In the arena, but in no area.
     Free,

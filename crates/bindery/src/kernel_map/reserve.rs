@@ -34,8 +34,8 @@ impl Placement {
         GapShape { len: (pages + 1) * PAGE_SIZE, align, congruent }
     }
 
-    /// Reserves free addresses of this placement, or else anywhere with an alignment of only
-    /// `least` bytes, for a new area, which begins busy.
+    /// Reserves free addresses for a new area: with this placement, or else anywhere with an
+    /// alignment of only `least` bytes. The area is busy at first.
     pub(super) fn reserve_or_aligned<'k, P: Platform>(
         self,
         least: u64,

@@ -35,8 +35,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// [`KernelMap::vmap`] if it moves.
     ///
     /// # Errors
-    /// Those of [`KernelMap::vmalloc`] and [`KernelMap::vfree`]; [`KernelMapError::WouldPause`] if
-    /// a huge piece would have to be cut. After an error the area is unchanged, at its old address.
+    /// The errors of [`KernelMap::vmalloc`] and [`KernelMap::vfree`];
+    /// [`KernelMapError::WouldPause`] if a huge piece would have to be split. After an error the
+    /// area is unchanged, at its old address.
     ///
     /// # Safety
     /// 1. The area is the caller's: it came from [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].

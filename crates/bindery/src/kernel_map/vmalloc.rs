@@ -83,7 +83,7 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Takes an unfinished claimed area apart.
+    /// Dismantles an unfinished claimed area.
     pub(super) fn abandon(&self, claim: Claim<'_>) {
         self.unmap(claim, Holes::Perhaps);
         // Memory or addresses are short.

@@ -242,7 +242,7 @@ impl Placement {
                 if chunk[half - 1].0.wrapping_sub(first) as usize != half - 1 {
                     continue;
                 }
-                // The place in the list where the piece around this page begins.
+                // The index in the list where the piece around this page begins.
                 let Some(begin) = usize::checked_sub(place, first as usize & (size - 1)) else {
                     continue;
                 };
@@ -270,7 +270,7 @@ impl<P: Platform> Walk<'_, '_, P> {
     ///            ^ a run?          ^ a run?          ^ a run?            one comparison each
     ///             64 KiB? 64 KiB? ...                                    and here
     /// ```
-    /// So a list of small pieces costs one comparison for each place where a large piece could
+    /// So a list of small pieces costs one comparison for each position where a large piece could
     /// begin, and a later large piece is still found.
     fn map_list(
         &mut self,

@@ -8,8 +8,8 @@
 use crate::platform::Platform;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
 
-/// Rounds of [`Platform::relax`] for which a trying writer waits for readers: longer than a fault
-/// that maps present pages takes, shorter than one that sleeps.
+/// The number of [`Platform::relax`] rounds for which a trying writer waits for readers: longer
+/// than a fault that maps present pages, shorter than one that sleeps.
 const PATIENCE: u32 = 128;
 
 /// The lock; see the module.

@@ -1,8 +1,8 @@
 //! The end of an object, with its last holder.
 //!
-//! A file is saved first, while its last holder still is one: a search that finds it during the
-//! save gets the object as it is, and the holder that ends later saves again. Once the object has
-//! left, its `changes` are held until the pager has heard of it. So an open that comes in between
+//! A file is saved first, while its last holder still is one. A lookup during the save finds the
+//! object unchanged, and the finder saves it again when it is the last holder. Once the object has
+//! left the list, its `changes` are held until the pager has been notified. So an open in between
 //! waits for them, and then makes another object: a file never has two.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]

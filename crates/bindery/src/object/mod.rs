@@ -183,8 +183,8 @@ pub(crate) use {
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 /// A handle to shared memory or a file, like a kernel's open file description. Clones are handles
-/// to the same object. The object lives while a handle or a mapping exists; with the last of them
-/// its memory is freed. So the drop of a handle may sleep: it writes dirty pages to the pager, and
+/// to the same object. The object exists as long as a handle or a mapping does; the last of them
+/// frees its memory. So the drop of a handle may sleep: it writes dirty pages to the pager, and
 /// lets other threads run in between ([`Platform::yield_if_due`]).
 ///
 /// All methods take `&self` and may be called from several CPUs at once. None may be called from
@@ -278,10 +278,9 @@ impl<'m, P: Platform> Object<'m, P> {
         self.state().is_secret()
     }
 
-    /// Keeps its pages in memory from now on: reclaim swaps none of them out. Those that are in
-    /// swap stay there until they are used. The number of pages is not limited: an embedder that
-    /// offers this to programs must limit it. (Linux: `mapping_set_unevictable`, for a driver's own
-    /// pages.)
+    /// Keeps its pages in memory from now on: reclaim does not swap them out. Pages in swap stay
+    /// there until they are used. The number of pages is not limited: an embedder that offers this
+    /// to programs must limit it. (Linux: `mapping_set_unevictable`, for a driver's own pages.)
     ///
     /// Context: any.
     pub fn keep_in_memory(&self) {

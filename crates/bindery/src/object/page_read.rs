@@ -8,10 +8,10 @@
 //! settled    the folios are in the page index, or free; out of the list         a thread
 //! ```
 //!
-//! A thread that waits for a read settles it. A read *ahead* has no such thread. Its answer lies
-//! with the memory ([`crate::memory::Answers`]) until some thread looks: one that needs a page, one
-//! that reclaims, or the last holder of the object. Only a thread may settle, because the lock of
-//! the page index is not made for interrupt handlers.
+//! A thread that waits for a read settles it. A read *ahead* has no such thread. Its answer stays
+//! in the memory ([`crate::memory::Answers`]) until a thread takes it: one that needs a page, one
+//! that reclaims, or the last holder of the object. Only a thread may settle, because interrupt
+//! handlers cannot take the lock of the page index.
 //!
 //! # The object lives as long as the read
 //! A thread that waits has a handle. The last holder of an object waits until its list has no read
@@ -47,11 +47,11 @@ use super::transfers::Refused;
 /// The thread that takes the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Taker {
-    /// The one that has begun the read.
+    /// The thread that started the read.
     Beginner,
     /// Any, since the wait for the pages is polled.
     Follower,
-    /// Any: nothing waits for the pages yet.
+    /// Any thread: no thread waits for the pages yet.
     Any,
 }
 
@@ -249,7 +249,7 @@ impl<P: Platform> Drop for NewRead<'_, '_, P> {
     }
 }
 
-/// A read in the list, whose request the pager gets now, once.
+/// A read in the list. Its request goes to the pager now, once.
 #[must_use = "a read that is begun and not asked for keeps its pages from other threads forever"]
 pub(super) struct BegunRead<'o, 'm, P: Platform> {
     memory: &'m Memory<P>,
@@ -288,9 +288,9 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
         (if kept.load(Ordering::Relaxed) { RequestKept::Yes } else { RequestKept::No }, asked)
     }
 
-    /// Has the pager read, waits for its answer, and settles the read. The reference keeps the
-    /// folio that has `page`. `None` if there is none to keep: another thread was faster, or the
-    /// read was canceled.
+    /// Makes the pager read, waits for its answer, and settles the read. The reference keeps the
+    /// folio with `page`. `None` if there is no such folio: another thread was faster, or the read
+    /// was canceled.
     ///
     /// # Errors
     /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
@@ -359,7 +359,7 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<Page
     }
 }
 
-/// A read that any thread settles, and whose end a wait looks for.
+/// A read that any thread settles; a wait checks whether it has ended.
 pub(super) struct FollowedRead<'m, P: Platform> {
     memory: &'m Memory<P>,
     read: NonNull<PageRead>,

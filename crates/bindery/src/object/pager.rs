@@ -90,7 +90,7 @@ impl core::error::Error for PagerError {}
 /// of the object is held, by the caller or by a thread that waits for it. They may call the core,
 /// with the same address space and the same object, as long as the call does not wait for
 /// themselves:
-/// - while pages are being read, a fault or a read of the same pages waits, and so does the end of
+/// - while pages are being read, faults and reads of the same pages wait, and so does the end of
 ///   the object;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
 ///   so does a `sync` of them;
@@ -130,9 +130,9 @@ impl core::error::Error for PagerError {}
 /// ```
 pub trait Pager: Send + Sync {
     /// Begins to read pages, and answers during the call, or later from any thread or interrupt
-    /// handler ([`ReadRequest`]). A pager of a device that works by itself implements this one:
-    /// then pages are read ahead while the reader goes on, and faults that do not wait
-    /// ([`crate::AddressSpace::try_fault`]) hand over less. The provided version calls
+    /// handler ([`ReadRequest`]). A pager whose device works asynchronously implements this one.
+    /// Then pages are read ahead while the reader continues, and faults that do not wait
+    /// ([`crate::AddressSpace::try_fault`]) seldom need another thread. The provided version calls
     /// [`Pager::read`], and answers at once.
     ///
     /// One request asks for all pages that are known to be needed, and for those read ahead: one
@@ -146,11 +146,11 @@ pub trait Pager: Send + Sync {
         }
     }
 
-    /// The most pages that are read before they are needed, for a reader that goes through a file
-    /// in order (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage
-    /// that is as fast as memory. A reader that has announced its order gets up to twice as many,
-    /// if one request of 32 folios holds them ([`crate::ReadPattern::Sequential`]). More than 512
-    /// count as 512. Called once, when an object of the file is made.
+    /// The maximum number of pages that are read before they are needed, for a sequential reader
+    /// (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage that is as
+    /// fast as memory. A reader that has announced its order gets up to twice as many, if one
+    /// request of 32 folios holds them ([`crate::ReadPattern::Sequential`]). More than 512 count as
+    /// 512. Called once, when an object of the file is created.
     fn read_ahead(&self) -> u64 {
         32
     }
@@ -176,9 +176,9 @@ pub trait Pager: Send + Sync {
     }
 
     /// Begins to store pages, and answers during the call, or later from any thread or interrupt
-    /// handler ([`WriteRequest`]). A call that saves a file asks for up to 32 stretches of pages
-    /// before it waits for the answers, so a device may work on all of them. The provided version
-    /// calls [`Pager::write`], and answers at once.
+    /// handler ([`WriteRequest`]). A call that saves a file requests up to 32 runs of pages before
+    /// it waits for the answers, so a device may work on all of them. The provided version calls
+    /// [`Pager::write`], and answers at once.
     ///
     /// No page is stored twice at the same time.
     fn begin_write(&self, request: WriteRequest<'_>) {

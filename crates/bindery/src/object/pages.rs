@@ -1,4 +1,4 @@
-//! The pages of an object: looking up, marking and dropping (`fetch` brings them in).
+//! The pages of an object: looking up, marking and dropping (`fetch` allocates and reads them).
 //!
 //! A thread that looks up a page and uses its frame shares the invalidate lock, or holds the
 //! object's *changes*, or has a write in its list ([`super::in_flight`]). A thread that drops pages
@@ -140,8 +140,8 @@ pub(crate) fn swapped_pages<P: Platform>(
     pages
 }
 
-/// The pages around `page`, which `frame` holds, that follow each other in the same folio without a
-/// gap, as far as `within` reaches. Dropped parts of the folio end the run.
+/// The pages around `page`, which is in `frame`, that are contiguous in the same folio, within
+/// `within`. Dropped parts of the folio end the run.
 ///
 /// ```text
 /// folio    |f0 f1 f2 f3 f4 f5 f6 f7|
@@ -322,9 +322,8 @@ pub(super) fn mark_run_dirty<P: Platform>(
     Ok(())
 }
 
-/// Notes that `count` pages from `page` on may have been written past the page tables, by a device
-/// that had pinned them. Skips pages that the object has dropped since. May sleep; called without
-/// locks.
+/// Marks `count` pages from `page` on as possibly written without the page tables, by a device that
+/// had pinned them. Skips pages that the object has dropped since. May sleep; called without locks.
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
@@ -335,7 +334,7 @@ pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count
 }
 
 /// Drops those of the pages from `first` to `end` that were neither written nor mapped since they
-/// came in: they are zero either way.
+/// were allocated: they read as zeroes either way.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

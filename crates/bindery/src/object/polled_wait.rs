@@ -1,9 +1,9 @@
 //! [`PolledWait`]: a wait in which no thread sleeps, for kernels whose tasks are futures.
 //!
-//! A poll does all that can be done at once: it begins the read, and settles answers. Then it names
-//! the word that changes when there is more to do. [`Platform::unpark`] is called with its address.
-//! The read is one that any thread settles ([`super::page_read`]), so a wait may be dropped: the
-//! pages still enter the index.
+//! A poll does everything that needs no wait: it starts the read, and settles answers. Then it
+//! returns the word that changes when there is more to do. [`Platform::unpark`] is called with its
+//! address. The read is one that any thread settles ([`super::page_read`]), so a wait may be
+//! dropped: the pages still enter the index.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -63,7 +63,7 @@ impl<'w> ParkedOn<'w> {
         self.expected
     }
 
-    /// Whether there may be more to do. A task asks once its waker can be found: the change may
+    /// Whether there may be more to do. A task calls it once its waker can be found: the change may
     /// have come before.
     pub fn has_changed(&self) -> bool {
         self.word.load(Ordering::Acquire) != self.expected
@@ -80,7 +80,7 @@ impl fmt::Debug for ParkedOn<'_> {
 pub(crate) enum Polled<'w, 'm, P: Platform> {
     /// The wait is over. The reference keeps the folio that was waited for, if it is in memory.
     Ready(Option<FolioRef<'m, P>>),
-    /// There is nothing to do until this changes.
+    /// There is nothing to do until this word changes.
     Pending(ParkedOn<'w>),
     /// Only a thread that may sleep can go on.
     NeedsThread,
@@ -100,8 +100,8 @@ pub(crate) struct PolledWait<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> PolledWait<'m, P> {
-    /// The wait as a value that may lie in a queue: it gives up a read from a swap device, and
-    /// begins it again in its first poll.
+    /// The wait as a value that can be queued: it abandons a read from a swap device, and starts it
+    /// again in its first poll.
     pub(crate) fn new(memory: &'m Memory<P>, wait: Wait) -> Self {
         let (wait, slot) = match wait {
             Wait::SwapRead(read) => (Wait::Memory, Some(read.into_polled(memory))),
@@ -131,8 +131,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         storage || self.slot.is_some()
     }
 
-    /// The wait, for a thread that may sleep. A read that was begun goes on, and the thread meets
-    /// it. `None` for a read from a swap device, which the thread's own fault begins or meets.
+    /// The wait, for a thread that may sleep. A read in progress continues, and the thread finds
+    /// it. `None` for a read from a swap device, which the thread's own fault starts or finds.
     pub(crate) fn into_wait(mut self) -> Option<Wait> {
         if self.slot.as_ref().is_some_and(PolledSlot::is_for_read) {
             return None;
@@ -140,7 +140,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         Some(core::mem::replace(&mut self.wait, Wait::Memory))
     }
 
-    /// Goes on with the wait. `object` is the one whose pages are needed, if they are those of one.
+    /// Continues the wait. `object` is the object whose pages are needed, if any.
     ///
     /// # Errors
     /// The pager's.
@@ -196,7 +196,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         if !core::mem::replace(&mut self.has_entered, true) {
             answers.enter();
         }
-        // Before the look at the answers.
+        // Before the check of the answers.
         let (word, expected) = answers.word();
         settle_written(memory);
         ends.word(ticket).map(|_| ParkedOn { word, expected })
@@ -214,7 +214,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         }
         let page = PageRange::from_count(fetch.page, 1);
         loop {
-            // Before the look at the answers.
+            // Before the check of the answers.
             let (word, expected) = answers.word();
             let for_answers = Polled::Pending(ParkedOn { word, expected });
             settle_answered(memory);

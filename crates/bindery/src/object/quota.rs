@@ -55,8 +55,8 @@ impl Quota {
         self.used.load(Relaxed)
     }
 
-    /// Takes `pages` if they fit.
-    pub(super) fn take(&self, pages: u64) -> Result<(), Error> {
+    /// Adds `pages`, if they fit.
+    pub(super) fn charge(&self, pages: u64) -> Result<(), Error> {
         // A single exchange: an addition that is undone later would refuse a smaller request of
         // another CPU in between.
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= self.limit());
@@ -68,7 +68,7 @@ impl Quota {
         }
     }
 
-    /// Returns `pages` that were taken.
+    /// Subtracts `pages` that were added.
     pub(super) fn uncharge(&self, pages: u64) {
         self.used.fetch_sub(pages, Relaxed);
     }

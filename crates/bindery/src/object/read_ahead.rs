@@ -1,17 +1,16 @@
 //! Readahead: pages of a file are read before they are needed, for a reader that goes through it in
 //! order.
 //!
-//! The page index tells how far a reader has come. A page that is missing after others that are
-//! present continues them: the pager is asked for a *window* of pages at once, twice as long as the
-//! stretch before (Linux: `page_cache_ra_order`, and `try_context_readahead` for a file that
-//! several threads read). So no state of an open file is needed, and each of several readers has
-//! its window. A page after fewer present ones than the access needs belongs to a reader that
-//! jumps, which gets the pages that it asks for. A window shrinks as reclaim takes the pages behind
-//! the reader.
+//! The page index shows the progress of a reader. A missing page after present ones continues them:
+//! the core requests a *window* of pages at once, twice as long as the run before it (Linux:
+//! `page_cache_ra_order`, and `try_context_readahead` for a file that several threads read). So no
+//! state of an open file is needed, and each of several readers has its own window. A page after
+//! fewer present ones than the access needs belongs to a random reader, which gets only the pages
+//! that it requests. A window shrinks as reclaim takes the pages behind the reader.
 //!
 //! A pager that keeps requests ([`super::ReadRequest::keep`]) reads while the reader computes. The
-//! first page of a window that the reader has not asked for gets a *mark*. The access that reaches
-//! it begins to read the next window, and waits for nothing:
+//! first page of a window that the reader has not requested gets a *mark*. The access that reaches
+//! it starts the read of the next window, and waits for nothing:
 //!
 //! ```text
 //! asked for    |p|             p is missing: waits
@@ -70,14 +69,14 @@ pub enum ReadPattern {
 const MARKS: usize = 4;
 /// The bits of a mark's word that hold the length of its window.
 const LENGTH_BITS: u32 = 12;
-/// The most pages of a window.
+/// The maximum size of a window in pages.
 const LONGEST: u64 = 512;
 /// The shortest window, in pages.
 const SHORTEST: u64 = 4;
 
 /// The marks of an object.
 pub(crate) struct ReadAhead {
-    /// The most pages that the pager wants to read ahead.
+    /// The maximum number of pages that the pager wants to read ahead.
     limit: u64,
     /// Whether it has had a mark.
     used: AtomicBool,
@@ -155,7 +154,7 @@ impl ReadAhead {
 }
 
 impl ReadPattern {
-    /// The most pages of a window, for a pager that wants `limit`.
+    /// The maximum size of a window in pages, for a pager that wants `limit`.
     fn longest(self, limit: u64) -> u64 {
         match self {
             Self::Unknown => limit.min(LONGEST),
@@ -165,7 +164,7 @@ impl ReadPattern {
     }
 }
 
-/// The number of pages from `page` on, which is missing, to ask the pager for: at least the
+/// The number of pages to request from the pager, from the missing `page` on: at least the
 /// `needed`.
 pub(super) fn window<P: Platform>(
     memory: &Memory<P>,
@@ -193,12 +192,12 @@ pub(super) fn window<P: Platform>(
         }
     };
     let length = length.min(longest).max(needed);
-    // Pages that nothing needs yet leave memory for those that are.
+    // Pages that nothing needs yet leave memory for needed ones.
     if memory.has_room_for(length) { length } else { needed }
 }
 
-/// About how many pages before `page` are present without a gap: looks at pages at doubling
-/// distances.
+/// The approximate number of pages before `page` that are present without a gap: checks pages at
+/// doubling distances.
 fn stretch_before<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) -> u64 {
     object.pages.look(memory.platform(), |index: &PageIndex| {
         let is_present = |distance: &u64| {
@@ -223,7 +222,7 @@ pub(crate) struct NextWindow {
     pattern: ReadPattern,
 }
 
-/// The window that an access to `pages`, which are present, has to begin to read.
+/// The window that an access to the present `pages` has to start reading.
 #[inline]
 pub(super) fn next_window(
     object: &ObjectState,
@@ -291,8 +290,8 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Begins to read the first missing ones of the pages. Returns the page to continue at; `None` if
-/// memory is short, or the pager has failed already.
+/// Starts the read of the first missing pages. Returns the page to continue at; `None` if memory is
+/// short, or the pager has failed already.
 pub(super) fn read_missing<P: Platform>(
     object: &Object<'_, P>,
     pages: PageRange,

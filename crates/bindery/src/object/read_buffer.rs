@@ -62,8 +62,8 @@ impl<'a> ReadBuffer<'a> {
         self.filled
     }
 
-    /// Lets `read` fill `bytes`, as the core lets a pager fill pages, and zeroes the rest. For
-    /// tests of pagers.
+    /// Calls `read` to fill `bytes`, as the core calls a pager, and zeroes the rest. For tests of
+    /// pagers.
     ///
     /// ```
     /// use bindery::ReadBuffer;
@@ -81,7 +81,7 @@ impl<'a> ReadBuffer<'a> {
     /// }
     /// ```
     ///
-    /// but one cannot take the place of the other:
+    /// but neither can replace the other:
     ///
     /// ```compile_fail
     /// fn read(into: &mut bindery::ReadBuffer<'_>) {

@@ -121,8 +121,8 @@ pub(super) fn settle_answered<P: Platform>(memory: &Memory<P>) {
     settle_all(memory, ReadFate::Enters(None));
 }
 
-/// Takes all answers to reads ahead, and frees their folios, except for those that a polled wait
-/// needs. Takes only spin locks, and allocates nothing: for reclaim.
+/// Takes all answers to reads ahead, and frees their folios, except those that a polled wait needs.
+/// Takes only spin locks, and allocates nothing: for reclaim.
 pub(crate) fn drop_answered<P: Platform>(memory: &Memory<P>) {
     settle_all(memory, ReadFate::Dropped);
 }

@@ -158,8 +158,8 @@ impl<'a> ReadRequest<'a> {
         self.read().filled().set(bytes);
     }
 
-    /// Lets `fill` write the bytes, from the first one on that is not filled yet. The bytes that
-    /// it does not append become zeroes, and so do those after the end of the file.
+    /// Calls `fill` to write the bytes, from the first unfilled one on. Bytes that it does not
+    /// append become zeroes, and so do those after the end of the file.
     pub fn fill<R>(&mut self, fill: impl FnOnce(&mut ReadBuffer<'_>) -> R) -> R {
         let read = self.read();
         // SAFETY: 1. this is the request, borrowed exclusively while the buffer lives.
@@ -174,8 +174,8 @@ impl<'a> ReadRequest<'a> {
         self.answer(Ok(()));
     }
 
-    /// Answers: the pages cannot be read. A thread that waits for them gets the error; after a
-    /// request for more pages than it needs, the core may ask for fewer first. The error of a read
+    /// Answers that the pages cannot be read. A thread that waits for them gets the error; after a
+    /// request for more pages than it needs, the core may request fewer first. The error of a read
     /// ahead is not reported; the next access requests the page again.
     pub fn fail(self, error: PagerError) {
         self.answer(Err(error));

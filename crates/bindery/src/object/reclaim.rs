@@ -54,7 +54,8 @@ use super::swap_out::{Leaving, swap_out};
 /// The result for a folio of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectFolio {
-    /// No mapping and no page index refers to it any more: its pages, this many, are free.
+    /// The folio has neither mappings nor index entries any more: this number of its pages are
+    /// free.
     Freed(u32),
     /// It stays: programs have used it recently (`ReclaimState::update_age`).
     Used,
@@ -157,7 +158,7 @@ unsafe fn send_to_swap<P: Platform>(
     }
 }
 
-/// Runs a reclaimer on the folio of `frame`, whatever the frame is used for by now. `None` if it is
+/// Runs a reclaimer on the folio of `frame`, whatever the present use of the frame. `None` if it is
 /// in no folio.
 #[cfg(any(test, feature = "testing"))]
 pub fn reclaim_frame<P: Platform>(
@@ -169,7 +170,7 @@ pub fn reclaim_frame<P: Platform>(
     Some(reclaim_folio(memory, held, spare))
 }
 
-/// As [`reclaim_frame`], of a page of an object. `None` if it is not in memory.
+/// As [`reclaim_frame`], for a page of an object. `None` if it is not in memory.
 #[cfg(any(test, feature = "testing"))]
 pub fn reclaim_page<P: Platform>(
     object: &Object<'_, P>,
@@ -304,8 +305,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
                 let concerned = |folio, _| folio == Some(self.folio);
                 let aged = edit.clear_use(hit.range, UseBits::Accessed, concerned);
                 debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
-                // Linux does the same: a program that reads in order, or at random, declares that
-                // it does not come back to a page.
+                // Linux does the same: sequential and random readers declare that they do not
+                // return to a page.
                 let recurs = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
                 if !hit.vma.flags().intersects(recurs) {
                     used += aged.unwrap_or(0);
@@ -334,7 +335,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         let mut stop = None;
         let walked =
             for_each_sight(self.memory, self.object, &ranges, WalkLocking::Try, |hit, edit| {
-                // `mlock` sets the flag with the VMA locked for writing, and then looks for the
+                // `mlock` sets the flag with the VMA locked for writing, and then examines the
                 // pages.
                 match hit.vma.try_read(self.memory.platform()) {
                     _ if stop.is_some() => {}

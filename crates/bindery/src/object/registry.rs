@@ -40,7 +40,7 @@ pub(super) enum Found {
 
 /// The result for a holder that leaves.
 pub(super) enum Leave {
-    /// There were others.
+    /// Other holders remain.
     Shared,
     /// It is the last, and must save the file first. The number is for the next call.
     Unsaved(u64),
@@ -121,7 +121,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// Makes the caller a holder, unless the last one was released. Returns whether it did. A weak
     /// handle keeps the object's record.
     pub(super) fn hold(&self, object: &ObjectState) -> bool {
-        // The lock orders it before or after the last look of a holder that leaves.
+        // The lock orders it before or after the last check by a holder that leaves.
         let _records = self.0.records.lock();
         object.try_hold()
     }
@@ -179,7 +179,7 @@ impl<'m, P: Platform> Registry<'m, P> {
         self.0.kept.fetch_add(by, Relaxed);
     }
 
-    /// The number of records of objects that have left, which weak handles keep.
+    /// The number of records of removed objects, which weak handles keep.
     pub(crate) fn kept(&self) -> u64 {
         self.0.kept.load(Relaxed)
     }

@@ -83,7 +83,7 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Drops the content after `bytes`, which is at most the size. The changes are held, and the
-    /// pager has none of the pages.
+    /// pager is working on none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
         if let Some((pager, file)) = self.state().file().filter(|_| bytes != old) {
             // Before the invalidate lock is taken: nothing beyond the new end is read or stored any
@@ -147,7 +147,7 @@ impl<P: Platform> Object<'_, P> {
     /// pages stay; over a wait, the waiting thread keeps both of them.
     ///
     /// # Errors
-    /// As [`swap_in`]. Nothing has changed.
+    /// The errors of [`swap_in`]. Nothing has changed.
     fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {

@@ -11,7 +11,7 @@
 //!    dirty again. A thread that wants to drop the pages waits too.
 //! 3. If the pager fails, the marks are set again, in one step with the records' end.
 //!
-//! A batch lies with the call that waits for it, or in a record that any thread settles
+//! A batch belongs to the call that waits for it, or is in a record that any thread settles
 //! ([`super::detached_batch`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -54,7 +54,7 @@ pub(super) fn save_from<P: Platform>(
 pub(super) enum Tried {
     /// None.
     Never,
-    /// Those that have failed once.
+    /// Pages that have failed once.
     Once,
 }
 
@@ -89,11 +89,11 @@ pub(super) fn next_to_store<P: Platform>(
 /// The pages that a batch takes.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
-    /// Those before this one.
+    /// Pages before this one.
     pub(super) end: u64,
     /// Up to the first page with a change older than this.
     pub(super) turn: u64,
-    /// At most this many.
+    /// The maximum number of pages.
     pub(super) most: u32,
     pub(super) tried: Tried,
 }
@@ -299,7 +299,7 @@ impl<const N: usize> SaveBatch<N> {
     }
 }
 
-/// A batch that the thread which has begun it waits for.
+/// A batch for which the thread that started it waits.
 struct WritebackBatch<'a, P: Platform> {
     memory: &'a Memory<P>,
     object: &'a ObjectState,
@@ -375,8 +375,8 @@ impl<P: Platform> BegunWrites<'_, '_, P> {
             && let Some(answer) = write.answer()
         {
             if let Err(error) = answer {
-                // Before the end, which a sync of another opener may wait for: that one looks at
-                // the errors next.
+                // Before the end, for which another opener's sync may wait: that one checks the
+                // errors next.
                 self.batch.object.write_errors.record(error);
                 result = result.and(Err(error.into()));
             }

@@ -64,9 +64,9 @@ pub(super) enum Secrecy {
 /// Backing store of an object: keeps the content that is not in memory.
 #[derive(Clone, Copy)]
 pub(super) enum Backing {
-    /// None: a page that is not in memory is zero.
+    /// None: a page that is not in memory reads as zeroes.
     Memory {
-        /// How its pages count as committed.
+        /// The way in which its pages count as committed.
         accounting: Accounting,
         /// Committed pages are charged to this quota too (`Memory::shared_memory_within`).
         quota: Option<Lent<Quota>>,
@@ -80,7 +80,7 @@ pub(super) enum Backing {
         pager: Lent<dyn Pager>,
         /// The pager's number for it.
         file: u64,
-        /// The file system that finds it by that number; 0 for none.
+        /// The file system in which it can be found by that number; 0 for none.
         file_system: u64,
         /// The limit for the dirty pages of that file system.
         dirty_limit: Option<Lent<DirtyLimit>>,
@@ -209,8 +209,8 @@ impl ObjectState {
         self.size.store(bytes, Ordering::Release);
     }
 
-    /// The pager's number of a file. Does not touch the pager, which may be gone where a program
-    /// has forgotten its handles.
+    /// The pager's number of a file. Does not access the pager, which may no longer exist if a
+    /// program has leaked its handles.
     pub(super) fn file_number(&self) -> Option<u64> {
         match self.backing {
             Backing::File { file, .. } => Some(file),
@@ -257,13 +257,13 @@ impl ObjectState {
             Backing::Memory { content: Secrecy::Secret, .. } => return Orders::default(),
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
-            // No folios, but a place for a large leaf.
+            // No folios, but an address for a large leaf.
             Backing::Frames { .. } => return Orders::of(memory.huge_order()),
         };
         policy.orders(flags.huge_advice())
     }
 
-    /// How the memory counts as committed.
+    /// The way in which the memory counts as committed.
     pub(crate) fn accounting(&self) -> Accounting {
         match self.backing {
             Backing::Memory { accounting, .. } => accounting,
@@ -321,7 +321,7 @@ impl ObjectState {
     pub(super) fn commit<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
         let reservation = memory.commitment().reserve(pages)?;
         if let Some(quota) = self.quota() {
-            quota.take(pages)?;
+            quota.charge(pages)?;
         }
         reservation.stay();
         self.committed.fetch_add(pages, Ordering::Relaxed);
@@ -370,7 +370,7 @@ impl ObjectState {
         held
     }
 
-    /// How often the object got a holder that it did not know before.
+    /// The number of holders that lookups and weak handles have added.
     pub(super) fn times_found(&self) -> u64 {
         self.found.load(Ordering::Relaxed)
     }

@@ -30,8 +30,8 @@ pub(super) fn add<'m, P: Platform>(
 }
 
 /// Inserts a folio that the caller filled, and that no other thread knows, into the index of shared
-/// memory. Takes the folio if none of its pages was present; otherwise, and on an error, the caller
-/// keeps it. The invalidate lock is held.
+/// memory. Consumes the folio if none of its pages was present; otherwise, and on an error, the
+/// caller keeps it. The invalidate lock is held.
 ///
 /// # Errors
 /// [`Error::Overcommitted`] if no more may be committed, or the quota is used up (`ENOMEM`, as on
@@ -53,7 +53,7 @@ pub(crate) fn supply<P: Platform>(
     Ok(())
 }
 
-/// As [`add`], with the folio for the pages from `first` on. Takes it if it is inserted.
+/// As [`add`], with the folio for the pages from `first` on. Consumes it if it is inserted.
 fn enter<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,

@@ -4,7 +4,7 @@
 //! changes. So no page in swap is dropped, and none is swapped out. Two calls that want the same
 //! page meet at its slot: one claims it, the other finds the folio in the swap cache and waits for
 //! its lock. A fault or a call waits for a lock or a device after it has released its own locks;
-//! only a call whose effect others see whole keeps them ([`swap_in_here`]).
+//! only a call whose effect must be atomic keeps them ([`swap_in_here`]).
 //!
 //! A page that is swapped in frees its slot at once, and counts as dirty, as on Linux. So writes to
 //! shared memory need no tracking: no slot ever has content that is older than that of a page in
@@ -35,8 +35,8 @@ pub(super) enum Swapped {
     Read,
 }
 
-/// Swaps in `page` if it is in swap; the caller then looks at the index again. `orders` are those
-/// that the folio may have (bit n: order n; order 0 always). May sleep, but not for a device.
+/// Swaps in `page` if it is in swap; the caller then checks the index again. `orders` are the
+/// permitted orders of the folio (bit n: order n; order 0 always). May sleep, but not for a device.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. [`Stop::Wait`] if a
@@ -73,8 +73,8 @@ pub(super) fn swap_in<P: Platform>(
     Ok(Swapped::Cached)
 }
 
-/// Like [`swap_in`], but waits for the device under the caller's locks, for a call whose effect
-/// other calls see whole ([`super::fetch::FetchPurpose::Change`]). The caller holds no VMA's lock.
+/// As [`swap_in`], but waits for the device under the caller's locks, for a call whose effect must
+/// be atomic for others ([`super::fetch::FetchPurpose::Change`]). The caller holds no VMA's lock.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`].

@@ -63,7 +63,7 @@ pub(crate) struct Leaving<'m, P: Platform> {
 /// The slots for a folio, and the reason if it stays after all.
 #[derive(Default)]
 struct Plan {
-    /// `None` until the folio was examined.
+    /// `None` until the folio is examined.
     slots: Option<SlotRun>,
     mapped: bool,
     /// An entry was used since the last walk.
@@ -86,7 +86,7 @@ impl<'m, P: Platform> Leaving<'m, P> {
         memory.frames.folio(self.locked.folio()).mappings()
     }
 
-    /// Whether reclaim has looked at it in this turn. Marks it as looked at.
+    /// Whether reclaim has examined it in this turn. Marks it as examined.
     pub(super) fn is_looked_at(&self, memory: &Memory<P>, turn: Turn) -> bool {
         let looked = memory.frames.folio(self.locked.folio()).reclaim_state().is_looked_at(turn);
         memory.frames.folio(self.locked.folio()).reclaim_state().note_look(turn);
@@ -108,7 +108,7 @@ impl<'m, P: Platform> Leaving<'m, P> {
         Self { locked, first, plan: Plan::default() }
     }
 
-    /// The folio at its place in the object.
+    /// The folio at its position in the object.
     fn placed<'a>(&self, memory: &'a Memory<P>, object: &'a ObjectState) -> PlacedFolio<'a, P> {
         PlacedFolio { memory, object, folio: self.locked.folio(), first: self.first }
     }
@@ -233,8 +233,8 @@ fn plan<P: Platform>(
     Ok(Plan { slots: Some(slots), mapped, used: false, stays: None })
 }
 
-/// Unmaps the folios, in one walk with one flush for each VMA. With [`Spare::Used`], a folio that
-/// was used lately is recorded and stays mapped. So does one that is locked into memory.
+/// Unmaps the folios, in one walk with one flush for each VMA. With [`Spare::Used`], a recently
+/// used folio is recorded and stays mapped. So does a folio that is locked into memory.
 fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -248,7 +248,7 @@ fn unmap<P: Platform>(
     let ranges = [PageRange { first, end: end.unwrap_or(first) }];
     let walked = for_each_sight(memory, object, &ranges, WalkLocking::Try, |hit, edit| {
         let part = hit.range;
-        // `mlock` sets the flag with the VMA locked for writing, and then looks for the pages.
+        // `mlock` sets the flag with the VMA locked for writing, and then examines the pages.
         let locked = hit.vma.try_read(memory.platform());
         let stays = match &locked {
             None => Some(ObjectFolio::Busy),
@@ -262,8 +262,8 @@ fn unmap<P: Platform>(
                 .filter(|leaving| leaving.has_any(pages))
                 .for_each(|leaving| leaving.plan.stays = stays);
         } else {
-            // Linux does the same: a program that reads in order, or at random, declares that it
-            // does not come back to a page.
+            // Linux does the same: sequential and random readers declare that they do not return to
+            // a page.
             let once = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
             let recurs = !hit.vma.flags().intersects(once);
             let protected = hit.vma.dropped_protection();

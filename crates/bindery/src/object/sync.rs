@@ -4,8 +4,8 @@
 //! because such a page is not dirty. So at its end each call waits for the writes that others had
 //! begun before.
 //!
-//! A call that blocks and one in steps run the same loop ([`Save::run`]). It holds nothing at the
-//! places at which it waits: its state is the place in the range.
+//! A call that blocks and one in steps run the same loop ([`Save::run`]). It holds nothing while it
+//! waits: its state is the position in the range.
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange};
@@ -35,9 +35,9 @@ const PATIENCE: u32 = 8;
 impl<P: Platform> Object<'_, P> {
     /// Stores the changes of the file in `length` bytes from `offset` on, made through mappings or
     /// otherwise, and returns when the pager has them. Does nothing for shared memory. Holds no
-    /// lock while the pager works. Pages beyond the size that the file has at the beginning, and
-    /// pages written behind the call's place, are left to the next: a writer that goes on does not
-    /// keep it. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// lock while the pager works. Pages beyond the file's size at the beginning, and pages written
+    /// behind the call's position, are left to the next: a continuous writer does not delay it.
+    /// (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
     ///
     /// A page that the pager has failed to store is tried once more, by the next call that comes to
     /// it. After that it is left until it is written again, or forgotten
@@ -69,7 +69,7 @@ fn pages_in(offset: u64, length: u64) -> PageRange {
 pub(super) enum Until {
     /// A fatal signal.
     FatalSignal,
-    /// None: a page that is not saved now is lost.
+    /// None: an unsaved page would be lost.
     End,
 }
 
@@ -150,13 +150,13 @@ impl Save {
         Self { range, from: range.first, result: Ok(()), failures, waits_below: None }
     }
 
-    /// Begins again. What was stored is not dirty any more.
+    /// Starts over. Stored pages are not dirty any more.
     fn restart<P: Platform>(&mut self, memory: &Memory<P>, object: &ObjectState) {
         (self.from, self.result, self.waits_below) = (self.range.first, Ok(()), None);
         self.failures = failures(memory, object);
     }
 
-    /// Takes the result of a batch.
+    /// Processes the result of a batch.
     fn note(&mut self, saved: &Saved) {
         self.result = self.result.and(saved.result);
         self.from = saved.after;
@@ -269,7 +269,8 @@ impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
                 if self.ticket.is_some() {
                     return None;
                 }
-                // Another sync has begun to store the page, or the change has ended: looks again.
+                // Another sync has started to store the page, or the change has ended: checks
+                // again.
                 return Some(Saved { result: Ok(()), after: run.page, stored: 0 });
             }
             // No memory for the record, or changes without end: the thread waits.
@@ -300,13 +301,13 @@ impl<'m, P: Platform> FollowedSave<'m, P> {
         Self { save, batch: None, passed: 0 }
     }
 
-    /// Begins again, after an error. What was stored is not dirty any more.
+    /// Starts over, after an error. Stored pages are not dirty any more.
     pub(crate) fn restart(&mut self, object: &Object<'m, P>) {
         self.save.restart(object.memory, object.state());
     }
 
-    /// Goes on with the object, which is the same each time, until all is stored or this has to be
-    /// waited for.
+    /// Continues with the object, which is the same each time, until everything is stored or the
+    /// returned wait is necessary.
     ///
     /// # Errors
     /// As [`save`].

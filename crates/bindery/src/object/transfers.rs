@@ -1,4 +1,4 @@
-//! Reads, changes and turns of pages: each begins in one step with a look at the list of records
+//! Reads, changes and turns of pages: each begins in one step with a check of the list of records
 //! ([`super::in_flight`]), and its thread waits with no lock held.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -52,8 +52,8 @@ impl<P: Platform> Drop for Listed<'_, P> {
 }
 
 impl Pages {
-    /// Inserts a record of a read into the list, unless the pages are not needed, which `needed`
-    /// says in one step with that, or another record is in the way.
+    /// Inserts a record of a read into the list, unless another record is in the way or the pages
+    /// are not needed. `needed` checks the latter in the same step.
     ///
     /// # Safety
     /// 1. As of [`InFlight::insert`].
@@ -210,7 +210,7 @@ impl Pages {
     /// without locks.
     pub(super) fn wait<P: Platform>(&self, memory: &Memory<P>, ticket: Ticket) {
         if ticket.is_detached {
-            // The thread that ends it need not keep the object, and so wakes only those that wait
+            // The thread that ends it need not keep the object, and so wakes only threads that wait
             // for answers.
             memory.answers.completions.wait(memory.platform(), &mut || {
                 settle_written(memory);

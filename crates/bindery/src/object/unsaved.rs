@@ -6,7 +6,7 @@
 //! file seldom touches them.
 //!
 //! Objects with unsaved pages are in a list, in the order in which they got their first one. So a
-//! call that stores pages of a file system finds them without a look at the clean files.
+//! call that stores pages of a file system finds them without visiting the clean files.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -36,7 +36,7 @@ fn counted(pages: u64) -> u64 {
 pub(super) struct UnsavedPages {
     /// Dirty, or being stored.
     all: u64,
-    /// Those that the pager has failed to store.
+    /// The number of its pages that the pager has failed to store.
     failed: u64,
 }
 
@@ -183,7 +183,7 @@ impl ObjectState {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
     Yes,
-    /// Once others are stored, which the writer can see to.
+    /// Once others are stored, which the writer can do.
     AfterStores,
     /// The pager has failed to store all that fills the limit.
     No,

@@ -27,7 +27,7 @@ use super::write_back::make_room;
 pub(crate) enum Wait<H = Infallible> {
     /// Pages that must be fetched from the pager.
     Pages(Fetch),
-    /// Pages after those that the call needs, which the pager is to begin to read.
+    /// Pages after those that the call needs. The pager should start to read them.
     ReadAhead(NextWindow),
     /// Work that the pager does already.
     Pager(Ticket),
@@ -101,7 +101,7 @@ impl<H: ForHandler> Wait<H> {
         self.wait_for_known(memory, object)
     }
 
-    /// As [`Wait::wait`], for a caller that knows the variant: the compiler leaves the others out.
+    /// As [`Wait::wait`], for a caller that knows the variant: the compiler omits the others.
     #[inline(always)]
     pub(crate) fn wait_for_known<'m, P: Platform>(
         self,
@@ -170,7 +170,8 @@ impl<H: ForHandler> Wait<H> {
 }
 
 impl Wait {
-    /// Ends a wait that its caller does not need any more, or cannot keep: it holds nothing then.
+    /// Ends a wait that its caller does not need any more, or cannot keep. It holds nothing
+    /// afterwards.
     pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
         match self {
             Self::SwapRead(read) => read.give_up(memory),

@@ -57,8 +57,8 @@ fn write_back<P: Platform>(system: &FileSystem<'_, P>, pages: u64) -> u64 {
     // store: a caller that repeats this above a mark would repeat it for ever.
     settle_written(memory);
     let mut stored = 0;
-    // Once around: a file whose pages another thread stores, or whose pager lacks memory, stays in
-    // the list.
+    // At most one round: a file whose pages another thread stores, or whose pager lacks memory,
+    // stays in the list.
     for _ in 0..Registry::of(memory).unsaved_files(system.number()).storable {
         if stored >= pages || interrupt::check(memory.platform()).is_err() {
             break;
@@ -86,8 +86,8 @@ fn next_file<P: Platform>(memory: &Memory<P>, space: u64) -> Option<Object<'_, P
     Some(unsafe { Object::of_holder(memory, node) })
 }
 
-/// Stores pages of a file from page `from` on, about `most`. `None` if there are none that the
-/// pager has not failed to store.
+/// Stores about `most` pages of a file from page `from` on. `None` if all remaining dirty pages
+/// have failed.
 fn store_from<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -117,7 +117,7 @@ pub(super) fn make_room<P: Platform>(object: &Object<'_, P>) -> Result<(), Failu
         }
         interrupt::check(memory.platform())?;
         // Each turn stores pages, waits for some that are being stored, or finds that another
-        // thread has done so since the look.
+        // thread has done so since the check.
         if state.pages.unsaved.has_storable() {
             store_of_file(memory, state)?;
         } else if let Some(name) = state.name.name()

@@ -74,7 +74,7 @@ impl WriteErrors {
         ErrorMark(if word & SEEN == 0 { 0 } else { word })
     }
 
-    /// The error that is new since the mark, which moves on.
+    /// The error that is new since the mark. Advances the mark.
     fn check(&self, mark: &mut ErrorMark) -> Result<(), Error> {
         let mut word = self.0.load(Ordering::Relaxed);
         if word == mark.0 {
@@ -142,7 +142,7 @@ mod tests {
         let mut late = errors.mark();
         assert_eq!(errors.check(&mut late), Ok(()));
         assert_eq!(errors.check(&mut other), Err(Error::InputOutput));
-        // The same error again is new to all.
+        // A repeated error is new to all openers.
         errors.record(PagerError::InputOutput);
         for mark in [&mut early, &mut other, &mut late] {
             assert_eq!(errors.check(mark), Err(Error::InputOutput));

@@ -17,7 +17,7 @@ use super::answer::{Answer, Requests};
 use super::detached_batch::DetachedBatch;
 use super::{PagerError, StoredBytes};
 
-/// The most pieces of a request.
+/// The maximum number of pieces in a request.
 pub(super) const RUNS: usize = 32;
 
 /// A write of adjacent runs of pages. It lies with the call that saves them, which waits for the
@@ -30,7 +30,7 @@ pub(super) struct PageWrite<'r> {
     /// The size of the file in bytes.
     size: u64,
     answer: Answer,
-    /// The batch that it is a part of, if any thread may end that.
+    /// The batch of which it is a part, if any thread may end the batch.
     batch: Option<NonNull<DetachedBatch>>,
 }
 
@@ -44,7 +44,7 @@ impl<'r> PageWrite<'r> {
         Self { batch: Some(batch), ..self }
     }
 
-    /// The answer, if it has come.
+    /// The answer, if there is one.
     pub(super) fn answer(&self) -> Option<Result<(), PagerError>> {
         self.answer.get()
     }
@@ -111,7 +111,7 @@ impl<'a> WriteRequest<'a> {
     /// 1. The write and its runs stay as they are until it is answered. It has no other request.
     /// 2. Until then, the frames of the runs are in place, and no reference forbids reading them.
     pub(super) unsafe fn new<P: Platform>(memory: &'a Memory<P>, write: &PageWrite<'_>) -> Self {
-        // The type does not tell how long it lives; obligation 1 does.
+        // The type does not express its lifetime; obligation 1 does.
         Self { memory, write: NonNull::from(write).cast() }
     }
 

@@ -28,7 +28,7 @@ enum Mapped {
 }
 
 impl<'m, P: Platform> EvictionBatch<'m, P> {
-    /// Examines the folio of the frame, and the folios around it in the same table; adds those to
+    /// Examines the folio of the frame, and the folios around it in the same table. Adds those to
     /// be swapped out to the batch. Returns the number of pages freed at once.
     #[inline(never)]
     pub(super) fn reclaim_anonymous(&mut self, frame: Frame, which: Which, target: u64) -> u64 {

@@ -11,7 +11,8 @@ use crate::deferred;
 use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 
-/// The number of pages that the first round wants; each later round may want twice the last number.
+/// The number of pages that the first round tries to free; each later round may try twice the last
+/// number.
 const FIRST_ROUND: u64 = 32;
 /// Rounds before a call fails: together they may ask for more than 2 million pages.
 const ROUNDS: u32 = 16;
@@ -21,7 +22,7 @@ impl<P: Platform> Memory<P> {
     /// lack of memory, frees memory and repeats the call. Afterwards frees some of the items that
     /// wait for readers.
     ///
-    /// A call that fails like this has changed nothing, or repeats its changes; its documentation
+    /// A call that fails in this way has changed nothing, or repeats its changes; its documentation
     /// tells which.
     #[inline]
     pub(crate) fn outermost<T, E: CallError>(
@@ -120,7 +121,8 @@ impl Attempts {
         self.rounds += 1;
         let returned = memory.frames.traffic().returned;
         // The call has failed with this number of free frames, and has released its own. If they
-        // are few, it wants few, and other calls have taken those that the last round freed.
+        // are few, the call needs few frames, and other calls have taken those that the last round
+        // freed.
         let available = memory.free_frame_count().saturating_sub(memory.frames.reserve());
         let target = (FIRST_ROUND << (self.rounds - 1)).min((2 * available).max(FIRST_ROUND));
         let enough = memory.free_frame_count() + target;

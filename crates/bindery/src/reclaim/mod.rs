@@ -87,7 +87,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// Pages in flight count as freed, until as many completions as there were requests have freed
     /// none for this call. Once its search has ended, the call waits for at most as many writes as
-    /// were in flight then. So a steady writer does not hold it.
+    /// were in flight then. So a steady writer does not delay it.
     ///
     /// Context: may sleep. Complexity: linear in the frames that the clock passes and the runs of
     /// the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64
@@ -98,13 +98,14 @@ impl<P: Platform> Memory<P> {
     }
 
     /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64. (It
-    /// passes more if programs have left many pages behind them since.) No write is waited for,
-    /// unless all requests of a swap device are in use. For a thread of the embedder's that has
-    /// other work too, or that runs at a low priority: it calls again while [`Memory::shortage`]
-    /// says so. Pages whose writes are in flight are counted by a later call.
+    /// passes more if programs have left many pages behind them since.) It waits for no write,
+    /// unless all requests of a swap device are in use. It is for a thread of the embedder that has
+    /// other work too, or that runs at a low priority: the thread calls it again as long as
+    /// [`Memory::shortage`] requires it. Pages whose writes are in flight are counted by a later
+    /// call.
     ///
-    /// A search of several calls does not give up: an embedder that gets no page for a turn of all
-    /// frames waits before it goes on.
+    /// A search of several calls never fails: an embedder that gets no page for a turn of all
+    /// frames waits before it continues.
     ///
     /// Context: may sleep. Complexity: linear in `frames`, in the runs of their windows, and in the
     /// frames that caches keep.
@@ -131,7 +132,7 @@ fn reclaim_until<P: Platform>(
     most: Option<u64>,
 ) -> Reclaimed {
     let before = memory.free_frame_count();
-    // Pages that were read ahead, and that nothing has asked for yet.
+    // Pages that were read ahead, and that no access has needed yet.
     drop_answered(memory);
     settle_written(memory);
     memory.trim();

@@ -1,13 +1,13 @@
 //! The length of one search for memory.
 //!
 //! A page that was used and hot is cold after three visits, so a search makes four turns. It ends
-//! earlier if another turn would see the same: nothing was freed in this one, no page is in flight,
+//! earlier if another turn would find the same: this one has freed nothing, no page is in flight,
 //! and no folio stays only because it was used or locked. This is recorded
 //! ([`crate::swap::exhausted`]): each later search makes one step, until something has changed. So
-//! a program whose calls fail does not scan all of memory with each.
+//! a program whose calls fail does not scan all of memory each time.
 //!
-//! A search that would give up, and has skipped folios that were found locked into memory before
-//! ([`crate::frame`], `unevictable`), examines them too for one turn, at most the fifth.
+//! Before a search fails, it examines for one more turn, at most the fifth, the folios that it has
+//! skipped because they were found locked into memory ([`crate::frame`], `unevictable`).
 
 use core::ops::Range;
 
@@ -74,8 +74,7 @@ impl Search {
         let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { all.min(u64::from(STEP)) } else { all * TURNS };
-        // A short search tells nothing of all memory: it neither becomes longer, nor is it
-        // recorded.
+        // A short search shows nothing about all of memory: it is neither extended nor recorded.
         let is_short = limit.is_some();
         let most = limit.map_or(most, |limit| most.min(limit));
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
@@ -102,7 +101,7 @@ impl Search {
         self.scanned >= self.most
     }
 
-    /// The next frames to look at.
+    /// The next frames to examine.
     pub(super) fn step<P: Platform>(&mut self, memory: &Memory<P>) -> ScanPart {
         self.step_of(memory, STEP)
     }
@@ -140,7 +139,7 @@ impl Search {
         if passed < self.all {
             return;
         }
-        // Another CPU that was searching may have found folios that this one has not.
+        // Another CPU's concurrent search may have found folios that this one has not.
         let alone = memory.clock.hand() == self.begin.hand + passed;
         let freed_nothing = freed == self.begin.freed && batch.is_empty();
         let gives_up = !found || freed_nothing && self.is_over();
@@ -175,7 +174,7 @@ impl Search {
     /// or of a device that fails. The search goes on without them, and counts on those that begin
     /// later: so beside a steady writer it may wait so often again, between two of its steps.
     /// Otherwise:
-    /// 1. Two threads take turns: while one takes its completed write, the other one is writing.
+    /// 1. Two threads alternate: while one processes its completed write, the other is writing.
     /// 2. The pages of that write would be enough, so this thread waits for it.
     /// 3. The write is complete, and its own thread takes it first: back to 1.
     pub(super) fn end_wait<P: Platform>(&mut self, memory: &Memory<P>, freed: u64) {

@@ -15,9 +15,9 @@ use super::search::Search;
 /// The folios to evict among those that reclaim reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
-    /// Those that were not used since the last turn, and not examined in this one. The others age.
+    /// Folios that were not used since the last turn, and not examined in this one. The others age.
     Cold(Turn),
-    /// Those that are passing. The others do not change.
+    /// Passing folios. The others do not change.
     Passing,
 }
 
@@ -60,8 +60,8 @@ impl<P: Platform> EvictionBatch<'_, P> {
         freed
     }
 
-    /// Swaps out the folio of that frame, if it is passing, and others beside it. Returns the
-    /// number of pages freed at once.
+    /// Swaps out the folio of that frame, if it is passing, and neighbors of it. Returns the number
+    /// of pages freed at once.
     fn send_passing(&mut self, head: Frame, target: u64) -> u64 {
         let Memory { frames, swap, .. } = self.memory;
         let Some(folio) = frames.folio_of(head).filter(|folio| folio.head == head) else {

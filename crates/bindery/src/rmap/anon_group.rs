@@ -231,8 +231,8 @@ impl AnonGroup {
         })
     }
 
-    /// How many VMAs and walkers hold the group. Includes VMAs that were removed from the tree but
-    /// whose pages may still count as mapped.
+    /// The number of VMAs and walkers that hold the group. Includes VMAs that were removed from the
+    /// tree but whose pages may still count as mapped.
     ///
     /// # Safety
     /// 1. The caller holds the family lock.
@@ -281,7 +281,7 @@ impl AnonGroup {
         true
     }
 
-    /// Takes the place of `old` among the children of `parent`.
+    /// Replaces `old` among the children of `parent`.
     ///
     /// # Safety
     /// 1. The caller holds the family lock exclusively.

@@ -11,7 +11,7 @@
 //!          what belonged to 1 and 2 belongs to p, what belonged to 3 to g
 //! ```
 //!
-//! 1. *Look.* Under the family lock each dead group gets the family's clock as its *stamp*, and the
+//! 1. *Mark.* Under the family lock each dead group gets the family's clock as its *stamp*, and the
 //!    first group below that is not dead and unary as its *new parent*.
 //! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its new parent as its
 //!    owner. Its index stays: offsets are the family's. If no folio was locked, and none may be
@@ -27,7 +27,7 @@
 //!
 //! # Why a folio may change its owner
 //! A page of a dead and unary group is mapped only below the group's one child, and thus below its
-//! new parent: a walk from either comes to the same VMAs. That stays so, because the group gets no
+//! new parent: a walk from either visits the same VMAs. That stays so, because the group gets no
 //! further VMA and no second child.
 //!
 //! # Why no folio is missed
@@ -106,8 +106,8 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
 }
 
 /// Takes over the folios of dead anon groups above that of `vma`, if `vma` is the first of its anon
-/// group and there are enough of them, and contracts those that have none left. The next fork tries
-/// again if a folio's lock was taken. Allocates nothing.
+/// group and there are enough of them. Removes those that have none left. The next fork tries again
+/// if a folio was locked. Allocates nothing.
 ///
 /// # Safety
 /// 1. The caller holds the mutex of the VMA's address space, and locks all its VMAs for writing.

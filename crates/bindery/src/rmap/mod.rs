@@ -35,7 +35,7 @@
 //! with the lock misses nothing:
 //! 1. CPU A walks: it looks for the page at the destination, and finds nothing yet.
 //! 2. CPU B moves the entry from the source to the destination.
-//! 3. CPU A looks at the source: it finds nothing there, and takes the page for unmapped.
+//! 3. CPU A looks at the source: it finds nothing there, and concludes that the page is unmapped.
 //!
 //! A walker finds changes made while it had released the lock by the VMA's stamp; [`walk`] has the
 //! interleavings.

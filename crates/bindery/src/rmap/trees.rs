@@ -8,7 +8,7 @@ use crate::vma::Vma;
 
 use crate::collections::interval_tree::{Interval, IntervalLinks, IntervalTree, Member};
 
-/// A VMA's place in one tree.
+/// A VMA's position in one tree.
 pub(crate) type TreeLinks = IntervalLinks<Vma>;
 
 /// In the tree of an object.

@@ -74,7 +74,7 @@ pub(crate) const HOLD: u64 = 1024;
 /// The number of the pass that does not release the lock.
 const PASSES: u32 = 8;
 
-/// How a walk takes locks.
+/// The way in which a walk takes locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WalkLocking {
     /// It waits.
@@ -153,7 +153,7 @@ impl<'a> ObjectWalk<'a> {
         Ok(self.walk.hold(memory, mappers, &mut { HOLD }, visit))
     }
 
-    /// How many VMAs it has visited; a VMA that was visited twice counts twice.
+    /// The number of visited VMAs; a VMA that was visited twice counts twice.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn visited(&self) -> u64 {
         self.walk.visited
@@ -188,7 +188,7 @@ struct TreeWalk<'r> {
     place: Option<IntervalPlace>,
     /// The walk is done with that VMA up to this page.
     page: u64,
-    /// How many VMAs it has visited.
+    /// The number of visited VMAs.
     visited: u64,
 }
 
@@ -315,9 +315,9 @@ pub(crate) enum Walked {
 /// reference or a mapping, and holds its lock, so that its owner stays. It holds no locks of
 /// tables, and is in no read section.
 ///
-/// A caller that finds fewer entries than the folio has mappings takes the folio for busy: an
+/// A caller that finds fewer entries than the folio has mappings must treat the folio as busy: an
 /// operation has detached a table and not yet counted down, or a fork has counted up and not yet
-/// stored. The caller does not take the folio for unmapped.
+/// stored. It must not treat the folio as unmapped.
 ///
 /// Why the owner is known to be an anon group, though the walk does not hold it yet:
 /// 1. The walker enters a read section, and sees that the folio is mapped.
@@ -380,7 +380,7 @@ fn walk_family<'m, P: Platform>(
 ) -> Result<u64, Busy> {
     let tree_lock = top.family_lock();
     let mut walk = FamilyWalk { top, at: top, walk: TreeWalk::new(ranges), visited: 0 };
-    // The place of the walk between two holds, so that it stays in the tree.
+    // The position of the walk between two holds, so that it stays in the tree.
     let mut kept: Option<NonNull<AnonGroup>> = None;
     let result = loop {
         let locked = lock(memory, tree_lock, locking);

@@ -21,8 +21,8 @@ use super::AddressSpace;
 use super::fault::folio_range;
 use crate::vma::Vma;
 
-/// The reason why a folio could not be split, or leaves could not be joined. Nothing that a program
-/// could see has changed.
+/// The reason why a folio could not be split, or leaves could not be joined. Nothing visible to a
+/// program has changed.
 ///
 /// ```
 /// use bindery::addr::{Order, VirtAddr};

@@ -103,7 +103,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vmas.view().iter().for_each(|vma| f(Mapping::of(vma)));
     }
 
-    /// How many mappings all searches for an address have looked at so far, in faults and
+    /// The number of mappings that all searches for an address have visited so far, in faults and
     /// operations alike.
     #[cfg(any(test, feature = "measure"))]
     pub fn mappings_looked_at(&self) -> u64 {
@@ -115,7 +115,7 @@ fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspecti
     if addr >= space.limit() {
         return Inspection::Empty;
     }
-    // A table that is on its way to another place would answer for the wrong address.
+    // A table that is being moved would answer for the wrong address.
     let _guard = space.vmas.lock();
     let page = addr.align_down(crate::addr::PAGE_SIZE);
     let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);

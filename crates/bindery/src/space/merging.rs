@@ -1,6 +1,5 @@
-//! Which mappings allow pages with equal contents to be merged (Linux: KSM). The setting is stored
-//! and reported. No pages are merged, as on a Linux whose `ksmd` was not started, which is the
-//! default.
+//! The setting that allows pages with equal contents to be merged (Linux: KSM). It is stored and
+//! reported. No pages are merged, as on a Linux whose `ksmd` was not started, which is the default.
 
 use crate::platform::Platform;
 
@@ -8,8 +7,8 @@ use super::AddressSpace;
 use super::settings::Settings;
 use crate::vma::MappingFlags;
 
-/// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing where it does not apply:
-/// only private memory is merged, none that may vanish, and none of the embedder's own.
+/// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing if it does not apply:
+/// only private memory is merged, except droppable memory and the embedder's own.
 pub(super) fn mergeable(flags: MappingFlags) -> MappingFlags {
     let others = MappingFlags::SHARED | MappingFlags::DROPPABLE | MappingFlags::DONT_EXPAND;
     if flags.intersects(others) { MappingFlags::empty() } else { MappingFlags::MERGEABLE }

@@ -8,8 +8,8 @@
 //! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all
 //!    locks.
 //!
-//! A fault that cannot take its VMA's lock waits for the mutex, never the other way round: a holder
-//! of the mutex waits for faults to leave, and faults inside wait only for table locks.
+//! A fault that cannot take its VMA's lock waits for the mutex, never the other way round. A holder
+//! of the mutex waits for faults to finish, and those wait only for table locks.
 //!
 //! # Files
 //! | file | contents |

@@ -1,4 +1,5 @@
-//! Moves pages between two places of one address space, beside running faults (`UFFDIO_MOVE`).
+//! Moves pages between two addresses of one address space, concurrently with faults
+//! (`UFFDIO_MOVE`).
 //!
 //! Both VMAs are locked for reading, as for a fault (`vmas::both` has how).
 

@@ -39,8 +39,8 @@ pub(in crate::space) struct Op<'op, 'm, P: Platform> {
     pub(in crate::space) notices: &'op mut Notices,
 }
 
-/// An operation in one VMA, which is locked for reading, beside faults and other operations of this
-/// kind. [`AddressSpace::operate_in`] lends it to a closure.
+/// An operation in one VMA, which is locked for reading, concurrent with faults and other
+/// operations of this kind. [`AddressSpace::operate_in`] lends it to a closure.
 ///
 /// Having one means:
 /// - the VMA keeps its bounds, flags and tables;
@@ -166,8 +166,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// The frees that an operation leaves until it has unlocked. The set of VMAs and the edit borrow
-/// them, so that nothing is freed that the operation has found.
+/// The frees that an operation defers until it has unlocked. The set of VMAs and the edit borrow
+/// them, so that nothing that the operation has found is freed.
 pub(super) struct AfterUnlock<'s, 'm, P: Platform> {
     page_table: &'s PageTable<'m, P>,
     gather: Gather,

@@ -1,4 +1,4 @@
-//! Pins: pages that stay in place while a device, or any other user beside the page tables, reads
+//! Pins: pages that stay in place while a device, or any other user besides the page tables, reads
 //! or writes them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -116,7 +116,7 @@ impl<P: Platform> Pinned<'_, P> {
         self.first
     }
 
-    /// How many pages are pinned, at least one.
+    /// The number of pinned pages, at least one.
     ///
     /// Context: any.
     pub fn pages(&self) -> u32 {

@@ -133,8 +133,8 @@ impl Settings {
         Ok(())
     }
 
-    /// Of the orders that the policy allows in a mapping with these flags, those that the address
-    /// space uses.
+    /// The orders that the policy allows in a mapping with these flags, reduced to those that the
+    /// address space uses.
     #[inline]
     pub(super) fn used_orders(&self, orders: Orders, flags: MappingFlags) -> Orders {
         match self.get() & LARGE_FOLIOS {

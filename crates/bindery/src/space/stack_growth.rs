@@ -8,8 +8,8 @@ use crate::vmas::{STACK_GUARD_GAP, VmaSet};
 
 use super::AddressSpace;
 
-/// Extends the mapping above `page` down to it, if that is one that grows down, and the limits
-/// and the mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
+/// Extends the mapping above `page` down to it, if the mapping grows down, and the limits and the
+/// mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
 pub(super) fn grow_down_to<P: Platform>(
     space: &AddressSpace<'_, P>,
     page: VirtAddr,

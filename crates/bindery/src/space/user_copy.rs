@@ -45,7 +45,7 @@ pub(super) enum Asker {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartialCopy {
-    /// How many bytes were copied.
+    /// The number of copied bytes.
     pub copied: u64,
     /// The fault at the next byte, or the signal that came before it.
     pub fault: FaultError,

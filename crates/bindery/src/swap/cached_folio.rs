@@ -138,7 +138,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         };
         let cached = self.change(|| None, done).cached;
         if cached < self.folio.pages() {
-            // No other copy of the content is left.
+            // No other copy of the content exists.
             self.handle().mark_dirty();
         }
         cached
@@ -150,7 +150,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         let done =
             |_: u32, old: SlotState| SlotState(old.0 & !(SlotState::BUSY | SlotState::CONTENT));
         if self.change(|| None, done).cached < self.folio.pages() {
-            // No other copy of the content is left.
+            // No other copy of the content exists.
             self.handle().mark_dirty();
         }
     }

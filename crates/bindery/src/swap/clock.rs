@@ -81,13 +81,13 @@ impl Clock {
         self.look_at_all(all);
     }
 
-    /// Makes the hand look at all folios for one turn of `all` frames.
+    /// Makes the hand examine all folios for one turn of `all` frames.
     pub(crate) fn look_at_all(&self, all: u32) {
         self.look_at_all.fetch_max(self.hand() + u64::from(all), Relaxed);
     }
 
-    /// Whether the hand looks at all folios, including in the step at which the turn ends: another
-    /// CPU may have been in it, and have marked a folio that it had just found locked.
+    /// Whether the hand examines all folios. This includes the step at which the turn ends: another
+    /// CPU may have been in it, and may have marked a folio that it had just found locked.
     pub(crate) fn looks_at_all(&self) -> bool {
         self.hand() <= self.look_at_all.load(Relaxed)
     }

@@ -34,7 +34,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         if !self.is_unmapped() {
             return false;
         }
-        // A base page is the commonest folio: the loops cost it more than the look-up.
+        // A base page is the most frequent folio: the loops cost it more than the look-up.
         let done =
             if run.count == 1 { self.write_base_page(written) } else { self.write_pages(written) };
         if done {
@@ -160,7 +160,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         written
     }
 
-    /// Whether no entry maps the folio, nor comes to map it while it is locked.
+    /// Whether no entry maps the folio, nor will while it is locked.
     #[inline]
     fn is_unmapped(&self) -> bool {
         let unmapped = self.handle().mappings() == 0;
@@ -420,7 +420,7 @@ unsafe fn load_pages<P: Platform>(
         let Some((cell, value)) = run.content_of(memory, page) else { return false };
         let frame = head.plus(page);
         if cell.has(SlotState::FILLED) && value == 0 {
-            // At least this page.
+            // This page has zeroes, whatever the cells say by now.
             let zeroes = run.zeroes_from(memory, page).max(1);
             memory.platform().zero(frame, zeroes);
             page += zeroes;

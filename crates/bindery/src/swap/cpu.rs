@@ -1,9 +1,9 @@
 //! The part of a CPU in swap: the clusters from which it takes slots, and its counts.
 //!
-//! A CPU *owns* a cluster: other CPUs take no slots of it, so that two CPUs that send pages out
+//! A CPU *owns* a cluster: other CPUs take no slots of it, so that two CPUs that swap pages out
 //! share neither the cluster nor the lists of its area. For each area and order of blocks, the part
-//! has the number of the cluster that the CPU has taken last, and the cluster has the number of its
-//! owner. Only the latter counts, under the cluster's lock.
+//! has the number of the cluster from which the CPU has allocated last, and the cluster has the
+//! number of its owner. Only the latter is authoritative, under the cluster's lock.
 //!
 //! The clusters that could serve an allocation return to the lists before it fails, and those of
 //! one CPU when it goes offline. So a slot is free until it is taken, whichever CPU owns its
@@ -96,14 +96,14 @@ pub(crate) fn note_return<P: Platform>(memory: &Memory<P>, shadow: u32, pages: u
     memory.clock.note_return(evictions(memory), shadow, pages)
 }
 
-/// Makes a CPU that comes online look for its requests. The changes of CPUs are serialized.
+/// Makes a CPU that comes online check its requests. The changes of CPUs are serialized.
 pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
     memory.swap.areas.iter().for_each(|area| area.requests.adopt_group(part.cpu));
 }
 
 /// Returns the clusters and the evictions of a CPU that is taken offline, and leaves its requests
-/// to the CPUs that are online. Its other counts stay in its part, which is read with all others.
-/// The changes of CPUs are serialized.
+/// to the online CPUs. Its other counts stay in its part, which is read with all others. The
+/// changes of CPUs are serialized.
 pub(crate) fn hand_over<'a, P: Platform>(
     memory: &Memory<P>,
     part: &SwapPart,

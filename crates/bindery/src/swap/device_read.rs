@@ -51,7 +51,7 @@ pub(crate) enum Load<'a, P: Platform> {
     Lost,
     /// All requests of the area are under way. The folio is released.
     Full,
-    /// The device is to read it.
+    /// The device should read it.
     Begun(DeviceRead),
 }
 
@@ -90,9 +90,9 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
 }
 
 impl DeviceRead {
-    /// Has the device read, waits, and returns a reference to the folio, which is in the swap
-    /// cache. If the device has failed to read several pages, reads the wanted one. `None` if that
-    /// one is in the cache already, or needed no more. Called without locks. May sleep.
+    /// Makes the device read, waits, and returns a reference to the folio, which is in the swap
+    /// cache. If the device has failed to read several pages, reads only the needed one. `None` if
+    /// that page is in the cache already, or no longer needed. Called without locks. May sleep.
     ///
     /// # Errors
     /// [`Error::InputOutput`] if the content is lost; [`Error::OutOfMemory`].
@@ -109,7 +109,7 @@ impl DeviceRead {
         read_page(memory, SlotRun { first: self.wanted, count: 1, ..self.slots })
     }
 
-    /// Gives the read up, for a wait that begins another one in its first poll.
+    /// Abandons the read, for a wait that starts another one in its first poll.
     pub(crate) fn into_polled<P: Platform>(self, memory: &Memory<P>) -> PolledSlot {
         let polled = PolledSlot::read(self.slots, self.folio.order, self.wanted);
         self.give_up(memory);

@@ -97,7 +97,7 @@ pub(crate) fn source_of_slot<P: Platform>(
 }
 
 impl SlotRun {
-    /// Begins to read the slots of a run of 2^`order`, which entries referred to a moment ago, into
+    /// Starts to read the slots of a run of 2^`order`, to which entries referred a moment ago, into
     /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
     pub(crate) fn begin_read<P: Platform>(
         self,

@@ -1,4 +1,4 @@
-//! The record of a search for memory that found nothing, which spares the next one a full search.
+//! The record of a search for memory that found nothing. It saves the next one a full search.
 //!
 //! Two values are compared: the number of frames returned so far, and whether swap had room. An
 //! operation that makes a folio reclaimable without changing either (a page is unlocked, a file is

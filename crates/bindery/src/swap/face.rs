@@ -39,8 +39,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Stops the allocation of slots in the area: the first step of `swapoff(2)`. Once it has
-    /// returned, no page begins to be swapped out there, not even one that has kept its slots since
-    /// it was last in swap. Only `fork(2)` still copies entries that refer to slots.
+    /// returned, no swap-out to it starts, not even of a page that has kept its slots since it was
+    /// last in swap. Only `fork(2)` still copies entries that refer to slots.
     ///
     /// Context: spins. Complexity: one lock for each 512 slots of the area.
     pub fn stop_swapping_to(&self, area: &SwapArea) {

@@ -51,7 +51,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         self.handle().set_cached_pages(self.place, 0);
         drop(state);
         freed.relist(run.first);
-        // No other copy of the content is left.
+        // No other copy of the content exists.
         self.handle().mark_dirty();
         // SAFETY: 1. the cache's: all pages have left it.
         unsafe { self.handle().release() };

@@ -1,4 +1,4 @@
-//! Freed slots: the proof that one is free, and those that are freed together.
+//! Freed slots: the proof that a slot is free, and slots that are freed together.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -12,7 +12,7 @@ use crate::Memory;
 use crate::folio::FolioLocked;
 use crate::platform::Platform;
 
-/// Slots of one cluster whose cells are free, to be freed in the bitmap by stretches.
+/// Slots of one cluster whose cells are free. The bitmap is updated once per run.
 pub(super) struct FreedSlots<'a, P: Platform> {
     pub(super) area: &'a SlotArea<P>,
     pub(super) cluster: &'a Cluster<P>,
@@ -35,7 +35,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         self.count += 1;
     }
 
-    // Once for each stretch, so that `add`, once for each slot, stays small.
+    // Once for each run, so that `add`, once for each slot, stays small.
     #[inline(never)]
     pub(super) fn free_run(&mut self, state: &mut ClusterState) {
         if self.count == 0 {
@@ -55,7 +55,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
 }
 
 /// The last value of a cell that the caller has freed under the lock of its cluster: no thread
-/// reads the slot's content, and none begins to.
+/// reads the slot's content, nor will any start to.
 pub(super) struct FreedCell<'s> {
     was: SlotState,
     _state: PhantomData<&'s ClusterState>,
@@ -120,7 +120,7 @@ impl<'s> FreedCell<'s> {
         let handle = memory.frames.folio(folio);
         let Some(place) = handle.swap_place() else { return };
         handle.set_cached_pages(place, place.cached - 1);
-        // No other copy of the content is left.
+        // No other copy of the content exists.
         handle.mark_dirty();
         if place.cached == 1 {
             // SAFETY: 1. the cache's, whose last page has left with this cell.

@@ -46,7 +46,7 @@ struct World {
     count: AtomicU64,
     /// The page that the frame holds.
     frame: UnsafeCell<u32>,
-    /// The page whose content the store has.
+    /// The page whose content is in the store.
     store: UnsafeCell<u32>,
     /// The number of times that the slot became free.
     freed: AtomicU32,

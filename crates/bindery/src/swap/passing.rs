@@ -1,11 +1,12 @@
 //! Pages that are swapped in while a program passes through its memory in order: they are evicted
 //! first.
 //!
-//! A loop over more than fits in memory, or a scan beside other work, needs a page once and then
+//! A loop over more than fits in memory, or a scan by another program, needs a page once and then
 //! all the others before it needs that one again. The clock would keep the pages used last, which
-//! the scan has passed, and evict those that it reaches next. So faults in order are detected, and
-//! the pages that they swap in are *passing* ([`crate::folio::Age`]). A ring has the frames of the
-//! last of these folios, from where reclaim takes them ([`crate::reclaim`]) before the clock moves.
+//! the scan has passed, and evict those that it reaches next. So sequential faults are detected,
+//! and the pages that they swap in are *passing* ([`crate::folio::Age`]). A ring has the frames of
+//! the last of these folios. Reclaim takes them from there ([`crate::reclaim`]) before the clock
+//! advances.
 //!
 //! ```text
 //! faults on     100  101  300  102  301  103  105  ...
@@ -13,9 +14,9 @@
 //! ring                                   103  105      the last few stay
 //! ```
 //!
-//! The clock still advances: each passing page that is missed after its eviction lets the hand pass
-//! one frame. A loop that would fit if only cold pages of others were evicted gets their frames. In
-//! a loop over more than fits, the hand finds all pages used, and evicts none of them.
+//! The clock still advances: each passing page that is needed after its eviction advances the hand
+//! by one frame. A loop that would fit if only cold pages of others were evicted gets their frames.
+//! In a loop over more than fits, the hand finds all pages used, and evicts none of them.
 //!
 //! All of this is a hint: concurrent threads may lose some notes.
 
@@ -26,10 +27,10 @@ use crate::folio::{Age, Folio};
 use crate::frame::Frames;
 use crate::platform::Platform;
 
-/// The number of ways through memory that are followed at once.
+/// The number of sequences of faults that are tracked at once.
 const WAYS: usize = 4;
-/// The maximum distance, in pages, from the last fault of a way to one that continues it: the pages
-/// in between are in memory.
+/// The maximum distance, in pages, from the last fault of a sequence to one that continues it: the
+/// pages in between are in memory.
 const NEAR: u64 = 16;
 /// The number of faults after the first that make a way.
 const FAULTS: u64 = 3;
@@ -44,8 +45,8 @@ const MOST_MISSED: u32 = 64;
 
 /// The ways of faults, and the folios that they have passed.
 pub(crate) struct Passing {
-    /// The last page of each way, and the number of faults that continued it. The last used way
-    /// comes first.
+    /// The last page of each sequence, and the number of faults that continued it. The most
+    /// recently continued one comes first.
     ways: [AtomicU64; WAYS],
     /// Numbers of frames, in a ring.
     ring: [AtomicU32; RING as usize],
@@ -82,7 +83,7 @@ impl Passing {
             if goes_on {
                 faults = ((found >> COUNT_SHIFT) + 1).min(FAULTS);
             }
-            // The ways before this one's old place move back by one.
+            // The sequences before this one's old position move back by one.
             way.store(moved, Relaxed);
             moved = found;
             if goes_on {

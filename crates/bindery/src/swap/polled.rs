@@ -1,8 +1,8 @@
-//! Pages in swap for which a task waits that is polled, in place of a thread.
+//! Swap-ins for a task that is polled, in place of a waiting thread.
 //!
 //! A read is one for which no thread waits ([`super::early_read`]), so the task may be dropped at
-//! any time. Each poll finishes the requests that devices are done with, as a thread that waits
-//! does ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
+//! any time. Each poll finishes the completed requests, as a waiting thread does
+//! ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -39,7 +39,7 @@ pub(crate) enum SlotPoll<'w, 'm, P: Platform> {
     Ready(Option<FolioRef<'m, P>>),
     /// There is nothing to do until the word has another value.
     Pending(&'w AtomicU32, u32),
-    /// A thread has to go on.
+    /// Only a thread can continue.
     NeedsThread,
 }
 
@@ -81,7 +81,7 @@ impl PolledSlot {
             completions.enter();
         }
         loop {
-            // Before the look at the requests.
+            // Before the check of the requests.
             let (word, expected) = completions.word();
             memory.finish_swap_writes();
             let Some(slot) = self.slot else {

@@ -1,9 +1,9 @@
 //! Read-around: the pages that are read into the swap cache around a faulting one.
 //!
 //! A device with seek or request latency reads eight pages in nearly the time of one. So a fault
-//! also begins to read the pages at the addresses around it, in the same VMA: pages that are close
-//! in memory are used together, wherever their slots are. No thread waits for them. A later fault
-//! finds them in the swap cache, and reclaim drops those that no fault wants.
+//! also starts to read the pages at the addresses around it, in the same VMA: pages at close
+//! addresses are used together, wherever their slots are. No thread waits for them. A later fault
+//! finds them in the swap cache, and reclaim drops those that no fault needs.
 //!
 //! The number depends on how many of the last window were wanted:
 //!
@@ -51,7 +51,7 @@ pub(super) struct ReadAround {
     hits: AtomicU32,
 }
 
-/// The place of an area's content.
+/// The index of an area's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ContentPlace {
     /// Compressed memory; or the area is off.
@@ -77,8 +77,8 @@ impl ReadAround {
         Self { areas, devices, cluster, last: AtomicU64::new(0), window, hits }
     }
 
-    /// Records the content of an area that is on, or that it is off. The caller has the lock of the
-    /// areas.
+    /// Records the content of an area that is on, or that the area is off. The caller has the lock
+    /// of the areas.
     pub(super) fn set_area(&self, number: usize, kind: ContentPlace) {
         let set = |areas: &AtomicU32, is_one: bool| {
             let bit = 1 << number;

@@ -1,7 +1,7 @@
 //! The requests of an area that a device has: a table of 32, each for one folio, in eight groups.
 //!
 //! A CPU takes a request of the group that its number selects; if that group is full, of any other.
-//! So two of the first eight CPUs share no line for their requests. CPUs whose numbers are equal
+//! So the first eight CPUs share no cache line for their requests. CPUs whose numbers are equal
 //! modulo eight share a group: its requests, its line and its completions.
 //!
 //! A folio with word-filled pages is written in *pieces*, the runs between them; one request counts
@@ -89,9 +89,9 @@ const OVERFLOWED: u32 = 1 << GROUPS;
 /// The table of an area.
 pub(super) struct RequestTable {
     groups: [Group; GROUPS],
-    /// The groups in which every CPU looks for completions: a bit for each that no CPU uses first
-    /// that is online, and [`OVERFLOWED`] for all. A word that is mostly read. It only changes by
-    /// instructions that read it as well, so a thread that clears [`OVERFLOWED`] sees all requests
+    /// The groups in which every CPU checks for completions: a bit for each group that no online
+    /// CPU uses first, and [`OVERFLOWED`] for all. The word is mostly read. It changes only by
+    /// read-modify-write instructions, so a thread that clears [`OVERFLOWED`] sees all requests
     /// that were taken before it was last set.
     for_all: AtomicU32,
 }
@@ -126,8 +126,8 @@ impl RequestTable {
         })
     }
 
-    /// Lets all CPUs look for requests in all groups, until the device is idle: a request that was
-    /// taken before may be in a group whose CPUs do not look for it.
+    /// Makes all CPUs check the requests in all groups until the device is idle: a request taken
+    /// earlier may be in a group that their CPUs do not check.
     fn note_overflow(&self) {
         // Release: a thread that reads it sees that the request is taken.
         self.for_all.fetch_or(OVERFLOWED, Release);
@@ -138,14 +138,14 @@ impl RequestTable {
         Self::of_cpu(Some(one)) == Self::of_cpu(Some(other))
     }
 
-    /// Lets all CPUs look for requests in the group of `cpu`: it goes offline, and no CPU that is
-    /// online shares its group. The group stays so while the device is idle: a thread that has the
-    /// CPU's number from before takes a request there later.
+    /// Makes all CPUs check the requests in the group of `cpu`: it goes offline, and no online CPU
+    /// shares its group. The group stays so while the device is idle: a thread that still has the
+    /// CPU's number may take a request there later.
     pub(super) fn share_group(&self, cpu: Cpu) {
         self.for_all.fetch_or(1 << Self::of_cpu(Some(cpu)), Relaxed);
     }
 
-    /// Ends [`RequestTable::share_group`]: `cpu` is online, and looks there.
+    /// Ends [`RequestTable::share_group`]: `cpu` is online, and checks its group.
     pub(super) fn adopt_group(&self, cpu: Cpu) {
         self.for_all.fetch_and(!(1 << Self::of_cpu(Some(cpu))), Relaxed);
     }
@@ -189,8 +189,8 @@ impl RequestTable {
         }
         let all = (0..GROUPS).fold(0, |all, group| all | done(group));
         if for_all & OVERFLOWED != 0 && all == 0 && self.is_idle() {
-            // Before the second look: a request that is taken after it marks the table again.
-            // Acquire: the look sees the requests of earlier marks.
+            // Before the second check: a request that is taken after it marks the table again.
+            // Acquire: the check sees the requests of earlier marks.
             self.for_all.fetch_and(!OVERFLOWED, Acquire);
             if !self.is_idle() {
                 self.note_overflow();
@@ -245,7 +245,7 @@ impl<W: Word<u32>, const N: usize> Group<W, N> {
     pub(super) fn begin(&self, number: u32, head: Frame, slot: u64) {
         let request = self.request(number);
         request.head.store(head.0, Relaxed);
-        // An area has at most 2^30.
+        // An area has at most 2^30 slots.
         request.slot.store(slot as u32, Relaxed);
         request.pieces.store(1, Relaxed);
     }
@@ -296,7 +296,7 @@ impl<W: Word<u32>, const N: usize> Group<W, N> {
         if failed {
             pieces.set(FAILED, Relaxed);
         }
-        // Release: the transfer comes before. Acquire: so do those of the other pieces.
+        // Release: the transfer comes before. Acquire: so do the transfers of the other pieces.
         let before = pieces.sub(1, AcqRel);
         let awaited = operation == SwapOperation::Read && before & AROUND == 0;
         if before & COUNT == 1 && !awaited {

@@ -56,7 +56,7 @@ impl SlotState {
     /// A device writes content to the slot that is no longer needed ([`super::take_over`]). It
     /// releases the slot last.
     pub(crate) const WRITING: u64 = 1 << 21;
-    /// The bits for the place of the content.
+    /// The bits that say where the content is.
     pub(crate) const CONTENT: u64 = Self::FILLED | Self::STORED | Self::LOST;
 
     /// Begins to swap out the page at `frame`, of a folio of this order: the swap cache has it, and
@@ -92,7 +92,7 @@ impl SlotState {
     }
 
     /// Whether neither entries nor I/O hold the slot. The cache may still have the page, which then
-    /// leaves it.
+    /// leaves the cache.
     #[inline]
     pub(crate) fn is_unheld(self) -> bool {
         self.0 & (ENTRIES_MASK | Self::BUSY | Self::WRITING) == 0
@@ -190,7 +190,7 @@ pub(super) fn claim_all(
 }
 
 /// Calls `hold` with the frame that the cache has for a slot, if `look` finds the same frame before
-/// and after. In between, the page may leave the cache, and its frame get another owner.
+/// and after. In between, the page may leave the cache, and its frame may get another owner.
 #[inline]
 pub(super) fn hold_cached<R>(
     look: impl Fn() -> Option<Frame>,

@@ -1,17 +1,17 @@
 //! Streaks: faults on one page after another, which may read larger folios than were swapped out.
 //!
 //! A slot's cell has the order of the folio that was swapped out ([`super::slot_state`]). Pages
-//! that were swapped out one by one come back one by one: nothing shows that a neighbor is wanted,
-//! and each must be read and expanded. A *streak* of faults, each on the page after those of the
-//! last, shows it. Such a fault may read up to the number of pages that its streak has read, so the
-//! streak at most doubles with each fault:
+//! that were swapped out one by one come back one by one: nothing shows that a neighbor is needed,
+//! and each must be read and decompressed. A *streak* of faults, each on the page after those of
+//! the last, shows it. Such a fault may read up to the number of pages that its streak has read, so
+//! the streak at most doubles with each fault:
 //!
 //! ```text
 //! pages     0  1  2  3  ...  15    16 .. 31    32 .. 63    100
 //! read by   a fault each           one fault   one fault   a fault of its own: the streak is over
 //! ```
 //!
-//! A folio of the size that was swapped out counts as one page, since the fault wants no more of
+//! A folio of the size that was swapped out counts as one page, because the fault needs no more of
 //! it.
 //!
 //! There is one account for all address spaces. A fault in another one may end a streak, which

@@ -31,8 +31,8 @@ use crate::Memory;
 use crate::folio::{Folio, FolioLock, SwapPlace};
 use crate::platform::Platform;
 
-/// Takes back a folio that a device writes. `None` if the device needs stable pages, reads the
-/// folio, or is done with it.
+/// Takes over a folio from a device that writes it. `None` if the device needs stable pages, reads
+/// the folio, or is done with it.
 ///
 /// # Safety
 /// 1. The caller has a reference, until the lock is dropped.

@@ -1,5 +1,5 @@
 //! Folios of the swap cache that lose their last mapping, or whose only mapping is swapped out,
-//! while other entries refer to their slots: swap has their content, so they need no memory.
+//! while other entries refer to their slots. Swap has their content, so their memory can be freed.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -77,10 +77,10 @@ impl<P: Platform> CachedFolio<'_, P> {
     }
 }
 
-/// Lets a folio be swapped out again to the slots that it has: makes them busy, and adds a
-/// reference of an entry to those of `named` pages from page `first` on. `None`, with nothing
-/// changed, if it has no slots, if the area is stopped, or if a slot's count is at its maximum. The
-/// caller has the locks of the tables that get the entries.
+/// Allows a folio to be swapped out again to its present slots: makes them busy, and adds an
+/// entry's reference to those of `named` pages from page `first` on. `None`, with nothing changed,
+/// if it has no slots, if the area is stopped, or if a slot's count is at its maximum. The caller
+/// has the locks of the tables that get the entries.
 pub(crate) fn send_out_again<P: Platform>(
     memory: &Memory<P>,
     folio: FolioLocked<'_>,

@@ -287,7 +287,7 @@ impl<P: Platform> SlotArea<P> {
         }
         // Release: the folio is unlocked, and freed if it was evicted.
         group.end_writing(pages);
-        // Last: a device knows no folio of an area whose requests are all free.
+        // Last: once all requests of an area are free, no device uses a folio of it.
         group.free(number);
     }
 

@@ -1,4 +1,4 @@
-//! [`Completions`]: threads that wait for work of a device, which a completion in any context ends.
+//! [`Completions`]: threads that wait for a device's work, which a completion in any context ends.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -11,16 +11,16 @@ use crate::sync::model::sync::atomic::fence;
 use crate::sync::parking::Parking;
 use crate::sync::word::Word;
 
-/// The word on which threads park that wait for a device or a pager. It changes with each
-/// completion, and whenever a thread has processed some, if a thread waits: otherwise completions
-/// only read, so that CPUs with requests of their own share no line.
+/// The word on which threads park that wait for a device or a pager. If a thread waits, it changes
+/// with each completion, and whenever a thread has processed completions. Otherwise completions
+/// only read it, so that CPUs with their own requests share no cache line.
 ///
 /// The fences keep a thread from sleeping forever:
 /// 1. Thread A finds that its request is not done.
 /// 2. The device completes the request, and finds no waiting thread.
 /// 3. Thread A counts itself as waiting, and parks.
 ///
-/// Thread A counts itself before its last look at the request, and the device looks for waiting
+/// Thread A counts itself before its last check of the request, and the device checks for waiting
 /// threads after its change. With a fence between the two steps of each, one sees the other.
 pub(crate) struct Completions<W = AtomicU32> {
     word: W,
@@ -51,7 +51,7 @@ impl<W: Word<u32>> Completions<W> {
         }
     }
 
-    /// Counts the caller as waiting, before its look at the state: from then on the word changes
+    /// Counts the caller as waiting, before its check of the state: from then on the word changes
     /// with each completion.
     pub(crate) fn enter(&self) {
         self.waiting.add(1, Relaxed);
@@ -63,8 +63,8 @@ impl<W: Word<u32>> Completions<W> {
         self.waiting.sub(1, Relaxed);
     }
 
-    /// The word, for a caller that has entered, and its value before a look at the state. Acquire:
-    /// a change of the state after the look changes the word, too.
+    /// The word, for a caller that has entered, and its value before a check of the state. Acquire:
+    /// a change of the state after the check changes the word, too.
     pub(crate) fn word(&self) -> (&W, u32) {
         (&self.word, self.word.load(Acquire))
     }

@@ -35,7 +35,7 @@ pub(crate) mod cell {
     /// The beginning of loom's message.
     const RACE: &str = "Causality violation: Concurrent ";
 
-    /// Memory whose writes must not overlap with another access. It looks like loom's.
+    /// Memory whose writes must not overlap with another access, with loom's interface.
     pub(crate) struct UnsafeCell<T> {
         value: cell::UnsafeCell<T>,
         readers: cell::Cell<u32>,

@@ -1,5 +1,5 @@
-//! Collapse: one huge leaf takes the place of a table of small ones. Their pages are copied into
-//! one folio, or are one already.
+//! Collapse: one huge leaf replaces a table of small ones. Their pages are copied into one folio,
+//! or are one already.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -37,10 +37,10 @@ pub(crate) enum JoinError {
     NoMemory,
 }
 
-/// Copies the pages that the table for `base` maps into the folio, zeroes the others, and puts one
-/// leaf into the table's place. The folio is fresh, and of the table's size. The old table is in
-/// the gather, with all that it maps. Returns the folio, and has changed nothing, if there was no
-/// such table, with nothing in it but leaves. Called without locks on tables and outside of read
+/// Copies the pages that the table for `base` maps into the folio, zeroes the others, and replaces
+/// the table by one leaf. The folio is fresh, and of the table's size. The old table is in the
+/// gather, with all that it maps. Returns the folio, and has changed nothing, if there was no such
+/// table, with nothing in it but leaves. Called without locks on tables and outside of read
 /// sections.
 ///
 /// The caller keeps faults and pins out of the range: no page may be written while it is copied,
@@ -64,7 +64,7 @@ pub(super) fn replace_by_copy<'m, P: Platform>(
     None
 }
 
-/// Takes the table for `base` out of the tree, if there is one with nothing in it but leaves.
+/// Removes the table for `base` from the tree, if there is one and it contains only leaves.
 fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option<Frame> {
     let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
     let page_table = edit.table();
@@ -215,8 +215,8 @@ fn join_leaves_locked<P: Platform>(
     true
 }
 
-/// How many leaves from `index` on map consecutive frames from `first` on; the zero page has no
-/// successor.
+/// The number of leaves from `index` on that map consecutive frames from `first` on; the zero page
+/// has no successor.
 fn consecutive<P: Platform>(
     words: &[AtomicU64],
     index: EntryIndex,

@@ -26,8 +26,8 @@ impl<P: Platform> PageTable<'_, P> {
     #[inline]
     pub(crate) fn write_leaves(&self, at: TableEntry, first: Entry, count: u32) {
         let TableEntry { table, index } = at;
-        // A CPU that sees a leaf must see what was written to the page before, not what the frame
-        // held in an earlier life. One fence serves all stores below.
+        // A CPU that sees a leaf must see the writes to its page, not the earlier content of the
+        // frame. One fence serves all stores below.
         fence(Ordering::Release);
         if first.0 & P::Arch::PRESENT == 0 {
             return self.write_prot_none(at, first, count);
@@ -59,7 +59,7 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, count, 0);
     }
 
-    /// As [`PageTable::write_leaves`], in a mapping that allows nothing: the entries have the
+    /// As [`PageTable::write_leaves`], in a mapping with no permissions: the entries have the
     /// pages, and the MMU sees none of them.
     #[cold]
     fn write_prot_none(&self, at: TableEntry, first: Entry, count: u32) {
@@ -110,7 +110,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-/// Clears leaves. Returns the bits that some of them had, and those that all had.
+/// Clears leaves. Returns the bits that were set in some of them, and those that were set in all.
 #[inline]
 pub(super) fn take_leaves<A: Arch>(entries: &[AtomicU64]) -> (u64, u64) {
     let (mut any, mut all) = (0, u64::MAX);

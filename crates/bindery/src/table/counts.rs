@@ -40,7 +40,7 @@ pub(crate) struct Chunk([CpuStats; CHUNK_CPUS]);
 /// The counters of a tree.
 pub(crate) struct TreeCounts {
     shared: Stats,
-    /// Of the CPU `first`.
+    /// The counters of CPU `first`.
     of_first: CpuStats,
     /// The number of the CPU that entered first, or [`NO_CPU`].
     first: AtomicU32,
@@ -121,8 +121,8 @@ impl TreeCounts {
         self.shared.mapped_pages() + self.of(cpu).map_or(0, CpuStats::unfolded_pages)
     }
 
-    /// Gives `cpu`, which enters the address space, counters of its own. For lack of memory it may
-    /// get none. Does not sleep.
+    /// Gives `cpu`, which enters the address space, its own counters. Without memory it gets none.
+    /// Does not sleep.
     #[inline]
     pub(super) fn enter<P: Platform>(&self, memory: &Memory<P>, cpu: Cpu) {
         if self.of(cpu).is_none() {

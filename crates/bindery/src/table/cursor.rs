@@ -221,7 +221,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         Ok(None)
     }
 
-    /// How many whole entries at `level` lie between the position and the end of its table or of
+    /// The number of whole entries at `level` between the position and the end of its table or of
     /// the range.
     #[inline]
     fn limit(&self, level: Level<P::Arch>, index: EntryIndex) -> u32 {

@@ -50,7 +50,7 @@ impl From<Table<'_>> for Frame {
 #[derive(Clone, Copy)]
 pub(crate) struct SectionTree<'s, 'm, P: Platform>(&'s PageTable<'m, P>);
 
-/// The place of an entry.
+/// The position of an entry.
 #[derive(Clone, Copy)]
 pub(crate) struct TableEntry<'s> {
     pub(crate) table: Table<'s>,
@@ -66,14 +66,14 @@ impl TableEntry<'_> {
 }
 
 impl<'s, A: Arch> Node<A, Table<'s>> {
-    /// The place of an entry of this table.
+    /// The position of an entry of this table.
     #[inline]
     pub(crate) fn place(&self, index: EntryIndex) -> TableEntry<'s> {
         TableEntry { table: self.table, index }
     }
 }
 
-/// An entry as it was read.
+/// An entry and its value when it was read.
 #[derive(Clone, Copy)]
 pub(crate) struct EntryAt<A: Arch, T = Frame> {
     /// Its table.
@@ -94,8 +94,8 @@ impl<A: Arch, T> EntryAt<A, T> {
 
 impl<P: Platform> PageTable<'_, P> {
     /// The table of `level` for `addr`, from `node` down, which spans it. If there is none, the
-    /// entry above it that refers to no table, and its place. In a read section, with acquire, or
-    /// with the tables locked.
+    /// lowest entry above it, which refers to no table, and its position. In a read section, with
+    /// acquire, or with the tables locked.
     #[inline(always)]
     pub(super) fn table_below<'s>(
         &self,

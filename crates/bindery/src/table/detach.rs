@@ -16,8 +16,8 @@ use super::span::Span;
 use super::stray::{mark_children, mark_subtree_stray};
 use super::{EntryAt, PageTable, Table};
 
-/// Detaches the tables for `addr` that are empty, from the lowest up: each is locked again from one
-/// level higher and looked at again, since a fault may have filled it in between.
+/// Detaches the empty tables for `addr`, from the lowest up. Each is locked again from one level
+/// higher and checked again, because a fault may have filled it in between.
 pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
     let page_table = edit.table();
     for level in Level::PMD.up_to(P::Arch::ROOT) {
@@ -40,8 +40,8 @@ pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
         span.clear_table_entry(&run, part);
         page_table.change_entry_count(node.table, 0, 1);
         span.gather_subtree(node.child(table), level.below());
-        // Under the lock: the neighbor's next fault may install another table in its place, and no
-        // walker may then remember the old one.
+        // Under the lock: the neighbor's next fault may install another table there, and no walker
+        // may then have the old one cached.
         span.flush();
     }
 }

@@ -53,7 +53,7 @@ impl<'a, P: Platform> FillSpan<'_, 'a, '_, P> {
         self.pool.take(Level::PTE, &mut self.cursor.counts)
     }
 
-    /// Takes an unused deposit back.
+    /// Returns an unused deposit to the pool.
     #[inline]
     pub(crate) fn return_deposit(&mut self, table: Frame) {
         self.pool.put(table);

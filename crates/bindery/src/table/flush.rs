@@ -102,9 +102,9 @@ impl<P: Platform> PageTable<'_, P> {
             tables: Tables::Changed,
         };
         tlb::invalidate(self.memory.platform(), self.root, &self.active_cpus, &what, counts);
-        // A move that is under way may have brought the table entries that TLBs know by their old
-        // place. Callers with marks of their own make that flush too. A walk of the reverse map
-        // comes by the move's source as well, and flushes it there, but nothing rests on that.
+        // A move in progress may have brought entries to the table that TLBs cache under their old
+        // addresses. Callers with marks of their own make that flush too. A walk of the reverse map
+        // visits the move's source as well, and flushes it there, but nothing depends on that.
         let everything = VirtRange::raw(0, P::Arch::USER_END);
         if let Some(range) = self.moving.sources(everything) {
             let what = Invalidation { range, ..what };
@@ -112,7 +112,7 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Flushes the source of a move of several pieces, if one is under way in this tree. Walks of
+    /// Flushes the source of a move of several pieces, if one is in progress in this tree. Walks of
     /// the reverse map call this. They hold a tree lock, so no piece of their VMA moves during the
     /// call. The flush is needed because a move marks only the tables at both ends, not those that
     /// it carries:
@@ -147,7 +147,7 @@ impl<P: Platform> PageTable<'_, P> {
         let span = node.level.span();
         let start = at.align_down(span);
         let range = VirtRange::raw(start.0, start.0.saturating_add(span));
-        // The cursor waits for the lock, and looks at the count.
+        // The cursor waits for the lock, and reads the count.
         let section = self.read_section();
         drop(self.cursor_beside(&section, range, Depth::Floor(node.level), own));
     }

@@ -21,8 +21,8 @@ use super::run::Entries;
 use super::{EntryAt, NoMemory, PageTable, Table, TableEntry, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Lets no entry cover addresses on both sides of `at`, a multiple of the page size: VMAs
-    /// meet there. A huge leaf or absent entry that does is split, with the tables on deposit.
+    /// Splits the huge leaf or absent entry that covers addresses on both sides of `at`, a multiple
+    /// of the page size: VMAs meet there. The tables come from the deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let (level, entry) = {
             let section = self.read_section();
@@ -46,9 +46,9 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, 1, 0);
     }
 
-    /// Puts a table into the entry for `addr`, a locked one, and returns the table, locked. The
-    /// entry is empty and gets a table of the pool, or it is split. Fails if the pool is empty and
-    /// the allocator has no table at once.
+    /// Installs a table in the entry for `addr`, and returns it, locked. The entry is empty and
+    /// gets a table of the pool, or it is split. Fails if the pool is empty and the allocator has
+    /// no table at once.
     pub(crate) fn put_table<'s>(
         &self,
         missing: &EntryAt<P::Arch, Table<'s>>,

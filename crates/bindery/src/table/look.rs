@@ -1,6 +1,6 @@
-//! Reads what is mapped without changing it: no split, no unfolding. [`look`] takes no
-//! lock, so its answers are hints unless the caller keeps all other threads out.
-//! [`survey`] locks, and reports pages in runs.
+//! Reads mappings without changing them: no split, no unfolding. [`look`] takes no lock, so its
+//! results are hints unless the caller excludes all other threads. [`survey`] locks, and reports
+//! pages in runs.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,13 +17,13 @@ use super::cursor::Chunks;
 use super::locking::{self, Depth, Node};
 use super::{EntryAt, PageTable, Table, run};
 
-/// A stretch of equal looks.
+/// A run of equal results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked<'s, A: Arch> {
     /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that
     /// covers it all.
     pub(crate) entry: Entry,
-    /// As it is in memory.
+    /// The entry as it is in memory.
     pub(crate) raw: Entry,
     pub(crate) node: Node<A, Table<'s>>,
     pub(crate) index: EntryIndex,
@@ -48,7 +48,7 @@ impl<A: Arch> Looked<'_, A> {
     }
 }
 
-/// The entries of a stretch of addresses.
+/// The entries of a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MappedRun {
     /// Consecutive pages with equal attributes, including pages mapped without permissions.
@@ -66,7 +66,7 @@ pub(crate) enum MappedRun {
     Absent(Absent),
 }
 
-/// A stretch of addresses that are all mapped alike.
+/// A range of addresses with equal mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stretch<A: Arch> {
     pub(crate) range: VirtRange,
@@ -75,7 +75,7 @@ pub(crate) struct Stretch<A: Arch> {
     pub(crate) what: MappedRun,
 }
 
-/// How many pages of the folio are mapped in `range`, those with no access among them.
+/// The number of pages of the folio mapped in `range`, including those with no permissions.
 pub(crate) fn mapped_pages<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -228,7 +228,7 @@ pub(crate) fn survey_within<P: Platform>(
     }
 }
 
-/// As [`survey`], until `f` says false.
+/// As [`survey`], until `f` returns false.
 pub(crate) fn survey_while<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -309,7 +309,7 @@ fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<'_, P::A
         .fold(looked.entry, P::Arch::gather)
 }
 
-/// Lets `next` continue the run, or hands the run to `f` and begins another.
+/// Extends the run by `next`, or passes the run to `f` and begins another.
 fn lengthen<P: Platform>(
     page_table: &PageTable<'_, P>,
     run: &mut Option<Stretch<P::Arch>>,

@@ -1,4 +1,4 @@
-//! Page tables: where entries are in memory, which locks protect them, and how they are counted.
+//! Page tables: the memory of entries, the locks that protect them, and their counts.
 //!
 //! [`locking`] has the locking protocol; this page describes the structures that it protects. A
 //! table is one frame. Its metadata has the lock, the stray mark, the level and the *entry count*,
@@ -112,7 +112,7 @@ pub(crate) use rewrite::protect;
 pub(crate) struct ReadSection<'p, P: Platform>(&'p P);
 
 impl<'p, P: Platform> ReadSection<'p, P> {
-    /// Enters one that borrows no more than the platform. A caller with a tree uses
+    /// Enters a section that borrows only the platform. A caller with a tree uses
     /// [`PageTable::read_section`].
     pub(crate) fn enter(platform: &'p P) -> Self {
         platform.enter_read();
@@ -198,7 +198,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         Some(page_table)
     }
 
-    /// Marks the calling CPU as one that may have translations of this tree, and gives it counters.
+    /// Records that the calling CPU may have translations of this tree, and gives it counters.
     pub(crate) fn enter(&self) {
         let platform = self.memory.platform();
         let section = ReadSection::enter(platform);
@@ -234,8 +234,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.state
     }
 
-    /// Enters a read section, in which no table that is found is freed. It borrows the tree, and by
-    /// it the guard or the call that lends the tree: a wait takes that away
+    /// Enters a read section, in which no table that is found is freed. It borrows the tree, and
+    /// through it the guard or the call that lends the tree: a wait invalidates those
     /// (`space/sleep.rs`).
     #[inline(always)]
     pub(crate) fn read_section(&self) -> ReadSection<'_, P> {
@@ -372,7 +372,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.meta(table).change_entry_count(added, removed);
     }
 
-    /// How many entries of the table are not empty.
+    /// The number of entries of the table that are not empty.
     #[inline]
     pub(crate) fn entry_count(&self, table: impl Into<Frame>) -> u32 {
         self.meta(table).entry_count()
@@ -396,7 +396,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.memory.frames.move_deposits(from.frame(), to.frame(), count);
     }
 
-    /// Takes a table out of the deposit of `holder`, whose lock the caller holds.
+    /// Removes a table from the deposit of `holder`, whose lock the caller holds.
     pub(crate) fn withdraw_table(&self, holder: impl Into<Frame>) -> Option<Frame> {
         self.memory.frames.withdraw_table(holder.into())
     }
@@ -408,7 +408,7 @@ pub(crate) struct LeafTable<'s> {
     pub(crate) table: Table<'s>,
 }
 
-/// A new empty table for `level`, locked, so that it can be installed in at once.
+/// A new empty table for `level`, locked, so that it can be installed at once.
 #[inline(never)]
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,

@@ -1,7 +1,7 @@
 //! Stores into entries that TLBs may hold.
 //!
 //! A store *narrows* an entry if the new entry refuses an access that the old one allows, or no
-//! longer records its use: the TLBs must forget the old entry. A table lock may be released before
+//! longer records its use: the TLBs must drop the old entry. A table lock may be released before
 //! that only while the table's pending count is raised ([`crate::tlb`]). So the stores that narrow
 //! are methods of values that only these calls make:
 //!
@@ -44,7 +44,7 @@ pub(super) struct LazyNarrowing<'c, 'e, 'm, P: Platform> {
     span: &'c mut Span<'e, 'm, P>,
     run: &'c Run<'c, P::Arch>,
     entries: &'c [AtomicU64],
-    /// How many were narrowed.
+    /// The number of narrowed entries.
     narrowed: u32,
 }
 
@@ -299,7 +299,7 @@ impl<P: Platform> LazyNarrowing<'_, '_, '_, P> {
         P::Arch::replace_entry(&self.entries[number], old, change)
     }
 
-    /// How many entries were narrowed.
+    /// The number of narrowed entries.
     pub(super) fn narrowed(&self) -> u32 {
         self.narrowed
     }
@@ -342,7 +342,7 @@ impl<A: Arch> Broken<'_, A> {
     }
 }
 
-/// Whether `new` refuses an access that `old` allows, so that a TLB must forget `old`. A key change
+/// Whether `new` refuses an access that `old` allows, so that TLBs must drop `old`. A key change
 /// counts as narrowing: each thread has its own rights. So does gaining or losing BTI.
 pub(super) fn is_narrower<A: Arch>(old: Entry, new: Entry) -> bool {
     let (old, new) = (A::attributes(old), A::attributes(new));
@@ -350,8 +350,8 @@ pub(super) fn is_narrower<A: Arch>(old: Entry, new: Entry) -> bool {
     !new.permissions.contains(old.permissions) || new.key != old.key || gains_bti
 }
 
-/// Whether entries were narrowed that must be flushed before the locks are released. Debug builds
-/// remember it; in others it is nothing.
+/// Whether entries were narrowed that must be flushed before the locks are released. Recorded in
+/// debug builds only.
 pub(super) struct Unflushed(#[cfg(debug_assertions)] bool);
 
 impl Unflushed {

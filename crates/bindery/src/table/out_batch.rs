@@ -12,7 +12,7 @@ use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
 use crate::swap::{CachedFolio, SlotRun, allocate_slots, finish_own_writes, write_out};
 
-/// Slots that folios go out to, and the address at which the first page of the first folio was
+/// The slots of swapped-out folios, and the address at which the first page of the first folio was
 /// mapped; addresses and slots rise together.
 #[derive(Clone, Copy)]
 pub(super) struct OutRun {
@@ -20,12 +20,12 @@ pub(super) struct OutRun {
     pub(super) at: VirtAddr,
 }
 
-/// The time at which a folio that is swapped out came into the swap cache.
+/// The time at which a folio in swap-out entered the swap cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InCache {
-    /// As its swap-out began.
+    /// When its swap-out began.
     New,
-    /// As it was swapped in: other entries refer to its slots.
+    /// When it was swapped in: other entries refer to its slots.
     Before,
 }
 
@@ -79,7 +79,7 @@ impl OutBatch {
         self.runs.is_full() || self.lazy.is_full()
     }
 
-    /// Base pages that are on their way.
+    /// The number of base pages in swap-out.
     pub(crate) fn pages(&self) -> u64 {
         let runs: u64 = self.runs.iter().map(|run| u64::from(run.slots.count)).sum();
         runs + self.lazy.iter().map(|(_, pages)| u64::from(*pages)).sum::<u64>()
@@ -178,7 +178,7 @@ impl OutBatch {
             last.slots.count += slots.count;
             return;
         }
-        // There is room: `is_full` was asked.
+        // There is room: `is_full` was checked.
         if self.runs.try_push(OutRun { slots, at }).is_ok() {
             self.before |= u64::from(in_cache.references()) << number;
         }

@@ -20,8 +20,8 @@ use super::{NoMemory, free_table, new_table};
 /// 1. CPU A holds a table's lock, finds no free frame, and waits for memory;
 /// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
 ///
-/// So if the try fails, the operation releases its locks, fills the pool outside, and looks again
-/// ([`super::PageTable::with_tables`]).
+/// So if the attempt fails, the operation releases its locks, fills the pool outside, and checks
+/// again ([`super::PageTable::with_tables`]).
 pub(crate) struct TablePool<'m, P: Platform> {
     memory: &'m Memory<P>,
     tables: TableStack,

@@ -1,16 +1,16 @@
-//! How far a run may reach: the one place where "page by page" is chosen.
+//! The maximum length of a run: the only place that selects "page by page".
 //!
-//! A product always works on the largest piece. Benchmarks and tests compare that with the same
-//! code at a shorter reach (feature `baseline`). Without the feature all questions here have
-//! constant answers, and the slow code is not compiled in.
+//! A product always works on the largest run. Benchmarks and tests compare that with the same code
+//! and shorter runs (feature `baseline`). Without the feature, all results here are constants, and
+//! the slow code is not compiled.
 
-/// How far a run may reach.
+/// The maximum length of a run.
 #[cfg(feature = "baseline")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
     /// One base page: the baseline that benchmarks show beside the real thing.
     Page,
-    /// As far as one folio reaches in one table.
+    /// Up to the end of one folio in one table.
     Folio,
     /// As far as the table can name: whole tables by one entry.
     #[default]
@@ -22,7 +22,7 @@ pub enum Reach {
 pub(crate) struct RunLimit(#[cfg(feature = "baseline")] Reach);
 
 impl RunLimit {
-    /// As far as the table can name.
+    /// Up to the largest size that a table entry can map.
     pub(crate) const NONE: Self = Self(
         #[cfg(feature = "baseline")]
         Reach::Table,

@@ -1,5 +1,5 @@
-//! Runs: the longest stretch of consecutive entries in one table that an operation may treat as one
-//! thing.
+//! Runs: the longest stretch of consecutive entries in one table that an operation may treat as a
+//! unit.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,7 +65,7 @@ pub(crate) fn load(entries: &[AtomicU64], index: EntryIndex) -> Entry {
     Entry(entries[index.position()].load(Ordering::Relaxed))
 }
 
-/// How many entries at the beginning of `entries` are empty.
+/// The number of empty entries at the beginning of `entries`.
 pub(crate) fn count_empty(entries: &[AtomicU64]) -> u32 {
     let filled = entries.iter().position(|word| word.load(Ordering::Relaxed) != 0);
     filled.unwrap_or(entries.len()) as u32
@@ -80,13 +80,13 @@ pub(crate) fn are_empty(entries: &[AtomicU64]) -> bool {
     let any = |entries: &[AtomicU64]| {
         entries.iter().fold(0, |any, word| any | word.load(Ordering::Relaxed))
     };
-    // Of a length that the compiler knows, so that one instruction for each is left.
+    // The length is known at compile time, so that one instruction per entry remains.
     let (chunks, rest) = entries.as_chunks::<8>();
     chunks.iter().fold(any(rest), |all, chunk| all | any(chunk)) == 0
 }
 
-/// How many entries at the beginning of `entries` are empty. The first is known to be. May return
-/// up to seven too few.
+/// The number of empty entries at the beginning of `entries`. The first is known to be empty. May
+/// return up to seven too few.
 #[inline]
 pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
     let (chunks, _) = entries.as_chunks::<8>();
@@ -96,7 +96,7 @@ pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
-/// How many level-1 entries at the beginning of `entries` are leaves, whatever pages they map.
+/// The number of level-1 leaves at the beginning of `entries`, whatever pages they map.
 #[inline]
 pub(crate) fn count_leaves<A: Arch>(entries: &[AtomicU64]) -> u32 {
     let (chunks, _) = entries.as_chunks::<8>();
@@ -172,7 +172,8 @@ pub(crate) trait Entries: Arch {
                 differ |= entry(word, index + count as u32) ^ expected;
             }
         };
-        // Of a length that the compiler knows, so that what is expected is one addition for each.
+        // The length is known at compile time, so that the expected value takes one addition per
+        // entry.
         let (chunks, rest) = entries.as_chunks::<8>();
         for (passed, chunk) in chunks.iter().enumerate() {
             compare(chunk, passed * 8);

@@ -1,4 +1,4 @@
-//! Folios that are cut into smaller ones where they are mapped.
+//! Folios that are split into smaller ones where they are mapped.
 
 use crate::addr::{Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Kind, Level};
@@ -11,7 +11,8 @@ use super::cursor::Cursor;
 use super::locking::Depth;
 use super::{EntryAt, PageTable, TableEntry, run};
 
-/// Why a folio was not cut. Its leaves may be smaller than they were; else nothing has changed.
+/// The reason why a folio was not split. Its leaves may be smaller than before; nothing else has
+/// changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Uncut {
     /// No page of it is mapped in the range.
@@ -30,9 +31,9 @@ impl From<NoMemory> for Uncut {
 /// A bit for each page of a folio.
 type PageBits = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
 
-/// Cuts a folio whose pages are mapped in `range`, in their order, into folios of `order`. The only
-/// reference to it becomes one to each of them: `hold` takes it, or says that the folio cannot be
-/// held.
+/// Splits a folio whose pages are mapped in `range`, in their order, into folios of `order`. The
+/// only reference to it becomes one to each of them: `hold` takes it, or reports that the folio
+/// cannot be held.
 pub(crate) fn split_folio<P: Platform>(
     page_table: &PageTable<'_, P>,
     folio: Folio,

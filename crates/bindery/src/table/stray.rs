@@ -1,4 +1,4 @@
-//! Stray marks: they tell the threads that still find a table that it is detached.
+//! Stray marks: they show the threads that still find a table that it is detached.
 //!
 //! [`super::locking`] has the protocol. Here is how one table, or all below one, are marked.
 
@@ -10,7 +10,7 @@ use super::locking::{LockTree, Node};
 /// Whether the tables of a subtree may be detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
-    /// All of them, whatever they hold.
+    /// All of them, whatever they contain.
     Nothing,
     /// Not if one may have a guard marker.
     Guards,

@@ -17,7 +17,7 @@ use super::rewrite::protect::{EntryPolicy, Watched, Writable};
 use super::run::{self, Entries, Run, What};
 use super::{NoMemory, PageTable, Table, TableEntry};
 
-/// A folio whose content is complete, and where its pages belong.
+/// A folio whose content is complete, and the addresses of its pages.
 pub(crate) struct SwapIn<'l> {
     pub(crate) folio: FolioLocked<'l>,
     pub(crate) place: SwapPlace,
@@ -135,16 +135,16 @@ pub(crate) fn swap_in_copy<'m, P: Platform>(
     None
 }
 
-/// As [`swap_in`], where the folio is one run of one table of level 1, as it is when its slots were
-/// claimed for it. Says whether all pages are exclusive. `None` if something differs; then no entry
-/// has changed.
+/// As [`swap_in`], if the folio is one run of one level-1 table, as it is when its slots were
+/// claimed for it. Returns whether all pages are exclusive. `None` if something differs; then no
+/// entry has changed.
 pub(crate) fn swap_in_whole<P: Platform>(
     page_table: &PageTable<'_, P>,
     what: &SwapIn<'_>,
     own: impl FnOnce(bool),
 ) -> Option<bool> {
     let pages = u64::from(what.folio.pages());
-    // A folio in the cache whose entries have moved may lie across tables.
+    // A folio in the cache whose entries have moved may cross tables.
     if what.range.start() != what.start
         || what.range.pages() != pages
         || !what.start.is_aligned(pages << PAGE_SHIFT)
@@ -161,7 +161,7 @@ pub(crate) fn swap_in_whole<P: Platform>(
     exclusive
 }
 
-/// Maps the folio, which ends in the table that holds its first page and is locked.
+/// Maps the folio, which ends in the locked table of its first page.
 #[inline(always)]
 fn map_whole<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -238,7 +238,7 @@ fn write_swapped_in<P: Platform>(
     }
 }
 
-/// Maps a run whose pages are in the cache. Says whether that was possible.
+/// Maps a run whose pages are in the cache. Returns whether that was possible.
 #[inline]
 fn map_part<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
@@ -276,7 +276,7 @@ impl SwapIn<'_> {
     fn attributes_of(&self, exclusive: bool, soft_dirty: bool, userfault: bool) -> Attributes {
         let mut attributes = Attributes {
             accessed: true,
-            // Nothing else has the content any more.
+            // No other copy of the content exists.
             dirty: exclusive,
             soft_dirty,
             userfault,

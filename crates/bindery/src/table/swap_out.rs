@@ -53,7 +53,7 @@ struct SwapOut<'c, 'l, 'a, 'm, P: Platform> {
 enum AfterRun {
     /// The next one.
     Run,
-    /// Nothing: there are no slots any more.
+    /// Nothing: no slots are left.
     NoSlots,
     /// Its folio is to be split first.
     Cut(Folio),
@@ -206,7 +206,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             return if tried { AfterRun::Run } else { AfterRun::Cut(folio) };
         }
         self.scan.cut_held |= self.scan.holds(folio);
-        // The hand comes to the others by itself.
+        // The hand reaches the others by itself.
         self.scan.later = true;
         AfterRun::Run
     }
@@ -231,7 +231,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         Err(if self.scan.choice == Choice::All { AfterRun::Again } else { AfterRun::Run })
     }
 
-    /// The lock of a folio that is to go out. `None` if another thread has it.
+    /// The lock of a folio to be swapped out. `None` if another thread has it.
     #[inline(always)]
     fn lock<'k>(&self, folio: Folio) -> Option<OutLock<'k, P>>
     where
@@ -268,8 +268,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         if folio.order > Order::PAGE && !tried && may {
             return AfterRun::Cut(folio);
         }
-        // After a fork, all pages of a table are mapped twice: one pass instead of a run for each.
-        // Reclaim counts the mappings of the folio that it holds, and so has to meet them.
+        // After a fork, all pages of a table are mapped twice: one pass replaces a step for each
+        // run. Reclaim counts the mappings of the folio that it holds, and so has to visit them.
         if self.scan.choice == Choice::All && is_shared_page(frames, folio.head) {
             self.span.skip_leaves(|frame| is_shared_page(frames, frame));
         }
@@ -322,8 +322,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         !self.is_used(run, used, folio)
     }
 
-    /// Looks at the accessed bits of a folio, and forgets them, once in a turn. Says whether it was
-    /// used lately.
+    /// Reads and clears the accessed bits of a folio, once in a turn. Returns whether it was used
+    /// recently.
     fn is_used(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         let frames = &self.span.page_table.memory.frames;
         let turn = self.scan.turn;
@@ -352,8 +352,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
     }
 
-    /// How many pages of the folio are mapped one after another from the run's first on. The run
-    /// ends where the entries differ in more than the frame.
+    /// The number of the folio's pages that are mapped consecutively from the run's first on. The
+    /// run ends where the entries differ in more than the frame.
     fn mapped_here(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32) -> u32 {
         let pages = run.pages();
         let rest = folio.pages() - number;
@@ -467,8 +467,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     }
 }
 
-/// How many of `most` leaves from `index` on agree with `first` in the bits that a swap entry
-/// keeps.
+/// The number of leaves from `index` on, up to `most`, that agree with `first` in the bits that a
+/// swap entry keeps.
 fn equal_software_bits<A: Arch>(
     entries: &[AtomicU64],
     index: EntryIndex,

@@ -29,7 +29,7 @@ use super::run::{Run, What};
 use super::span::Span;
 use super::swap_out::no_access::{page_without_access, write_without_access};
 
-/// The most folios of a stretch.
+/// The maximum number of folios in a stretch.
 const FOLIOS: usize = 32;
 /// A stretch ends where an index is a multiple of this.
 const WINDOW: u64 = 512;
@@ -157,7 +157,7 @@ fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, 
     }
 }
 
-/// Looks at the leaves of `part` that map pages of the folios, and clears that they were used. The
+/// Reads and clears the accessed bits of the leaves in `part` that map pages of the folios. The
 /// stretch grows in the first part in which its first folio is found. Leaves of the VMA have
 /// `attributes`. Stale ranges are in the gather.
 pub(super) fn look_at_shared<'m, P: Platform>(

@@ -46,8 +46,8 @@ use super::zap_rmap::{drop_suspended, free_deposit, release_absent};
 pub(crate) enum Flush {
     /// Before the locks of the tables are released.
     BeforeUnlock,
-    /// When the gather is finished, once for everything: no CPU has the root loaded or will load
-    /// it, and no reverse map leads here any more.
+    /// The flush comes once for everything, when the gather is finished: no CPU has the root loaded
+    /// or will load it, and no reverse map leads here any more.
     AtEnd,
 }
 
@@ -78,7 +78,7 @@ fn zap_any<P: Platform>(
     flush: Flush,
 ) -> Result<(), NoMemory> {
     if !edit.reach.takes_tables() {
-        // The baseline looks at every leaf first, and finds the tables empty afterwards.
+        // The baseline reads every leaf first, and finds the tables empty afterwards.
         let mut chunks = Chunks::of(range);
         while let Some(part) = edit.next_part(&mut chunks) {
             let section = edit.table().read_section();

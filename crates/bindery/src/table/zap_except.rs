@@ -56,11 +56,11 @@ enum Pass {
     Entries,
 }
 
-/// As [`zap`](super::zap::zap), but some things stay. One invalidation for each chunk of tables
-/// without exceptions, and for each stretch between two exceptions.
+/// As [`zap`](super::zap::zap), with exceptions. One invalidation for each chunk of tables without
+/// exceptions, and for each stretch between two exceptions.
 ///
-/// Whether a table has a guard is asked under that table's lock: the flag of the VMA
-/// ([`crate::space::MappingFlags::MAYBE_GUARDS`]) may come after the caller has looked.
+/// Whether a table has a guard is checked under that table's lock: the flag of the VMA
+/// ([`crate::space::MappingFlags::MAYBE_GUARDS`]) may be set after the caller has checked it.
 pub(super) fn zap_sparing<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -83,7 +83,7 @@ impl Exceptions {
     }
 }
 
-/// Says whether tables were left.
+/// Returns whether tables were left.
 fn zap_sparing_in<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -120,7 +120,7 @@ fn zap_sparing_in<P: Platform>(
                     if try_mark_stray(&page_table.tables(&section), node, Keep::Guards) {
                         span.detach(&run, table, range);
                     } else {
-                        // Nothing in it is suspended: a stretch must not reach over it.
+                        // Nothing in it is suspended: a stretch must not extend across it.
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut span, stretch);
                         left = true;

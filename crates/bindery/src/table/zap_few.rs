@@ -2,8 +2,8 @@
 //!
 //! A call for a page or some pages has little to do in the table. The set of locks, the cursor and
 //! its runs, which serve any range ([`super::zap`]), would be most of its work. So the table is
-//! found and locked as a fault does it, and one pass looks at the entries. The order of suspension,
-//! flush and drop is the same.
+//! found and locked as in a fault, and one pass reads the entries. The order of suspension, flush
+//! and drop is the same.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

@@ -73,8 +73,8 @@ pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32,
     }
 }
 
-/// Writes one absent entry of level 2 (2 MiB) at `at`, a multiple of that, with the deposited table
-/// that splits it. A swap entry refers to consecutive slots from its own on.
+/// Writes one absent level-2 entry (2 MiB) at `at`, which must be a multiple of 2 MiB, with the
+/// deposited table that splits it. A swap entry refers to consecutive slots from its own on.
 ///
 /// Panics like [`plant`].
 pub fn plant_huge<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, first: Absent) {
@@ -359,10 +359,10 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
     }
 }
 
-/// Takes a reference to the folio around `frame`, whatever its use is now, like a walker that has
-/// found the number in a list; calls `f` with the folio's first frame and its number of pages, and
-/// releases the reference. If the folio's lock is free, calls `f` with it held, after reading the
-/// owner under it. `None` if the frame has no folio.
+/// Takes a reference to the folio around `frame`, whatever the frame's present use, like a walker
+/// that has found the number in a list. Calls `f` with the folio's first frame and its number of
+/// pages, and releases the reference. If the folio's lock is free, calls `f` with it held, after
+/// reading the owner under it. `None` if the frame has no folio.
 pub fn with_reference<P: Platform, R>(
     memory: &Memory<P>,
     frame: Frame,
@@ -393,7 +393,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     let frames = &memory.frames;
     match damage {
         MemoryDamage::ToggleFreeOrder => {
-            // The damaged contiguous run itself may no longer look free, or be skipped.
+            // The damaged contiguous run itself may no longer appear free, or may be skipped.
             let mut found = None;
             frames.for_each_block(|frame, _, kind| {
                 let listed = kind == meta::MetaKind::Free && frames.meta(frame).kind() == kind;
@@ -422,7 +422,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     }
 }
 
-/// Takes a frame from the allocator without a reference to it. Panics if none is free.
+/// Allocates a frame without a reference to it. Panics if none is free.
 pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
     memory.frames.allocate(Order::PAGE, AllocateFor::Use).expect("a free frame")
 }

@@ -1,5 +1,5 @@
-//! TLB invalidation: which TLBs may hold which entries, and the gather, which flushes before
-//! anything is freed.
+//! TLB invalidation: the TLBs that may hold an entry, and the gather, which flushes before anything
+//! is freed.
 //!
 //! An address space records the CPUs that have loaded it ([`ActiveCpus`]). An operation collects
 //! the addresses to invalidate and the detached tables in a [`Gather`]. The gather keeps an order:
@@ -28,8 +28,8 @@
 //! is a count, not a flag, so one flusher cannot clear another's mark. The later locker flushes
 //! without help from the first thread, which may be waiting for a lock that the later one holds.
 //!
-//! In tables that a cursor has locked, the stores that narrow are methods of values that obey the
-//! rule (`table::narrowing`). The moves mark their tables themselves.
+//! In tables that a cursor has locked, the stores that narrow are methods of values that enforce
+//! the rule (`table::narrowing`). The moves mark their tables themselves.
 //!
 //! | operation | flush |
 //! |---|---|
@@ -40,9 +40,9 @@
 //! | swap-out by reclaim | marks the tables of a batch; one flush for each address space |
 //! | copy-on-write, fold, split, collapse | between break and make, under the lock |
 //!
-//! A move brings pages to a table whose own addresses no TLB knows. The TLBs know the old place. So
-//! during a move of several pieces, the tree names the source, and a thread that finds a mark
-//! flushes the source too:
+//! A move brings pages to a table whose own addresses are in no TLB. The TLBs have the old
+//! addresses. So during a move of several pieces, the tree records the source, and a thread that
+//! finds a mark flushes the source too:
 //! 1. CPU A moves the entry of a page from X to Y, marks both tables, and releases their locks.
 //! 2. CPU B truncates the file: it finds the page at Y, unmaps it, flushes Y, and frees the page.
 //! 3. CPU C stores through its translation of X, into a page that belongs to another owner by now.
@@ -59,7 +59,7 @@
 //! locked, or the flush done.
 //!
 //! A table that is detached while its count is above zero stays allocated until the count is zero.
-//! So the thread that lowers the count never meets another table in the same frame.
+//! So the thread that lowers the count never finds another table in the same frame.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -233,8 +233,7 @@ impl Gather {
         });
     }
 
-    /// Adds a `range` whose tables are no longer where they were. They may have held leaves of any
-    /// level.
+    /// Adds a `range` whose tables have moved. They may have contained leaves of any level.
     pub(crate) fn stale_tables(&mut self, range: VirtRange) {
         self.stale_from(range, 1);
         self.tables = Tables::Changed;
@@ -262,8 +261,8 @@ impl Gather {
         self.marks.len() + marks <= MARKS
     }
 
-    /// Whether `table` is one of those that were marked last, by this piece of a move or the one
-    /// before.
+    /// Whether `table` is one of those that this piece of a move, or the previous one, has marked
+    /// last.
     pub(crate) fn has_lately_marked(&self, table: Frame) -> bool {
         self.marks.iter().rev().take(8).any(|marked| *marked == table)
     }

@@ -37,7 +37,7 @@ bitflags! {
         const WP_ASYNC = 1 << 15;
     }
 
-    /// The kinds of faults of a registered range that a userfaultfd serves
+    /// The kinds of faults in a registered range that a userfaultfd handles
     /// (`UFFDIO_REGISTER_MODE_*`, with the same bits).
     ///
     /// # Context

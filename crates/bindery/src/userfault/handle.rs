@@ -184,7 +184,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WaitingFaults {
-    /// Those with an unread message.
+    /// The queues with an unread message.
     pub unread: u64,
     /// All of them.
     pub all: u64,

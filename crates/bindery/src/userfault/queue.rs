@@ -300,7 +300,7 @@ impl<W: Word<u32>> Queues<W> {
         }
     }
 
-    /// Lets all waiting threads continue: their messages will not be served any more.
+    /// Wakes all waiting threads: no handler will answer their messages.
     pub(super) fn close(&mut self, mut wake: impl FnMut(*const W)) {
         for place in [WaiterQueue::UnreadFaults, WaiterQueue::ReadFaults, WaiterQueue::Events] {
             while let Some(node) = self.list(place).and_then(|list| list.first) {

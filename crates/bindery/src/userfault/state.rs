@@ -125,7 +125,7 @@ impl UserfaultState {
         queued
     }
 
-    /// Closes it: lets all waiting threads continue; no thread waits any more.
+    /// Closes the userfaultfd: wakes all waiting threads; no thread waits any more.
     pub(crate) fn close<P: Platform>(&self, platform: &P) {
         self.end_all(platform);
         platform.userfault_arrived();
@@ -337,7 +337,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         })
     }
 
-    /// Sleeps until a message comes, unless one has come since `seen`, or until it is closed.
+    /// Sleeps until a message arrives, unless one has arrived since `seen`, or until it is closed.
     pub(crate) fn await_message(&self, parking: &impl Parking<W>, seen: u32) {
         parking.park(&self.arrived, seen);
     }

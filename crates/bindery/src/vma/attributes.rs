@@ -6,8 +6,8 @@ use crate::table::leaf::user_attributes;
 
 use super::MappingFlags;
 
-/// The attributes of an entry, with no permission that its mapping lacks. They begin with those of
-/// the mapping. The methods take permissions away, and give none.
+/// The attributes of an entry, with no permission that its mapping lacks. They start as those of
+/// the mapping. The methods remove permissions, and add none.
 ///
 /// All entries that faults and calls make come from these (`tests/layers`): so an entry past its
 /// mapping's permissions cannot be written down.
@@ -23,13 +23,13 @@ impl MappingFlags {
 }
 
 impl MappingAttributes {
-    /// Of a page that is about to be written.
+    /// The attributes of a page that is about to be written.
     #[inline]
     pub(crate) fn written(self) -> Self {
         Self(Attributes { accessed: true, dirty: true, soft_dirty: true, ..self.0 })
     }
 
-    /// Of a page that is about to be read.
+    /// The attributes of a page that is about to be read.
     #[inline]
     pub(crate) fn accessed(self) -> Self {
         Self(Attributes { accessed: true, ..self.0 })
@@ -40,7 +40,7 @@ impl MappingAttributes {
         Self(Attributes { soft_dirty: true, ..self.0 })
     }
 
-    /// Without the permission to write.
+    /// Without write permission.
     #[inline]
     pub(crate) fn read_only(self) -> Self {
         Self(Attributes { permissions: self.0.permissions - Permissions::WRITE, ..self.0 })

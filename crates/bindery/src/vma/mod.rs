@@ -49,7 +49,7 @@ pub(crate) struct Purpose<'h> {
 pub(crate) struct Holds {
     /// The object that backs it; `None` for anonymous memory.
     pub(crate) object: Option<NonNull<ObjectState>>,
-    /// The owner of its anonymous pages; `None` as long as it never had one.
+    /// The owner of its anonymous pages; `None` until the VMA first needs one.
     pub(crate) group: Option<NonNull<AnonGroup>>,
     /// The userfaultfd that serves its faults ([`MappingFlags::USERFAULT`]).
     pub(crate) userfault: Option<NonNull<UserfaultState>>,
@@ -93,9 +93,9 @@ impl<'h> Purpose<'h> {
 /// section does not suffice, since the VMA may have been removed during it; there, only the lock
 /// and the bounds are used (`VmaIndex::try_read`).
 ///
-/// The fields come in the order of three uses, so that a fault of one VMA reads no line that a
-/// fault of its neighbor writes: searches read the first, in all VMAs that they pass; calls write
-/// the links of the trees; faults use the rest, from the lock on, in one VMA.
+/// The fields are ordered by use, so that a fault in one VMA reads no cache line that a fault in
+/// its neighbor writes. Searches read the first ones, in all VMAs that they pass; calls write the
+/// links of the trees; faults use the rest, from the lock on, in one VMA.
 #[repr(C, align(64))]
 pub(crate) struct Vma {
     start: AtomicU64,
@@ -319,8 +319,8 @@ impl Vma {
         FolioIndex::new(self.page_offset_of(addr))
     }
 
-    /// The index of a folio whose page `number` is at `addr`, in the mapping. `None` if the index
-    /// of its first page, which need not be in the mapping, would be below zero.
+    /// The index of a folio whose page `number` is at `addr` in the mapping. `None` if the index of
+    /// its first page, which need not be in the mapping, would be negative.
     pub(crate) fn folio_index_around(&self, addr: VirtAddr, number: u32) -> Option<FolioIndex> {
         FolioIndex::for_folio(self.page_offset_of(addr), number)
     }

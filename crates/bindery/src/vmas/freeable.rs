@@ -8,8 +8,8 @@ use crate::vma::Vma;
 use super::VmaView;
 
 impl<P: Platform> VmaView<'_, P> {
-    /// `range`, in which nothing will be mapped any more, and around it whole table spans in which
-    /// nothing is mapped either. `occupied` counts as mapped.
+    /// `range`, in which nothing will be mapped any more, extended by the surrounding whole table
+    /// spans without mappings. `occupied` counts as mapped.
     ///
     /// ```text
     /// VMAs     |  A  |                 (range)             | B |

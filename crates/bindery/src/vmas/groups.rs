@@ -13,8 +13,8 @@ use crate::vma::{MappingFlags, Vma, VmaWriteGuard};
 use super::VmaSet;
 
 impl<'op, P: Platform> VmaSet<'op, '_, P> {
-    /// Gives a VMA an anon group for its anonymous pages: that of a neighbor with which it could be
-    /// one VMA, or a new one (Linux: `anon_vma_prepare`). May sleep.
+    /// Gives a VMA an anon group for its anonymous pages: that of a mergeable neighbor, or a new
+    /// one (Linux: `anon_vma_prepare`). May sleep.
     ///
     /// # Panics
     /// If the set does not have the VMA.
@@ -48,8 +48,8 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         unsafe { group.join(self.platform(), vma) };
     }
 
-    /// Lets a VMA belong to no anon group any more; it maps no page of the anon group, to which
-    /// `moved` belongs too.
+    /// Removes a VMA from its anon group; it maps no page of the group, to which `moved` belongs
+    /// too.
     ///
     /// # Panics
     /// If the set does not have the VMAs, or they do not belong to one group.

@@ -50,8 +50,7 @@ pub enum Locking {
 }
 
 impl Default for Limits {
-    /// No limits but those that Linux begins with: 8 MiB of locked memory, and of pinned, 8 MiB of
-    /// stack.
+    /// Linux's initial limits only: 8 MiB of locked memory, and of pinned, 8 MiB of stack.
     fn default() -> Self {
         Self {
             address_space: u64::MAX,
@@ -95,7 +94,7 @@ pub struct Usage {
 pub(crate) struct Account {
     total: AtomicI64,
     peak: AtomicI64,
-    /// The most resident pages that were noted; see `note_resident`.
+    /// The recorded maximum of resident pages; see `note_resident`.
     resident_peak: AtomicI64,
     data: AtomicI64,
     stack: AtomicI64,

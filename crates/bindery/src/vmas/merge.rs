@@ -12,7 +12,7 @@ fn essential(flags: MappingFlags) -> MappingFlags {
     flags - MappingFlags::STICKY
 }
 
-/// Whether `high`, which begins where `low` ends, continues it in every respect (Linux:
+/// Whether `high`, which begins where `low` ends, can be merged with it (Linux:
 /// `can_vma_merge_after` and its siblings).
 ///
 /// A VMA without an anon group of anonymous pages may take over its neighbor's, unless that one is

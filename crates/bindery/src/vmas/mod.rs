@@ -80,7 +80,7 @@ pub(crate) struct VmaIndex<P: Platform> {
     minimum: VirtAddr,
     search_top: Option<VirtAddr>,
     maximum: AtomicUsize,
-    /// Lets the gaps of the index' head begin on a line.
+    /// Aligns the gaps of the index' head to a cache line.
     _padding: [u64; 2],
     index: Index<Vma>,
     mutex: Mutex<P::Mutex, ()>,
@@ -172,7 +172,7 @@ impl<P: Platform> VmaIndex<P> {
         self.maximum.store(most, Ordering::Relaxed);
     }
 
-    /// How many VMAs all searches have looked at.
+    /// The number of VMAs that all searches have visited.
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.index.looked_at()

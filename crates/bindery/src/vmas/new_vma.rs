@@ -1,5 +1,5 @@
-//! VMAs that are not in the set yet. Each gives its memory back if it is dropped, so an error path
-//! has nothing to undo.
+//! VMAs that are not in the set yet. Each frees its memory if it is dropped, so an error path has
+//! nothing to undo.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -51,7 +51,7 @@ impl<P: Platform> Drop for ReservedVma<'_, P> {
 }
 
 /// A VMA in no list: no other thread knows it, and it holds neither object nor anon group. So it
-/// borrows what they are held by.
+/// borrows their holders.
 pub(crate) struct NewVma<'h, 'm, P: Platform> {
     memory: &'m Memory<P>,
     node: NonNull<Vma>,

@@ -91,7 +91,8 @@ impl<P: Platform> VmaView<'_, P> {
         }
     }
 
-    /// The range at a fixed place; `length` is at most the limit. The checks are in Linux's order.
+    /// The range at a fixed address; `length` is at most the limit. The checks are in Linux's
+    /// order.
     fn fixed_range(self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
         let limit = VirtAddr(P::Arch::USER_END);
         if start.0 > limit.0 - length {

@@ -34,7 +34,7 @@ impl<'op, P: Platform> Deref for VmaSet<'op, '_, P> {
     }
 }
 
-/// A whole VMA whose neighbors are known, and that may move between them.
+/// A whole VMA with its neighbors, between which it may move.
 pub(crate) struct Between<'op> {
     pub(crate) vma: &'op Vma,
     spot: Spot<Vma>,
@@ -145,7 +145,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         LinkedVma { vma, node }
     }
 
-    /// Takes a VMA out of the set.
+    /// Removes a VMA from the set.
     pub(crate) fn remove(&mut self, vma: VmaWriteGuard<'op, P>) {
         // SAFETY: 1. a VMA of the set is in the trees.
         unsafe { rmap::unlink(self.platform(), &vma) };
@@ -258,8 +258,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         upper
     }
 
-    /// Cuts `part` out of `vma`, gives it `flags`, does `work` with its lock held for writing, and
-    /// joins it with its neighbors. If it cannot be cut, nothing has changed.
+    /// Splits `part` off `vma`, gives it `flags`, runs `work` with its lock held for writing, and
+    /// merges it with its neighbors. If it cannot be split, nothing has changed.
     pub(crate) fn with_flags(
         &mut self,
         vma: &'op Vma,
@@ -335,7 +335,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// 3. CPU C writes through the VMA's entries, and nothing will save that;
     /// 4. CPU A clears the entries.
     ///
-    /// Says whether a VMA was cut, and stays.
+    /// Returns whether a VMA was split, and stays.
     #[inline]
     pub(crate) fn cut_out(&mut self, range: VirtRange, work: impl FnOnce()) -> bool {
         for vma in self.overlapping(range) {

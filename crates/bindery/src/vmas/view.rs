@@ -1,4 +1,4 @@
-//! Look-ups with the mutex held.
+//! Look-ups under the mutex.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -94,7 +94,7 @@ impl<'op, P: Platform> VmaView<'op, P> {
         self.vmas.index.previous(vma).map(|node| unsafe { self.vma(node) })
     }
 
-    /// The VMA before `next`, which is the first that ends after `addr`.
+    /// The VMA before `next`, where `next` is the first that ends after `addr`.
     pub(super) fn before(self, next: Option<&Vma>, addr: u64) -> Option<&'op Vma> {
         next.map_or_else(|| self.last_at_or_before(addr), |next| self.previous(next))
     }

@@ -155,7 +155,7 @@ fn every_change_of_a_leaf_keeps_its_memory_type<A: Arch>() {
         for plain in readable() {
             let leaf = normal(Attributes { memory, ..plain });
             assert_eq!(A::attributes(leaf), Attributes { memory: strictest, ..plain });
-            // It splits runs, whatever else may differ in them.
+            // It splits runs, whatever else differs between their entries.
             let difference = leaf.0 ^ normal(plain).0;
             let mask = A::compare_mask(Equal::ANY_FRAMES);
             assert_eq!(difference & mask, difference);

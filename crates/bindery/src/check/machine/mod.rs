@@ -263,7 +263,7 @@ impl MachineReport {
 /// Context: may sleep.
 ///
 /// # Errors
-/// The first control bit whose value breaks something; see [`MachineError`].
+/// The first wrong control bit; see [`MachineError`].
 pub fn machine<P: Platform>(
     map: Option<&KernelMap<'_, P>>,
     space: Option<&AddressSpace<'_, P>>,

@@ -111,7 +111,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    /// Tests a page that was never writable, and one that was until now.
+    /// Tests a page that was never writable, and one that no longer is.
     fn read_only(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
         let never = TestArea::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
         if self.store(area.map, never.at, SECOND).is_ok() {

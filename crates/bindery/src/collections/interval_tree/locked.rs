@@ -13,7 +13,7 @@ use super::{
 /// A tree that does not change. Having one tells you:
 ///
 /// - its links lead to nodes that stay in the tree and are valid for `'t`;
-/// - their intervals stay as they are.
+/// - their intervals do not change.
 pub(crate) struct LockedTree<'t, T, M> {
     pub(super) tree: &'t IntervalTree<T, M>,
 }

@@ -108,7 +108,7 @@ pub(crate) trait Member<T> {
     fn interval(node: &T) -> Interval;
 }
 
-/// A node's place in the order.
+/// A node's position in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct IntervalPlace {
     pub(crate) first: u64,
@@ -123,7 +123,7 @@ pub(crate) struct Asked {
     pub(crate) last: u64,
     /// Stamps above this one.
     pub(crate) since: u64,
-    /// Nodes after this place, if given.
+    /// Nodes after this position, if given.
     pub(crate) after: Option<IntervalPlace>,
 }
 
@@ -133,7 +133,7 @@ impl Asked {
 }
 
 /// Intervals by index. The owner of the tree has a lock for it: the methods that change the tree
-/// demand it exclusively, and look-ups ([`IntervalTree::locked`]) shared.
+/// require it exclusively, and look-ups ([`IntervalTree::locked`]) shared.
 pub(crate) struct IntervalTree<T, M> {
     root: AtomicPtr<T>,
     /// The last stamp.
@@ -208,8 +208,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         unsafe { self.locked() }.take(node);
     }
 
-    /// Gives `node`, whose interval may have changed, a new stamp and the corresponding place.
-    /// O(log n); for a single node a few steps.
+    /// Gives `node`, whose interval may have changed, a new stamp and position. O(log n); for a
+    /// single node a few steps.
     ///
     /// # Safety
     /// As for [`IntervalTree::remove`].

@@ -73,7 +73,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // Few indexes, so that many intervals begin at the same one.
+    // Few indexes, so that many intervals have the same start.
     let (first, length) = (0..24_u64, 0..12_u64);
     let place = any::<prop::sample::Index>;
     let step = prop_oneof![
@@ -168,7 +168,8 @@ fn calls_cost_a_logarithm_whatever_the_order() {
                 (0..count).map(|n| node(2 * order(n, count), 2 * order(n, count))).collect();
             let tree = Tree::new();
             let most = nodes.iter().map(|node| reads(|| insert(&tree, node))).max().unwrap_or(0);
-            // Each level is read on the way down, and with a child and a rotation on the way up.
+            // Each level is read during the descent, and with a child and a rotation during the
+            // ascent.
             let bound = 12 * bits;
             assert!(most <= bound, "one of {count} inserts reads {most}");
             for node in nodes.iter().step_by(61) {

@@ -41,8 +41,8 @@ impl PageIndex {
         Some(())
     }
 
-    /// Frees the nodes on the way to `page` that are empty, or become so; and the root, for as long
-    /// as it spans more than the pages need.
+    /// Frees the nodes on the path to `page` that are empty or become so, and the root while it
+    /// spans more than the pages need.
     pub(super) fn free_empty<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) {
         let path = self.path(page);
         for level in 0..=self.level() {

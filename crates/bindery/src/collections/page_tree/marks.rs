@@ -40,7 +40,7 @@ impl PageIndex {
         let (mut nodes, mut last, mut from) = (0, None, 0);
         let (mut all_dirty, mut all_failed) = (0, 0);
         while let Some((page, words)) = self.seek_used(from) {
-            // The nodes on the way to `page` that are not on the way to `last`.
+            // The nodes on the path to `page` that are not on the path to `last`.
             nodes += last.map_or(self.level() + 1, |last| level_of(page ^ last));
             let leaf = self.link(page).map(|leaf| self.node(leaf));
             let bits = leaf.map(|leaf| (leaf.used, leaf.dirty, leaf.swapped));

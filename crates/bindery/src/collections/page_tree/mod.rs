@@ -69,7 +69,7 @@ bitflags! {
         const DIRTY = 1 << 1;
         /// The last attempt to save it has failed.
         const FAILED = 1 << 2;
-        /// So has the one after that.
+        /// The one after that likewise.
         const FAILED_TWICE = 1 << 3;
     }
 }
@@ -113,7 +113,7 @@ struct Leaf<'a> {
 
 /// The pages of one object.
 ///
-/// Dropping it does not free its nodes, since it cannot reach their slab: take all pages or
+/// Dropping it does not free its nodes, because it cannot reach their slab: take all pages or
 /// [`PageIndex::clear`] it before.
 pub(crate) struct PageIndex {
     root: Option<Link>,
@@ -171,7 +171,7 @@ impl PageIndex {
         self.dirty.into()
     }
 
-    /// The number of dirty pages that were not stored although that was tried. O(1).
+    /// The number of dirty pages whose store has failed. O(1).
     pub(crate) fn failed_count(&self) -> u64 {
         self.failed.into()
     }
@@ -224,15 +224,15 @@ impl PageIndex {
         }
     }
 
-    /// The first run at or after `from`, cut off at `end`. A run that begins before `from` is
-    /// found from there on. O(h) for the way there, and the run's length as in [`PageIndex::run`].
+    /// The first run at or after `from`, cut off at `end`. A run that begins before `from` is found
+    /// from there on. O(h) for the descent; the run's length costs as in [`PageIndex::run`].
     pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<IndexRun> {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
-    /// Hands the runs from `from` to `end` to `put`, in ascending order, until it says false. Each
-    /// is limited to the length that `cut` returns for its first frame, at least one page. Returns
-    /// the page after the last run that was handed over, or `end` if all were.
+    /// Passes the runs from `from` to `end` to `put`, in ascending order, until it returns false.
+    /// Each is limited to the length that `cut` returns for its first frame, at least one page.
+    /// Returns the page after the last run that was passed, or `end` if all were.
     ///
     /// O(h) for each node of level 0 with pages in the range and for each run of several pages, and
     /// one step for each slot.
@@ -256,7 +256,7 @@ impl PageIndex {
                     continue;
                 }
                 let frame = frame_in(word);
-                // Most pages are folios of their own: the next one often shows it.
+                // Most pages are folios of their own: often the next page shows it.
                 let next = words.get(slot(page, 0) + 1);
                 let count = match next.is_some_and(|next| frame_in(*next) != frame.plus(1)) {
                     true => 1,
@@ -323,8 +323,8 @@ impl PageIndex {
         Ok(())
     }
 
-    /// Frees the nodes on the way to `count` pages from `first` on that have no page, which
-    /// [`PageIndex::prepare`] may have left. O(h) for each 64 pages.
+    /// Frees the nodes that [`PageIndex::prepare`] made for `count` pages from `first` on, if they
+    /// have no page. O(h) for each 64 pages.
     pub(crate) fn prune<P: Platform>(&mut self, first: u64, count: u64, nodes: &Nodes<'_, P>) {
         for (page, _) in pieces(first, first.saturating_add(count)) {
             self.free_empty(page, nodes);
@@ -363,7 +363,7 @@ impl PageIndex {
         }
     }
 
-    /// Removes the run that [`PageIndex::next_run`] finds, with the nodes that it leaves empty.
+    /// Removes the run that [`PageIndex::next_run`] finds, and the nodes that become empty.
     /// Repeated calls empty a range:
     ///
     /// ```text

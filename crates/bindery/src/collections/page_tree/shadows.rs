@@ -1,4 +1,4 @@
-//! Shadows: the times at which reclaimed pages, which a pager can supply again, left memory.
+//! Shadows: the times at which pages that a pager can supply again were evicted.
 //!
 //! ```text
 //! 63 ............................. 32   31 ... 4   3        2 .. 0

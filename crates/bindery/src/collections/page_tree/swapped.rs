@@ -136,7 +136,7 @@ impl PageIndex {
         }
     }
 
-    /// Removes the run that [`PageIndex::next_swapped`] finds, with the nodes that it leaves empty.
+    /// Removes the run that [`PageIndex::next_swapped`] finds, and the nodes that become empty.
     /// O(h) for the descent and for each 64 pages, and two steps for each page.
     pub(crate) fn take_swapped<P: Platform>(
         &mut self,

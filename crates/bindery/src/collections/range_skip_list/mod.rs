@@ -24,12 +24,11 @@
 //! # Why a search is short
 //!
 //! The heights are random, so a link spans four links of the level below on average, whatever the
-//! order of insertions and removals. That does not help if a program chooses which nodes are
-//! removed. A program that learns which of its towers are tall, from the time of its faults or
-//! because it knows the seed, may unmap these, and keep a list of flat ones. So a link never spans
-//! more than [`LINKS_BENEATH`] links below the top level. The writer passes all of these when it
-//! measures the gap, after each change. If there are more, it lets the middle tower grow by a
-//! level.
+//! order of insertions and removals. That does not help against a program that chooses the removed
+//! nodes. A program may learn which of its towers are tall, from the time of its faults or from the
+//! seed. If it unmaps these, only flat towers remain. So a link never spans more than
+//! [`LINKS_BENEATH`] links below the top level. The writer passes all of these when it measures the
+//! gap, after each change. If there are more, it lets the middle tower grow by a level.
 //!
 //! # Why a reader never loops and never loses the list
 //!
@@ -99,8 +98,8 @@ pub(crate) const HEIGHT: usize = 9;
 /// change leaves more, a tower in their middle grows ([`Index::measure`]).
 const LINKS_BENEATH: usize = 32;
 
-/// The node's part of the index, embedded in the node. First comes all that the lowest levels use,
-/// so that the writer reaches no further into most nodes.
+/// The node's part of the index, embedded in the node. The fields of the lowest levels come first,
+/// so that the writer touches only the beginning of most nodes.
 #[repr(C)]
 pub(crate) struct SkipLinks<T> {
     /// The number of levels that link this node. For the head, the number of levels that ever
@@ -160,12 +159,12 @@ pub(crate) trait Indexed: Sized {
     fn end(&self) -> u64;
 }
 
-/// The place of a search: on a node, or with `None` on the head, before the first.
+/// The position of a search: on a node, or with `None` on the head, before the first.
 type LinkTarget<T> = Option<NonNull<T>>;
 
 /// The place of a node in an [`Index`]; valid until any node is inserted or removed.
 pub(crate) struct Spot<T> {
-    /// On each level, the place whose link leads to the node or across it.
+    /// On each level, the position whose link leads to the node or past it.
     path: [LinkTarget<T>; HEIGHT],
 }
 
@@ -191,8 +190,8 @@ impl<T: Indexed> Index<T> {
     #[cfg(test)]
     pub(crate) const WRITTEN: usize = core::mem::offset_of!(Self, head.widest);
 
-    /// An empty index whose tower heights `key` determines: numbers that programs do not know,
-    /// though a search is short whatever they do.
+    /// An empty index. `key` determines the tower heights; programs do not know it, though a search
+    /// is short whatever they do.
     pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self {
             head: SkipLinks::of_head(),
@@ -308,7 +307,7 @@ impl<T: Indexed> Index<T> {
         inserted
     }
 
-    /// Writer: the place of `node`.
+    /// Writer: the position of `node`.
     #[inline]
     pub(crate) fn spot(&self, node: &T) -> Spot<T> {
         Spot { path: self.path_to(node) }
@@ -431,13 +430,13 @@ impl<T: Indexed> Index<T> {
         path
     }
 
-    /// On each level, the place whose link leads to `node`, or leads or would lead across it.
+    /// On each level, the position whose link leads to `node`, or leads or would lead past it.
     fn path_to(&self, node: &T) -> [LinkTarget<T>; HEIGHT] {
         let start = node.start();
         self.path(|other| other.start() < start)
     }
 
-    /// The last place whose gap may match: no later one does.
+    /// The last position whose gap may match.
     fn last_candidate(&self, wanted: &GapRequest) -> LinkTarget<T> {
         let mut place = None;
         let mut until = None;
@@ -472,7 +471,7 @@ impl<T: Indexed> Index<T> {
         place.map_or(&self.head, |node| self.node(node).links())
     }
 
-    /// The start of the gap after `place`.
+    /// The start of the gap after `position`.
     fn end(&self, place: LinkTarget<T>) -> u64 {
         place.map_or(0, |node| self.node(node).end())
     }

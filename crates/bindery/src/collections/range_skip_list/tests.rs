@@ -380,8 +380,8 @@ fn searches_among_30_000_nodes_read_few() {
     assert!(worst < 400, "{worst} bounds read");
 }
 
-/// A node that never changes begins each stretch of addresses; the rest of the stretch belongs to
-/// nodes that are inserted, removed, grown and shrunk.
+/// A node that never changes begins each range of addresses; the rest of the range belongs to nodes
+/// that are inserted, removed, grown and shrunk.
 const STRETCH: u64 = 32;
 const STRETCHES: u64 = 64;
 
@@ -433,8 +433,8 @@ fn readers_beside_a_writer_find_permanent_nodes() {
                     let found = world.index.find_at_or_before(addr).expect("0 is always there");
                     let first = permanent[(addr / STRETCH) as usize];
                     assert!(addr % STRETCH >= 8 || found.addr() == first, "{addr:#x}");
-                    // A node that moves may start above the address by now, but it was made for
-                    // this stretch, or is the node that never moves.
+                    // A moved node may start above the address by now. But it was made for this
+                    // range, or is the node that never moves.
                     assert_eq!(world.get(found).owner, addr / STRETCH * STRETCH);
                 }
             });
@@ -454,7 +454,7 @@ fn readers_beside_a_writer_find_permanent_nodes() {
 
 #[test]
 fn removing_all_tall_towers_keeps_searches_short() {
-    // As if a program could see each tower's height: it keeps the flat ones.
+    // As if a program could see each tower's height: it keeps only the flat ones.
     let world = World::new(5);
     let mut kept = Vec::new();
     let mut at = 0;

@@ -1,5 +1,5 @@
-//! Several CPUs: the number that one advances for all, queues of their own, and CPUs that come and
-//! go.
+//! Several CPUs: the number that one CPU advances for all, a queue per CPU, and CPUs that go online
+//! and offline.
 
 use super::*;
 

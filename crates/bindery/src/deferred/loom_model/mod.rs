@@ -43,9 +43,9 @@ enum Omit {
     ReleaseAtEntry,
     /// A free makes a fence between the unlinking and the number of the grace period.
     FenceBeforeNumber,
-    /// A CPU that reads the number sees the sections over that ended before it.
+    /// A CPU that reads the number sees that earlier sections have ended.
     AcquireNumber,
-    /// Items that are handed over get a grace period that begins anew.
+    /// A handed-over item gets a new grace period.
     PeriodAnew,
     /// A drain begins again if items were handed over during it.
     DrainAgain,
@@ -55,7 +55,7 @@ enum Omit {
     FenceBeforeOnline,
     /// A CPU makes a fence after it has announced itself, before its first section.
     FenceAfterOnline,
-    /// A thread that sees a CPU offline sees its sections over.
+    /// A thread that sees a CPU offline sees that its sections have ended.
     ReleaseAtOffline,
 }
 
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Looks a record up, and reads it, in a read section of `cpu`.
+    /// Looks up and reads a record in a read section of `cpu`.
     fn read(&self, cpu: usize, record: usize) {
         let time = self.clock.load(Ordering::Acquire);
         let released = self.omit != Omit::ReleaseAtEntry;
@@ -226,8 +226,8 @@ impl World {
         self.queues[0].lock().unwrap().push(self, std::vec![record]);
     }
 
-    /// Like [`World::remove`], if nothing is known of grace periods. Frees at once if one CPU is
-    /// online.
+    /// As [`World::remove`], if the platform does not report grace periods. Frees at once if one
+    /// CPU is online.
     fn remove_if_only_cpu(&self, record: usize) {
         self.linked[record].store(false, Ordering::Release);
         if self.omit != Omit::FenceBeforeOnline {

@@ -109,7 +109,7 @@ fn wait_to_read_owner(world: &World) {
     });
 }
 
-/// As [`read_owner`], for a walker that gives the lock back by one subtraction.
+/// As [`read_owner`], for a walker that releases the lock by one subtraction.
 fn read_owner_at_once(world: &World) {
     world.walk(Frame(1), |folio| {
         world.with_lock_at_once(folio, || {

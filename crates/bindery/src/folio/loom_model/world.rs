@@ -1,5 +1,5 @@
-//! The world of the models: four frames, one anon group, and the checks that fail if a thread takes
-//! a frame for something else.
+//! The world of the models: four frames, one anon group, and checks that fail if a thread mistakes
+//! a frame for another.
 //!
 //! ```text
 //! frame   0     1     2     3
@@ -36,9 +36,9 @@ pub(super) enum Omit {
     Acquire,
     /// A reference is added to zero too.
     NeverFromZero,
-    /// A CPU that has a reference from nothing does not look again.
+    /// A CPU that takes a reference by frame number does not check the frame again.
     LookAgain,
-    /// A CPU that takes the last mapping away stores zero without looking at what it replaces.
+    /// A CPU that removes the last mapping stores zero without a check of the replaced value.
     Freeze,
     /// A CPU that cuts a folio does not freeze it.
     FreezeToCut,
@@ -54,15 +54,15 @@ pub(super) enum Omit {
     Orphan,
     /// The mark of an orphan is asked for before the lock is given back, not together with it.
     MarkWithLock,
-    /// A CPU that takes the last mapping away keeps no reference while it takes the owner away.
+    /// A CPU that removes the last mapping holds no reference while it removes the owner.
     KeepToOrphan,
-    /// A CPU that sleeps for the lock does not look once more when it can be found.
+    /// A CPU that sleeps for the lock does not check the lock again after it has announced itself.
     SecondLook,
-    /// A CPU that gave the lock back at once does not see to the marks that it left behind.
+    /// A CPU that released the lock in one step does not act on the marks set meanwhile.
     MarksLeftBehind,
     /// A CPU that hands the lock over drops the mark, and does not act on it.
     SettleHandOver,
-    /// A CPU that maps a folio goes by its owner, and does not ask for the mappings.
+    /// A CPU that maps a folio relies on its owner, without a check of the mappings.
     LookAtMappings,
 }
 
@@ -296,7 +296,7 @@ impl World {
         self.release_some(folio, PIN, count::pins_in)
     }
 
-    /// As `FolioHandle::unmap_into`. Says whether the frames are the caller's now.
+    /// As `FolioHandle::unmap_into`. Returns whether the caller now owns the frames.
     pub(super) fn unmap(&self, folio: Folio, pages: u32) -> bool {
         let count = &self.meta(folio.head).count;
         if count::take_all(count, u64::from(pages) * MAPPING) {
@@ -359,7 +359,7 @@ impl World {
         lock::unlock(state, &self.sleepers, || self.disown(folio));
     }
 
-    /// As [`World::with_lock`], but gives the lock back by one subtraction.
+    /// As [`World::with_lock`], but releases the lock by one subtraction.
     pub(super) fn with_lock_at_once(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
         if !lock::try_lock(state) {
@@ -383,7 +383,7 @@ impl World {
         self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);
     }
 
-    /// A reference from nothing: `f` sees what it got.
+    /// A reference by frame number. `f` gets the result.
     pub(super) fn walk(&self, frame: Frame, f: impl FnOnce(Folio)) {
         let found = match self.omit {
             Omit::LookAgain => reference::guess(self, frame)
@@ -410,7 +410,7 @@ impl World {
         let Some(folio) = found else { return note(&self.seen.refused) };
         note(&self.seen.held);
         if self.omit != Omit::CountElsewhere {
-            // Else it would notice, and never come to the table's count.
+            // Otherwise it would notice, and never reach the table's count.
             self.check(folio);
             f(folio);
         }
@@ -424,8 +424,8 @@ impl World {
         }
     }
 
-    /// Cuts the first folio, of which the caller has all mappings and takes a reference, into
-    /// single pages, as `FolioHandle::split` does. Both are mapped afterwards. Says whether it did.
+    /// Splits the first folio into single pages, as `FolioHandle::split` does. The caller has all
+    /// its mappings, and takes a reference. Both are mapped afterwards. Returns whether it did.
     pub(super) fn cut(&self) -> bool {
         let count = &self.meta(FIRST.head).count;
         assert!(count::refer(count));

@@ -64,7 +64,7 @@ fn the_last_mapping_or_reference_frees() {
     assert_all_free(&frames);
 }
 
-/// Neither the last mapping nor one of a larger folio goes this way; the dirty mark comes first.
+/// Neither the last mapping nor one of a larger folio takes this path; the dirty mark comes first.
 #[test]
 fn a_shared_page_loses_one_mapping_at_once() {
     let frames = new_frames(64);
@@ -115,7 +115,7 @@ fn only_pages_of_live_folios_have_a_folio() {
     frames.meta(raw).reset(MetaKind::Raw, Order(4));
     free(&frames, raw, Order(4));
 
-    // A smaller folio at the same place does not get the tails that the larger one left.
+    // A smaller folio at the same frame does not inherit the tails of the larger one.
     let small = frames.new_exclusive_folio(Order(2)).unwrap().leave();
     assert_eq!(small.head, folio.head);
     (4..16).map(|page| folio.head.plus(page)).for_each(nothing);

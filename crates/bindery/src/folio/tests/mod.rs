@@ -11,7 +11,7 @@ use super::{Folio, FolioLock, Freed, FreshFolio};
 use crate::frame::Frames;
 use crate::frame::tests::{Machine, assert_all_free, blocks, free, new_frames};
 
-/// The fresh folio whose number a test has kept, to look at it by that.
+/// The fresh folio whose number a test has kept, to inspect it.
 fn fresh(frames: &Frames<Machine>, folio: Folio) -> FreshFolio<'_, Machine> {
     // SAFETY: 1. the tests keep the numbers of fresh folios, and make one of each.
     unsafe { frames.fresh(folio) }

@@ -1,4 +1,4 @@
-//! References from nothing.
+//! References by frame number.
 
 use super::super::count::{ReferencesRefused, TOO_MANY_REFERENCES};
 use super::super::handle::{Folio, Freed};

@@ -201,7 +201,7 @@ fn a_user_of_large_folios_keeps_one_block() {
     assert_ne!(on(1, || take(&frames, HUGE)), Some(block));
     assert_eq!(take(&frames, HUGE), Some(block));
     assert!(frames.meta(block).kind() == MetaKind::Raw && frames.meta(block).order() == HUGE);
-    // A whole block comes back as a run does; a second one goes elsewhere.
+    // A whole block is reused as a run is; a second one goes to the lists.
     let second = take(&frames, HUGE).unwrap();
     let held = frames.frames_in_fronts();
     free(&frames, second, HUGE);

@@ -71,7 +71,7 @@ impl Machine {
         Self { memory, first: Frame(first), count, torn_at: None, released: Mutex::default() }
     }
 
-    /// All of its memory as one range.
+    /// All its memory as one range.
     pub(crate) fn whole(&self) -> FrameRange {
         FrameRange { first: self.first, count: self.count }
     }
@@ -170,7 +170,7 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     assert_eq!(frames.refused(), 0);
 }
 
-/// Gives a block of a test back.
+/// Frees a test's block.
 pub(crate) fn free(frames: &Frames<Machine>, first: Frame, order: Order) {
     // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is
     // not allocated is refused.

@@ -11,10 +11,10 @@ use crate::addr::Order;
 
 const RESERVE: u64 = 40;
 
-/// A way to frames: says whether it got some.
+/// A way to allocate frames. Returns whether it got some.
 type Way<'a> = Box<dyn FnMut() -> bool + 'a>;
 
-/// Every way to frames for ordinary use.
+/// Every way to allocate frames for ordinary use.
 fn ordinary_ways<'a>(
     frames: &'a Frames<Machine>,
     slab: &'a Slab<[u8; MAX_OBJECT], Machine>,

@@ -1,4 +1,5 @@
-//! The CPUs of the models, which work like `vmap`, `protect`, `purge` and `look`, and their MMUs.
+//! The CPUs of the models, which run the steps of `vmap`, `protect`, `purge` and `look`, and their
+//! MMUs.
 
 use core::ops::Range;
 use std::rc::Rc;
@@ -421,7 +422,7 @@ impl Cpu {
         self.look(page(number)).0
     }
 
-    /// The frame at `at`, if mapped, and the next address to look at.
+    /// The frame at `at`, if it is mapped, and the next address to examine.
     fn look(&self, at: VirtAddr) -> (Option<Frame>, VirtAddr) {
         let mut found = self.in_section(|| protocol::find(self, at));
         if found.paused {

@@ -121,7 +121,7 @@ pub(super) struct Locked<T> {
 }
 
 pub(super) struct World {
-    /// Those that exist, and for each CPU those that it may make.
+    /// Those that exist, and for each CPU those that it may create.
     pub(super) tables: Vec<Table>,
     frames: Vec<UnsafeCell<Life>>,
     pub(super) areas: Locked<Vec<Area>>,

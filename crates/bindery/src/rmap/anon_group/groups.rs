@@ -73,10 +73,10 @@ impl Groups {
         Batch::default().with(groups).free_after_readers(memory);
     }
 
-    /// Drops a VMA or walker. With the last holder, the anon group leaves the tree, and then
-    /// perhaps those above it: they are added to `unheld`, and are freed after their readers. A VMA
-    /// calls this when it is out of the anon group's tree and its pages are counted down, so that a
-    /// thread that sees a mapped folio name the anon group in a read section meets one that was not
+    /// Drops a VMA or walker. With the last holder, the anon group leaves the tree, and perhaps
+    /// those above it. They are added to `unheld`, and are freed after their readers. A VMA calls
+    /// this when it is out of the anon group's tree and its pages are counted down. So a thread in
+    /// a read section that sees a mapped folio name the anon group finds a group that was not
     /// freed.
     ///
     /// # Safety

@@ -214,7 +214,7 @@ pub(in crate::space) enum VmaChange {
     Entries(EntryChange),
 }
 
-/// Advice that is a call of its own.
+/// Advice that is implemented by a call of its own.
 #[derive(Clone, Copy)]
 pub(in crate::space) enum Call {
     WillNeed,

@@ -58,9 +58,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         now
     }
 
-    /// As [`AddressSpace::set_break`], up to the waits: memory that is locked by
-    /// [`crate::LockAll::FUTURE`] has its pages after the steps of the [`Populate`], which do not
-    /// fail.
+    /// As [`AddressSpace::set_break`], up to the waits. The steps of the [`Populate`] map the pages
+    /// of memory that [`crate::LockAll::FUTURE`] locks; they do not fail.
     ///
     /// Context: may sleep. Complexity: as there.
     pub fn begin_set_break(&self, end: VirtAddr) -> (VirtAddr, Populate) {

@@ -146,8 +146,8 @@ fn shared_huge_leaf<P: Platform>(
     found
 }
 
-/// Shrinks the range by the huge leaves that it covers in part and whose folio has other mappings
-/// or references: such a leaf is not split.
+/// Shrinks the range by the huge leaves that it covers partly and whose folio has other mappings or
+/// references: such a leaf is not split.
 pub(in crate::space) fn without_shared_huge_edges<P: Platform>(
     page_table: &PageTable<'_, P>,
     part: VirtRange,

@@ -78,7 +78,7 @@ fn map_zeroes<P: Platform>(
         None
     };
     if let Some(error) = refused {
-        // Linux searches for a place first, so errors of the place take precedence.
+        // Linux searches for an address first, so errors of the address take precedence.
         space.check_place(request)?;
         return Err(error);
     }

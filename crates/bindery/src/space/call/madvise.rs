@@ -197,7 +197,7 @@ fn advise<P: Platform>(
     Ok(parts.end()?)
 }
 
-/// The error of a mapping whose contents the advice may not take; a sealed one's is
+/// The error of a mapping whose contents the advice must not drop; a sealed one's is
 /// [`Error::Sealed`].
 #[cold]
 fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {

@@ -105,7 +105,7 @@ struct MincoreReport<'r, 'm, P: Platform, T> {
 }
 
 impl<P: Platform, T: FnMut(Residence, u64)> MincoreReport<'_, '_, P, T> {
-    /// Reports a part of one mapping. Looks pages up in the object outside of the read sections in
+    /// Reports a part of one mapping. Looks pages up in the object outside the read sections in
     /// which it reads the table.
     fn part(&mut self, vma: &Vma, part: VirtRange) {
         let page_table = self.page_table;

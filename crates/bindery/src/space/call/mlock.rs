@@ -96,7 +96,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::mlock`], up to the waits: the range is locked, and the steps of the
-    /// [`Populate`] bring its pages in.
+    /// [`Populate`] map its pages.
     ///
     /// Context: may sleep. Complexity: in the mappings.
     ///
@@ -136,7 +136,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::mlockall`], up to the waits: the mappings are locked, and the steps of
-    /// the [`Populate`] bring their pages in. These fail only by [`Error::Interrupted`].
+    /// the [`Populate`] map their pages. These fail only by [`Error::Interrupted`].
     ///
     /// Context: may sleep. Complexity: in the mappings.
     ///

@@ -25,8 +25,8 @@ use crate::space::call::mprotect::heeded;
 use crate::space::call::populate::{Populate, populate_frames, populated};
 use crate::space::op::Op;
 
-/// The backing of a new mapping, besides the request. Having one tells you that its object lives: a
-/// handle is borrowed.
+/// The backing of a new mapping, besides the request. Having one tells you that its object exists:
+/// a handle is borrowed.
 pub(in crate::space) struct MapSource<'o> {
     object: Option<NonNull<ObjectState>>,
     handle: PhantomData<&'o ()>,
@@ -72,7 +72,7 @@ fn object_flags(object: &ObjectState) -> MappingFlags {
     }
 }
 
-/// How many pages of a range are mapped.
+/// The number of mapped pages in a range.
 struct MappedPages {
     all: u64,
     /// The pages that count as committed.
@@ -153,7 +153,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: may sleep. Complexity: as that of the search of `mmap`.
     ///
     /// # Errors
-    /// Those of `mmap` for a length, a place and limits.
+    /// The errors of `mmap` for a length, an address and limits.
     pub fn check_place(&self, request: &MapRequest) -> Result<(), Error> {
         check_place(self, request)
     }
@@ -200,7 +200,7 @@ fn mmap_object<'m, P: Platform>(
             map_unpopulated(space, request, MapSource::of(source.object, offset, may))
         }
         Err(error) => {
-            // Linux looks for a place first.
+            // Linux searches for an address first.
             space.check_place(request)?;
             Err(error)
         }
@@ -350,7 +350,7 @@ fn frames_alignment<A: Arch>(frames: &ShownFrames<'_>, pages: Range<u64>, size: 
     })
 }
 
-/// Maps `length` bytes as the request says. An error changes nothing.
+/// Maps `length` bytes according to the request. An error changes nothing.
 pub(in crate::space) fn map<P: Platform>(
     op: &mut Op<'_, '_, P>,
     request: &MapRequest,
@@ -413,7 +413,7 @@ pub(in crate::space) fn map<P: Platform>(
     Ok((range, flags))
 }
 
-/// How many pages of `range` are mapped; none of them may be sealed.
+/// The number of mapped pages in `range`; none of them may be sealed.
 fn pages_mapped<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<MappedPages, Error> {
     let mut pages = MappedPages { all: 0, committed: 0 };
     for vma in vmas.overlapping(range) {

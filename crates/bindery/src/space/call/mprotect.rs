@@ -158,8 +158,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         protect_and_populate(self, from, length, NewProtection { protection, key: None })
     }
 
-    /// As [`AddressSpace::mprotect_from`], and gives the mappings a protection key
-    /// (`pkey_mprotect(2)`). The other calls leave mappings the key that they have.
+    /// As [`AddressSpace::mprotect_from`], and sets the mappings' protection key
+    /// (`pkey_mprotect(2)`). The other calls keep it.
     ///
     /// Context: may sleep. Complexity: as there. A change of the key is always invalidated.
     ///

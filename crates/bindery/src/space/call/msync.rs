@@ -76,9 +76,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 }
 
 /// The mappings whose changes an `msync` has still to store ([`AddressSpace::begin_msync`]). A step
-/// looks the next mapping up. It goes on with the file of the last one whatever becomes of that
-/// mapping, as a call that blocks does: one that another thread unmaps in between was there when
-/// the call came to it, and one that is unmapped before the call comes to it is a hole.
+/// looks the next mapping up. It continues with the file of the last one whatever happens to that
+/// mapping, as a blocking call does. A mapping that another thread unmaps after the call has
+/// reached it was present; one that is unmapped before is a hole.
 ///
 /// It has a handle to the file that it stores, and no lock. Dropping it ends the call, as the drop
 /// of a [`Writeback`].
@@ -96,8 +96,8 @@ pub struct MappedWriteback<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> MappedWriteback<'m, P> {
-    /// Stores pages, until all are stored or the pager has to be waited for. `space` is the same at
-    /// each step. After the end, does nothing.
+    /// Stores pages, until all are stored or a wait for the pager is necessary. `space` is the same
+    /// at each step. After the end, does nothing.
     ///
     /// Sleeps as [`Writeback::step`], and waits for the pager if another thread has unmapped and
     /// closed the file since the last step: the end of its last holder saves the file. Complexity:

@@ -72,7 +72,7 @@ impl Want {
     }
 }
 
-/// The end of a populate that finds a page which cannot be mapped.
+/// The end of a populate at a page that cannot be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnFailure {
     /// It fails.
@@ -133,7 +133,7 @@ enum Ended {
     Blocked,
 }
 
-/// Nothing to do: the one step is [`Step::Done`].
+/// Nothing to do: the only step is [`Step::Done`].
 impl Default for Populate {
     #[inline(always)]
     fn default() -> Self {
@@ -201,7 +201,7 @@ impl Populate {
         {
             match result {
                 Ok(kept) => _kept = Some(kept),
-                // That of the mapping as it was. The fault looks at the mapping as it is.
+                // The wait of the mapping's former state. The fault checks the present state.
                 Err(FaultError::NotMapped | FaultError::Protection) => {}
                 Err(error) => self.fail(space, error)?,
             }
@@ -269,8 +269,8 @@ impl Populate {
         Ok(Ended::Whole)
     }
 
-    /// The next mapping that is to be populated: its end in the range, and the access to fault its
-    /// pages with. The populate goes on at its start. An error has the end too.
+    /// The next mapping to populate: its end in the range, and the kind of access for the faults.
+    /// The populate continues at its start. An error has the end too.
     fn next_part<P: Platform>(
         &mut self,
         space: &AddressSpace<'_, P>,
@@ -303,7 +303,7 @@ impl Populate {
         }
     }
 
-    /// As on Linux, a call that found no hole passes one that came later.
+    /// As on Linux, a call that found no hole skips one that appeared later.
     fn passes_holes(&self) -> bool {
         self.want.is_usual()
     }
@@ -347,7 +347,7 @@ impl Populate {
     }
 }
 
-/// The result of a call that blocks, of which `begun` is the part before it populates.
+/// The result of a blocking call. `begun` is the part before the populate.
 #[inline(always)]
 pub(in crate::space) fn populated<P: Platform, T>(
     space: &AddressSpace<'_, P>,

@@ -1,7 +1,7 @@
-//! Calls that stop where they would wait, and go on: the result of a step, and the wait.
+//! Calls that stop where they would wait, and continue later: the result of a step, and the wait.
 //!
-//! No lock is held during the wait, as in a call that blocks (docs/lock-order.md). So a call can
-//! give the wait away at the places at which it would block. Its state is the rest of its range.
+//! No lock is held during the wait, as in a blocking call (docs/lock-order.md). So a call can
+//! return the wait wherever it would block. Its state is the rest of its range.
 
 use core::fmt;
 
@@ -27,8 +27,8 @@ pub enum Step<'s, 'm, P: Platform> {
 }
 
 /// The thing that a call has to wait for, as a [`FaultWait`]. It may be moved to another thread,
-/// and may lie in a queue: it holds no lock and no request. Dropping it cancels the wait: nothing
-/// is read for the call, unless a poll has begun it. Writes that a step has begun go on.
+/// and may be queued: it holds no lock and no request. Dropping it cancels the wait: nothing is
+/// read for the call, unless a poll has begun it. Writes that a step has begun go on.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
@@ -45,12 +45,12 @@ enum CallEvent<'s, 'm, P: Platform> {
     Object(ObjectWait<'m, P>),
 }
 
-/// How far a wait has come ([`CallWait::poll`]).
+/// The progress of a wait ([`CallWait::poll`]).
 #[derive(Debug)]
 pub enum CallPoll<'w, 'm, P: Platform> {
     /// It is over: the call goes on with this.
     Ready(CallReady<'m, P>),
-    /// There is nothing to do until this changes.
+    /// There is nothing to do until this word changes.
     Pending(ParkedOn<'w>),
     /// Only a thread that may sleep can go on, by [`CallWait::wait`].
     NeedsThread,

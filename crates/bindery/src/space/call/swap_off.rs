@@ -19,7 +19,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Memory::swap_off`](crate::Memory::swap_off) can remove the area. Call
     /// [`Memory::stop_swapping_to`](crate::Memory::stop_swapping_to) first; otherwise reclaim may
     /// swap pages out to the area during the call. A concurrent fork may copy entries to a child,
-    /// which needs a call of its own. No lock is held between runs.
+    /// which needs its own call. No lock is held between runs.
     ///
     /// Context: may sleep. Complexity: linear in the runs of swap entries, and in the entries of
     /// the mappings.

@@ -113,7 +113,7 @@ impl<'m, P: Platform> ObjectPart<'m, P> {
         Some(Self { object: space.object_of(vma)?, pages, orders })
     }
 
-    /// Brings the pages in, or begins to.
+    /// Swaps the pages in, or starts to.
     fn bring_in(&self) -> Result<WillNeedEnd, Error> {
         let PageRange { mut first, end } = self.pages;
         while first < end {
@@ -155,7 +155,7 @@ fn bring_in_private<P: Platform>(
             Announced::Short => return Ok(WillNeedEnd::Short),
             Announced::Wait(wait) => {
                 drop(locked);
-                // Nothing was read by a wait for a request.
+                // A wait for a request reads nothing.
                 if !matches!(wait, Wait::SwapRequest { .. }) {
                     read = Some(page);
                 }

@@ -24,9 +24,9 @@ use super::slow::{Fault, Next, Stepped};
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// Claims a folio whose mappings are all in `range`: no other process maps it. Marks it
-    /// exclusive and moves it to this VMA's anon group, so that the reverse map need not visit the
-    /// groups above any more. Uses the folio's counts if they suffice; otherwise walks the entries,
-    /// at most eight times without success (module `folio::alone`).
+    /// exclusive and moves it to this VMA's anon group, so that the reverse map no longer visits
+    /// the groups above. Uses the folio's counts if they suffice; otherwise walks the entries, at
+    /// most eight times without success (module `folio::alone`).
     pub(super) fn claim(&self, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.memory().frames;
         if !frames.folio(folio).other_mappings().may_be_none(range.pages() as u32) {

@@ -62,10 +62,10 @@ pub(super) enum FolioState {
     Shared,
 }
 
-/// The way in which a fault goes on at an entry that is not empty.
+/// The continuation of a fault at an entry that is not empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Decision {
-    /// Look at the entry again: it was changed, or refers to a swap slot by now.
+    /// Read the entry again: it was changed, or refers to a swap slot by now.
     Again,
     /// The entry allows the access: record it, and flush this CPU's TLB entry.
     Spurious,
@@ -103,7 +103,7 @@ impl Terms {
             Present::ProtNone => Decision::Fail(FaultError::Protection),
             Present::Guard => Decision::Fail(FaultError::NotMapped),
             Present::Poison => Decision::Fail(FaultError::Bus),
-            // A write that a userfaultfd wants to know of has waited for its handler before.
+            // A write that a userfaultfd tracks has already waited for its handler.
             Present::ProtectedVacant if self.protects && access != Access::Write => {
                 Decision::MapProtected
             }

@@ -32,9 +32,9 @@ pub(in crate::space) enum Occupant<A: Arch> {
 }
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// The commonest fault, a first write to anonymous memory whose table exists and that is too
-    /// small for a large folio: all in one read section, with one lock. So is a write to a page
-    /// that became this process' own ([`Fault::reuse_in_place`]). `None` for any other fault.
+    /// The most frequent fault: a first write to anonymous memory whose table exists, too small for
+    /// a large folio. It takes one read section and one lock. The same holds for a write to a page
+    /// that became private to this process ([`Fault::reuse_in_place`]). `None` for any other fault.
     ///
     /// The folio is zeroed before the table is locked, so that faults nearby do not wait for it.
     // Always: `handle_fault` does little else.
@@ -55,7 +55,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         while let Some(order) = orders.take_largest() {
             let Some(range) = folio_place(page, order) else { continue };
-            // A folio as large as the table would take the place of the table.
+            // A folio as large as the table would replace the table.
             if order >= P::Arch::PMD.order() || !self.vma.range().covers(range) {
                 continue;
             }

@@ -20,7 +20,7 @@ use super::{Access, Resolved};
 struct Shown<A> {
     range: VirtRange,
     first: Frame,
-    /// Of frame 0, at level 1: the leaf of any other is one multiplication away.
+    /// The leaf of frame 0 at level 1: that of any other frame takes one multiplication.
     template: Entry,
     attributes: MappingAttributes,
     level: Level<A>,

@@ -137,10 +137,9 @@ pub enum Resolved {
     ZeroPage,
     /// The page was copied, because other mappings show it too.
     Copied,
-    /// Pages of the object that backs the mapping are mapped in this range, which holds the
-    /// address.
+    /// Pages of the object behind the mapping are mapped in this range, which contains the address.
     Mapped(VirtRange),
-    /// Pages are mapped in this range, which holds the address, whose content was in swap.
+    /// Pages whose content was in swap are mapped in this range, which contains the address.
     FromSwap(VirtRange),
     /// The page is exclusive, or shared on purpose, and may be written now.
     MadeWritable,
@@ -206,8 +205,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As there; [`FaultError::ProtectionKey`], which comes before all refusals of the mapping
-    /// itself.
+    /// The errors listed there; [`FaultError::ProtectionKey`], which takes precedence over all
+    /// refusals of the mapping itself.
     #[inline]
     pub fn fault_with_keys(
         &self,
@@ -256,7 +255,7 @@ fn handle_fault<P: Platform>(
     }
     let page = addr.align_down(PAGE_SIZE);
     let mut locked = space.vmas.try_read(space.platform(), page);
-    // The commonest fault, in a function that does nothing else.
+    // The most frequent fault, in a function that does nothing else.
     if access == Access::Write
         && let Some(guard) = locked
     {

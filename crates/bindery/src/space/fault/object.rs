@@ -237,12 +237,12 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
         let entries = page_table.entries(table);
-        // Of frame 0: that of any other is one multiplication away.
+        // The leaf of frame 0: that of any other frame takes one multiplication.
         let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
         let faulted = runs.page_of_fault();
         let mut mapped = Ok(Next::Again);
         let (mut read, mut filled) = (0, 0);
-        // A CPU that sees a leaf must see what was written to its page before.
+        // A CPU that sees a leaf must see earlier writes to its page.
         fence(Ordering::Release);
         for run in runs.runs {
             let range = runs.origin.range_of(run);

@@ -147,8 +147,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(Next::Done(Resolved::MadeWritable))
     }
 
-    /// Makes one page writable, and records that: the object or a soft-dirty tracker has to learn
-    /// of the first write to each page. A huge leaf is recorded whole.
+    /// Makes one page writable, and records that: the object or a soft-dirty tracker has to record
+    /// the first write to each page. A huge leaf is recorded as a whole.
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
@@ -187,8 +187,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// Records an access that the entry allows, for an MMU that leaves accessed and dirty to software.
-/// A contiguous run is answered from any of its entries, so all of them record it.
+/// Records an access that the entry permits, for an MMU that leaves accessed and dirty to software.
+/// The MMU may read any entry of a contiguous run, so all of them record it.
 pub(in crate::space) fn record_access<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     node: Node<P::Arch, Table<'_>>,

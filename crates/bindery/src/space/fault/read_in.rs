@@ -23,7 +23,7 @@ use super::swap_in::{CachedPage, FaultSlot, Home, Reading, slot_at};
 impl<P: Platform> Fault<'_, '_, P> {
     /// Reads the content of the slots around the page into a fresh folio, and maps it: the largest
     /// that the policy allows and whose slots are consecutive. A fault reads no larger folio than
-    /// the one that went out, unless faults have gone on page after page
+    /// the one that was swapped out, unless faults continue page after page
     /// ([`Swap::orders_to_read`]).
     ///
     /// [`Swap::orders_to_read`]: crate::swap::Swap::orders_to_read
@@ -85,9 +85,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.space.settings.used_orders(policy, flags) | Orders::PAGE
     }
 
-    /// The largest run around the page, which is in `slot`, that could come back as one folio of an
-    /// order from `orders`, which loses that order and the larger ones. A guess: entries may
-    /// change.
+    /// The largest run around the page in `slot` that can be read as one folio of an order from
+    /// `orders`. Removes that order and larger ones from `orders`. A guess: entries may change.
     #[inline(always)]
     pub(in crate::space) fn next_run(
         &self,
@@ -108,8 +107,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         None
     }
 
-    /// Notes that the fault has read a folio of that order, for a policy with large folios.
-    // Separate, so that a fault costs no more if the policy has none.
+    /// Records that the fault has read a folio of that order, for a policy with large folios.
+    // Out of line, so that a fault costs no more if the policy has none.
     #[inline(never)]
     fn note_streak(&self, slot: FaultSlot, order: Order) {
         let first = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
@@ -117,8 +116,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.memory().swap.note_streak(ReadByFault { first, order, went_out });
     }
 
-    /// Notes that the fault has read a folio of that order, once memory has been short. The folio
-    /// may have gone out again.
+    /// Records that the fault has read a folio of that order, once memory has been short. The folio
+    /// may have been swapped out again.
     #[cold]
     #[inline(never)]
     fn note_way(&self, order: Order) {
@@ -135,8 +134,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Begins to read pages of the VMA around the page, of the same table, that are in swap. Pages
-    /// that went out in a larger folio of the `allowed` orders come back in one, and not here.
+    /// Starts to read pages in swap around the page, of the same VMA and table. Pages that were
+    /// swapped out in a larger folio of the `allowed` orders are read as one folio, and not here.
     #[cold]
     fn read_around(&self, allowed: Orders) {
         let (memory, page) = (self.memory(), self.page);

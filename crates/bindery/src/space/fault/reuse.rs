@@ -5,11 +5,11 @@
 //! copies, each page of the other is its own again, and a write finds that out.
 //!
 //! # Pages ahead
-//! A program that writes page by page would fault once for each. So a fault also looks at the base
-//! pages after its own, as many as entries before it are writable already, up to [`MOST_AHEAD`].
-//! The first page of a row is treated separately, then 1, 2, 4 and more at once; a write to a
-//! single page pays for no other. Each page ahead is asked by itself, under the one table lock. Its
-//! entry becomes writable and stays clean: only a write that follows makes it dirty.
+//! A program that writes page by page would fault once for each. So a fault also checks the base
+//! pages after its own, as many as entries before it are already writable, up to [`MOST_AHEAD`].
+//! The first page of a sequence is handled separately, then 1, 2, 4 and more at once; a write to a
+//! single page pays for no other. Each page ahead is checked separately, under the same table lock.
+//! Its entry becomes writable and stays clean: only a later write makes it dirty.
 //!
 //! A huge leaf becomes writable whole, under the one lock of its table.
 //!
@@ -41,9 +41,8 @@ const MOST_AHEAD: usize = 64;
 
 impl<P: Platform> Fault<'_, '_, P> {
     /// Makes the page writable, if a leaf in the table `found` maps it read-only and this process
-    /// has all mappings of its folio; and pages ahead. `None` if anything else is in the way:
-    /// nothing has changed then. The VMA is anonymous, private and writable. The table was found in
-    /// this read section.
+    /// has all mappings of its folio; and pages ahead. `None`, without a change, in any other case.
+    /// The VMA is anonymous, private and writable. The table was found in this read section.
     #[inline(never)]
     pub(super) fn reuse_in_place(
         &self,
@@ -127,7 +126,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// As [`Fault::reuse_in_place`], with the table locked. Returns how many entries were written.
+    /// As [`Fault::reuse_in_place`], with the table locked. Returns the number of written entries.
     fn reuse_locked(&self, words: &[AtomicU64], index: EntryIndex) -> Option<u32> {
         let memory = self.memory();
         let entry = run::load(words, index);
@@ -266,7 +265,7 @@ fn make_alike_writable<A: Arch>(entries: &[AtomicU64], head: Entry) -> u32 {
 }
 
 /// Makes all entries of a folio writable before their writes. All are leaves, none of them in a
-/// contiguous run. Returns how many were not.
+/// contiguous run. Returns the number of entries that were not writable.
 // Not part of its caller, which has no registers left for the loop.
 #[inline(never)]
 fn make_leaves_writable<A: Arch>(entries: &[AtomicU64]) -> u32 {

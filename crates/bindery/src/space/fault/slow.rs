@@ -41,9 +41,9 @@ pub(super) enum Tries {
 pub(in crate::space) enum Next {
     /// The access can be repeated.
     Done(Resolved),
-    /// The entry has changed since it was read: look at it again.
+    /// The entry has changed since it was read: read it again.
     Again,
-    /// Unlock the VMA, wait, and begin again.
+    /// Unlock the VMA, wait, and start over.
     Wait(Wait),
 }
 

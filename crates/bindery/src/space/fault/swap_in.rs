@@ -23,7 +23,7 @@ use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved, Wait};
 use crate::space::entry_policy::entry_policy;
 
-/// The reason why a page comes back.
+/// The purpose of a swap-in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::space) enum Reading {
     /// A program has touched it.
@@ -43,7 +43,7 @@ pub(super) struct CachedPage<'l> {
     pub(super) number: u32,
 }
 
-/// The owner of a folio that comes back.
+/// The owner of a folio that is swapped in.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     /// The index that the folio's first page has in the VMA.
@@ -102,8 +102,8 @@ pub(super) fn slot_of<P: Platform>(
 }
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Brings back the page whose entry refers to `slot`, with the pages around it that were
-    /// swapped out with it. Does not wait for devices.
+    /// Swaps in the page whose entry refers to `slot`, with the pages around it that were swapped
+    /// out with it. Does not wait for devices.
     #[inline(never)]
     pub(in crate::space) fn swap_in(&self, slot: FaultSlot, reading: Reading) -> Stepped {
         let memory = self.memory();
@@ -180,7 +180,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let slot = place.first + u64::from(number);
         SlotRun { area: place.area, first: slot, count: 1 }.release(memory);
         publish(self.page_table(), range);
-        // A write looks at the entry again, which may not allow it yet.
+        // A write then checks the entry again, which may not permit it yet.
         Ok(if self.access == Access::Write {
             Next::Again
         } else {
@@ -188,9 +188,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         })
     }
 
-    /// Maps the folio, which is in the cache and complete, wherever entries of the VMA refer to its
+    /// Maps the folio, which is complete in the cache, wherever entries of the VMA refer to its
     /// slots around the page. Fails if the page cannot be mapped though nothing has changed: a
-    /// fault that began again would do so forever.
+    /// fault that starts over would do so forever.
     #[inline(never)]
     pub(super) fn map_swapped(
         &self,
@@ -214,7 +214,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 None => self.map_in_runs(cached, home, lock)?,
             };
         publish(self.page_table(), range);
-        // A write looks at an entry again that may not allow it yet.
+        // A write then checks an entry again that may not permit it yet.
         Ok(if mapped && (self.access != Access::Write || exclusive) {
             Next::Done(Resolved::FromSwap(range))
         } else {

@@ -1,13 +1,13 @@
 //! Faults that do not wait: [`AddressSpace::try_fault`], for a kernel whose fault handler must not
 //! block.
 //!
-//! An attempt takes locks only if they are free, asks no pager, no device and no handler, and does
-//! not reclaim. If that is not enough, it returns a value with which another thread waits. Nothing
-//! of the attempt stays behind: no lock, no record, no request, no message. So whatever other
-//! threads do until the next attempt, that one looks at everything again, as a fault does after it
-//! has waited.
+//! An attempt takes locks only if they are free, uses no pager, no device and no handler, and does
+//! not reclaim. If that is not sufficient, it returns a value with which another thread waits. The
+//! attempt leaves nothing behind: no lock, no record, no request, no message. So whatever other
+//! threads do until the next attempt, that one checks everything again, as a fault does after a
+//! wait.
 //!
-//! The attempt gives a read from a swap device up, and the wait, or its first poll, begins it
+//! The attempt abandons a read from a swap device, and the wait, or its first poll, starts it
 //! again. Otherwise queued waits would hold requests of the device, and folio locks:
 //! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their
 //!    waits.
@@ -38,12 +38,12 @@ pub enum TriedFault<'s, 'm, P: Platform> {
     Blocked(FaultWait<'s, 'm, P>),
 }
 
-/// The thing that a fault has to wait for. It may be moved to another thread, and may lie in a
-/// queue: it holds no lock and no request. Waits may be performed in any order.
+/// The thing that a fault has to wait for. It may be moved to another thread, and may be queued: it
+/// holds no lock and no request. Waits may be performed in any order.
 ///
 /// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it. A
-/// message to the handler of a userfaultfd, which a poll has sent, is withdrawn; a handler that has
-/// read it already answers for nothing.
+/// message to the handler of a userfaultfd, which a poll has sent, is withdrawn; if a handler has
+/// read it already, its answer has no effect.
 ///
 /// Context of the drop: may sleep, like the drop of an [`Object`].
 #[must_use = "the next attempt would find the same"]
@@ -62,20 +62,20 @@ enum Event<'m, P: Platform> {
     Storage(PolledWait<'m, P>),
     /// The handler of a userfaultfd has answered.
     Handler(PolledHandler<'m, P>),
-    /// Any other that a fault which blocks waits for: a lock, memory, the mutex for a first write
-    /// or for an address that is not mapped.
+    /// Any other condition for which a blocking fault waits: a lock, memory, the mutex for a first
+    /// write or for an unmapped address.
     Other,
 }
 
-/// How far a wait has come ([`FaultWait::poll`]).
+/// The progress of a wait ([`FaultWait::poll`]).
 #[derive(Debug)]
 pub enum FaultPoll<'w, 'm, P: Platform> {
     /// It is over: the fault can be tried again. The page may have left memory again, if that is
     /// short: then the next attempt waits again.
     Ready(FaultReady<'m, P>),
-    /// There is nothing to do until this changes.
+    /// There is nothing to do until this word changes.
     Pending(ParkedOn<'w>),
-    /// Only a thread that may sleep can go on, by [`FaultWait::wait`]: the fault waits for
+    /// Only a thread that may sleep can continue, by [`FaultWait::wait`]: the fault waits for
     /// something else than a pager, a swap device or a handler, that device has failed, another
     /// thread has a lock that the poll needs, or memory is short.
     NeedsThread,
@@ -215,7 +215,7 @@ fn attempt<'m, P: Platform>(
     }
 }
 
-/// One attempt, which sleeps for locks. It finds the same as a fault that blocks, and returns where
+/// One attempt, which may sleep for locks. It has the result of a blocking fault, and returns where
 /// that would wait.
 fn attempt_with_sleep<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
@@ -247,7 +247,7 @@ fn attempt_with_sleep<'m, P: Platform>(
             Next::Done(resolved) => return Ok(FaultAttempt::Done(resolved)),
             Next::Again => {}
             Next::Wait(Wait::Memory) => {
-                // No device works for it.
+                // No device is reading or writing it.
                 drop(locked);
                 space.page_table.memory.collect();
                 tries = Tries::Last;
@@ -303,11 +303,12 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     }
 
     /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
-    /// begins to read the pages, or sends the message to the handler of a userfaultfd, and takes
-    /// the answer in when it has come. So no thread waits for a handler, a swap device, or a pager
-    /// that keeps requests ([`crate::ReadRequest::keep`]); one that does not is asked in the call.
-    /// A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`] was called
-    /// for the word. The word may be one that many waits share, so a poll may find nothing new.
+    /// begins to read the pages, or sends the message to the handler of a userfaultfd, and
+    /// processes the answer when it arrives. So no thread waits for a handler, a swap device, or a
+    /// pager that keeps requests ([`crate::ReadRequest::keep`]); any other pager is called during
+    /// the poll. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`]
+    /// was called for the word. The word may be one that many waits share, so a poll may find
+    /// nothing new.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};

@@ -15,8 +15,7 @@ use super::slow::Fault;
 
 /// Gives the program its own read-only copy of the page at `page`, in a private read-only mapping:
 /// a copy of the zero page, of the object's page, or of a page that other processes map. Does
-/// nothing if the page is the program's own already, or is not mapped any more. (Linux:
-/// `FAULT_FLAG_UNSHARE`.)
+/// nothing if the page is private already, or no longer mapped. (Linux: `FAULT_FLAG_UNSHARE`.)
 pub(in crate::space) fn unshare<P: Platform>(
     space: &AddressSpace<'_, P>,
     page: VirtAddr,

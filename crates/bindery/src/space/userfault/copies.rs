@@ -30,9 +30,9 @@ use super::fill::Fill;
 const TOGETHER: usize = 32;
 
 impl<P: Platform> VmaOp<'_, '_, P> {
-    /// How many base pages may be supplied together, of those between `at` and `end`: as far as the
-    /// entries of one table are empty, and before the next place where a large folio could begin.
-    /// A guess: nothing is locked but the VMA.
+    /// The number of base pages between `at` and `end` that can be supplied together: as far as the
+    /// entries of one table are empty, and up to the next address where a large folio could begin.
+    /// A guess: only the VMA is locked.
     pub(super) fn pages_together(&self, at: VirtAddr, end: VirtAddr) -> u32 {
         let (space, flags) = (self.space, self.vma.flags());
         let policy = space.page_table.memory.folio_policy().orders(flags.huge_advice());
@@ -99,7 +99,8 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                     folios.extend(OnePage::of(folio.leave()));
                 }
                 Err(error) => {
-                    // Of a later page, the next call says the same again, or knows better.
+                    // For a later page, the next call reports the same again, or has newer
+                    // information.
                     failed = Some(error);
                     break;
                 }
@@ -129,7 +130,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
             unsafe { memory.frames.fresh(page.folio()) }.discard();
         }
         match mapped? {
-            // An entry was filled in between: the next look decides.
+            // An entry was filled in between: the next check decides.
             0 => Ok(at),
             pages => Ok(at.offset(pages as u64 * PAGE_SIZE)),
         }

@@ -73,7 +73,7 @@ bitflags! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartialFill {
-    /// How many bytes were done.
+    /// The number of completed bytes.
     pub done: u64,
     /// Why the next page was not.
     pub error: Error,
@@ -202,7 +202,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         })
     }
 
-    /// Lets accesses to `length` bytes at `to`, where nothing is mapped yet, fail with
+    /// Makes accesses to `length` bytes at `to`, where nothing is mapped yet, fail with
     /// [`FaultError::Bus`], and wakes the faults that wait there (`UFFDIO_POISON`). A call that
     /// unmaps or drops contents removes the poison, and so does a page that is supplied.
     ///
@@ -388,7 +388,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
             {
                 return Err(Error::Exists(at));
             }
-            // As on Linux, an error of the source comes before a page that is in the way.
+            // As on Linux, an error of the source takes precedence over a page that is in the way.
             Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
             Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
             Ok(_) => Order::PAGE,
@@ -444,7 +444,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     }
 }
 
-/// How far [`UserfaultHandler::fill_copy_by`] copies ahead of what it has mapped.
+/// The distance that [`UserfaultHandler::fill_copy_by`] copies ahead of the mapped pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillOrder {
     /// Several pages are copied before the first of them is mapped.

@@ -56,8 +56,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         new_userfault(self, features, scope)
     }
 
-    /// Lets the faults that wait in `length` bytes at `start` go on: they look again
-    /// (`UFFDIO_WAKE`).
+    /// Wakes the faults that wait in `length` bytes at `start`: they check again (`UFFDIO_WAKE`).
     ///
     /// Context: may sleep. Complexity: in the faults that wait.
     ///
@@ -118,7 +117,7 @@ impl UserfaultIdentity {
     }
 }
 
-/// The range of a call, which has to be pages that a program may have.
+/// The range of a call, which must be whole pages within programs' addresses.
 fn userfault_range<P: Platform>(
     space: &AddressSpace<'_, P>,
     start: VirtAddr,

@@ -1,5 +1,5 @@
-//! Shared memory: the object gets what a handler supplies, and what the object has is mapped when
-//! the handler says so (`UFFDIO_CONTINUE`).
+//! Shared memory: the object gets the pages that a handler supplies, and `UFFDIO_CONTINUE` maps
+//! pages that the object already has.
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level, Permissions};
@@ -34,8 +34,8 @@ pub(super) fn memory_of(vma: &Vma) -> Option<&ObjectState> {
 }
 
 impl<P: Platform> UserfaultHandler<'_, '_, P> {
-    /// Maps what shared memory has behind `length` bytes at `to`, where nothing is mapped yet, and
-    /// wakes the faults that wait for it (`UFFDIO_CONTINUE`).
+    /// Maps the object's pages behind `length` bytes at `to`, where nothing is mapped yet, and
+    /// wakes the faults that wait for them (`UFFDIO_CONTINUE`).
     ///
     /// Context: may sleep. Complexity: in the runs.
     ///
@@ -96,7 +96,7 @@ pub(in crate::space) fn populate_collapsed<P: Platform>(
     Ok(Populate::all_of(range, Want::Usual).finish(space)?)
 }
 
-/// The frame that the object behind the VMA has at `page`, which is brought in. The invalidate
+/// The frame of the object behind the VMA at `page`; allocates or swaps in the page. The invalidate
 /// lock is held.
 pub(super) fn frame_of_object<P: Platform>(
     fault: &Fault<'_, '_, P>,
@@ -132,7 +132,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let EntryAt { node, index, entry } =
             self.page_table().peek(&section, at, &mut Counts::default());
         if is_occupied::<P::Arch>(entry) {
-            // As on Linux, an error of the source comes before a page that is in the way.
+            // As on Linux, an error of the source takes precedence over a page that is in the way.
             return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
         }
         if !entry.is_empty() {

@@ -33,8 +33,8 @@ pub(in crate::space) enum Served<'a, P: Platform> {
 /// Lets a fault in a registered VMA wait for its handler, if the userfaultfd serves it.
 ///
 /// The message is queued with the VMA locked, so that no change of the registration comes between.
-/// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message lies in the frame
-/// of this call, and so does the wait: its caller would get a value that has expired.
+/// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message is in the stack
+/// frame of this call, and so is the wait: a caller would get a dangling value.
 ///
 /// # Errors
 /// [`FaultError::Bus`] if the userfaultfd asks for signals or does not serve the kernel;
@@ -141,7 +141,7 @@ pub(in crate::space) struct PolledHandler<'m, P: Platform> {
     /// The number of the thread that has faulted; another one may poll.
     thread: u32,
     queued: Option<PolledFault<'m, P>>,
-    /// The page needed no handler any more once the message was queued: nothing may answer it.
+    /// The page no longer needed a handler once the message was queued: nothing may answer it.
     is_needless: bool,
 }
 

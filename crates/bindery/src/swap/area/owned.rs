@@ -17,7 +17,7 @@ use crate::swap::cluster::{Cluster, ClusterState, List, LiveCluster};
 use crate::swap::cluster_lists::ClusterLists;
 use crate::swap::slots::{AreasStay, while_areas_stay};
 
-/// The slots that an allocation wants.
+/// The slots that an allocation requests.
 struct SlotRequest {
     /// The number of the area.
     area: u8,

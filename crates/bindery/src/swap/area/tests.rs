@@ -18,8 +18,8 @@ fn new_memory() -> Memory<Machine> {
     unsafe { Memory::new(machine, &[whole]) }.unwrap()
 }
 
-/// A device that lists the cluster again while it discards the slots, as a thread that has freed
-/// them does late.
+/// A device that lists the cluster again while it discards the slots, as a late thread that has
+/// freed them does.
 struct Late {
     discarded: AtomicU32,
 }

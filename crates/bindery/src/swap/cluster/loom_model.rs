@@ -181,7 +181,7 @@ impl World {
         lists[freed] = state.list().number();
     }
 
-    /// Asserts that each cluster is on the list where it belongs.
+    /// Asserts that each cluster is on the right list.
     fn assert_listed(&self) {
         let lists = self.lists();
         for (number, on) in lists.iter().enumerate() {
@@ -198,8 +198,8 @@ fn check(omit: Omit, discards: bool, scenario: impl Fn(&Arc<World>) + Send + Syn
     });
 }
 
-/// CPU 0 owns the only cluster, and takes slots and frees them, beside an allocation of CPU 1: one
-/// slot is free throughout.
+/// CPU 0 owns the only cluster, and takes and frees slots, concurrently with an allocation of CPU
+/// 1: one slot is free throughout.
 fn beside_an_allocation(omit: Omit) {
     check(omit, false, |world| {
         let first = world.take_listed(0).expect("all are free");
@@ -213,7 +213,7 @@ fn beside_an_allocation(omit: Omit) {
     });
 }
 
-/// CPU 0 goes beside a thread with its stale number: the slot that is left is found on the lists.
+/// CPU 0 goes offline while a thread has its stale number: the lists have the remaining slot.
 fn beside_a_cpu_that_goes(omit: Omit) {
     check(omit, false, |world| {
         let _first = world.take_listed(0).expect("all are free");

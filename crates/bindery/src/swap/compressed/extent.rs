@@ -13,7 +13,7 @@ use crate::addr::{Frame, PAGE_SIZE};
 pub(super) const CHUNK: usize = PAGE_SIZE as usize / CHUNKS as usize;
 /// Chunks of a frame.
 pub(super) const CHUNKS: u32 = u64::BITS;
-/// Bytes of the link at the head of an extent that does not hold all that is left.
+/// The size of the link at the head of an extent that does not contain the rest of the object.
 pub(super) const LINK: usize = size_of::<u64>();
 
 const FIRST: u32 = 32;

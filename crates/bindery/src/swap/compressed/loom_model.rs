@@ -26,7 +26,7 @@ enum Omit {
     Nothing,
     /// A search returns all credit before it tries.
     Return,
-    /// No pool keeps credit while a search is under way.
+    /// No pool keeps credit during a search.
     KeepsNone,
     /// A frame that is freed ends the memory of a search that found nothing.
     NotePut,

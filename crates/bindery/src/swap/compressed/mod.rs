@@ -111,8 +111,8 @@ impl<P: Platform> CompressedStore<P> {
     /// stored byte is from before or after the write.) May sleep until another store is done.
     ///
     /// # Errors
-    /// If it needs a new frame, and the store has reached its limit or none is free. Then nothing
-    /// is stored.
+    /// If it needs a new frame, and the store has reached its limit or no frame is free. Then
+    /// nothing is stored.
     ///
     /// # Safety
     /// 1. `page` is a frame of the memory and is not freed during the call.

@@ -33,7 +33,7 @@ use crate::platform::Platform;
 
 /// The maximum number of pieces of an object.
 pub(super) const MAX_PIECES: usize = 4;
-/// The narrowest hole that takes a piece of a larger object.
+/// The narrowest hole that accepts a piece of a larger object.
 const MIN_PIECE: u32 = 4;
 
 /// The pieces of one object, in order.
@@ -114,7 +114,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
     /// Takes chunks for an object of `length` bytes, at most a page.
     ///
     /// # Errors
-    /// As [`super::CompressedStore::store`], with nothing taken.
+    /// The errors of [`super::CompressedStore::store`], with nothing taken.
     pub(super) fn reserve(&mut self, length: usize) -> Result<Extents, StoreError> {
         let mut extents = Extents::new();
         let mut left = length;

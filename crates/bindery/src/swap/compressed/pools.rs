@@ -1,4 +1,4 @@
-//! [`Pools`]: one pool for each CPU, so that CPUs that store and free pages share no line.
+//! [`Pools`]: one pool for each CPU, so that CPUs that store and free pages share no cache line.
 //!
 //! A CPU that is online stores in its own pool; the others share one. A frame has the number of its
 //! pool in its metadata, so a page is freed under the lock of the pool that has it, whichever CPU
@@ -10,9 +10,9 @@
 //! ([`crate::frame::drains`]), since reclaim would compress all of memory in vain. So smaller
 //! objects are stored only where the CPU's own pool has room, until then.
 //!
-//! **CPUs that go.** The frames of a CPU that goes offline stay in its pool: frees and searches
-//! find them there, and so does the CPU when it returns. Its credit goes back to the quota, and the
-//! frames of its compressor to the memory.
+//! **CPUs that go offline.** Their frames stay in their pool: frees and searches find them there,
+//! and so does the CPU when it returns. The credit returns to the quota, and the frames of the
+//! compressor to the memory.
 //!
 //! The lock of a search comes before those of pools, and no thread holds two of these.
 
@@ -96,7 +96,7 @@ impl<P: Platform> Pools<P> {
     /// Takes chunks for an object of `length` bytes, at most a page.
     ///
     /// # Errors
-    /// As [`super::CompressedStore::store`], with nothing taken.
+    /// The errors of [`super::CompressedStore::store`], with nothing taken.
     pub(super) fn reserve(&self, frames: &Frames<P>, length: usize) -> Result<Extents, StoreError> {
         let own = self.own(frames).map_or(&self.shared, |part| &part.pool);
         let reserved = self.in_frames(&mut own.lock(), frames).reserve(length);

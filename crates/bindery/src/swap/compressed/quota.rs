@@ -8,8 +8,9 @@
 //! Two rules keep the limit exact:
 //! 1. A pool uses its credit only while the granted frames are within the limit, which may have
 //!    been lowered since. So the frames in use never pass it.
-//! 2. A refusal is true: a search of all pools ([`super::pools`]) returns all credit before it
-//!    fails. While it runs no pool keeps any, nor after one that found nothing, until room appears.
+//! 2. A refusal is justified: a search of all pools ([`super::pools`]) returns all credit before it
+//!    fails. No pool keeps credit during the search, nor after one that found nothing, until room
+//!    appears.
 //!
 //! The functions are generic, so that a model checker (`loom_model`) runs the very same code.
 

@@ -6,11 +6,11 @@
 //!
 //! lz4_flex takes a table from its caller ([`CompressTable`]), so it needs neither a heap nor much
 //! of the stack. (If another crate turns on its feature `alloc`, tables are on the heap and are no
-//! constants; the core does not compile with that.) A workspace has one user at a time. Each CPU
-//! that is online has its own, from the first page that it compresses on, so that two CPUs share no
-//! line of it. A thread that finds it busy uses another: it makes one if fewer than [`WORKSPACES`]
-//! exist, and otherwise sleeps until one is free. Their users wait for nothing else, so the wait
-//! ends.
+//! constants; the core does not compile with that.) A workspace has one user at a time. Each online
+//! CPU has its own, from the first page that it compresses on, so that no two CPUs share a cache
+//! line of it. A thread that finds it busy uses another: it allocates one if fewer than
+//! [`WORKSPACES`] exist, and otherwise sleeps until one is free. Their users wait for nothing else,
+//! so the wait ends.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -32,7 +32,7 @@ use crate::sync::Mutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// The number of threads that can compress at once, besides one for each CPU that is online.
+/// The number of threads that can compress at once, besides one for each online CPU.
 const WORKSPACES: usize = 4;
 
 /// The memory of one compressor.
@@ -127,7 +127,7 @@ impl<P: Platform> Workspaces<P> {
     }
 
     /// Calls `work` with a workspace that no other thread uses: that of the CPU, if it has one and
-    /// it is idle. `None`, without a call, if none exists and memory for one is lacking. May sleep
+    /// it is idle. `None`, without a call, if none exists and there is no memory for one. May sleep
     /// until one is free.
     pub(super) fn with<R>(
         &self,

@@ -5,8 +5,8 @@
 //!
 //! The content of a frame, and of a slot in the store, are loom cells. A free slot gets another
 //! page's content at once, and so does an unreferenced frame. So a fault that reads too early or
-//! too late shows as a race, or finds another page. The last tests leave out one rule each
-//! ([`Omit`]) and must fail. The others also require that each of their outcomes was seen.
+//! too late is a race, or finds another page. The last tests leave out one rule each ([`Omit`]) and
+//! must fail. The others also require that each of their outcomes was seen.
 
 mod world;
 

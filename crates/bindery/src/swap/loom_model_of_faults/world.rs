@@ -365,8 +365,8 @@ impl World {
         parent.entries[0].store(if keeps { entry } else { shared }, Relaxed);
     }
 
-    /// Asserts that nothing is in swap any more, and nothing has leaked: each folio has one
-    /// reference for each entry that maps it.
+    /// Asserts that swap is empty and nothing has leaked: each folio has one reference for each
+    /// entry that maps it.
     pub(super) fn assert_all_is_back(&self, pages: usize) {
         for slot in 0..pages {
             assert_eq!(

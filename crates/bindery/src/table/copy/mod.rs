@@ -1,5 +1,5 @@
-//! `fork`: both sides map the same pages from now on, and neither may write until it has a page of
-//! its own.
+//! `fork`: both sides map the same pages from now on, and neither may write until it has a private
+//! page.
 
 mod pinned;
 
@@ -29,7 +29,7 @@ use pinned::{PinnedCopy, PinnedRun, copy_attributes};
 /// Whether the child's writes are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copied {
-    /// Neither side may write until it has a page of its own.
+    /// Neither side may write until it has a private page.
     Private,
     /// Both sides keep writing to the same pages.
     Shared,
@@ -106,8 +106,9 @@ fn copy_parts<'m, P: Platform>(
         match stopped {
             Ok(()) => reach = reach.saturating_mul(2),
             Err(CopyStop::Zeroed(at)) => {
-                // Of huge leaves, one lock span has far more than are copied in it. Locking looks
-                // at each, so the next span is to have about as many as this one has copied.
+                // One lock span can cover far more huge leaves than can be copied in it. Locking
+                // reads each of them, so the next span should cover about as many as this one has
+                // copied.
                 reach = at.0 - start.0;
                 parts.go_on_from(at);
             }
@@ -140,8 +141,8 @@ fn front<A: Arch>(part: VirtRange, reach: u64) -> VirtRange {
     VirtRange::raw(part.start().0, last.saturating_add(1).min(part.end().0))
 }
 
-/// The most tables of the child that are zeroed under locks; one run more may need one on each
-/// level, and one on deposit. Together they are at most 64 KiB.
+/// The maximum number of the child's tables that are zeroed under locks. One more run may need one
+/// on each level, and one on deposit. Together they are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
 
 /// The reason why a copy stops before its end.
@@ -150,8 +151,7 @@ enum CopyStop {
     Short(VirtAddr),
     /// Enough was zeroed for one lock span; the copy resumes at this address.
     Zeroed(VirtAddr),
-    /// As many tables are marked as one flush covers; the copy resumes at this address, in another
-    /// table.
+    /// One flush covers no more marked tables; the copy resumes at this address, in another table.
     Full(VirtAddr),
     /// This run is next, and must be copied.
     Pinned(PinnedRun),
@@ -166,8 +166,8 @@ struct CopySpan<'c, 'a, 'b, 'm, P: Platform> {
     what: &'c ForkCopy<'c>,
     /// New tables of the child, while locks are held.
     tables: &'c mut TablePool<'m, P>,
-    /// The level-1 table of the last run, and the child's for it: the next run is most often in the
-    /// same, and needs no descent then.
+    /// The level-1 table of the last run, and the child's for it: the next run is usually in the
+    /// same table, and then needs no descent.
     last: Option<(Frame, Table<'b>)>,
 }
 

@@ -4,7 +4,7 @@
 //! put into the child's tables under the locks of both sides, a few at a time:
 //! 1. Under the parent's locks, the run is found and its folio gets a reference.
 //! 2. With no lock, up to [`BATCH`] pages are copied.
-//! 3. Under the locks of both sides, the parent's entries are looked at again, and the child's are
+//! 3. Under the locks of both sides, the parent's entries are checked again, and the child's are
 //!    written where they still map the same pages. This repeats from 2, to the run's end.
 //!
 //! During the copy, faults, operations and pins wait for the parent's VMA. A truncation does not,
@@ -12,7 +12,7 @@
 //! 1. CPU A, in a fork, copies a page.
 //! 2. CPU B truncates the file: it removes the page from the parent, and finds nothing in the child
 //!    yet.
-//! 3. Without the second look, CPU A would give the child a page after the file's end.
+//! 3. Without the second check, CPU A would give the child a page after the file's end.
 
 use core::ops::Range;
 
@@ -33,7 +33,7 @@ use crate::table::{EntryAt, NoMemory, PageTable, TableEntry, TablePool};
 
 use super::ForkCopy;
 
-/// So many pages are copied between two looks at the parent's entries.
+/// The number of pages copied between two checks of the parent's entries.
 const BATCH: usize = 16;
 
 /// The attributes of the child's entries, with these permissions, perhaps none, and this key.
@@ -52,7 +52,7 @@ pub(super) struct PinnedRun {
     /// The frame of its first page, and the folio of all.
     pub(super) first: Frame,
     pub(super) held: HeldFolio,
-    /// Of the entries of the copies.
+    /// The attributes of the copies' entries.
     pub(super) attributes: Attributes,
 }
 

@@ -11,8 +11,8 @@ use super::Cursor;
 
 impl<'a, P: Platform> Cursor<'a, '_, P> {
     /// The level-1 leaves from the position on whose frames `takes` accepts, up to the end of the
-    /// table: neither their frames nor their attributes need agree. `None` if the first is no such
-    /// leaf.
+    /// table. Neither their frames nor their attributes need agree. `None` if the first entry is no
+    /// such leaf.
     #[inline]
     pub(in crate::table) fn next_leaves(
         &mut self,
@@ -38,8 +38,8 @@ impl<'a, P: Platform> Cursor<'a, '_, P> {
         Some(self.pass(Run { at: VirtAddr(self.at), node, index, count, what }))
     }
 
-    /// Passes over the leaves that [`Cursor::next_leaves`] would return, for a caller that would do
-    /// nothing with a run for each.
+    /// Skips the leaves that [`Cursor::next_leaves`] would return, for a caller that would do
+    /// nothing with each run.
     #[inline]
     pub(in crate::table) fn skip_leaves(&mut self, skips: impl Fn(Frame) -> bool) {
         let _passed = self.next_leaves(skips);

@@ -49,9 +49,8 @@ pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     lock_two_covers(tree, ranges.map(End::from), floor, set, Covers::MayBeCarried)
 }
 
-/// The shortest way for ranges that each lie in one table of level 1, as a page does, and do not
-/// fill it: such a table is the cover. `None` if no such table exists, or another move carries it
-/// away.
+/// The fast path for ranges that each lie in one level-1 table, as a page does, and do not fill it:
+/// such a table is the cover. `None` if no such table exists, or another move carries it away.
 #[inline]
 fn lock_leaf_tables<T: LockTree>(
     tree: &T,
@@ -81,12 +80,12 @@ fn lock_leaf_tables<T: LockTree>(
         tree.start_again();
         return None;
     }
-    // The mover has cut its piece to size.
+    // The mover has limited the size of its piece.
     set.entries = u32::MAX;
     Some([first, second])
 }
 
-/// Whether another mover may carry a cover away between the look at it and its lock.
+/// Whether another mover may carry a cover away between the check of it and its lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Covers {
     Stay,
@@ -106,7 +105,7 @@ fn lock_two_covers<T: LockTree>(
         return [high, low];
     }
     let depth = Depth::Floor(floor);
-    // The mover has cut its piece to size.
+    // The mover has limited the size of its piece.
     set.entries = u32::MAX;
     let spans = |node: Node<T::Arch, T::Table>, own: VirtRange, range: VirtRange| {
         VirtRange::from_len(base_of(node, own), node.level.table_span())

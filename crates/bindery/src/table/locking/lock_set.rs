@@ -6,7 +6,7 @@ use crate::addr::{Frame, VirtAddr, VirtRange};
 
 use super::LockTree;
 
-/// Most entries that an operation looks at in one lock span.
+/// The maximum number of entries that an operation reads in one lock span.
 pub(crate) const SPAN_ENTRIES: u32 = 1024;
 
 /// Most tables that an operation detaches in one lock span.
@@ -23,7 +23,7 @@ pub(crate) struct LockSet {
     tables: ArrayVec<Frame, CAPACITY>,
     /// One of them was pending when it was locked.
     pending: bool,
-    /// How many more entries may be looked at, and tables detached.
+    /// The numbers of entries that may still be read, and of tables that may still be detached.
     pub(super) entries: u32,
     detached: u32,
     /// The end of the locks, if it is before the end of their range.

@@ -4,7 +4,7 @@
 //! # What is locked
 //! Each table has a lock. An operation on a range holds the *cover*, the lowest table that spans
 //! the range, and the existing tables below it that overlap the range, down to a floor. So two
-//! operations whose covers are different, and neither above the other, share nothing.
+//! operations share nothing if their covers are different and neither is above the other.
 //!
 //! If the range is exactly that of one entry, the entry's table is the cover, not the one to which
 //! the entry refers: detaching a table needs the lock of its parent.
@@ -68,8 +68,8 @@
 //! of it.
 //!
 //! # Pending flushes
-//! A thread that takes a lock learns whether the table is pending ([`crate::tlb`]), and flushes its
-//! own range before it acts. [`LockSet`] remembers that for all tables of an operation.
+//! A thread that takes a lock learns whether the table is pending ([`crate::tlb`]), and then
+//! flushes its own range before it acts. [`LockSet`] remembers that for all tables of an operation.
 
 mod both_ranges;
 mod lock_set;
@@ -110,7 +110,8 @@ pub(crate) trait LockTree {
     fn has_guards(&self, _table: Frame) -> bool {
         false
     }
-    /// How many entries of the table are not empty, where that is known: a scan may stop there.
+    /// The number of entries of the table that are not empty, if it is known: a scan may stop
+    /// there.
     fn entry_count(&self, _table: Frame) -> u32 {
         u32::MAX
     }
@@ -301,7 +302,7 @@ impl<T: LockTree> LockPass<'_, T> {
                 let entries = match child {
                     Some(_) if node.level.below() > floor => 0,
                     None if part == own => 1,
-                    // Of a leaf that the range covers in part, those into which it is split.
+                    // The entries into which a leaf is split that the range covers partly.
                     _ => (part.len() >> node.level.below().span_shift()) as u32,
                 };
                 if !self.set.admit_entries(entries, part.start()) {

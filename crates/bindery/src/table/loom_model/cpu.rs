@@ -107,13 +107,13 @@ impl LockTree for Cpu {
     }
 }
 
-/// How a CPU gets at tables.
+/// The way in which a CPU reaches tables.
 impl Cpu {
     pub(super) fn new(world: &Rc<World>, number: usize) -> Self {
         Self { world: Rc::clone(world), number }
     }
 
-    /// The table, which must not have been freed. Whatever a CPU does to a table begins here.
+    /// The table, which must not have been freed. Every operation of a CPU on a table begins here.
     pub(super) fn table(&self, table: Frame) -> &Table {
         let table = &self.world.tables[table.0 as usize];
         // SAFETY: the cell panics if the table may be created or freed at the same time.
@@ -137,8 +137,8 @@ impl Cpu {
         result
     }
 
-    /// `Platform::synchronize`. An exchange models its barrier: a section that this one does
-    /// not see began later, and sees what was detached before.
+    /// `Platform::synchronize`. An exchange models its barrier: a section that it does not see
+    /// began later, and sees the earlier detach.
     fn synchronize(&self) {
         if self.world.omit == Omit::Readers {
             return;
@@ -294,7 +294,7 @@ impl Cpu {
     }
 
     /// Looks for the lowest table of page `number` without locks, as `PageTable::peek`, and then
-    /// at what is there.
+    /// reads the entry.
     pub(super) fn peek(&self, number: u64) {
         let find = || {
             let (mut table, mut level) = (ROOT, Tiny::ROOT);
@@ -358,8 +358,8 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// As `detach::prune`: detaches the tables for page `number` that are empty, from the lowest
-    /// up, each under its own lock and that of the table above.
+    /// As `detach::prune`: detaches the empty tables for page `number`, from the lowest up, each
+    /// under its own lock and that of the table above.
     pub(super) fn prune(&self, number: u64) {
         let mut gathered = Vec::new();
         for level in Level::PMD.up_to(Tiny::ROOT) {
@@ -388,8 +388,8 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move to page `to` which leaves nothing in `freeable`, a whole slot, so that its table
-    /// goes: as `detach_emptied`, with what goes locked already.
+    /// A move to page `to` that leaves nothing in `freeable`, a whole entry span, so that its table
+    /// is freed: as `detach_emptied`, with the freed tables locked already.
     pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
@@ -414,7 +414,8 @@ impl Cpu {
         self.change_vma(pages(0, 0), || self.zap(range));
     }
 
-    /// `mremap` of a VMA that fills a slot of `level`, whose parents alone are locked.
+    /// `mremap` of a VMA that fills an entry span of `level`. Only the parents of its tables are
+    /// locked.
     pub(super) fn move_table(&self, from: VirtRange, to: VirtRange, level: Level<Tiny>) {
         self.change_vma(to, || {
             self.in_section(|locks| {
@@ -428,7 +429,7 @@ impl Cpu {
         });
     }
 
-    /// Tells the tables from `frame` down where they are now. Only the model asks.
+    /// Updates the present addresses of the tables from `frame` down. Only the model reads them.
     pub(super) fn tell_place(&self, frame: Frame, place: VirtAddr) {
         let table = self.table(frame);
         table.set_place(place);

@@ -110,7 +110,7 @@ impl Cpu {
         }
     }
 
-    /// As a truncation: takes the table of pages 0 to 3 away, and flushes before it releases the
+    /// As a truncation: removes the table of pages 0 to 3, and flushes before it releases the
     /// parent's lock.
     fn punch(&self) {
         let mut gathered = Vec::new();
@@ -152,8 +152,8 @@ impl Cpu {
         self.promise(from);
     }
 
-    /// As a truncation that takes the page away which has come from `from` to `to`, if it is there:
-    /// no TLB leads to it then, not from its old place either.
+    /// As a truncation that removes the page which has moved from `from` to `to`, if it is present:
+    /// afterwards no TLB leads to it, not from its old address either.
     fn take(&self, from: u64, to: u64) {
         let taken = self.in_section(|locks| {
             let cover = locking::lock_range(self, pages(to, 1), Depth::Floor(Level::PTE), locks);

@@ -43,8 +43,8 @@ use world::{Omit, Seen, World, pages};
 
 const PREEMPTIONS: usize = 3;
 
-/// Explores what the operations of several CPUs may do to each other; `check` looks at what each
-/// execution leaves.
+/// Explores the effects of the operations of several CPUs on each other; `check` inspects the
+/// result of each execution.
 fn explore<const N: usize>(
     omit: Omit,
     work: [fn(&Cpu); N],

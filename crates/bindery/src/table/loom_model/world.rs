@@ -103,7 +103,7 @@ pub(super) enum Life {
 pub(super) struct Inside {
     /// Entries that name a table.
     pub(super) entry_count: u32,
-    /// How often each page was visited, at level 1.
+    /// The number of visits of each page, at level 1.
     pub(super) visits: [u32; 4],
     /// Pages that may not be written any more, at level 1.
     pub(super) narrowed: [bool; 4],
@@ -213,8 +213,8 @@ impl World {
 
     /// Waits until another CPU changes `word`, in which the caller has just read that it must wait.
     ///
-    /// Not `yield_now`: two CPUs that wait for a third would be explored taking turns forever. And
-    /// when all sleep, loom says "deadlock".
+    /// Not `yield_now`: loom would explore two CPUs that wait for a third taking turns forever. And
+    /// when all sleep, loom reports a deadlock.
     pub(super) fn sleep(&self, word: &AtomicU32) {
         let this = thread::current();
         self.sleepers.borrow_mut().push((word, this));
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// How many tables were created.
+    /// The number of created tables.
     pub(super) fn tables_made(&self) -> usize {
         let unborn = &self.tables[INITIAL.len()..];
         // SAFETY: the cell panics if the table may be created or freed at the same time.
@@ -260,8 +260,8 @@ impl World {
             .count()
     }
 
-    /// After all CPUs are done: nothing is locked, what hangs in the tree is alive and in its
-    /// place, and what does not is freed.
+    /// After all CPUs are done: nothing is locked, every table in the tree is allocated and in its
+    /// place, and all others are freed.
     pub(super) fn audit(&self) {
         let reached = self.audit_below(ROOT, page(0));
         // SAFETY: as in `tables_made`.

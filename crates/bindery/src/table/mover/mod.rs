@@ -8,9 +8,9 @@
 //! | unit | tables of any level, runs | tables of level 1, whole folios |
 //! | failure | none after the first entry | stops at any page |
 //!
-//! Both cut a move into *pieces* ([`Piece`]). A piece is served under one set of table locks
-//! ([`LockedPiece`]): the tables of both places, locked in one pass. Its [`MovePolicy`] is the way
-//! in which the VMAs are held.
+//! Both split a move into *pieces* ([`Piece`]). A piece moves under one set of table locks
+//! ([`LockedPiece`]): the tables of both ranges, locked in one pass. Its [`MovePolicy`] says how
+//! the VMAs are held.
 //!
 //! A move of one piece flushes before it releases the locks. Otherwise:
 //! 1. CPU A moves the entry of a page and releases the locks without a flush.
@@ -39,7 +39,7 @@ pub(crate) use moving::Moving;
 /// A move under way, of one kind: [`range::RangeMove`] or [`pages::MoveProgress`].
 pub(crate) struct Mover<'a, 'm, P: Platform, K> {
     page_table: &'a PageTable<'m, P>,
-    /// Tables come from here first.
+    /// The source of tables.
     pool: &'a mut TablePool<'m, P>,
     gather: &'a mut Gather,
     counts: &'a mut Counts,
@@ -84,7 +84,7 @@ impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
         result
     }
 
-    /// Makes every TLB forget the places that pages have left.
+    /// Flushes the addresses that pages have left from every TLB.
     fn flush(&mut self) {
         self.page_table.flush(self.gather, self.counts);
     }

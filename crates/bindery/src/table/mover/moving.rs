@@ -1,4 +1,4 @@
-//! The places that moves under way have left: their flush comes after they release locks.
+//! The addresses that moves in progress have left: their flush comes after they release locks.
 
 #[cfg(all(test, any(loom, shuttle)))]
 use crate::sync::model::sync::atomic::AtomicU64;
@@ -23,7 +23,7 @@ impl Moving {
         Self { start: none(), end: none(), beside_faults: none() }
     }
 
-    /// The addresses under which TLBs may know pages that a move under way has carried elsewhere:
+    /// The addresses under which TLBs may have pages that a move in progress has carried elsewhere:
     /// the source, or `everything` if there may be many sources.
     #[cold]
     pub(crate) fn sources(&self, everything: VirtRange) -> Option<VirtRange> {
@@ -44,7 +44,7 @@ impl Moving {
 
     /// The source of a move that holds its VMAs for writing, if one is under way. The caller has
     /// locked a table and found a mark of the move there, so `begin` comes before this call. If
-    /// `end` does too, so does the flush, and any answer is right.
+    /// `end` does too, so does the flush, and any result is correct.
     pub(crate) fn source(&self) -> Option<VirtRange> {
         let (start, end) = (self.start.load(Ordering::Acquire), self.end.load(Ordering::Acquire));
         (start < end).then(|| VirtRange::raw(start, end))

@@ -38,7 +38,7 @@ impl<A: Arch> Piece<A> {
     }
 }
 
-/// How the VMAs of both places are held.
+/// The way in which the VMAs of both ranges are held.
 pub(super) trait MovePolicy {
     /// For reading only, so other such moves may run at the same time. Then tables that are carried
     /// are locked too, and no table above level 1 is carried.
@@ -51,7 +51,7 @@ pub(super) trait MovePolicy {
     }
 }
 
-/// One piece: the tables of both places, locked until it is dropped.
+/// One piece: the tables of both ranges, locked until it is dropped.
 pub(super) struct LockedPiece<'a, 's, 'm, P: Platform, S> {
     pub(super) page_table: &'s PageTable<'m, P>,
     pub(super) locks: &'a mut LockSet,
@@ -61,7 +61,7 @@ pub(super) struct LockedPiece<'a, 's, 'm, P: Platform, S> {
     /// The covers of the source and of the target.
     pub(super) from: Node<P::Arch, Table<'s>>,
     pub(super) to: Node<P::Arch, Table<'s>>,
-    /// The flush comes after the locks are released: the tables of both places are marked.
+    /// The flush comes after the locks are released: the tables of both ranges are marked.
     pub(super) marks: bool,
     pub(super) piece: Piece<P::Arch>,
     pub(super) policy: S,
@@ -85,8 +85,8 @@ pub(super) enum Below<'s, A: Arch> {
 }
 
 impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
-    /// Locks the tables of both places, and flushes what other operations have left pending there:
-    /// the flush of this move would cover only the old place. Called once.
+    /// Locks the tables of both ranges, and flushes there for other operations with pending marks:
+    /// the flush of this move would cover only the old addresses. Called once.
     #[inline(always)]
     pub(super) fn lock(&mut self, section: &'s ReadSection<'_, P>) {
         let (page_table, piece) = (self.page_table, self.piece);

@@ -24,7 +24,8 @@ pub(super) fn clear_use<P: Platform>(
 ) -> u64 {
     let level = run.node.level;
     match bits {
-        // The commonest, of every folio that reclaim looks at: one bit, wherever the leaf is.
+        // The most frequent change, of every folio that reclaim examines: one bit, wherever the
+        // leaf is.
         UseBits::Accessed => narrow_changed(span, run, |raw, _| P::Arch::mark_unused(raw)),
         UseBits::AccessedAndDirty => {
             narrow_changed(span, run, |raw, _| P::Arch::mark_clean(P::Arch::mark_unused(raw)))
@@ -39,7 +40,7 @@ pub(super) fn clear_use<P: Platform>(
     }
 }
 
-/// Narrows those leaves of a run that `change` changes, as they are in memory. Returns how many.
+/// Narrows the leaves of a run that `change` changes, as they are in memory. Returns their number.
 #[inline(always)]
 fn narrow_changed<P: Platform>(
     span: &mut Span<'_, '_, P>,

@@ -1,4 +1,4 @@
-//! Entries that change where they are: permissions, bits of use, userfault bits, markers.
+//! Entries that change in place: permissions, accessed and dirty bits, userfault bits, markers.
 //!
 //! Each operation is a function from a [`Run`] to a [`Change`], decided once for all entries of the
 //! run. One loop carries the changes out. It knows which stores narrow ([`super::narrowing`]),
@@ -154,7 +154,7 @@ fn folio_part<P: Platform>(
 }
 
 /// Carries a change out. Returns how many leaves had one of the bits of [`Change::ClearUse`].
-// Always: a caller knows most of the match.
+// Always inlined: a caller knows most of the match at compile time.
 #[inline(always)]
 fn carry_out<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>, change: Change) -> u64 {
     match run.what {

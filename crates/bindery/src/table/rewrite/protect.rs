@@ -14,11 +14,11 @@ use super::{Change, NoMemory, PageTable, ask_each_folio, rewrite};
 /// other page faults, and makes it writable then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Writable {
-    /// Those of one mapping: private memory.
+    /// The entries of one mapping of private memory.
     Exclusive,
     /// All: shared memory.
     All,
-    /// None: the first store must fault, so that it is noticed.
+    /// None: the first store must fault, so that it is recorded.
     Noticed,
 }
 
@@ -68,8 +68,8 @@ pub(in crate::table) fn protect<P: Platform>(
     rewritten.map(|_| ())
 }
 
-/// The change of a run of leaves, which agree with `first`. Shortens the run to those that are
-/// alike in whether they may become writable.
+/// The change of a run of leaves that agree with `first`. Shortens the run to leaves that agree in
+/// whether they may become writable.
 #[inline(always)]
 fn permit<P: Platform>(
     page_table: &PageTable<'_, P>,

@@ -1,5 +1,5 @@
-//! Folios of the swap cache that are swapped out once more, to the slots that they have. Entries of
-//! another process, which has not accessed the page since a fork, refer to these slots.
+//! Folios of the swap cache that are swapped out again, to their present slots. Entries of another
+//! process, which has not accessed the page since a fork, refer to these slots.
 
 use crate::arch::Entry;
 use crate::folio::Folio;
@@ -11,8 +11,8 @@ use super::{AfterRun, Arch, SwapOut};
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
-    /// Makes swap entries of the run, which maps `pages` pages of a folio in the swap cache, if it
-    /// is all that maps the folio. As a rule the content is in swap, and nothing is written.
+    /// Makes swap entries of the run, which maps `pages` pages of a folio in the swap cache, if no
+    /// other entries map the folio. Usually the content is in swap, and nothing is written.
     #[cold]
     #[inline(never)]
     pub(super) fn store_cached(

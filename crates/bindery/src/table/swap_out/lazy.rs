@@ -13,8 +13,8 @@ use super::super::zap_rmap::free_deposit;
 use super::{FlushTime, SwapOut};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
-    /// Takes out entries whose folio's content may be dropped (`MADV_FREE`), unless it was written
-    /// since: then they are restored, and the folio is not lazy any more.
+    /// Removes entries whose folio's content may be dropped (`MADV_FREE`). If the folio was written
+    /// since, they are restored, and it is not lazy any more.
     #[cold]
     pub(super) fn drop_lazy(&mut self, run: &Run<P::Arch>, folio: Folio, pages: u32) {
         if self.batch.lazy.is_full() {
@@ -43,7 +43,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             free_deposit(memory, locks, run.node.table, counts);
         }
         self.span.counts.entries_written += u64::from(part.count);
-        // There is room: it was asked above.
+        // There is room: it was checked above.
         let _ = self.batch.lazy.try_push((folio, pages));
     }
 

@@ -120,14 +120,14 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         write_without_access(self.span.page_table, &run, folio, number, slots);
         self.span.counts.entries_written += u64::from(run.count);
         self.span.counts.folios_touched += 1;
-        // No TLB knows the pages. The batch has its flush all the same.
+        // No TLB has the pages. The batch flushes all the same.
         self.span.gather.stale(run.range(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), in_cache);
         AfterRun::Run
     }
 
-    /// How many pages of the folio the entries from the run's first on have, one after another: the
+    /// The number of the folio's pages that consecutive entries from the run's first on have. The
     /// run ends where they differ in more than the frame.
     fn without_access_here(&self, run: &Run<P::Arch>, folio: Folio, number: u32) -> u32 {
         let (pages, rest) = (run.pages(), folio.pages() - number);

@@ -15,7 +15,7 @@ use crate::swap::CachedFolio;
 use super::{EntryAt, SwapOut};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
-    /// Lets the entries of a folio, whose first page belongs at `start`, map it again.
+    /// Restores the entries of a folio whose first page belongs at `start`.
     #[cold]
     pub(super) fn restore(&mut self, folio: Folio, start: VirtAddr) {
         let page_table = self.span.page_table;

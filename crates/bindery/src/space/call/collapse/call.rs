@@ -147,7 +147,7 @@ enum Collapsed<'m, P: Platform> {
 /// Collapses table spans, on demand or in the background.
 struct Collapser<'a, 'm, P: Platform> {
     space: &'a AddressSpace<'m, P>,
-    /// Those of the background; `None` on demand.
+    /// The background's; `None` on demand.
     limits: Option<&'a CollapseLimits>,
 }
 

@@ -143,7 +143,7 @@ fn remap_range<'m, P: Platform>(
     plan: &RemapPlan,
 ) -> Result<VirtAddr, Failure> {
     if plan.remap.target().is_some() {
-        // Before any look-up, as on Linux: source and destination may each be cut.
+        // Before any look-up, as on Linux: source and destination may each be split.
         op.vmas.room_for(6)?;
     }
     if let Some(target) = plan.moves_all() {
@@ -162,7 +162,7 @@ fn move_all<'m, P: Platform>(
     target: VirtAddr,
 ) -> Result<VirtAddr, Failure> {
     let (old, end) = (plan.source.start(), plan.source.end().0);
-    // An attempt that failed for lack of memory has moved the mappings before the one that failed.
+    // An attempt that failed for lack of memory has moved the mappings before the failing one.
     let mut at = call.moved_to;
     let mut seen = at > old.0;
     while let Some(vma) = op.vmas.first_ending_after(at).filter(|vma| vma.start() < end) {

@@ -1,4 +1,4 @@
-//! Moves a part of one VMA to a place of its own.
+//! Moves a part of one VMA to an address of its own.
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
@@ -77,8 +77,8 @@ fn moved_flags<P: Platform>(vma: &Vma, source: VirtRange) -> MappingFlags {
     if carries_tables { vma.flags() | MappingFlags::SOFT_DIRTY } else { vma.flags() }
 }
 
-/// The page offset of the target of a move of `source`. A VMA that never had a page may take a new
-/// one, and merge at its new place (as on Linux).
+/// The page offset of the target of a move of `source`. A VMA that never had a page may get a new
+/// one, and merge at its new address (as on Linux).
 fn moved_offset(vma: &Vma, source: VirtRange, target: VirtRange) -> u64 {
     if vma.is_anonymous() && vma.group_pointer().is_none() {
         target.start().0 >> PAGE_SHIFT
@@ -154,9 +154,9 @@ fn make_room<'op, 'm, P: Platform>(
     Ok((moved, Some(op.vmas.new_vma_in(reserved, range, vma.purpose(), offset))))
 }
 
-/// Moves the source into a VMA of its own; if that fails, nothing has changed. The trees of the
-/// reverse map are locked for each piece, and contain both places during the move, so that a walker
-/// finds each page at its old or at its new one.
+/// Moves the source into a VMA of its own. An error changes nothing. The trees of the reverse map
+/// are locked for each piece, and contain both ranges during the move, so that a walker finds each
+/// page at its old or at its new address.
 fn move_apart<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
@@ -172,7 +172,7 @@ fn move_apart<'op, 'm, P: Platform>(
         return Ok(target.start());
     }
     let stays = plan.keeps_source();
-    // From here on faults in the source wait, and look up their VMA again afterwards.
+    // From here on faults in the source wait, and look their VMA up again afterwards.
     let vma = vma.lock_write(platform);
     let freeable = if stays { source } else { op.vmas.freeable(source, target) };
     let end = End { range: source, freeable };
@@ -191,7 +191,8 @@ fn move_apart<'op, 'm, P: Platform>(
             return Ok(vmas.insert_held(moved, &held));
         }
         mover.preallocate_tables()?;
-        // Before the first page arrives: a walker that misses it at the source looks here.
+        // Before the first page arrives: a walker that misses the page at the source then looks
+        // here.
         let linked = vmas.link(moved);
         mover.move_in_pieces(|work| {
             let held = RmapGuard::new(platform, &vma);
@@ -229,9 +230,9 @@ fn leave_source<'op, P: Platform>(
     vmas.change_flags(&vma, vma.flags() - locked);
 }
 
-/// Moves all of a VMA to a place between its neighbors: the index keeps its node where it is. The
+/// Moves all of a VMA to addresses between its neighbors: the index keeps its node where it is. The
 /// locks are those of any other move. `None` if that takes more than one piece: between two of
-/// them, a walker would look at only one of the places.
+/// them, a walker would look at only one of the ranges.
 fn slide<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
@@ -265,7 +266,7 @@ fn slide<'op, 'm, P: Platform>(
     slid
 }
 
-/// Takes `source` out of its VMA, whose trees are locked.
+/// Removes `source` from its VMA, whose trees are locked.
 fn cut_away<'op, 'm, P: Platform>(
     vmas: &mut VmaSet<'op, 'm, P>,
     vma: VmaWriteGuard<'op, P>,

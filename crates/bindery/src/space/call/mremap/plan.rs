@@ -1,4 +1,4 @@
-//! The decision of a call, without a look at the address space: lengths, flags and mappings in, a
+//! The decision of a call, without access to the address space: lengths, flags and mappings in, a
 //! plan or an error out.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
@@ -9,8 +9,8 @@ use crate::vma::MappingFlags;
 use super::Remap;
 
 /// A call, or the part of a call that concerns one mapping. First a destination that the caller
-/// chose is unmapped, then the tail. Then the source gets the new length, in its place or at
-/// another.
+/// chose is unmapped, then the tail. Then the source gets the new length, in place or at another
+/// address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RemapPlan {
     /// The kept part of the old range. An empty one makes a second view of a shared mapping's
@@ -24,7 +24,7 @@ pub(super) struct RemapPlan {
 }
 
 impl RemapPlan {
-    /// A call with lengths in bytes. Refuses one that makes no sense whatever is mapped.
+    /// A call with lengths in bytes. Fails if the arguments make no sense, whatever is mapped.
     pub(super) fn new<A: Arch>(
         old: VirtAddr,
         old_length: u64,
@@ -80,7 +80,7 @@ impl RemapPlan {
         Self { source, tail: VirtRange::default(), length: source.len(), remap }
     }
 
-    /// Whether the new mapping lies at another place than the old one, which contains the beginning
+    /// Whether the new mapping has another address than the old one, which contains the beginning
     /// of the source and ends at `end`. `free_until` returns the beginning of the next mapping.
     #[inline]
     pub(super) fn moves(
@@ -179,7 +179,7 @@ mod tests {
             ((10, [4, 10], InPlace), (14, 14, false)),
             ((12, [2, 8], MayMove), (14, 14, false)),
             ((10, [4, 11], MayMove), (14, 14, true)),
-            // Not at the end of its mapping.
+            // The source is not at the end of its mapping.
             ((10, [2, 3], MayMove), (12, 12, true)),
             // To another place, whether it need move or not.
             ((10, [4, 4], To(at(40))), (14, 14, true)),

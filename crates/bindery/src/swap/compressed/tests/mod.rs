@@ -21,7 +21,7 @@ const PAGE: usize = PAGE_SIZE as usize;
 
 type Page = [u8; PAGE];
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 struct Numbers(u64);
 
 impl Numbers {

@@ -1,8 +1,8 @@
-//! Absent entries: swap entries move in runs, and nothing else does.
+//! Absent entries: swap entries move in runs; no others move.
 //!
 //! A swap entry refers to a slot, and neither records the page's address. So entries move without a
-//! look at their folio, whether it is in the swap cache or not. A fault at the new place that finds
-//! it mapped elsewhere takes a copy (`space::fault::swap_in`).
+//! check of their folio, whether it is in the swap cache or not. A fault at the new address that
+//! finds it mapped elsewhere maps a copy (`space::fault::swap_in`).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

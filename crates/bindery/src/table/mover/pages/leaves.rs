@@ -23,10 +23,10 @@ struct TablePair<'t> {
     to: TableEntry<'t>,
     entries: &'t [AtomicU64],
     there: &'t [AtomicU64],
-    /// Pages of the piece before them.
+    /// The pages of the piece before them.
     page: u32,
-    /// Entries that have left the source, and those that have arrived at the target. The tables do
-    /// not count them yet.
+    /// The numbers of entries that have left the source, and of those that have arrived at the
+    /// target. The tables do not count them yet.
     left: u32,
     arrived: u32,
     /// TLBs may hold one of them.
@@ -155,7 +155,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         let Some(owner) = self.policy.what.owner.run_from(first_index, count.into()) else {
             return (0, Some(MoveStop::Busy));
         };
-        // Entries that are done, and those of them that were no such single pages.
+        // The number of completed entries, and of those among them that were not such single pages.
         let (mut at, mut others) = (0, 0);
         let mut stop = None;
         while at < count {
@@ -245,7 +245,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         self.move_scattered(stretch.page + at, folio, number)
     }
 
-    /// Moves a folio whose mappings are all among the entries of its run, which begins at `at`.
+    /// Moves a folio whose mappings are all in its run, which begins at `at`.
     fn move_folio(
         &mut self,
         stretch: &mut TablePair<'_>,
@@ -261,7 +261,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         // SAFETY: 1. the run at the source, whose table is locked.
         let lock = unsafe { lock(page_table.memory, folio) }?;
         let taken = take_leaves::<P::Arch>(&stretch.entries[at as usize..(at + count) as usize]);
-        // Before the look at the pins: see `is_pinned_since`.
+        // Before the check of the pins: see `is_pinned_since`.
         fence(Ordering::SeqCst);
         let gathered = P::Arch::gather_run(gathered, taken.0, taken.1);
         if frames.folio(folio).is_pinned_since() {

@@ -1,5 +1,5 @@
-//! Moves pages between two places of one tree, beside running faults (`UFFDIO_MOVE`): whole folios,
-//! and swap entries in runs.
+//! Moves pages between two addresses of one tree, concurrently with faults (`UFFDIO_MOVE`): whole
+//! folios, and swap entries in runs.
 //!
 //! ```text
 //! source   | page | folio of 16 pages ........ | hole  | swap 7 | swap 8 |
@@ -8,21 +8,21 @@
 //! folios     owner and index of the target, written under the folio's lock
 //! ```
 //!
-//! The caller holds the VMAs of both places for reading. So faults run, and so do other moves of
-//! pages; forks, `mremap` and unmapping wait. One piece serves at most one table of the source, two
+//! The caller holds the VMAs of both ranges for reading. So faults run, and so do other moves of
+//! pages; forks, `mremap` and unmapping wait. One piece covers at most one table of the source, two
 //! that move whole, or eight huge leaves:
 //! 1. The tables of both places are locked, in one pass.
 //! 2. The lock of a folio is tried. If it is held, all locks are released, and the caller waits.
-//! 3. The entries are cleared, by a sequentially consistent step, and then the pins are looked at.
-//!    A pinned folio gets its entries back.
-//! 4. The folio gets the owner and the index of its new place, its entries are written there, and
+//! 3. The entries are cleared, by a sequentially consistent step, and then the pins are checked. A
+//!    pinned folio gets its entries back.
+//! 4. The folio gets the owner and the index of its new address, its entries are written there, and
 //!    it is unlocked.
-//! 5. The TLBs forget the old place before the tables are unlocked, or the tables are marked
-//!    ([`crate::tlb`]), and the flush comes after the last piece.
+//! 5. The TLBs are flushed for the old addresses before the tables are unlocked, or the tables are
+//!    marked ([`crate::tlb`]), and the flush comes after the last piece.
 //!
 //! The reverse map follows the folio's owner and index. A walker has the folio's lock, so it finds
-//! the old place with the entries there, or the new one. It may wait for the table of the new place
-//! until the flush is over, or meet the mark.
+//! the old address with the entries there, or the new one. It may wait for the table of the new
+//! address until the flush is over, or find the mark.
 //!
 //! A folio moves whole, at any alignment, if all its mappings are in the range. Of any other, the
 //! part must be split off first, because a folio has one index: the caller does that, and retries
@@ -47,7 +47,7 @@ use crate::tlb::Gather;
 use super::Mover;
 use super::piece::{LockedPiece, MovePolicy, Piece};
 
-/// A move, from one place to another. The caller holds the VMAs of both places for reading.
+/// A move between two ranges. The caller holds the VMAs of both for reading.
 pub(crate) struct MovePlan {
     pub(crate) source: VirtAddr,
     pub(crate) target: VirtAddr,
@@ -68,9 +68,9 @@ pub(crate) struct MovePlan {
     pub(crate) keeps_protection: bool,
 }
 
-/// The most entries of level 2 that one piece serves.
+/// The maximum number of level-2 entries in one piece.
 const UPPER_ENTRIES: u64 = 8;
-/// The most tables that one piece marks: two of level 2, and two for each entry.
+/// The maximum number of tables that one piece marks: two of level 2, and two for each entry.
 const MARKS_OF_PIECE: usize = 2 + 2 * UPPER_ENTRIES as usize;
 
 /// The reason why a move has stopped before its end. The pages before have moved.
@@ -107,13 +107,13 @@ pub(crate) struct MoveProgress<'a> {
     what: &'a MovePlan,
     /// Bytes that are done.
     done: u64,
-    /// The least length of the next piece, in bytes.
+    /// The minimum length of the next piece, in bytes.
     least: u64,
     /// The next piece moves page by page.
     piecemeal: bool,
 }
 
-/// A move of pages under way.
+/// A move of pages in progress.
 pub(crate) type PageMover<'a, 'm, P> = Mover<'a, 'm, P, MoveProgress<'a>>;
 
 /// The policy of a piece whose VMAs are held for reading.
@@ -228,7 +228,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
         table.max(self.kind.least).min(left).min(self.distance())
     }
 
-    /// Whether the next piece, of at most `left` bytes, moves by entries of level 2.
+    /// Whether the next piece, of at most `left` bytes, moves level-2 entries.
     fn moves_tables(&self, left: u64) -> bool {
         let span = P::Arch::PTE.table_span();
         let (source, target) = self.ends();

@@ -1,5 +1,5 @@
-//! A folio whose entries are not one run of one table on each side: it lies across tables, or its
-//! entries differ. Page by page, and rarely.
+//! A folio whose entries are not one run of one table on each side: it crosses tables, or its
+//! entries differ. It moves page by page, which is rare.
 //!
 //! The entries of up to 512 pages must be kept until the pins are checked, and the stack has no
 //! room for a copy. So they stay in their places as `PROT_NONE` entries. Permissions and key are
@@ -84,8 +84,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Ok(count)
     }
 
-    /// The stop at a folio that cannot move as it is. Only its `count` pages from page `number` on,
-    /// which are at page `at` of the piece, could move.
+    /// The stop at a folio that cannot move as a whole. Only its `count` pages from page `number`
+    /// on, which are at page `at` of the piece, could move.
     fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> MoveStop {
         let after = number + count;
         let held = (self.piece.len / PAGE_SIZE) as u32 - at;
@@ -100,7 +100,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     }
 
     /// The index at the target of a folio whose page `number` is at page `at` of the piece. `None`
-    /// if that of the folio's first page would be below zero.
+    /// if the index of the folio's first page would be negative.
     pub(super) fn index_of_folio(&self, at: u32, number: u32) -> Option<FolioIndex> {
         FolioIndex::for_folio(self.index_at(at), number)
     }
@@ -138,7 +138,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Whether a page of the piece is this one, and its new place is empty.
+    /// Whether a page of the piece is this one, and its new address is empty.
     fn may_come(&mut self, page: u32, frame: Frame) -> bool {
         let target = self.target_at(page);
         let vacant = match self.below(self.to, target, Level::PTE) {

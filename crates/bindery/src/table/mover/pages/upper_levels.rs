@@ -2,9 +2,9 @@
 //!
 //! A table is *carried* if every entry in it may move. The folios in it are locked one after the
 //! other and renumbered, with the table out of the tree:
-//! 1. The entry that refers to the table is cleared. No further thread finds the table; one that
-//!    has found it already waits for its lock, and then sees that it has moved.
-//! 2. Each folio is locked, and its pins are looked at. It gets its new owner and index, and stays
+//! 1. The entry that refers to the table is cleared. No further thread finds the table; a thread
+//!    that has found it already waits for its lock, and then sees that it has moved.
+//! 2. Each folio is locked, and its pins are checked. It gets its new owner and index, and stays
 //!    locked.
 //! 3. The entry is written at the target, and the folios are unlocked.
 //!
@@ -30,12 +30,12 @@ use super::{MoveStop, PagesPiece};
 /// The target of an entry of level 2.
 struct TargetEntry<'s> {
     at: TableEntry<'s>,
-    /// The empty table in its place.
+    /// The empty table that replaces it.
     vacant: Option<Table<'s>>,
 }
 
 impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
-    /// Moves the entries of the piece, each as one. Returns the number of bytes that are done.
+    /// Moves the entries of the piece, each as a whole. Returns the number of completed bytes.
     pub(super) fn move_upper(&mut self) -> (u64, Option<MoveStop>) {
         let (all, span) = (self.piece.len, P::Arch::PMD.span());
         let mut moved = 0;
@@ -216,7 +216,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
     /// up to the first entry that may not move. Returns the number of entries before that, and the
     /// order of their folios if all are of one order, each in the table as a whole, by leaves that
     /// move without a change.
-    // In a function of its own, where all that a page needs is in registers.
+    // A separate function, so that everything a page needs stays in registers.
     #[inline(never)]
     fn claim(&self, table: Table<'s>) -> (u32, Option<Order>) {
         let words = self.page_table.entries(table);
@@ -253,8 +253,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         (at as u32, alike)
     }
 
-    /// As `claim`, for large folios of one order. Each is in the table as a whole, at
-    /// its natural place, by leaves that move without a change. Returns how many entries they have.
+    /// As `claim`, for large folios of one order. Each is in the table as a whole, naturally
+    /// aligned, mapped by leaves that move without a change. Returns the number of their entries.
     #[inline(never)]
     fn claim_large(&self, words: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
         let (numbered, pages) = (self.policy.numbered, order.pages());
@@ -269,7 +269,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             let mut differ = 0;
             let (eights, rest) = run.as_chunks::<8>();
             for eight in eights {
-                // Without a step from one to the next: each is known by its place.
+                // Without an iteration from one to the next: their positions are known.
                 for (word, place) in eight.iter().zip(0..) {
                     let wanted = expected.wrapping_add(P::Arch::STEP * u64::from(place));
                     differ |= leaf(word, index + place).0 ^ wanted;
@@ -336,8 +336,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Does the work that other threads have left at the folio whose first page the leaf maps, and
-    /// which was unlocked. The leaf keeps the folio.
+    /// Does the deferred work of other threads for the folio whose first page the leaf maps, and
+    /// which was just unlocked. The leaf keeps the folio.
     #[cold]
     pub(super) fn see_to_marks(&self, leaf: Entry) {
         let frames = &self.page_table.memory.frames;

@@ -49,8 +49,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Below::Table(table)
     }
 
-    /// Creates the tables that the target lacks, before anything is taken from the source. Fails
-    /// if no table is free at once; the tables created until then stay, empty.
+    /// Creates the tables that the target lacks, before anything leaves the source. Fails if no
+    /// table is free at once; the tables created until then stay, empty.
     pub(super) fn preallocate_tables(&mut self) -> Result<(), NoMemory> {
         let (page_table, from, piece) = (self.page_table, self.from, self.piece);
         let mut covered = 0;
@@ -145,8 +145,9 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(())
     }
 
-    /// Moves a huge leaf to where no huge leaf is possible: as single pages, written at their new
-    /// place at once. Nothing is broken and made, since the old place stays empty.
+    /// Moves a huge leaf to an address where no huge leaf is possible: as single pages, written at
+    /// their new addresses at once. No break-before-make is needed, because the old address stays
+    /// empty.
     fn scatter_huge(&mut self, leaf: EntryAt<P::Arch, Table<'s>>, page: u32) {
         let holder = leaf.node.table;
         let word = &self.page_table.entries(holder)[leaf.index.position()];

@@ -13,8 +13,8 @@
 //! It detaches the emptied tables at the end, by the fewest entries, with the last flush.
 //!
 //! The destination's VMA is in the trees of the reverse map before the first of several pieces
-//! moves, so a walker finds each page at one place or the other. It visits the destination again if
-//! entries arrived there after it had passed (`rmap`). No table may leave the destination during
+//! moves, so a walker finds each page at one address or the other. It visits the destination again
+//! if entries arrived there after it had passed (`rmap`). No table may leave the destination during
 //! the move:
 //! 1. CPU A preallocates a table at the destination.
 //! 2. CPU B truncates the file, finds no page in the table, and frees it.
@@ -44,7 +44,7 @@ use crate::table::{EntryAt, NoMemory, PageTable, ReadSection, Table, TablePool, 
 use super::Mover;
 use super::piece::{LockedPiece, MovePolicy, Piece};
 
-/// The most leaf tables of a piece, and the most entries of a higher level.
+/// The maximum number of leaf tables in a piece, and of entries of a higher level.
 const LEAF_TABLES: u64 = 2;
 const UPPER_ENTRIES: u64 = 512;
 
@@ -58,7 +58,7 @@ pub(crate) struct RangeMove<A: Arch> {
     first: Option<Piece<A>>,
 }
 
-/// A move of a range under way.
+/// A move of a range in progress.
 pub(crate) type RangeMover<'a, 'm, P> = Mover<'a, 'm, P, RangeMove<<P as Platform>::Arch>>;
 
 /// The policy of a piece whose VMAs are held for writing: the tables of the piece's level that are
@@ -69,7 +69,7 @@ struct ForWriting<'s> {
     source_table: Option<(u64, Table<'s>)>,
     /// The last first. Two are in use where the ends are not congruent.
     target_tables: [Option<(u64, Table<'s>)>; 2],
-    /// Entries of the current run that are empty, and those that are absent.
+    /// The numbers of empty and of absent entries in the current run.
     empty: u32,
     absent: u32,
 }
@@ -249,7 +249,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
 
     #[inline]
     fn move_piece(&mut self, piece: Piece<P::Arch>) -> Result<(), NoMemory> {
-        // One piece takes the tables that it empties along.
+        // One piece moves the tables that it empties as a whole.
         let cleared = if self.marks { piece.source() } else { self.kind.source.freeable };
         let page_table = self.page_table;
         let section = page_table.read_section();
@@ -293,7 +293,7 @@ fn for_each_target<P: Platform>(
         }
         let table_end = ((at | (span - 1)) + 1).min(end);
         while at < table_end {
-            // As far as one table of the target reaches.
+            // Up to the end of one table of the target.
             let to = target + (at - source);
             let stop = (at + (to | (span - 1)) + 1 - to).min(table_end);
             let count = ((stop - at) >> level.span_shift()) as u32;

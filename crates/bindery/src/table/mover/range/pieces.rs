@@ -1,4 +1,4 @@
-//! Moves of several pieces: between two pieces, only the locks of the VMAs are held.
+//! Moves of several pieces: only the locks of the VMAs are held between two pieces.
 
 use crate::addr::VirtAddr;
 use crate::arch::{Arch, Level};

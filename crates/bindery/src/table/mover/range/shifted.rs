@@ -1,5 +1,5 @@
-//! Level-1 entries whose two places are not congruent modulo the contiguous run: runs are unfolded,
-//! and new ones are folded.
+//! Level-1 entries whose two addresses are not congruent modulo the contiguous run: runs are
+//! unfolded, and new ones are folded.
 
 use core::sync::atomic::Ordering;
 
@@ -111,7 +111,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(moved)
     }
 
-    /// Moves the pages of a contiguous run, or those that become one, as single pages or as a
+    /// Moves the pages of a contiguous run, or pages that become one, as single pages or as a
     /// contiguous run, whichever fits. Returns their number.
     #[inline]
     fn move_contig(&mut self, from: TableEntry<'s>, page: u32) -> Result<u32, NoMemory> {
