@@ -63,7 +63,8 @@ fn main() {
     }
 }
 
-/// The memory of the machine: base pages unless a program asks for others, as Linux was measured.
+/// The memory of the machine: base pages, unless a program requests others, as in the measurement
+/// of Linux.
 fn memory() -> &'static Memory<TwoCpus> {
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(TwoCpus::new(), &[FRAMES]) };
@@ -92,8 +93,8 @@ fn run_all(
     has_own_spaces: bool,
     readers: bool,
 ) {
-    // Two are made in any case, and far apart: where one lies decides about lines that its
-    // neighbors share.
+    // Two are created in any case, far apart: the address of a space decides which lines it shares
+    // with its neighbors.
     let spaces = [(); 2].map(|()| {
         let space = Space::new(memory, SpaceOptions::default()).expect("memory is free");
         Box::new(Apart(space))
@@ -101,8 +102,8 @@ fn run_all(
     for space in &spaces {
         report_region("AddressSpace", &space.0);
     }
-    // One CPU freed the frames of the spaces before these. Without this, both CPUs would get runs
-    // that end within a line of the frames' metadata.
+    // One CPU freed the frames of the earlier spaces. Without this, both CPUs would get runs that
+    // end within a line of the frames' metadata.
     memory.collect();
     let sides = [0, 1].map(|number: u64| Side {
         number,
@@ -129,7 +130,7 @@ fn run_all(
     });
 }
 
-/// Takes turns with the other side: each step of this one follows the same step of side 0.
+/// Alternates with the other side: each step of side 1 follows the same step of side 0.
 fn run_side<'o>(
     side: &Side<'_>,
     operations: impl Iterator<Item = &'o Operation>,

@@ -1,14 +1,14 @@
-//! The operations: what each side repeats between the marks, and what it does before and after.
+//! The operations: the call that each side repeats between the marks, and its preparation.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{Access, Advice, Place, Protection, Remap};
 
 use crate::side::{COMMON, GIB, KIB, MIB, Side, request};
 
-/// A step of a side; it gets the number of the repetition.
+/// A step of a side. Its argument is the number of the repetition.
 type Step = fn(&Side<'_>, u64);
 
-/// An operation of both sides. All steps but `run` are outside of the marks.
+/// An operation of both sides. Only `run` is inside the marks.
 pub struct Operation {
     /// Its name in the table.
     pub name: &'static str,
@@ -41,7 +41,7 @@ impl Operation {
         }
     }
 
-    /// An operation on the piece of 64 KiB, whose pages were all written. A page beside it keeps
+    /// An operation on the piece of 64 KiB, whose pages were all written. A neighboring page keeps
     /// its table.
     const fn on_filled_piece(name: &'static str, run: Step) -> Self {
         Self {
@@ -54,7 +54,8 @@ impl Operation {
         }
     }
 
-    /// Sends the pages of the piece, which `before` has written, to the area that `start` chooses.
+    /// Swaps out the pages of the piece, which `before` has written, to the area that `start`
+    /// selects.
     const fn page_out(name: &'static str, before: Step, start: Step) -> Self {
         Self {
             start,
@@ -64,13 +65,14 @@ impl Operation {
         }
     }
 
-    /// Brings a page of the piece in, which `before` has sent to the area that `start` chooses.
+    /// Swaps in a page of the piece, which `before` has swapped out to the area that `start`
+    /// selects.
     const fn swap_in(name: &'static str, before: Step, start: Step) -> Self {
         Self { run: |side, _| side.touch(side.piece()), ..Self::page_out(name, before, start) }
     }
 }
 
-/// Unmaps all that the side has at its own addresses.
+/// Unmaps everything at the side's own addresses.
 fn unmap_own(side: &Side<'_>, _: u64) {
     side.unmap(side.own(), GIB);
 }
@@ -261,7 +263,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         start: |side, _| side.space.set_break_start(VirtAddr(0x2000_0000_0000)),
         before: |side, _| side.result.set(side.space.set_break(VirtAddr(0)).0),
-        // Each side makes the heap longer than the other has left it.
+        // Each side extends the heap beyond the end that the other has left.
         run: |side, _| {
             let pieces = if side.has_own_space { 1 } else { side.number + 1 };
             side.space.set_break(VirtAddr(side.result.get() + pieces * 64 * KIB));

@@ -19,10 +19,10 @@ pub const FRAMES: FrameRange = FrameRange { first: Frame(0x8_0000), count: 288 <
 #[repr(align(128))]
 pub struct Apart<T>(pub T);
 
-/// The steps that have ended. The CPUs take turns, and no read section lasts longer than a step, so
-/// this one number tells which grace periods have passed. It changes only between the operations.
+/// The number of completed steps. The CPUs alternate, and no read section lasts longer than a step,
+/// so this number tells which grace periods have passed. It changes only between the operations.
 static STEPS: Apart<AtomicU64> = Apart(AtomicU64::new(0));
-/// Whether the other CPU counts as a reader until its next step is over.
+/// Whether the other CPU counts as a reader until the end of its next step.
 static READERS: Apart<AtomicBool> = Apart(AtomicBool::new(false));
 
 thread_local! {
@@ -39,13 +39,13 @@ pub fn end_step() {
     STEPS.0.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Decides whether the other CPU is a reader until its next step is over. If it is none, every
-/// grace period is over at once.
+/// Decides whether the other CPU is a reader until the end of its next step. If not, every grace
+/// period is over at once.
 pub fn set_readers(readers: bool) {
     READERS.0.store(readers, Ordering::Relaxed);
 }
 
-/// The machine. Its CPUs take turns, so no lock is ever taken when a CPU wants it.
+/// The machine. Its CPUs alternate, so no lock is ever contended.
 pub struct TwoCpus {
     /// The address of the first frame.
     start: NonNull<u8>,
@@ -57,7 +57,7 @@ unsafe impl Send for TwoCpus {}
 unsafe impl Sync for TwoCpus {}
 
 impl TwoCpus {
-    /// A machine with memory of its own, which is never freed.
+    /// A machine with its own memory, which is never freed.
     pub fn new() -> Self {
         let bytes = (FRAMES.count as usize) << PAGE_SHIFT;
         let layout = Layout::from_size_align(bytes, 2 << 20).expect("2 MiB is a power of two");

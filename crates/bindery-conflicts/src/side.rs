@@ -31,13 +31,13 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// Sends pages to the device from now on.
+    /// Selects the device for the next swap-outs.
     pub fn swap_to_device(&self, memory: &Memory<TwoCpus>) {
         memory.stop_swapping_to(&self.compressed);
         memory.resume_swapping_to(&self.device);
     }
 
-    /// Sends pages to compressed memory from now on.
+    /// Selects compressed memory for the next swap-outs.
     pub fn swap_to_compressed_memory(&self, memory: &Memory<TwoCpus>) {
         memory.stop_swapping_to(&self.device);
         memory.resume_swapping_to(&self.compressed);
@@ -48,7 +48,7 @@ impl Areas {
 pub struct Side<'a> {
     /// 0 or 1.
     pub number: u64,
-    /// Its address space, which may be the other side's as well.
+    /// Its address space, which the other side may share.
     pub space: &'a Space,
     /// Whether the other side has another address space.
     pub has_own_space: bool,
@@ -63,18 +63,18 @@ pub struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// The first of the addresses that only this side uses. No table is the other side's as well.
+    /// The start of the addresses that only this side uses. No table of theirs is shared.
     pub fn own(&self) -> u64 {
         0x1000_0000_0000 + self.number * 64 * GIB
     }
 
-    /// The 64 KiB that most operations are about: not at the first addresses of the side's own.
+    /// The 64 KiB that most operations use, away from the start of the side's own addresses.
     pub fn piece(&self) -> u64 {
         self.own() + 128 * KIB
     }
 
-    /// Whether this side prepares and removes what both sides use: in a common address space only
-    /// one of them does.
+    /// Whether this side prepares and removes shared mappings: in a common address space only one
+    /// side does.
     pub fn is_in_charge(&self) -> bool {
         self.has_own_space || self.number == 0
     }
@@ -130,8 +130,7 @@ impl Side<'_> {
         self.touch_all(self.piece(), 64 * KIB);
     }
 
-    /// Writes pages to the piece that compress to half their size, and differ from one repetition
-    /// to the next.
+    /// Writes pages to the piece that compress to half their size, and differ between repetitions.
     pub fn write_piece(&self, number: u64) {
         let mut next = number << 1 | self.number;
         let mut page = [0; PAGE_SIZE as usize];
@@ -144,7 +143,7 @@ impl Side<'_> {
         }
     }
 
-    /// 2 MiB that a large folio may hold: not the addresses of the table that the piece is in.
+    /// 2 MiB that a large folio may fill, not in the table of the piece.
     pub fn huge(&self) -> u64 {
         self.own() + 4 * MIB
     }

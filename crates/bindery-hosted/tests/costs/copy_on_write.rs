@@ -1,5 +1,5 @@
-//! Writes to large folios that several processes map: how many entries the faults look at, and how
-//! many pages they copy.
+//! Writes to large folios that several processes map: the number of entries that the faults read,
+//! and of pages that they copy.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::testing::with_reference;
@@ -21,11 +21,11 @@ type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
 const FOLIOS: u64 = 2;
-/// The most entries that a fault reads which asks no other entry whether the folio is shared: its
-/// own, at the decision and where the copy comes into its place; and those that it writes, where a
-/// contiguous run or a huge leaf becomes single pages.
+/// The maximum number of entries that a fault reads if it reads no others to learn whether the
+/// folio is shared: its own, at the decision and before it inserts the copy; and those that it
+/// writes, if it splits a contiguous run or a huge leaf.
 const OWN: u64 = 8;
-/// Walks over the entries of one folio, if each finds another process.
+/// Walks over the entries of one folio, if each walk finds another process.
 const WALKS: u64 = 8;
 
 /// The folios of a test: `FOLIOS` of 2^`order` pages, touched.
@@ -34,13 +34,13 @@ struct Scene<'m, A: Walk> {
     pages: u64,
 }
 
-/// The cost of several faults.
+/// The cost of a series of faults.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Cost {
-    /// Faults that looked at more than their own entries.
+    /// Faults that read more than their own entries.
     walks: u64,
     copied: u64,
-    /// Entries that were read at the level of the pages.
+    /// Entries of level 1 that were read.
     read: u64,
 }
 
@@ -49,7 +49,7 @@ impl<A: Walk> Scene<'_, A> {
         VirtAddr(AT + number * PAGE_SIZE)
     }
 
-    /// Writes `value` and the page's number to these pages by faults, and counts.
+    /// Writes `value` and the page's number to these pages by faults. Returns the cost.
     fn write(
         &self,
         space: &Space<'_, A>,
@@ -82,7 +82,7 @@ impl<A: Walk> Scene<'_, A> {
 const PARENT: u64 = 1 << 32;
 const CHILD: u64 = 2 << 32;
 
-/// Runs a test with folios of each order of interest, and audits what is left.
+/// Runs a test with folios of each interesting order, and audits the result.
 fn with_folios<A: Walk>(test: impl Fn(&Scene<'_, A>, &Memory<Machine<A>>, &Space<'_, A>)) {
     for order in [4, 9] {
         let (machine, memory) = strict::<A>(64 * MIB);
@@ -120,7 +120,7 @@ fn plain_fork<A: Walk>() {
 fn last_process<A: Walk>() {
     with_folios::<A>(|scene, memory, parent| {
         let child = parent.fork().unwrap();
-        // Some of the pages are copied in both processes while both live.
+        // Some of the pages are copied in both processes while both exist.
         scene.write(&child, (0..scene.pages).step_by(5), CHILD);
         let some = scene.write(parent, (0..scene.pages).step_by(3), CHILD);
         assert_eq!(some.walks, 0, "{some:?}");
@@ -134,7 +134,7 @@ fn last_process<A: Walk>() {
 }
 
 fn dropped_pages<A: Walk>() {
-    /// The pages that one process drops before the other writes all.
+    /// One process drops these pages before the other writes all pages.
     type Dropped = fn(u64, u64) -> bool;
     const PATTERNS: [(&str, Dropped); 3] = [
         ("every second page", |page, _| page % 2 == 0),
@@ -165,7 +165,7 @@ fn dropped_pages<A: Walk>() {
                 scene.assert_holds(other, kept, PARENT);
                 audit(scene.machine, memory, &[parent, &child]);
                 if unmaps {
-                    // Maps anew what was unmapped, for the count of frames.
+                    // Maps the unmapped pages again, for the frame count.
                     drop(child);
                     parent.mmap(&fixed(AT, scene.pages * PAGE_SIZE)).unwrap();
                 }
@@ -200,7 +200,7 @@ fn held<A: Walk>() {
         let Inspection::Page { frame, .. } = parent.inspect(scene.page(0)) else {
             panic!("no page")
         };
-        // A reference from nothing: to copy is right, and nothing remembers it.
+        // A reference of no known holder: a copy is correct, and leaves no record.
         let copied = with_reference(memory, frame, |_, _| scene.write(parent, [0, 1], CHILD));
         assert_eq!(copied.map(|cost| (cost.walks, cost.copied)), Some((0, 2)));
         let reused = scene.write(parent, 2..scene.pages / FOLIOS, CHILD);
@@ -214,7 +214,7 @@ fn held<A: Walk>() {
         assert_eq!((own.walks, own.copied), (0, 0), "{own:?}");
         let Inspection::Page { frame, .. } = parent.inspect(last) else { panic!("no page") };
         assert_eq!(frame, pinned.first());
-        // Of the pinned folio's other pages, each process has its own by now or copies it.
+        // The pinned folio's other pages were copied by both processes, or are copied now.
         scene.write(&child, folio..scene.pages, CHILD + CHILD);
         scene.write(parent, folio..scene.pages, CHILD);
         scene.assert_holds(parent, 0..scene.pages, CHILD);
@@ -231,7 +231,7 @@ fn moved<A: Walk>() {
         let half = scene.pages * PAGE_SIZE / 2;
         let folio = scene.pages / FOLIOS;
         // The upper half of the first folio moves to the place of the child's second one, off by a
-        // page; so the child maps the folio at two places that do not belong together.
+        // page. So the child maps the folio at two places with different offsets.
         let from = VirtAddr(AT + half / 2);
         let to = VirtAddr(AT + half + PAGE_SIZE);
         child.mremap(from, half / 2, half / 2, Remap::To(to)).unwrap();
@@ -240,7 +240,7 @@ fn moved<A: Walk>() {
         scene.assert_holds(parent, 0..scene.pages, PARENT);
         audit(scene.machine, memory, &[parent, &child]);
         drop(child);
-        // The same in the only process: neither part has all mappings.
+        // The same with a single process: neither part has all mappings.
         parent.mremap(from, half / 2, half / 2, Remap::To(to)).unwrap();
         let cost = scene.write(parent, 0..folio / 2, CHILD);
         assert!(cost.walks <= WALKS, "{cost:?}");

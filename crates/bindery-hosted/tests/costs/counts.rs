@@ -1,4 +1,4 @@
-//! The costs that Bindery promises, counted: entries, tables, invalidations.
+//! The promised costs, as counts: entries, tables, invalidations.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::AArch64;
@@ -13,7 +13,7 @@ on_every_architecture! {
     a_gibibyte_congruent_by_tables_moves_512_entries => move_by_two_mebibytes;
 }
 
-/// Moves `length` bytes of folios of 2^`order` pages, contents checked, and returns the cost.
+/// Moves `length` bytes of folios of 2^`order` pages, verifies the contents, and returns the cost.
 fn move_touched<A: Walk>(length: u64, order: u8, from: u64, to: u64, touch: u64) -> Counts {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_order(&memory, order);
@@ -50,7 +50,7 @@ fn move_one_gibibyte<A: Walk>() {
     let cost = move_touched::<A>(GIB, 0, 4 * GIB, 8 * GIB, 32 * MIB);
     assert_eq!((cost.tables_moved, cost.entries_read), (1, 1), "{cost:?}");
     assert_eq!(cost.invalidations, 1, "{cost:?}");
-    // The root's child and what hangs above it: no table of level 2 or 1.
+    // The whole subtree of the root's child moves, without a table of level 2 or 1.
     assert!(cost.tables_locked <= u64::from(A::LEVELS), "{cost:?}");
 }
 
@@ -79,7 +79,7 @@ fn page_by_page_is_equal_work_in_pieces() {
     let before = space.counts();
     space.mremap(VirtAddr(GIB), MIB, MIB, Remap::To(VirtAddr(GIB + MIB))).unwrap();
     let cost = space.counts() - before;
-    // Each of the 16 blocks is unfolded first, with an invalidation of its own.
+    // Each of the 16 blocks is unfolded first, with its own invalidation.
     assert_eq!(cost.invalidations, 17, "{cost:?}");
     audit(&machine, &memory, &[&space]);
 }

@@ -1,5 +1,5 @@
-//! Faults of every kind, with folios of every usual size: each looks at a few entries, and at those
-//! that it changes. So what a program pays to touch a folio is linear in the folio.
+//! Faults of every kind, with folios of every usual size. Each reads a few entries, and those that
+//! it changes. So the total cost of touching a folio is linear in its size.
 
 use std::collections::BTreeSet;
 
@@ -22,10 +22,10 @@ type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 const AT: VirtAddr = VirtAddr(GIB);
 const FOLIOS: u64 = 2;
-/// Entries of the pages' level that a fault may read whatever it does; and a contiguous run, where
-/// it records the access in all of it.
+/// Level-1 entries that any fault may read, and a contiguous run, in all of which it sets the
+/// accessed bit.
 const OWN: u64 = 8;
-/// And for each entry that it writes: the decision, the change, and the look afterwards.
+/// Reads per written entry: for the decision, for the change, and afterwards.
 const EACH: u64 = 3;
 
 /// The work of faults.
@@ -57,8 +57,8 @@ impl Kinds {
         self.pages * PAGE_SIZE
     }
 
-    /// Faults at each page in turn. `walks` of them may look at all entries of a folio, and change
-    /// but one.
+    /// Faults at each page in turn. All but one change only their own entry; `walks` of them may
+    /// read all entries of a folio.
     #[track_caller]
     fn touch<A: Walk>(&mut self, space: &Space<'_, A>, access: Access, walks: u64, what: &str) {
         let own = if A::CONTIG_ENTRIES > 1 { OWN + u64::from(A::CONTIG_ENTRIES) } else { OWN };
@@ -137,7 +137,8 @@ fn forked<A: Walk>(kinds: &mut Kinds, memory: &Memory<Machine<A>>) {
         drop(child);
         kinds.touch(&space, Access::Write, FOLIOS, "writes after the child has gone");
     }
-    // The other process drops pages one by one, so the counts do not show which process is left.
+    // The other process drops pages one by one, so the counts do not tell which process is the
+    // last.
     let child = space.fork().unwrap();
     for number in (0..kinds.pages).step_by(2) {
         space.madvise(kinds.page(number), PAGE_SIZE, Advice::DontNeed).unwrap();

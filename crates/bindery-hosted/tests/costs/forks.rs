@@ -1,4 +1,4 @@
-//! Forks of memory in folios of one page, which are copied table by table.
+//! Forks of memory in folios of one page: the fork copies whole tables.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{Access, AddressSpace, PinTime};
@@ -36,7 +36,7 @@ fn flushes<A: Walk>() {
     audit(&machine, &memory, &[&parent, &first, &second]);
 }
 
-/// Pages that no entry can share, in front of, among and behind those that it can.
+/// Pages whose entries cannot be shared, before, among and behind those that can.
 fn pinned<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let parent = AddressSpace::new(&memory, options()).unwrap();
@@ -71,7 +71,7 @@ fn pinned<A: Walk>() {
     drop(pins);
 }
 
-/// A child exits, and then its parent, with pages of their own among those that they share.
+/// A child exits, and then its parent. Both have private pages among the shared ones.
 fn exits<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
@@ -91,7 +91,7 @@ fn exits<A: Walk>() {
     memory.trim();
     assert!(memory.free_frame_count() >= before + 3, "the first child's own pages");
     audit(&machine, &memory, &[&parent, &second]);
-    // In part: the table stays.
+    // A part only: the table stays.
     parent.munmap(page(5), 200 * PAGE_SIZE).unwrap();
     audit(&machine, &memory, &[&parent, &second]);
     drop(parent);
@@ -107,7 +107,7 @@ fn exits<A: Walk>() {
     audit(&machine, &memory, &[]);
 }
 
-/// More huge leaves than one lock span copies, in a mapping that begins and ends among pages.
+/// More huge leaves than one lock span copies, in a mapping that begins and ends with base pages.
 fn huge<A: Walk>() {
     const LEAF: u64 = 2 * MIB;
     const LEAVES: u64 = 45;
@@ -118,7 +118,7 @@ fn huge<A: Walk>() {
     parent.mmap(&fixed(AT.0 - edge, LEAVES * LEAF + 2 * edge)).unwrap();
     let program = Program::new(&machine, &parent);
     let leaf = |number| VirtAddr(AT.0 + number * LEAF);
-    // The places of two leaves stay empty.
+    // Two of the leaves' addresses stay empty.
     let touched = |number: &u64| ![4, 30].contains(number);
     (0..LEAVES).filter(touched).for_each(|number| program.store(leaf(number), number).unwrap());
     let edges = [VirtAddr(AT.0 - PAGE_SIZE), leaf(LEAVES)];

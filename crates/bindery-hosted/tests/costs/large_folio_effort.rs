@@ -1,4 +1,4 @@
-//! The effort for a large folio if no block is free for one.
+//! The effort for a large folio if no block is free.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ on_every_architecture! {
 const AT: u64 = GIB;
 const SIZE: u64 = 2 * MIB;
 
-/// A memory whose embedder keeps all frames that could form a large folio, and frees them on
+/// A memory whose embedder holds all frames that could form a large folio, and frees them on
 /// request.
 struct Scene<A: Walk> {
     machine: Machine<A>,
@@ -49,7 +49,7 @@ impl<A: Walk> Scene<A> {
         }
     }
 
-    /// How many pages one store brings in.
+    /// The number of pages that one store swaps in.
     fn touched(&self, effort: LargeFolioEffort, advised: bool) -> u64 {
         self.memory.set_large_folio_effort(effort);
         let space = AddressSpace::new(self.memory, options()).unwrap();

@@ -1,4 +1,4 @@
-//! Reclaim beside memory that is locked into memory, and is most of what there is.
+//! Reclaim when locked memory is most of the memory.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Absent, X86_64};
@@ -48,7 +48,7 @@ fn with_locked<A: Walk>(
     });
 }
 
-/// Pages that can go are found without a look at each page that cannot.
+/// Reclaim finds evictable pages without a look at each locked page.
 fn locked_pages_are_passed_over<A: Walk>(sharing: Sharing) {
     const OTHERS: u64 = 64;
     with_locked::<A>(sharing, |memory, space| {
@@ -62,7 +62,7 @@ fn locked_pages_are_passed_over<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// The locked mapping was removed, and no call has unlocked anything.
+/// The locked mapping was removed without an unlock.
 fn what_a_child_keeps_goes<A: Walk>(sharing: Sharing) {
     with_locked::<A>(sharing, |memory, space| {
         let child = space.fork().unwrap();
@@ -73,7 +73,8 @@ fn what_a_child_keeps_goes<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// Reclaims in rounds of 32 pages until `pages` are out, and says how many frames that passed.
+/// Reclaims in rounds of 32 pages until `pages` are swapped out. Returns the number of frames that
+/// it passed.
 fn rounds<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> u64 {
     let (mut freed, mut scanned) = (0, 0);
     while freed < pages {
@@ -84,7 +85,7 @@ fn rounds<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> u64 {
     scanned
 }
 
-/// In the turn that it takes until the pages are cold, and no later.
+/// Within the turn in which the pages become cold.
 fn unlocked_pages_go<A: Walk>(sharing: Sharing) {
     let unlock = |space: &Space<'_, A>| space.munlock(VirtAddr(AT), LOCKED * PAGE_SIZE).unwrap();
     with_locked::<A>(sharing, |memory, space| {
@@ -106,8 +107,8 @@ fn unlocked_pages_go<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// The locked mapping is removed. In each turn a pinned folio may be freed later, and others are
-/// freed at once: the search does not end with them.
+/// The locked mapping is removed. In each turn one folio is pinned, and may be freed later; others
+/// can be freed at once, so the search continues past it.
 fn pages_go_beside_others<A: Walk>(sharing: Sharing) {
     with_locked::<A>(sharing, |memory, space| {
         let child = space.fork().unwrap();
@@ -123,7 +124,7 @@ fn pages_go_beside_others<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// As long as other pages can go, no search would give up.
+/// As long as other pages are evictable, the search must not give up.
 fn the_last_lock_that_goes_is_noticed<A: Walk>() {
     const OTHERS: u64 = 4_096;
     with_locked::<A>(Sharing::Private, |memory, space| {

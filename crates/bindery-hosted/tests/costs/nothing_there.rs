@@ -17,11 +17,11 @@ use crate::support::{GIB, MIB, fixed, options};
 type P = Measured<X86_64<4>>;
 type Space<'m> = AddressSpace<'m, P>;
 
-/// A TiB, which has half a million tables of level 1 where it is full.
+/// A TiB. It has half a million level-1 tables if it is full.
 const LENGTH: u64 = 1 << 40;
 const PAGE: u64 = 4096;
 const AT: VirtAddr = VirtAddr(1 << 41);
-/// Free addresses, the same number.
+/// Another TiB of free addresses.
 const ELSEWHERE: VirtAddr = VirtAddr(1 << 44);
 
 /// Kinds of mappings.
@@ -35,7 +35,7 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::Anonymous, Kind::SharedMemory, Kind::SharedFile, Kind::PrivateFile];
 
-/// A call, and its name. No error is looked at: a call may refuse a kind of mapping.
+/// A call, and its name. Errors are ignored: a call may refuse a kind of mapping.
 type Call = (&'static str, fn(&Space<'_>, &SwapArea));
 
 const CALLS: &[Call] = &[
@@ -98,17 +98,16 @@ const CALLS: &[Call] = &[
     }),
 ];
 
-/// Advice that fills what it is about, or marks each table of it.
+/// Advice that fills its range, or marks each table of it.
 fn fills(kind: Kind, advice: Advice) -> bool {
     matches!(advice, Advice::PopulateRead | Advice::PopulateWrite | Advice::GuardInstall)
-        // As on Linux, what an object lacks is made, a span at a time.
+        // As on Linux, it allocates pages that the object lacks, a span at a time.
         || advice == Advice::Collapse && kind != Kind::Anonymous
-        // The pager reads what is missing, until memory is short.
+        // The pager reads missing pages until memory is short.
         || advice == Advice::WillNeed && matches!(kind, Kind::SharedFile | Kind::PrivateFile)
 }
 
-/// Calls `each` with a mapping of this kind, which has a page at each of `touched`, and all objects
-/// of it.
+/// Calls `each` with a mapping of this kind that has a page at each of `touched`.
 fn with_mapping(
     kind: Kind,
     touched: &[VirtAddr],
@@ -130,8 +129,8 @@ fn with_mapping(
     } else {
         space.mmap(&request).unwrap();
     }
-    // So that the mapping has its anon group, if its kind has one. A discard of a part would leave
-    // the emptied tables.
+    // Gives the mapping its anon group, if its kind has one. A discard of a part would leave the
+    // emptied tables.
     space.fault(AT, Access::Write).unwrap();
     space.madvise(AT, LENGTH, Advice::DontNeed).unwrap();
     let _ = space.madvise(AT, PAGE, Advice::Remove);
@@ -167,7 +166,7 @@ fn object_of<'m>(
     }
 }
 
-/// Names of the calls that take more than `most` steps, and how many they take.
+/// The names of the calls that take more than `most` steps, and their steps.
 fn too_many(touched: &[VirtAddr], most: u64) -> Vec<(Kind, String, u64)> {
     let mut found = Vec::new();
     for kind in KINDS {
@@ -201,6 +200,6 @@ fn no_call_looks_for_what_is_not_there() {
 #[test]
 fn a_page_per_gib_costs_one_page_each() {
     let each_gib: Vec<_> = (0..LENGTH / GIB).map(|number| VirtAddr(AT.0 + number * GIB)).collect();
-    // A table of level 1 and one of level 2 for each page, passed over a few times.
+    // A level-1 and a level-2 table for each page, each visited a few times.
     assert_eq!(too_many(&each_gib, 5 * 1024 * each_gib.len() as u64), []);
 }

@@ -1,5 +1,5 @@
-//! Writes to private base pages after the other sharer has exited: how many faults and entries they
-//! take, and which entries stay read-only.
+//! Writes to private base pages after the other sharer has exited: the number of faults and of
+//! entries that they read, and the entries that stay read-only.
 
 use std::thread;
 
@@ -28,7 +28,7 @@ on_every_architecture! {
 }
 
 const AT: u64 = GIB;
-/// Two tables, and a part of a third.
+/// Two tables, and part of a third.
 const PAGES: u64 = 1100;
 /// Linux has no limit: each fault makes one page writable.
 const MOST_AHEAD: u64 = 64;
@@ -41,12 +41,12 @@ struct Scene<'s, 'm, A: Walk> {
     space: &'s Space<'m, A>,
 }
 
-/// Runs a test with `PAGES` base pages that were touched, and whose sharer has exited.
+/// Runs a test with `PAGES` touched base pages whose sharer has exited.
 fn after_a_fork<A: Walk>(test: impl FnOnce(&Scene<'_, '_, A>)) {
     after_a_fork_with::<A>(0, test);
 }
 
-/// As [`after_a_fork`], with folios of 2^`order` pages where they fit.
+/// As [`after_a_fork`], with folios of 2^`order` pages if they fit.
 fn after_a_fork_with<A: Walk>(order: u8, test: impl FnOnce(&Scene<'_, '_, A>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 4, ..Config::default() });
@@ -84,7 +84,7 @@ impl<A: Walk> Scene<'_, '_, A> {
         }
     }
 
-    /// How many of these pages are writable.
+    /// The number of writable pages among these.
     fn writable(&self, pages: std::ops::Range<u64>) -> u64 {
         pages.filter(|page| self.is_writable(*page)).count() as u64
     }
@@ -106,7 +106,7 @@ fn single<A: Walk>() {
         assert_eq!((cost.entries_read, cost.entries_written), (1, 1), "{cost:?}");
         assert_eq!((cost.bytes_copied, cost.tables_locked), (0, 1), "{cost:?}");
         assert_eq!((cost.invalidations, machine.invalidations), (0, 0), "{cost:?}");
-        // One, of this page, where a fault leaves the old entry in the TLB.
+        // One invalidation, of this page, if a fault leaves the old entry in the TLB.
         assert_eq!(machine.local_invalidations, u64::from(!A::FAULTS_INVALIDATE));
         assert_eq!(scene.writable(0..PAGES), 1);
         scene.assert_holds(0..7, |page| page);
@@ -128,7 +128,7 @@ fn in_order<A: Walk>() {
         }
         let cost = scene.space.counts() - before;
         let machine = scene.machine.statistics() - machine;
-        // Of 1, 1, 2, 4, 8, 16 and 32 pages, and of 64 from then on, in each table.
+        // Batches of 1, 1, 2, 4, 8, 16 and 32 pages in each table, and of 64 from then on.
         let entries = u64::from(A::ENTRIES);
         let most = PAGES.div_ceil(entries) * 7 + PAGES / MOST_AHEAD + 1;
         assert!(faults <= most, "{faults} faults, {most} allowed");
@@ -162,7 +162,7 @@ fn huge<A: Walk>() {
     });
 }
 
-/// The entries of another mapping in the same table stay as they are.
+/// The entries of another mapping in the same table do not change.
 fn end_of_mapping<A: Walk>() {
     after_a_fork::<A>(|scene| {
         scene.space.mprotect(at(12), PAGE_SIZE, bindery::Protection::READ).unwrap();
@@ -178,7 +178,7 @@ fn shared_ahead<A: Walk>() {
         let child = scene.space.fork().unwrap();
         let program = Program::new(scene.machine, &child);
         let own = |page: u64| page < 20 || page.is_multiple_of(3);
-        // The child has copies of these: the parent has them to itself.
+        // The child has copied these: only the parent maps them.
         for page in (0..PAGES).filter(|page| own(*page)) {
             program.store(at(page), page + 9).unwrap();
         }
@@ -208,7 +208,7 @@ fn watched<A: Walk>() {
         }
         scene.assert_holds(0..32, |page| page + 1);
     });
-    // A userfaultfd: a handler may protect any page.
+    // A userfaultfd: its handler may protect any page.
     after_a_fork::<A>(|scene| {
         let features = UserfaultFeatures::empty();
         let fd = scene.space.userfault(features, UserfaultScope::All).unwrap();
@@ -239,7 +239,7 @@ fn swapped<A: Walk>() {
     after_a_fork::<A>(|scene| {
         scene.memory.swap_on(4 * PAGES, 0).unwrap();
         scene.space.madvise(at(0), PAGES * PAGE_SIZE, Advice::PageOut).unwrap();
-        // Reads leave content in swap; a child shares the pages for a while.
+        // Reads leave the content in swap. A child shares the pages for a while.
         scene.assert_holds(0..PAGES, |page| page);
         drop(scene.space.fork().unwrap());
         for page in 0..PAGES {
@@ -250,8 +250,8 @@ fn swapped<A: Walk>() {
     });
 }
 
-/// Three threads write in order, each every third page, while the process forks again and again:
-/// a child sees none of the writes that come after its fork.
+/// Three threads write in order, each every third page, while the process forks repeatedly. A child
+/// sees none of the writes after its fork.
 fn beside_forks<A: Walk>() {
     after_a_fork::<A>(|scene| {
         let write = |thread: u64| {

@@ -1,4 +1,4 @@
-//! Many mappings of one address space, and of one object: what a call looks at grows with the
+//! Many mappings in one address space, and of one object: the steps of a call grow with the
 //! logarithm of their number.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
@@ -21,7 +21,8 @@ fn plain(memory: u64, seed: u64) -> (Machine<X>, Memory<Machine<X>>) {
     memory_with(Config { memory, seed, tlb: TlbKind::Plain, ..Config::default() })
 }
 
-/// The most mappings that `work` has the address space look at, of all that `each` names.
+/// The maximum number of mappings that `work` makes the address space visit, over the arguments
+/// that `each` supplies.
 fn most<T>(space: &Space<'_>, each: impl Iterator<Item = T>, work: impl Fn(T)) -> u64 {
     each.map(|one| {
         let before = space.mappings_looked_at();
@@ -39,7 +40,7 @@ fn at(number: u64) -> VirtAddr {
 
 #[test]
 fn keeping_flat_towers_slows_no_fault_down() {
-    // As it was when each address space drew the same heights: a program could tell them.
+    // As if each address space drew the same heights: a program could predict them.
     let mut random = 1_u64;
     let mut height = || {
         random ^= random << 13;
@@ -114,7 +115,8 @@ fn many_mappings_cost_each_call_a_logarithm() {
         });
         let costs = [map, fault, unmap, fork];
         println!("{count} mappings: mmap, fault, munmap, fork of one look at {costs:?}");
-        // Per search 4.5 nodes on each of log4(n) levels on the average, and not three times that.
+        // A search visits 4.5 nodes on each of log4(n) levels on average, and at most three times
+        // as many.
         let bound = 14 * u64::from(count.ilog2().div_ceil(2));
         assert!(fault <= bound, "a fault among {count} looks at {fault}, {bound} are allowed");
         // A call makes up to ten searches, and measures what it has changed.
@@ -143,7 +145,7 @@ fn map_page<'m>(space: &Space<'m>, object: &Object<'m, Machine<X>>, number: u64,
         .unwrap();
 }
 
-/// The steps in the object's tree that `work` takes.
+/// The steps in the object's tree during `work`.
 fn steps<R>(object: &Object<'_, Machine<X>>, work: impl FnOnce() -> R) -> u64 {
     let before = object.mapping_steps();
     work();
@@ -158,7 +160,7 @@ fn sync_of_scattered_pages_visits_each_mapping_once() {
         let file = memory.file(&files, 1, 2 * count * PAGE_SIZE).unwrap();
         let space = AddressSpace::new(&memory, options()).unwrap();
         for number in 0..count {
-            // Every second page of the file, each in a VMA of its own.
+            // Every second page of the file, each in its own VMA.
             map_page(&space, &file, number, 2 * number);
             space.fault(at(number), Access::Write).unwrap();
         }
@@ -180,7 +182,7 @@ fn an_objects_many_mappings_cost_a_logarithm() {
         let (machine, memory) = plain(512 * MIB, 0);
         let object = objects::memfd(&memory, 4 * PAGE_SIZE);
         let space = AddressSpace::new(&memory, options()).unwrap();
-        // All of page 0, except one of page 2.
+        // All of them map page 0, except one, which maps page 2.
         let each = |number| if number == count / 2 { 2 } else { 0 };
         let most = (0..count)
             .map(|number| steps(&object, || map_page(&space, &object, number, each(number))));
@@ -231,7 +233,7 @@ fn sync_of_a_clean_file_reads_no_page() {
 fn pages_in_consecutive_frames_are_counted_once() {
     let pages = 1 << 14;
     let (machine, memory) = plain(256 * MIB, 0);
-    // All memory, freed from the highest frame to the lowest: so folios of one page are in
+    // Frees all memory from the highest frame to the lowest, so that folios of one page get
     // consecutive frames.
     let mut all = Vec::new();
     while let Some(frames) = memory.allocate_frames(Order(10)) {

@@ -1,5 +1,5 @@
-//! How much is done in one read section, and with one set of table locks, at most: 1,024 entries,
-//! 512 tables marked, 64 KiB copied or zeroed, whatever a call is asked for.
+//! The maximum work in one read section, and under one set of table locks: 1,024 entries, 512
+//! marked tables, 64 KiB copied or zeroed, whatever the size of the call.
 
 use std::sync::mpsc;
 use std::thread;
@@ -31,7 +31,7 @@ fn far(off: u64) -> VirtAddr {
     VirtAddr(32 * GIB + off)
 }
 
-/// Checks the longest section since it was asked last.
+/// Checks the longest section since the last check.
 #[track_caller]
 fn bounded<A: Walk>(memory: &Memory<Measured<A>>, what: &str) -> Section {
     let most = memory.platform().take_most();
@@ -61,7 +61,7 @@ fn fill<A: Walk>(space: &Space<'_, A>, filling: Filling) {
     }
 }
 
-/// A filled range with neighbors that keep its first and last table, so that the calls have edges.
+/// A filled range. Neighbors keep its first and last table, so that the calls have edges.
 fn filled<'m, A: Walk>(memory: &'m Memory<Measured<A>>, filling: Filling) -> Space<'m, A> {
     if filling.order > 0 {
         memory.folio_policy().set(Order(filling.order), SizeMode::Always);
@@ -73,7 +73,7 @@ fn filled<'m, A: Walk>(memory: &'m Memory<Measured<A>>, filling: Filling) -> Spa
     space
 }
 
-/// At most one invalidation for 64 tables, and a few where a range ends or a count starts again.
+/// At most one invalidation per 64 tables, and a few where a range ends or a count restarts.
 #[track_caller]
 fn flushed_together<A: Walk>(space: &Space<'_, A>, filling: Filling, work: impl FnOnce()) {
     let before = space.counts().invalidations;
@@ -110,7 +110,7 @@ fn calls_are_bounded<A: Walk>(filling: Filling) {
         flushed_together(&space, filling, || space.madvise(START, size, advice).unwrap());
         bounded(&memory, "forgetting");
     }
-    // Off the edges of tables on both sides.
+    // Not at the edges of tables on either side.
     let inner = at_offset(size / 4 + PAGE_SIZE);
     space.discard(inner, size / 4 + 2 * PAGE_SIZE).unwrap();
     bounded(&memory, "discard");
@@ -203,7 +203,7 @@ fn relatives_get_the_reverse_map_between_pieces() {
             }
         }
     });
-    // Two tables a piece, and at each the reverse map is locked only for the entries.
+    // Two tables per batch; the reverse map is locked only for the entries of each.
     let pieces = DENSE.size / (4 * MIB);
     assert!(free >= pieces && busy >= pieces, "free {free} times, busy {busy} times");
 }
@@ -218,8 +218,8 @@ const ACCESS: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
 #[test]
 fn mincore_of_an_object_asks_each_page_once() {
     let (_, memory) = measured::<X86>(320 * MIB);
-    // Take all memory and give it back from the highest to the lowest, so that pages are in
-    // frames that follow each other, in a folio each.
+    // Takes all memory and frees it from the highest frame to the lowest, so that consecutive pages
+    // get consecutive frames, each in its own folio.
     let mut all = Vec::new();
     while let Some(frames) = memory.allocate_frames(Order(10)) {
         all.push(frames);

@@ -1,5 +1,5 @@
-//! Reclaim of anonymous pages that a family of address spaces shares: a page costs each of them a
-//! few looks, whatever lies around it.
+//! Reclaim of anonymous pages that a family of address spaces shares: a page costs a few steps in
+//! each of them, whatever surrounds it.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
@@ -12,8 +12,8 @@ use crate::support::{GIB, MIB, fixed, options};
 
 const AT: VirtAddr = VirtAddr(GIB);
 const CHILDREN: u64 = 20;
-/// Looks at a page in each process: in two turns of the clock, with what they forget, and on its
-/// way out. One more for the read sections in which the swap code finds the cluster of its slot.
+/// Steps per page in each process: two turns of the clock with their age updates, and the swap-out.
+/// One more for the read sections in which the swap code finds the cluster of its slot.
 const LOOKS: u64 = 5;
 
 type Space<'m, A> = AddressSpace<'m, Measured<A>>;
@@ -68,14 +68,14 @@ fn a_flush_for_each_space_and_stretch<A: Walk>() {
     }
     let before = invalidations(&spaces);
     memory.reclaim(u64::MAX);
-    // The hand may come to the middle of a stretch first.
+    // The hand may start in the middle of a stretch.
     let (flushes, stretches) = (invalidations(&spaces) - before, pages / 32 + 1);
     assert!(flushes > CHILDREN, "nothing was flushed");
-    // Pages age in one turn, and go in another.
+    // Pages age in one turn, and are swapped out in another.
     assert!(flushes <= 2 * stretches * (CHILDREN + 1), "{flushes} flushes");
 }
 
-/// Pages that a child has copied since, next to the shared ones, cost the others nothing.
+/// Pages next to the shared ones that a child has copied cost the others nothing.
 fn copies_of_a_child_are_looked_at_there<A: Walk>() {
     let (_, memory) = measured::<A>(64 * MIB);
     memory.swap_on(1 << 13, 0).unwrap();

@@ -1,5 +1,5 @@
-//! Stack: what a call takes of it, with the reclaim that it may need. docs/embedding.md has these
-//! figures, for embedders that choose how large their kernel stacks are.
+//! The stack usage of a call, including the reclaim that it may need. docs/embedding.md has these
+//! figures, for embedders that choose the size of their kernel stacks.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, X86_64};
@@ -17,7 +17,7 @@ const BYTES: u64 = 8 * MIB;
 /// The bounds of docs/embedding.md, in bytes: with anonymous memory, and with shared memory.
 const MOST: [usize; 2] = [13_800, 18_200];
 
-/// A fault in a full machine: `fill` leaves only the frames that the core needs.
+/// A fault when memory is full: `fill` leaves only the frames that the core needs.
 fn fault_that_reclaims<A: Walk>(shared: bool) -> usize {
     let (_machine, memory) = measured::<A>(BYTES);
     let area = memory.swap_on(4 * BYTES / PAGE, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Many userfaultfds of one address space: a call asks once for each of its mappings.
+//! Many userfaultfds of one address space: a call visits each of their mappings once.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -9,7 +9,7 @@ use crate::support::{GIB, MIB, audit, fixed, memory_with, options};
 
 type X = X86_64<4>;
 
-/// Each serves this number of mappings, which are not adjacent.
+/// Each handles this number of mappings, which are not adjacent.
 const EACH: u64 = 2;
 
 fn asked(userfaults: &[Userfault<'_, Machine<X>>]) -> u64 {

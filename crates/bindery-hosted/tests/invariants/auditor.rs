@@ -1,7 +1,8 @@
 //! Every invariant of the design, broken on purpose: the auditor reports the invariant and the
 //! place.
 //!
-//! Invariants that the auditor cannot see, about TLBs and the past, are broken in `strict_tlb.rs`.
+//! Invariants that the auditor cannot check, about TLBs and the past, are broken in
+//! `strict_tlb.rs`.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{
@@ -23,7 +24,7 @@ const AT: VirtAddr = VirtAddr(GIB);
 const NEXT: VirtAddr = VirtAddr(GIB + PAGE);
 const NEXT_TABLE: VirtAddr = VirtAddr(GIB + 2 * MIB);
 
-/// Four MiB at `AT`, the first page of each table written.
+/// 4 MiB at `AT`; the first page of each table is written.
 fn two_tables<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     with_fixture::<A>(order, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
@@ -42,7 +43,7 @@ fn one_block<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     });
 }
 
-/// Damages a table, sees what the auditor says, and repairs it.
+/// Damages a table, runs the auditor, and repairs the table. Returns the verdict.
 fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level<X86>) -> (Violation, Frame) {
     let mut found = None;
     two_tables::<X86>(if level == Level::PMD { 9 } else { 0 }, |fixture| {
@@ -54,7 +55,7 @@ fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level<X86>) -> (
     found.unwrap()
 }
 
-/// Puts another entry of `level` in the place of the one at `at`, and sees what the auditor says.
+/// Replaces the entry of `level` at `at`, and runs the auditor.
 fn entry_damaged<A: Walk>(
     fixture: &Fixture<'_, '_, A>,
     at: VirtAddr,
@@ -241,7 +242,7 @@ fn a_kernel_page_in_user_space_is_found() {
 
 #[test]
 fn a_leaf_that_allows_nothing_is_found() {
-    // Of the architectures, only RISC-V has bits for it.
+    // RISC-V is the only architecture with bits for it.
     two_tables::<Riscv64<3>>(0, |fixture| {
         let found = entry_damaged(fixture, AT, Level::PTE, |old| Entry(old.0 & !0b1110));
         assert_eq!(found, Violation::LeafWithoutAccess(AT));
@@ -269,7 +270,7 @@ fn a_hidden_page_with_permissions_is_found() {
 fn an_absent_entry_that_means_nothing_is_found() {
     two_tables::<X86>(0, |fixture| {
         let guard = X86::encode_absent(Absent::Marker(Marker::Guard));
-        // No marker has this number, no entry this bit, and no kind is zero.
+        // No marker has this number, no entry has this bit, and 0 is no kind.
         for wrong in [1 << 11, 1 << 60, 0b100] {
             let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry(guard.0 ^ wrong));
             assert_eq!(found, Violation::BadAbsent(AT), "{wrong:#x}");
@@ -339,7 +340,8 @@ fn incomplete_blocks<A: Walk>() {
 #[test]
 fn a_misaligned_contiguous_block_is_found() {
     two_tables::<AArch64>(5, |fixture| {
-        // All pages eight frames further on: consecutive, of one folio, equal, and no block.
+        // All pages move up by eight frames: still consecutive, in one folio and equal, but not an
+        // aligned block.
         let shifted: Vec<_> = (0..16)
             .map(|page| {
                 let at = VirtAddr(AT.0 + page * PAGE);
@@ -442,7 +444,7 @@ fn a_wrong_count_of_resident_pages_is_found() {
 fn a_detached_table_not_freed_is_found() {
     with_fixture::<X86>(0, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
-        // The zero page counts nothing, so that only the table is lost.
+        // The zero page has no count, so only the table leaks.
         assert_eq!(fixture.program.load(AT), Ok(0));
         let table = testing::table_at(fixture.space, AT, Level::PTE).unwrap();
         testing::damage_table(fixture.space, AT, Level::PMD, TableDamage::LiveCount(-1));
@@ -461,7 +463,7 @@ fn free_lists_that_contradict_the_metadata_are_found() {
     });
 }
 
-/// Damage that cannot be repaired: the fixture is not left in order, and never dropped.
+/// Damage that cannot be repaired: the fixture stays damaged, and is never dropped.
 fn beyond_repair(damage: MemoryDamage) -> Violation {
     let (machine, memory) = support::strict::<X86>(16 * MIB);
     testing::damage_memory(&memory, damage);

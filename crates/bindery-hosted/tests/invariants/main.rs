@@ -1,4 +1,4 @@
-//! Every invariant, broken on purpose: the auditor or the strict TLB says which.
+//! Every invariant, broken on purpose. The auditor or the strict TLB names it.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

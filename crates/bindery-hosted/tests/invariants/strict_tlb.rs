@@ -1,6 +1,6 @@
-//! Invariants that only a TLB can see broken: a translation that outlives its revocation, a frame
-//! or a table that is reused under one, a write that would be lost, a block that was changed
-//! without a break. Each is broken behind the core's back, and the strict TLB says so.
+//! Invariants whose violation only a TLB reveals: a translation that outlives its revocation, a
+//! frame or a table that is reused under one, a write that would be lost, a block that was changed
+//! without a break. The tests break each behind the core's back, and the strict TLB reports it.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Arch, Attributes, Entry, EntryIndex, Level, Riscv64};
@@ -58,7 +58,8 @@ fn clean<A: Walk>() {
     });
 }
 
-/// Makes the core believe that no TLB holds anything, while `work` runs; what the TLB saw.
+/// Makes the core believe that no TLB holds anything while `work` runs. Returns the violations that
+/// the TLB saw.
 fn unflushed<A: Walk>(fixture: &Fixture<'_, '_, A>, work: impl FnOnce()) -> Vec<Violation> {
     fixture.space.leave(TlbOnLeave::Flushed);
     work();
@@ -85,7 +86,7 @@ fn free_tables_early<A: Walk>() {
         assert!(found.iter().any(released), "{found:?}");
         let leaves = found.iter().filter(|seen| matches!(seen, Violation::ReleasedLeaf { .. }));
         assert_eq!(leaves.count(), 16);
-        // The cached entries of the way down are stale, too.
+        // The cached entries of the upper levels are stale, too.
         fixture.machine.audit();
         fixture.machine.take_violations();
         testing::clear_accessed_and_dirty(fixture.space, AT, 1);
@@ -114,7 +115,7 @@ fn a_block_folded_without_break_is_a_conflict() {
 
 fn fold_without_break<A: Walk>() {
     written::<A>(4, |fixture| {
-        // Single pages that could be a block again.
+        // Single pages that could form a block again.
         fixture.space.mprotect(AT, PAGE, Protection::READ).unwrap();
         fixture.space.mprotect(AT, PAGE, READ_WRITE).unwrap();
         let pages = || (0..16).map(|page| VirtAddr(AT.0 + page * PAGE));

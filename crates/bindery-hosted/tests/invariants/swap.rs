@@ -1,4 +1,4 @@
-//! The invariants of swap, broken on purpose: slots and the entries that name them.
+//! The invariants of swap, broken on purpose: slots and the entries that refer to them.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, AbsentFormat, Level, Marker, X86_64};

@@ -1,5 +1,4 @@
-//! Wrong calls of a kernel: each is refused with the error for its reason and area, and nothing
-//! changes.
+//! Wrong calls of a kernel. Each fails with the error for its reason and area, and changes nothing.
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions, Riscv64, Tiny};
@@ -32,7 +31,8 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Lets `scenario` have a map with an area of each kind; afterwards all is clean, nothing leaked.
+/// Runs `scenario` with a map that has an area of each kind. Afterwards the map is empty, and
+/// nothing has leaked.
 fn on_map<A: Walk>(
     scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>, &Map<'_, A>, [VirtAddr; 3]),
 ) {
@@ -54,7 +54,7 @@ fn on_map<A: Walk>(
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-/// Calls that must be refused so, and change nothing.
+/// Calls that must fail with this error and change nothing.
 #[track_caller]
 fn refused<A: Walk, R: std::fmt::Debug + PartialEq>(
     map: &Map<'_, A>,
@@ -68,7 +68,7 @@ fn refused<A: Walk, R: std::fmt::Debug + PartialEq>(
     assert!(!problem.to_string().is_empty());
 }
 
-/// Gives an address back in every way there is.
+/// Frees an address in every possible way.
 fn frees<A: Walk>(map: &Map<'_, A>, at: VirtAddr) -> [Result<(), Problem>; 3] {
     [map.free_vmalloc(at), map.free_vmap(at, UnmapTime::Later), map.free_ioremap(at)]
 }
@@ -95,7 +95,7 @@ fn addresses<A: Walk>() {
             (device, 3, AreaKind::Ioremap),
         ] {
             let there = area(start, count, kind);
-            // In the middle, at the last page, in the guard page.
+            // An address in the middle, one in the last page, one in the guard page.
             for page in [1, count - 1, count] {
                 let at = VirtAddr(start.0 + page * PAGE_SIZE);
                 for (expected, result) in KINDS.into_iter().zip(frees(map, at)) {
@@ -191,11 +191,11 @@ fn sizes<A: Walk>() {
             refused(map, problem, || map.vmalloc(size, &options));
             refused(map, problem, || map.resize_vmalloc(start, size, &options));
         }
-        // There would be room for it if there were no other areas.
+        // There would be room if there were no other areas.
         let device = MemoryType::Uncached;
         let registers = || map.ioremap(PhysAddr(12 * GIB), arena - PAGE_SIZE, device);
         refused(map, Problem::OutOfAddresses, registers);
-        // The same with enough memory.
+        // The same call with enough memory.
         refused(map, Problem::OutOfMemory, || map.vmalloc(arena - PAGE_SIZE, &options));
         refused(map, Problem::Empty, || map.vmap(&[], &VmapOptions::default()));
         refused(map, Problem::Empty, || map.vmap_ranges(&[], &VmapOptions::default()));
@@ -219,7 +219,7 @@ fn alignments<A: Walk>() {
             refused(map, Problem::BadAlignment, || map.vmalloc(PAGE_SIZE, &options));
             refused(map, Problem::BadAlignment, || map.resize_vmalloc(start, PAGE_SIZE, &options));
         }
-        // No address in the arena is a multiple of it.
+        // No address in the arena has this alignment.
         let options = VmallocOptions { align: 1 << 63, ..VmallocOptions::huge() };
         refused(map, Problem::OutOfAddresses, || map.vmalloc(PAGE_SIZE, &options));
         refused(map, Problem::OutOfAddresses, || map.vmalloc(3 * MIB, &options));
@@ -311,7 +311,7 @@ fn last_frames<A: Walk>() {
             let to = Frame(u32::MAX).start();
             let place = VirtAddr(at.0 + u64::from(count - 1) * PAGE_SIZE);
             assert_eq!(translate(machine, map, place), Ok(to), "the last of {count}");
-            // A list that goes on with frame 0: no run leads beyond the last frame.
+            // A list that continues with frame 0: no run extends beyond the last frame.
             let list: Vec<_> =
                 (0..2 * count).map(|ahead| Frame(last(count).wrapping_add(ahead))).collect();
             let at = map.vmap(&list, &options).unwrap();
@@ -334,7 +334,7 @@ fn windows<A: Walk>() {
         (base, base + PAGE_SIZE),
         (base + 1, base + MIB),
         (base, base + MIB + 1),
-        // More than one root stands for.
+        // More than a root entry covers.
         (0x1000, base),
         (0, whole + MIB),
     ] {
@@ -364,7 +364,7 @@ fn last_page<A: Walk>() {
             kernel::assert_filled(&machine, map.root(), pages(*at, 37), *at, round);
         }
         audit(&machine, &memory, &[&map]);
-        // In an order of its own, so that tables go one by one.
+        // In a different order, so that tables are freed one by one.
         areas.sort_by_key(|at| at.0.reverse_bits());
         for at in areas {
             map.free_vmalloc(at).unwrap();
@@ -406,7 +406,7 @@ fn a_full_window_of_tiny_is_refused() {
     let options = VmallocOptions::default();
     refused(&map, Problem::OutOfAddresses, || map.vmalloc(1, &options));
     map.free_vmalloc(whole).unwrap();
-    // Areas that wait for a purge are no obstacle.
+    // Areas that wait for a purge do not stop it.
     map.vmalloc(31 * PAGE_SIZE, &options).unwrap();
     audit(&machine, &memory, &[&map]);
 }
@@ -418,7 +418,7 @@ fn access_after_purge<A: Walk>() {
     translate(&machine, &map, at).unwrap();
     map.free_vmalloc(at).unwrap();
     map.purge();
-    // The walk may remember the tables that it saw.
+    // A walk may have read the tables, and may use them later.
     assert!(translate(&machine, &map, at).is_err());
     drop(map);
     audit(&machine, &memory, &[]);

@@ -92,7 +92,7 @@ fn purge<A: Walk>() {
     assert!(areas.iter().all(|at| translate(&machine, &map, *at).is_err()));
     memory.trim();
     assert!(memory.free_frame_count() + 1 >= before, "{} {before}", memory.free_frame_count());
-    // The lowest addresses that do are used again.
+    // The lowest suitable addresses are reused.
     assert_eq!(map.vmalloc(3 * MIB, &options), Ok(first));
     audit(&machine, &memory, &[&map]);
 }

@@ -1,5 +1,5 @@
-//! How much work kernel mappings cost at most: entries, invalidations, steps down the tables. The
-//! figures are floors: what the architecture's format asks for, and no more.
+//! The maximum work of kernel mappings: entries, invalidations, steps down the tables. The figures
+//! are floors: the architecture's format needs no less.
 
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{AArch64, MemoryType, Permissions, Riscv64, X86_64};
@@ -29,12 +29,12 @@ fn cost<A: Walk, R>(map: &Map<'_, A>, work: impl FnOnce() -> R) -> (R, Counts) {
     (result, map.counts() - before)
 }
 
-/// Invalidations that mapping takes: where invalid entries may be cached, one.
+/// Invalidations of a mapping call: one if TLBs may cache invalid entries.
 fn publishing<A: Walk>() -> u64 {
     u64::from(A::INVALID_MAY_BE_CACHED)
 }
 
-/// Tables that stay; a cut gives those back that it did not need after all.
+/// Tables that stay. A cut frees those that it turned out not to need.
 fn tables(cost: &Counts) -> u64 {
     cost.tables_allocated - cost.tables_freed
 }
@@ -53,8 +53,8 @@ fn leaves_and_tables<A: Walk>() {
             };
             let entries = leaves + behind + cost.tables_allocated;
             assert_eq!(cost.entries_written, entries, "{size:#x} {options:?}");
-            // At level 1, one for each span with pages; and one of each level above, except the
-            // first, which hangs in the root.
+            // At level 1, one table per span with pages; one of each level above, except under the
+            // root, which exists already.
             let first = behind.div_ceil(512);
             assert!(cost.tables_allocated <= first + u64::from(A::LEVELS) - 3, "{cost:?}");
             assert_eq!(cost.invalidations, publishing::<A>());
@@ -77,7 +77,7 @@ fn one_for_many<A: Walk>() {
     map.set_purge_limit(u64::MAX);
     let huge = VmallocOptions::huge();
     let mut tables = map.counts().tables_allocated;
-    // Up to the number that is purged together; and far more, some of which need a flush for their
+    // First the number that is purged together; then far more, some of which need a flush for their
     // tables.
     for (count, most) in [(30, 1), (200, 8), (1000, 33)] {
         let areas: Vec<_> = (0..count)
@@ -90,7 +90,7 @@ fn one_for_many<A: Walk>() {
         assert_eq!((freeing.invalidations, machine.statistics().messages), (0, messages));
         let (_, purge) = cost(&map, || map.purge());
         assert!((1..=most).contains(&purge.invalidations), "{count}: {purge:?}");
-        // All tables but the root and those that fill its entries go.
+        // All tables are freed except the root and those in its entries.
         assert_eq!(purge.tables_freed, tables);
         tables = map.counts().tables_allocated;
     }
@@ -127,7 +127,7 @@ fn whole_area<A: Walk>() {
     let read_write = Permissions::READ | Permissions::WRITE;
     let (_, cost) = self::cost(&map, || map.protect_part(part, read_write).unwrap());
     assert_eq!((cost.invalidations, cost.entries_written), (1, 1));
-    // A cut: the leaf is broken and replaced, and one table is filled.
+    // A cut breaks the leaf and replaces it, and fills one table.
     let part = pages(VirtAddr(huge.0 + MIB), 3);
     let (_, cost) = self::cost(&map, || map.protect_part(part, read_write).unwrap());
     assert_eq!((tables(&cost), cost.entries_written), (1, 2 + 512));
@@ -154,8 +154,9 @@ fn one_walk<A: Walk>() {
     for count in [1, 100, 512, 2048] {
         let options = VmapOptions::default();
         let (at, cost) = cost(&map, || map.vmap(&list[..count], &options).unwrap());
-        // From the root for the first table, from its parent for those behind; once more where the
-        // area begins in the middle of one, and where it crosses a table of level 2.
+        // The walk starts at the root for the first table, and at the parent for the others. It
+        // takes one step more if the area begins in the middle of a table, and one if it crosses a
+        // level-2 table.
         let tables = count.div_ceil(512) as u64 + 2;
         let steps = u64::from(A::LEVELS) - 1 + tables;
         assert!(cost.entries_descended <= steps, "{count}: {cost:?}");
@@ -201,7 +202,7 @@ fn gibibyte<A: Walk>() {
     let map = map(&memory);
     let from = PhysAddr(16 * GIB);
     let (at, cost) = cost(&map, || map.ioremap(from, GIB, MemoryType::Uncached).unwrap());
-    // Three levels: the root is copied by others, so that it may have no leaf.
+    // Three levels: other roots are copies of this one, so it may have no leaf.
     let (leaves, size) = if A::LEVELS > 3 { (1, GIB) } else { (512, 2 * MIB) };
     assert_eq!(cost.entries_written, leaves + cost.tables_allocated);
     assert_eq!(pieces(&map, pages(at, GIB / PAGE_SIZE))[0].size, size);
@@ -209,7 +210,7 @@ fn gibibyte<A: Walk>() {
         let translated = kernel::translate(&machine, &map, VirtAddr(at.0 + offset));
         assert_eq!(translated, Ok(PhysAddr(from.0 + offset)));
     }
-    // A page in the middle is cut out: tables of levels 2 and 1.
+    // A cut of the middle page needs tables of levels 2 and 1.
     if A::LEVELS > 3 {
         let page = pages(VirtAddr(at.0 + 5 * MIB), 1);
         let (_, cost) = self::cost(&map, || map.protect_part(page, Permissions::READ).unwrap());
@@ -221,7 +222,7 @@ fn gibibyte<A: Walk>() {
     audit(&machine, &memory, &[&map]);
 }
 
-/// The sizes of the pieces of an area, joined, with their lengths.
+/// The sizes of an area's pieces; adjacent ones of one size are joined.
 fn shape<A: Walk>(map: &Map<'_, A>, at: VirtAddr, size: u64) -> Vec<(u64, u64)> {
     let found = pieces(map, pages(at, size / PAGE_SIZE));
     found.iter().map(|piece| (piece.size, piece.range.len())).collect()

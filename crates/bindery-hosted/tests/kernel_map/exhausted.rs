@@ -1,5 +1,5 @@
-//! Frames and addresses really run out: nothing has changed, areas that wait for a purge are found,
-//! and small pieces replace only the large ones for which no block is free.
+//! Frames and addresses run out for real. Failed calls change nothing and find the areas that wait
+//! for a purge. Small pieces replace large ones only if no block is free.
 
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{MemoryType, Permissions};
@@ -26,7 +26,8 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Uses up all memory but `left` frames, by pages in no order. Gives what is to be freed.
+/// Uses up all memory except `left` frames, in pages without order. Returns what the caller has to
+/// free.
 fn use_up<A: Walk>(memory: &Memory<Machine<A>>, map: &Map<'_, A>, left: u64) -> Vec<VirtAddr> {
     let mut areas = Vec::new();
     let options = VmallocOptions::default();
@@ -67,7 +68,8 @@ fn really_out<A: Walk>() {
     assert_eq!(memory.free_frame_count(), free);
 }
 
-/// Areas take all that they may. Reclaim still has frames to store pages in, so all pages can go.
+/// Areas take as much as they may. Reclaim still has frames to store pages in, so all pages can be
+/// swapped out.
 fn leaves_the_reserve<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let swap = memory.swap_on(8192, 0).unwrap();
@@ -76,7 +78,7 @@ fn leaves_the_reserve<A: Walk>() {
         let space = AddressSpace::new(&memory, options()).unwrap();
         space.mmap(&fixed(GIB, 16 * MIB)).unwrap();
         for page in 0..16 * MIB / PAGE_SIZE {
-            // One word fills no page: each has to be stored.
+            // A single word does not fill the page with one value: each page has to be stored.
             let bytes = [page + 1, page + 2].map(u64::to_ne_bytes).concat();
             space.write_user(VirtAddr(GIB + page * PAGE_SIZE), &bytes).unwrap();
         }
@@ -87,7 +89,8 @@ fn leaves_the_reserve<A: Walk>() {
             }
         }
         assert!(memory.free_frame_count() >= 32, "{} are free", memory.free_frame_count());
-        // They have waited for pages of the process, which still found room to be stored in.
+        // The calls have waited until pages of the process were stored, for which there was still
+        // room.
         while memory.reclaim(64).freed > 0 {}
         let taken = memory.swap_areas().map(|area| area.taken).sum::<u64>();
         assert_eq!(taken, 16 * MIB / PAGE_SIZE, "pages cannot be freed any more");
@@ -97,7 +100,7 @@ fn leaves_the_reserve<A: Walk>() {
     assert_eq!(memory.swap_off(&swap), Ok(()));
 }
 
-/// Frames and tables that wait for a purge are found by every call that needs memory.
+/// Every call that needs memory finds frames and tables that wait for a purge.
 fn freed_is_memory<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let map = kernel::map(&memory);
@@ -110,10 +113,10 @@ fn freed_is_memory<A: Walk>() {
             map.vmalloc(100 * PAGE_SIZE, &VmallocOptions::default())
                 .map(|at| map.free_vmalloc(at).unwrap())
         },
-        // In a place where there are no tables.
+        // At addresses without tables.
         &|| map.vmalloc(PAGE_SIZE, &far).map(|at| map.free_vmalloc(at).unwrap()),
         &|| {
-            // Above the place of a gibibyte that stays free of others.
+            // Above a gibibyte that has no other areas.
             let device = PhysAddr(17 * GIB + 512 * MIB);
             let at = map.ioremap(device, 512 * MIB + 4 * KIB, MemoryType::Uncached)?;
             map.free_ioremap(at)
@@ -139,7 +142,7 @@ fn fragmented<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let map = map_with(&memory, 1 << 33, Reach::Table);
     map.set_purge_limit(u64::MAX);
-    // Everything in areas of 2 MiB and of a page, by turns.
+    // Fills the arena with areas of 2 MiB and of a page in turn.
     let base = VmallocOptions::default();
     let mut large = Vec::new();
     while memory.free_frame_count() > 600 {
@@ -161,13 +164,13 @@ fn fragmented<A: Walk>() {
         let fits = found.iter().filter(|piece| piece.size == size);
         fits.map(|piece| piece.range.pages()).sum()
     };
-    // Two frees of whole blocks need not be neighbors of other free frames.
+    // Two of the free blocks may have no free neighbor.
     assert_eq!(of_size(2 * MIB), 1024, "{found:?}");
     assert_eq!(of_size(PAGE_SIZE) + of_size(64 * KIB), 200);
     assert!(of_size(PAGE_SIZE) > 100, "{found:?}");
     assert_filled(&machine, map.root(), pages(at, 1224), at, 1);
     map.free_vmalloc(at).unwrap();
-    // Only one block is left: only the other part is small.
+    // Only one block is left, so only the other half has small pieces.
     map.purge();
     let keeper = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
     let hole = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
@@ -225,7 +228,7 @@ fn no_aligned_place<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let owner = kernel::map(&memory);
     let (_, list) = scattered(&owner, 512, 1);
-    // Room for 3 MiB, in which 2 MiB at a multiple of 2 MiB are not free.
+    // Space of 3 MiB without 2 MiB that are free and aligned.
     let map = map_with(&memory, 4 * MIB, Reach::Table);
     let first = map.vmalloc(3 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
     let options = VmallocOptions { align: 2 * MIB, ..VmallocOptions::default() };

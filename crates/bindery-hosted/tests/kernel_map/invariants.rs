@@ -1,5 +1,5 @@
-//! Every invariant of a kernel map, broken on purpose: the auditor says which one, and where. And
-//! what the auditor cannot see, the strict TLB does.
+//! Every invariant of a kernel map, broken on purpose. The auditor names it and the address. The
+//! strict TLB reports violations that the auditor cannot see.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -37,7 +37,7 @@ struct Fixture<'s, 'm, A: Walk> {
     vmap: VirtAddr,
 }
 
-/// Lets `scenario` break what it likes, as long as it is whole again when it ends.
+/// Lets `scenario` break the map, if it repairs it before it ends.
 fn with_fixture<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(32 * MIB);
     {
@@ -80,7 +80,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         unreachable!("the levels end at {level}");
     }
 
-    /// The auditor's verdict on another entry in place of the one of `level` for `at`.
+    /// The auditor's verdict if the entry of `level` for `at` is replaced.
     #[track_caller]
     fn broken(&self, at: VirtAddr, level: Level<A>, change: impl FnOnce(u64) -> u64) -> Violation {
         let (_, slot) = self.slot(at, level);
@@ -178,7 +178,7 @@ fn open_to_users<A: Walk>() {
 
 fn absent<A: Walk>() {
     with_fixture::<A>(|fixture| {
-        // Outside of areas: in one, software takes it for a paused leaf.
+        // Outside of areas: inside, software would read it as a paused leaf.
         let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
         assert_eq!(fixture.broken(at, Level::PMD, |_| 2), Violation::BadAbsent(at));
     });
@@ -217,7 +217,7 @@ fn table_twice<A: Walk>() {
     });
 }
 
-/// 8 MiB further on, where nothing else is.
+/// 8 MiB further on, at unused addresses.
 fn far() -> VmallocOptions {
     VmallocOptions { align: 8 * MIB, ..VmallocOptions::default() }
 }
@@ -226,7 +226,7 @@ fn stray_table<A: Walk>() {
     with_fixture::<A>(|fixture| {
         let other = kernel::map(fixture.memory);
         let at = other.vmalloc(PAGE_SIZE, &far()).unwrap();
-        // Its table of leaves, moved over to the first map, at a place of its own.
+        // Moves its level-1 table to the first map, at addresses of its own.
         let there = Fixture { map: &other, vmalloc: at, vmap: at, ..*fixture };
         let (table, leaf) = there.slot(at, Level::PTE);
         let leaf = leaf.swap(0, Relaxed);

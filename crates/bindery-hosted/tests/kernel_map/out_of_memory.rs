@@ -1,7 +1,6 @@
-//! Memory runs out at every single point of every call of a kernel map, on every architecture: the
-//! call says so or finds another way, nothing has changed, nothing leaks, and with memory again it
-//! succeeds. (`kernel_exhausted`
-//! lets memory and addresses run out for real.)
+//! Memory runs out at every single point of every call of a kernel map, on every architecture. The
+//! call fails or finds another way. A failure changes nothing, nothing leaks, and with memory again
+//! the call succeeds. (`kernel_exhausted` uses up memory and addresses for real.)
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{AArch64, MemoryType, Permissions, X86_64};
@@ -31,10 +30,10 @@ type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
 /// A call that needs memory.
 struct Case<A: Walk> {
-    /// Makes the areas before the call. Gives the address that the call is about.
+    /// Creates the areas before the call. Returns the call's address.
     set_up: fn(&Map<'_, A>) -> VirtAddr,
     call: fn(&Map<'_, A>, VirtAddr) -> Result<VirtAddr, KernelMapError>,
-    /// Pages at the address that hold something, before and after.
+    /// Pages at the address that have content, before and after.
     filled: u64,
 }
 
@@ -52,7 +51,7 @@ enum Failing {
     Only(u64),
 }
 
-/// Lets the call run out of memory at every single point. Gives the number of points.
+/// Makes memory run out at every single point of the call. Returns the number of points.
 fn at_every_point<A: Walk>(case: Case<A>) -> u64 {
     let mut points = 0;
     while once(case, Failing::AllFrom(points)) {
@@ -85,7 +84,7 @@ fn once<A: Walk>(case: Case<A>, failing: Failing) -> bool {
                 assert_eq!(failures, 0, "{failing:?}: it succeeded without memory");
                 now
             }
-            // It asked again after a purge.
+            // It tried again after a purge.
             (Ok(now), Failing::Only(_)) => now,
             (Err(problem), _) => {
                 assert_eq!(problem, KernelMapError::OutOfMemory, "{failing:?}");
@@ -147,7 +146,7 @@ fn vmalloc_pages<A: Walk>() {
         call: |map, _| map.vmalloc(700 * PAGE_SIZE, &VmallocOptions::default()),
         ..nothing()
     });
-    // The area, its frames (in a few blocks), two tables, and those above them.
+    // Allocations for the area, its frames (a few blocks), two tables, and those above.
     let above = u64::from(A::LEVELS) - 3;
     assert!(points >= 1 + 2 + 2 + above, "{points}");
 }
@@ -171,7 +170,7 @@ fn vmap<A: Walk>() {
                 let at = VirtAddr(at.0 + page * PAGE_SIZE);
                 Frame((map.physical(at).expect("mapped").0 / PAGE_SIZE) as u32)
             };
-            // Backwards, so that nothing is a piece.
+            // In descending order, so that no two frames form a piece.
             let list: Vec<_> = (0..1030).rev().map(page).collect();
             map.vmap(&list, &VmapOptions::default()).map(|_| at)
         },

@@ -1,6 +1,6 @@
-//! Kernels' own tests of vmalloc: one size repeatedly, an arena filled to the last page, very many
+//! The vmalloc tests of kernels: one size repeatedly, an arena filled to the last page, very many
 //! areas, random sizes and alignments, frees by the thousand, all CPUs at once. Contents are
-//! verified, and work is bounded by counts, never by a clock.
+//! verified; counts bound the work, never times.
 
 use std::thread;
 
@@ -34,7 +34,7 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Runs `scenario` with a map, and sees to it that everything comes back.
+/// Runs `scenario` with a map, and verifies that everything is freed.
 fn on_map<A: Walk>(arena: u64, scenario: impl FnOnce(&Machine<A>, &Map<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
@@ -48,7 +48,7 @@ fn on_map<A: Walk>(arena: u64, scenario: impl FnOnce(&Machine<A>, &Map<'_, A>)) 
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-/// Both ways to ask for memory.
+/// Both ways to request memory.
 fn both() -> [VmallocOptions; 2] {
     [VmallocOptions::default(), VmallocOptions::huge()]
 }
@@ -79,7 +79,7 @@ fn full_fit<A: Walk>() {
                     }
                 };
                 assert_eq!(problem, KernelMapError::OutOfAddresses);
-                // With the guard pages, to the last page that does.
+                // With the guard pages, to the last page that fits.
                 if options == both()[0] {
                     assert_eq!(areas.len() as u64, 1024 / (count + 1));
                 }
@@ -89,7 +89,7 @@ fn full_fit<A: Walk>() {
                 for at in &areas {
                     assert_filled(machine, map.root(), pages(*at, count), *at, round);
                 }
-                // Every second one: holes of exactly this size.
+                // Frees every second one: holes of exactly this size.
                 let (holes, rest): (Vec<_>, Vec<_>) =
                     areas.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
                 holes.iter().for_each(|(_, at)| map.free_vmalloc(*at).unwrap());
@@ -109,8 +109,8 @@ fn full_fit<A: Walk>() {
     });
 }
 
-/// Tens of thousands of areas: the right places are found, and a call still costs one walk. (That
-/// the search is logarithmic is the index's affair; it counts no steps.)
+/// Tens of thousands of areas: each call finds the right place and still costs one walk. (The
+/// search is logarithmic, but the index counts no steps.)
 #[test]
 fn a_free_place_among_thousands_is_found() {
     let (machine, memory) = strict::<X86_64<4>>(256 * MIB);
@@ -128,10 +128,10 @@ fn a_free_place_among_thousands_is_found() {
         last = at;
     }
     let cost = map.counts() - before;
-    // A walk and a store each, whatever else there is.
+    // One walk and one store each, whatever other areas exist.
     assert!(cost.entries_descended <= 100 * 4, "{cost:?}");
     assert!(cost.entries_written <= 100 + 2, "{cost:?}");
-    // Single holes among them are found, the lowest first.
+    // It finds single holes among them, the lowest first.
     let mut holes: Vec<_> = areas.iter().copied().step_by(997).collect();
     holes.iter().for_each(|at| map.free_vmap(*at, UnmapTime::Later).unwrap());
     map.purge();
@@ -139,7 +139,7 @@ fn a_free_place_among_thousands_is_found() {
         assert_eq!(map.vmap(&list, &options), Ok(*hole));
     }
     holes.clear();
-    // An area too large for each hole is placed after all others.
+    // An area larger than each hole is placed behind all others.
     let large = map.vmalloc(5 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
     assert!(large > last);
     let mut told = 0;
@@ -229,7 +229,7 @@ fn powers_of_two<A: Walk>() {
 
 fn fixed_alignment<A: Walk>() {
     on_map::<A>(1 << 33, |machine, map| {
-        // 256 pages' worth of alignment for few pages, many at once: gaps between all of them.
+        // An alignment of 256 pages for few pages, many at once: gaps between all of them.
         let options = VmallocOptions { align: MIB, ..VmallocOptions::default() };
         let areas: Vec<_> =
             (0..100).map(|_| map.vmalloc(5 * PAGE_SIZE, &options).unwrap()).collect();
@@ -338,7 +338,7 @@ fn resizing<A: Walk>() {
         fill(machine, map.root(), pages(at, 1), 0);
         for round in 0..rounds(60) {
             let new = numbers.of_any_size(11);
-            // Occasionally a neighbor is in the way.
+            // Sometimes a neighbor prevents that.
             let neighbor = (round % 3 == 0).then(|| map.vmalloc(1, &options).unwrap());
             let moved = map.resize_vmalloc(at, new * PAGE_SIZE, &options).unwrap();
             let kept = new.min(count);
@@ -362,8 +362,8 @@ fn resizing<A: Walk>() {
     });
 }
 
-/// TLBs may know frames by addresses that they were moved from. Neither a smaller size nor a purge
-/// of very many areas may release them before those addresses are flushed.
+/// TLBs may still have the former addresses of moved frames. Neither a smaller size nor a purge of
+/// very many areas may free the frames before a flush of those addresses.
 fn moved_frames<A: Walk>() {
     on_map::<A>(1 << 33, |machine, map| {
         map.set_purge_limit(u64::MAX);

@@ -1,4 +1,4 @@
-//! The MMU of AArch64, by tables whose bits are written by hand.
+//! The MMU of AArch64, with handwritten table entries.
 
 use bindery::arch::AArch64;
 use bindery::platform::{Cpu, Tables};
@@ -10,7 +10,7 @@ use super::hand::*;
 const TABLE: u64 = 0b11;
 /// Valid, page; EL0, inner shareable, not global, PXN.
 const PAGE_BASE: u64 = 0b11 | 0xb40 | 1 << 53;
-/// The same, as a block of level 2 or 3.
+/// The same, as a level-2 or level-3 block.
 const BLOCK_BASE: u64 = PAGE_BASE & !2;
 const AF: u64 = 1 << 10;
 const RO: u64 = 1 << 7;

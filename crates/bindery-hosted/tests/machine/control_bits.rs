@@ -1,4 +1,4 @@
-//! The boot self-test names the control bit that is wrong: each is broken by itself.
+//! The boot self-test names the wrong control bit: the tests break each bit alone.
 
 use bindery::AddressSpace;
 use bindery::arch::{AArch64, Riscv64, Severity, Symptom, X86_64};
@@ -13,7 +13,7 @@ on_every_architecture! {
     invalidations_that_do_nothing_are_noticed => invalidations_are_lost;
 }
 
-/// Tests a machine with this control bit broken; nothing may be left behind.
+/// Tests a machine with this control bit broken. The test must leave nothing behind.
 fn test<A: Walk>(broken: Option<BrokenControl>) -> Result<MachineReport, MachineError> {
     let (machine, memory) = memory_with::<A>(Config { broken, ..Config::default() });
     let map = map(&memory);
@@ -29,7 +29,7 @@ fn test<A: Walk>(broken: Option<BrokenControl>) -> Result<MachineReport, Machine
     result
 }
 
-/// The name of the control bit that breaks something.
+/// The name of the control bit that a broken machine reports.
 fn broken<A: Walk>(control: BrokenControl) -> &'static str {
     match test::<A>(Some(control)) {
         Err(MachineError::ControlBit { bit, .. }) => bit.name,
@@ -37,7 +37,7 @@ fn broken<A: Walk>(control: BrokenControl) -> &'static str {
     }
 }
 
-/// The control bits without which all works nevertheless.
+/// The control bits that the machine can do without.
 fn found<A: Walk>(control: BrokenControl, severity: Severity) -> Vec<&'static str> {
     let report = test::<A>(Some(control)).unwrap();
     assert!(report.findings().all(|(_, found)| found == severity), "{control:?}: {report:?}");

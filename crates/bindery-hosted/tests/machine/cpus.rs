@@ -96,7 +96,7 @@ fn synchronize_waits_for_the_sections_that_exist() {
                 machine.enter_read();
                 entered.wait();
                 machine.leave_read();
-                // A thread that does not wait for this section is through by then.
+                // A thread that does not wait for this section would be done by then.
                 (0..10_000).for_each(|_| thread::yield_now());
                 left.store(true, Ordering::SeqCst);
                 machine.leave_read();

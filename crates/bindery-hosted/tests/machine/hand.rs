@@ -1,12 +1,12 @@
-//! Helpers for the scenarios about the machine itself: tables written by hand, and accesses that
-//! must or must not fault.
+//! Helpers for tests of the machine itself: handwritten tables, and accesses that must or must not
+//! fault.
 use bindery::addr::{Frame, VirtAddr, VirtRange};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Violation, Walk};
 
 pub use AccessKind::{Execute, Read, Write};
 
-/// The tables on the way down, by level: the root is that of the highest.
+/// The tables of a walk, by level. The root has the highest.
 pub const L5: Frame = Frame(0x8_0005);
 pub const L4: Frame = Frame(0x8_0004);
 pub const L3: Frame = Frame(0x8_0003);
@@ -73,7 +73,7 @@ pub fn flush<A: Walk>(machine: &Machine<A>, root: Frame, cpus: &[u16], what: Inv
     machine.invalidate(root, &set, &what);
 }
 
-/// The one violation that there is.
+/// The only violation.
 #[track_caller]
 pub fn only<A: Walk>(machine: &Machine<A>) -> Violation {
     let mut found = machine.take_violations();
@@ -81,7 +81,7 @@ pub fn only<A: Walk>(machine: &Machine<A>) -> Violation {
     found.remove(0)
 }
 
-/// The rule that the one malformed entry breaks.
+/// The rule that the only malformed entry breaks.
 #[track_caller]
 pub fn malformed<A: Walk>(machine: &Machine<A>) -> &'static str {
     match only(machine) {

@@ -1,5 +1,4 @@
-//! Instruction caches that are not coherent: the core synchronizes a folio before it becomes
-//! executable, once.
+//! Incoherent instruction caches: the core synchronizes a folio once, before it becomes executable.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Riscv64, X86_64};
@@ -89,7 +88,7 @@ fn file<A: Walk>() {
         space.munmap(AT, 4 * PAGE_SIZE).unwrap();
         assert_eq!(machine.instruction_synchronizations(), calls);
     });
-    // Mapped once more, the folios are known.
+    // At the second mapping the folios are known to be synchronized.
     with_file::<A>(1, READ | EXECUTE, |machine, space, file| {
         let program = Program::new(machine, space);
         program.execute(AT).unwrap();
@@ -247,7 +246,7 @@ fn unsynchronized_code_of_a_program_is_reported() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// How often the core asks for a synchronization while memory becomes executable and is not.
+/// The number of synchronizations while memory becomes executable, and not executable, repeatedly.
 fn calls<A: Walk>(protection: Protection) -> u64 {
     let (machine, memory) = memory_with::<A>(Config::default());
     let space = AddressSpace::new(&memory, options()).unwrap();

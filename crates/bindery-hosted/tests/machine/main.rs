@@ -1,4 +1,4 @@
-//! The hosted machine itself: its MMUs, by tables whose bits are written by hand, and its TLBs.
+//! The hosted machine itself: its MMUs, with handwritten table entries, and its TLBs.
 
 #![allow(clippy::unusual_byte_groupings, reason = "frame numbers, then offsets or flags")]
 

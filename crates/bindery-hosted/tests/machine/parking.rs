@@ -1,4 +1,4 @@
-//! Threads that sleep: until they are woken, and never for good without a word about it.
+//! Threads that sleep: until they are woken, and never forever without a report.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -14,7 +14,7 @@ use bindery_hosted::{Config, Machine, Walk, pass_on};
 use crate::support::alone::aborted_alone;
 use crate::support::{GIB, MIB, fixed, options};
 
-/// Sleeps last as long as the threads are not woken.
+/// Sleeps last until the threads are woken.
 const IS_PATIENT: bool = !cfg!(feature = "spurious_wakeups");
 
 fn machine(cpus: u16, park_limit: Duration) -> Machine<Tiny> {
@@ -53,7 +53,7 @@ fn a_lost_thread_ends_the_process_with_names() {
     assert!(text.contains(&says), "{text}");
 }
 
-/// The hosted machine without `unpark`: all wake-ups are lost.
+/// The hosted machine without `unpark`: every wake-up is lost.
 struct Deaf(Machine<X86_64<4>>);
 
 // SAFETY: all is the machine's doing, which keeps the promises; `park` may last.
@@ -90,7 +90,7 @@ fn a_lost_wake_up_ends_the_process() {
         thread::scope(|scope| {
             let handler = scope.spawn(|| machine.on_cpu(Cpu(1), || fd.read().map(drop)));
             await_sleepers(&machine, 1);
-            // Its message is one that the handler does not hear of.
+            // The handler does not report this message.
             let _ = space.fault(at, Access::Read);
             let _ = handler.join();
         });
@@ -111,7 +111,7 @@ fn a_sleep_lasts_until_the_word_is_unparked() {
             });
             if IS_PATIENT {
                 await_sleepers(&machine, 1);
-                // Another word's threads are woken.
+                // Wakes the threads of another word.
                 machine.unpark(&AtomicU32::new(0));
                 machine.kill(Cpu(1));
                 assert_eq!(machine.parked_threads(), 1);
@@ -120,7 +120,7 @@ fn a_sleep_lasts_until_the_word_is_unparked() {
             machine.unpark(&word);
             assert!(sleeper.join().unwrap() == 1 || !IS_PATIENT);
         });
-        // The word is not as expected.
+        // The word does not have the expected value.
         machine.park(&word, 0);
         assert_eq!(machine.parked_threads(), 0);
     }
@@ -186,7 +186,7 @@ fn a_counted_signal_reaches_a_thread_that_sleeps() {
     }
 }
 
-/// The threads' callers have to look again.
+/// The threads' callers have to check again.
 #[test]
 #[cfg(feature = "spurious_wakeups")]
 fn with_spurious_wakeups_a_sleep_ends_by_itself() {

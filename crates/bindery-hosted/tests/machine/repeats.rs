@@ -1,4 +1,4 @@
-//! Faults that change nothing and come again: counted, and in debug builds told with their causes.
+//! Repeated faults that change nothing: counted, and in debug builds reported with their causes.
 
 #[cfg(debug_assertions)]
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,7 +60,7 @@ fn counted<A: Walk>() {
         assert_eq!(memory.events().spurious_faults, times);
         assert_eq!(memory.events().repeated_faults, times);
     }
-    // A fault that is refused is none of them.
+    // A refused fault does not count.
     assert_eq!(space.fault(VirtAddr(0x1_0000), Access::Read), Err(FaultError::NotMapped));
     let map = map(&memory);
     let area = map.vmalloc(1, &VmallocOptions::default()).unwrap();
@@ -81,7 +81,7 @@ fn changes<A: Walk>() {
         program.store(at, value).unwrap();
         space.mprotect(at, length, Protection::READ).unwrap();
         program.load(at).unwrap();
-        // The TLB remembers that stores were refused.
+        // The TLB has cached that stores are refused.
         space.mprotect(at, length, READ_WRITE).unwrap();
     }
     assert!(memory.events().repeated_faults <= 1, "{:?}", memory.events());

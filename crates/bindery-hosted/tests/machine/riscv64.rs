@@ -1,4 +1,4 @@
-//! The MMU of RISC-V, by tables whose bits are written by hand.
+//! The MMU of RISC-V, with handwritten table entries.
 
 use bindery::addr::Frame;
 use bindery::arch::Riscv64;
@@ -8,7 +8,7 @@ use bindery_hosted::{Machine, Violation};
 use super::hand::*;
 
 const V: u64 = 0x1;
-/// Valid, user and the permissions of the name.
+/// Valid, user, and the permissions in the name.
 const RW: u64 = 0x17;
 const R: u64 = 0x13;
 const X: u64 = 0x19;

@@ -1,4 +1,4 @@
-//! Each way to break the rules between tables and TLBs, and that the strict TLB notices.
+//! Each violation of the rules between tables and TLBs. The strict TLB reports it.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
@@ -120,7 +120,7 @@ fn a_table_released_before_the_flush_is_reported() {
     let machine = mapped();
     set(&machine, L1, I1, 0);
     set(&machine, L2, I2, 0);
-    // Enough for the leaves, not for the table.
+    // Sufficient for the leaves, not for the table.
     flush(&machine, L4, &[0], what(VA, MIB2, Tables::Unchanged));
     machine.frames_released(L1, 1);
     match only(&machine) {
@@ -258,7 +258,7 @@ fn a_break_before_make_is_no_conflict() {
 fn a_collapse_over_cached_pages_is_a_conflict() {
     let machine = mapped();
     set(&machine, L2, I2, 0x8_0200_000 | RW | 0x80);
-    // The way to the old table is still remembered.
+    // The old upper levels are still cached.
     flush(&machine, L4, &[0], what(VA + PAGE, PAGE, Tables::Changed));
     go(&machine, L4, VA + PAGE, Read).unwrap();
     match only(&machine) {

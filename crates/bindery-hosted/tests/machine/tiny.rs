@@ -1,4 +1,4 @@
-//! The MMU of the tiny architecture, by tables whose bits are written by hand.
+//! The MMU of the tiny architecture, with handwritten table entries.
 
 use bindery::arch::Tiny;
 use bindery::platform::Cpu;

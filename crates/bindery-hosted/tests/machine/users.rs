@@ -1,4 +1,4 @@
-//! Accesses of user programs: across pages, with faults that are resolved, on several CPUs.
+//! Accesses of user programs: across pages, with resolved faults, on several CPUs.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -27,7 +27,7 @@ fn with_tables(tlb: TlbKind) -> Machine<X86_64> {
     machine
 }
 
-/// Maps the page of the fault to a frame of its own.
+/// Maps the faulting page to a new frame.
 fn map(machine: &Machine<X86_64>, fault: MmuFault) -> Result<(), MmuFault> {
     let index = (fault.addr.0 >> 12) % 512;
     set(machine, L1, index as usize, (0x8_0100_000 + index * PAGE) | RW);
@@ -96,8 +96,8 @@ fn a_plain_tlb_forgets_what_it_is_told() {
 /// The frame that `map` gives to the page at `VA`.
 const DATA: Frame = Frame(0x8_0110);
 
-/// CPUs 1 to 3 fill the page at `VA` again and again, if they can. CPU 0 unmaps it, invalidates,
-/// clears the frame, waits for a while and looks whether it is still clear.
+/// CPUs 1 to 3 write the page at `VA` repeatedly, as long as they can. CPU 0 unmaps it,
+/// invalidates, zeroes the frame, waits for a while and checks that it is still zero.
 fn revoke_under_writers(machine: &Machine<X86_64>) {
     // SAFETY: the entry is in a frame of the machine, is aligned, and all threads access it
     // atomically while they run.
@@ -115,7 +115,7 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
             let (writes, stop) = (&writes, &stop);
             let write = move || {
                 while !stop.load(Ordering::Relaxed) {
-                    // While the page is revoked this faults, and is tried again.
+                    // While the page is revoked, the access faults and is retried.
                     let _ = machine.fill_user(L4, VirtAddr(VA), PAGE, cpu as u8, never);
                     writes.fetch_add(1, Ordering::Relaxed);
                     thread::yield_now();

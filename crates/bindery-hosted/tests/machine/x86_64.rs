@@ -1,4 +1,4 @@
-//! The MMU of x86-64, by tables whose bits are written by hand.
+//! The MMU of x86-64, with handwritten table entries.
 
 use bindery::arch::X86_64;
 use bindery::platform::Tables;

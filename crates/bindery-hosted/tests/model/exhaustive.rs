@@ -1,21 +1,20 @@
 //! Small scope, exhaustively: every sequence of calls and accesses up to a depth, on an
-//! architecture of 64 pages. After each step the auditor and the strict TLB are asked, and
-//! results, mappings and contents are compared with a model.
+//! architecture of 64 pages. After each step the auditor and the strict TLB verify the state, and a
+//! model verifies results, mappings and contents.
 //!
-//! Three walks for each set of folio sizes and each reach, over the operations of [`operations`]:
-//! - *plain*: all sequences of up to 3 operations, from nothing and from two written mappings,
-//!   which take 3 more;
-//! - *distinct*: of up to 4 operations, where a sequence that leads to a state that was seen before
-//!   is not continued. The state is all that can be seen without an access: the mappings with
-//!   their flags, every entry, the TLB's translations, dirty pages, the number of free frames. The
-//!   forms that move page by page, which exist to be compared with, do without this walk;
-//! - *scarce*: all of up to 3 operations, where of the allocations of the last one all from the
+//! Three walks over the operations of [`operations`], for each set of folio sizes and each reach:
+//! - *plain*: all sequences of up to 3 operations, from an empty address space and from two written
+//!   mappings, which take 3 more;
+//! - *distinct*: sequences of up to 4 operations. A sequence that leads to a known state is not
+//!   continued. The state is everything visible without an access: the mappings with their flags,
+//!   every entry, the TLB's translations, dirty pages, the number of free frames. The forms that
+//!   move page by page exist only for comparison, and skip this walk;
+//! - *scarce*: all sequences of up to 3 operations. During the last one, all allocations from the
 //!   n-th on fail, for each n.
 //!
-//! That is about 900,000 sequences for each of the five tests, and 350,000 for each of the four
-//! that move page by page. A sequence is done again from the beginning for each of its
-//! continuations. `BINDERY_DEEPER=1` makes all of them one longer, which takes ten minutes for each
-//! test.
+//! These are about 900,000 sequences for each of the five tests, and 350,000 for each of the four
+//! that move page by page. A sequence is repeated from the beginning for each of its continuations.
+//! `BINDERY_DEEPER=1` makes all sequences one operation longer, which takes ten minutes per test.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -38,7 +37,7 @@ use crate::support::{READ_WRITE, strict, use_order};
 const MINIMUM: u64 = PAGE_SIZE;
 const PAGES: u64 = Tiny::USER_END / PAGE_SIZE;
 
-/// The next steps. Steps on the child need one to exist.
+/// The possible next steps. Steps of the child require a child.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Step {
     Parent(Op),
@@ -51,8 +50,8 @@ fn at(page: u64) -> u64 {
     page * PAGE_SIZE
 }
 
-/// The operations that sequences are made of. Tables of level 1 stand for 4 pages, of level 2 for
-/// 16; contiguous runs are 2 pages, huge leaves 4.
+/// The operations of the sequences. A level-1 table covers 4 pages, a level-2 table 16; contiguous
+/// runs are 2 pages, huge leaves 4.
 fn operations() -> Vec<Step> {
     let none = Protection::empty();
     let read = Protection::READ;
@@ -78,27 +77,30 @@ fn operations() -> Vec<Step> {
         protect(17, 2, none),
         protect(19, 3, read),
         protect(32, 4, READ_WRITE),
-        // Whole tables, and a whole table of level 2.
+        // Whole level-1 tables, and a whole level-2 table.
         remap(16, 8, 8, to(32)),
         remap(32, 8, 8, to(16)),
         remap(32, 16, 16, to(48)),
-        // Congruent modulo the block, by a table and a half; then by an odd number of pages.
+        // To an address congruent modulo the block: by a table and a half; then by an odd number of
+        // pages.
         remap(16, 4, 4, to(22)),
         remap(16, 8, 8, to(25)),
         remap(25, 8, 8, to(16)),
         remap(17, 3, 3, to(34)),
-        // In front of itself, and behind, in the same mapping.
+        // Before and behind the source, in the same mapping.
         remap(18, 2, 2, to(16)),
-        // Shrink, grow, and both with a move.
+        // Shrink, grow, and each with a move.
         remap(16, 8, 3, Remap::InPlace),
         remap(16, 8, 12, Remap::MayMove),
         remap(20, 4, 8, Remap::InPlace),
         remap(18, 2, 6, Remap::MayMove),
         remap(16, 8, 4, to(40)),
         remap(16, 3, 6, to(44)),
-        // A range of several mappings, if the state has them, to a place over the last of them.
+        // A range of several mappings, if the state has them, to a place that overlaps the last of
+        // them.
         remap(16, 20, 20, to(40)),
-        // The source stays: whole tables, a table and a half, some pages; elsewhere, near, over it.
+        // The source stays. Whole tables, a table and a half, a few pages; to distant, near and
+        // overlapping addresses.
         remap(16, 8, 8, leave_to(32)),
         remap(32, 16, 16, leave_to(48)),
         remap(16, 6, 6, leave_to(22)),
@@ -134,7 +136,7 @@ enum Start {
     Nothing,
     /// A writable mapping with some written pages.
     Written,
-    /// One that begins in the middle of a table, so that it has folios of two sizes.
+    /// A mapping that begins in the middle of a table, so that it has folios of two sizes.
     Uneven,
 }
 
@@ -156,14 +158,14 @@ impl Start {
     }
 }
 
-/// A machine on which sequences are tried, one after the other.
+/// A machine that runs sequences one after the other.
 struct Scope {
     machine: Machine<Tiny>,
     memory: Memory<Machine<Tiny>>,
     options: SpaceOptions,
     reach: Reach,
     scratch: RefCell<Vec<u32>>,
-    /// Steps done, those that only lead to others included.
+    /// Completed steps, including the repeated prefixes.
     steps: Cell<u64>,
 }
 
@@ -176,7 +178,7 @@ struct State<'m> {
 }
 
 impl State<'_> {
-    /// The models' expectation of a step.
+    /// The model's expectation of a step.
     fn expect(&mut self, step: Step) -> Option<Outcome> {
         match (step, &mut self.child_model) {
             (Step::Parent(op), _) => return Some(self.model.expect(op)),
@@ -188,7 +190,7 @@ impl State<'_> {
         Some(Outcome::Done(0))
     }
 
-    /// A step ran out of memory half-way: lets the model be as far as the step says it may come.
+    /// A step ran out of memory half-way: adopts the result if it is one that the step allows.
     fn accept_what_failed(&mut self, machine: &Machine<Tiny>, step: Step) {
         let (space, model, op) = match (step, &self.child, &mut self.child_model) {
             (Step::Parent(op), ..) => (&self.parent, &mut self.model, op),
@@ -200,7 +202,7 @@ impl State<'_> {
         *model = reached.unwrap_or_else(|| panic!("left half-way: {:x?}", shadow::areas(space)));
     }
 
-    /// Lets the model of the one that does a step know where its mappings end.
+    /// Passes the borders of mappings to the model of the process that makes the step.
     fn adopt(&mut self, step: Step) {
         match (step, &self.child, &mut self.child_model) {
             (Step::Parent(_), ..) => self.model.adopt(&self.parent),
@@ -210,7 +212,7 @@ impl State<'_> {
     }
 }
 
-/// Says which sequence was being tried when a test fails.
+/// Prints the current sequence when a test fails.
 struct Trying<'a>(&'a [Step], Step);
 
 impl Drop for Trying<'_> {
@@ -241,7 +243,7 @@ impl Scope {
         }
     }
 
-    /// Does one step. `None` where it does not apply.
+    /// Makes one step. `None` if it does not apply.
     fn outcome<'m>(&'m self, state: &mut State<'m>, step: Step) -> Option<Outcome> {
         self.steps.set(self.steps.get() + 1);
         state.adopt(step);
@@ -263,7 +265,7 @@ impl Scope {
         }
     }
 
-    /// Does one step, and compares its result with the model's. `None` where it does not apply.
+    /// Makes one step, and compares its result with the model's. `None` if it does not apply.
     fn step<'m>(&'m self, state: &mut State<'m>, step: Step) -> Option<()> {
         let outcome = self.outcome(state, step)?;
         assert_eq!(Some(outcome), state.expect(step), "{step:x?}");
@@ -292,7 +294,7 @@ impl Scope {
         }
     }
 
-    /// Tries `next` behind `sequence`; returns what it leads to.
+    /// Runs `sequence` and then `next`; returns the new state.
     fn attempt(&self, sequence: &[Step], next: Step) -> Option<State<'_>> {
         let _trying = Trying(sequence, next);
         let mut state = self.replay(sequence);
@@ -301,9 +303,9 @@ impl Scope {
         Some(state)
     }
 
-    /// Tries `next` after `sequence` repeatedly, with an increasing number of allocations that
-    /// succeed, until it succeeds. A failure changes only what its operation allows, and the call
-    /// succeeds when memory is free again.
+    /// Runs `next` after `sequence` repeatedly, with a growing number of allocations that succeed,
+    /// until it succeeds. A failure changes only what its operation allows, and the call succeeds
+    /// when memory is free again.
     fn starve(&self, sequence: &[Step], next: Step) -> Option<()> {
         let _trying = Trying(sequence, next);
         for succeed in 0..100 {
@@ -333,7 +335,7 @@ impl Scope {
     fn fingerprint(&self, state: &State<'_>) -> u64 {
         let mut hasher = DefaultHasher::new();
         let mut groups = Vec::new();
-        // Folios are aligned, so which of them a frame is does not matter, only where inside.
+        // Folios are aligned, so only a frame's position in its folio matters.
         let mut name = |frame: u32| {
             let known = groups.iter().position(|group| *group == frame / 4);
             let group = known.unwrap_or_else(|| {
@@ -353,7 +355,7 @@ impl Scope {
             for page in (0..PAGES).map(at) {
                 let found = space.inspect(VirtAddr(page));
                 shadow::frame_of(found).map(|frame| name(frame.0)).hash(&mut hasher);
-                // The model's words are those of memory, as was just verified.
+                // The model's words equal those of memory, as was just verified.
                 (model.words(page).first, space.is_dirty(VirtAddr(page))).hash(&mut hasher);
                 if let Inspection::Page { attributes, level, contiguous, .. } = found {
                     let bits = (attributes.permissions.bits(), attributes.accessed);
@@ -378,18 +380,18 @@ enum Zeroes {
     Huge,
 }
 
-/// Which sequences are continued.
+/// The sequences to continue.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Walk {
     Plain,
-    /// Those that lead to a state which was not seen before.
+    /// Those that lead to a new state.
     Distinct,
-    /// All, and memory runs out in their last operation.
+    /// All; memory runs out in their last operation.
     Scarce,
 }
 
-/// All sequences of `depth` operations after `start`; returns the number of sequences, of all
-/// lengths, and the number of states of shorter ones, if states are distinguished.
+/// Runs all sequences of up to `depth` operations after `start`. Returns the number of sequences,
+/// and the number of states of shorter ones if states are distinguished.
 fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> (u64, usize) {
     let operations = operations();
     let mut seen = HashSet::new();

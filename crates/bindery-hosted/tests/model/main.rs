@@ -1,4 +1,4 @@
-//! Sequences of calls, compared with a model: all of them up to a depth, and random ones.
+//! Sequences of calls, compared with a model: exhaustive ones up to a depth, and random ones.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

@@ -1,7 +1,7 @@
 //! Random sequences of calls and accesses of a program and its child, on all architectures, with
-//! the strict TLB: results, mappings and contents are those of the model, dirty is never lost,
-//! and the auditor finds nothing. Addresses and lengths keep close to the edges of contiguous
-//! blocks, huge leaves and tables of level 2.
+//! the strict TLB. Results, mappings and contents match the model, no dirty bit is lost, and the
+//! auditor finds nothing. Addresses and lengths are close to the edges of contiguous blocks, huge
+//! leaves and level-2 tables.
 //!
 //! `PROPTEST_CASES` sets the number of sequences for each architecture. A sequence that fails is
 //! kept in `properties.regressions` and tried first from then on.
@@ -24,8 +24,8 @@ on_every_architecture! {
 enum At {
     /// This one.
     Fixed(u64),
-    /// So many pages behind the beginning (or before the end, where negative) of one of the
-    /// mappings, whatever that is when the time comes.
+    /// An offset in pages from the beginning of a mapping, or if negative from its end. The number
+    /// chooses among the mappings of that moment.
     Area(u8, i64),
 }
 
@@ -34,7 +34,7 @@ enum Length {
     Fixed(u64),
     /// To the end of the mapping.
     Rest,
-    /// To the end of a later mapping, including gaps.
+    /// To the end of a later mapping, across gaps.
     Through(u8),
 }
 
@@ -44,13 +44,13 @@ enum Target {
     InPlace,
     Anywhere,
     To(At),
-    /// There, but congruent with the source modulo 2 MiB.
+    /// At this address, moved to one congruent with the source modulo 2 MiB.
     Congruent(At),
     /// The source stays.
     Leaving(Leaving),
 }
 
-/// The destination of the contents of a mapping that stays.
+/// The destination of contents whose mapping stays.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
     Anywhere,
@@ -80,14 +80,13 @@ enum Action {
     Execute(At),
     SplitFolio(At, u8),
     Collapse(At),
-    /// Which sizes of folios are used from now on, one bit for each order; and by bit 0, whether
-    /// the huge zero page is.
+    /// The folio sizes in use from now on, one bit for each order; bit 0 is the huge zero page.
     Policy(u16),
     Fork,
     ChildExits,
 }
 
-/// An action, and whether it is on the child, if one exists.
+/// An action, and whether the child makes it, if there is one.
 type Step = (Action, bool);
 
 fn address() -> impl Strategy<Value = At> {
@@ -115,7 +114,7 @@ fn pages() -> impl Strategy<Value = u64> {
     pages.prop_map(|pages| pages * PAGE_SIZE)
 }
 
-/// Lengths of mappings: now and then whole tables of level 2, and what is not a multiple of pages.
+/// Lengths of mappings. Some are whole level-2 tables, and some are not multiples of pages.
 fn long() -> impl Strategy<Value = u64> {
     prop_oneof![
         12 => pages(),
@@ -243,7 +242,7 @@ fn extent(at: u64, length: Length, model: &Shadow) -> u64 {
     }
 }
 
-/// The operation that an action is now; `stamp` is what a write writes.
+/// The operation of an action in the present state. A write writes `stamp`.
 fn operation(action: Action, model: &Shadow, stamp: u64) -> Option<Op> {
     let place = |at| resolve(at, model);
     let stretch = |at, length| {
@@ -322,7 +321,7 @@ impl<A: Walk> Family<'_, A> {
             };
             let written: Vec<u64> = written.map(|(page, _)| *page).collect();
             assert_eq!(run(self.machine, space, op), model.expect(op), "{op:x?}");
-            // Removed contents read as zeroes, above all if the source stays.
+            // Removed contents read as zeroes, in particular if the source stays.
             model.compare_zeroes(self.machine, space, written.into_iter());
             return;
         }
@@ -417,12 +416,13 @@ fn moves(source: u64, length: u64, target: u64) -> Step {
 }
 
 on_every_architecture! {
-    // The part behind the source was put into the index twice.
+    // The index got the part behind the source twice.
     pages_move_right_in_front_of_themselves => in_front;
-    // The target's last pages share a table with the source's: what had arrived there was taken
-    // for more to be moved, for which no table had been allocated.
+    // The target's last pages share a table with the source's. The mover took pages that had
+    // arrived there for more pages to move, and had allocated no table for them.
     pages_move_right_behind_themselves => behind;
-    // The table of level 2 stayed, empty: nothing stood where its last part was to be moved.
+    // The level-2 table stayed although it was empty: there was nothing at the address to which its
+    // last part was to move.
     a_gibibyte_with_one_page_moves_tables => one_page;
 }
 

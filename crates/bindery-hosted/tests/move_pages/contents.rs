@@ -1,5 +1,4 @@
-//! The arrived pages: contents, frames, attributes; and the reverse map, which leads to them
-//! afterwards.
+//! The moved pages: contents, frames, attributes, and the reverse map.
 
 use bindery::addr::VirtAddr;
 use bindery::testing;
@@ -42,7 +41,7 @@ fn arrive<A: Walk>() {
                 }
                 moving.assert_empty(from, pages);
                 moving.assert_empty(TO, destination / PAGE);
-                // New pages at the old place are others.
+                // New pages at the old address have other frames.
                 moving.program.store(VirtAddr(from), 1).unwrap();
                 assert_eq!(moving.program.load(VirtAddr(to)), Ok(FROM + source / PAGE));
             });
@@ -98,7 +97,7 @@ fn found_again<A: Walk>() {
                 moving.move_all(FROM, TO + shift, 512 * PAGE);
                 let walk = testing::walk_anonymous(moving.space, VirtAddr(TO + shift)).unwrap();
                 assert_eq!((walk.found, walk.mappings), (1 << order, 1 << order), "{walk:?}");
-                // By the reverse map, which finds every page.
+                // The reverse map finds every page.
                 moving.space.madvise(VirtAddr(TO), 8 * MIB, Advice::Cold).unwrap();
                 let mut rounds = 0;
                 while moving.swapped(TO + shift, 512) < 512 && rounds < 64 {
@@ -138,14 +137,14 @@ fn used_afterwards<A: Walk>() {
     }
 }
 
-/// The ranges overlap: as page by page, from below.
+/// The ranges overlap: the pages move one by one, from the lowest.
 fn overlap<A: Walk>() {
     with_moving::<A>(0, |moving| {
         moving.fill(FROM + 4 * PAGE, 4);
         moving.move_all(FROM + 4 * PAGE, FROM + 2 * PAGE, 4 * PAGE);
         moving.assert_filled(FROM + 2 * PAGE, 4, FROM + 4 * PAGE);
         moving.assert_empty(FROM + 6 * PAGE, 2);
-        // The second page's place is taken by the first.
+        // The first page takes the second one's place.
         let up = super::fixture::from_to(FROM + 2 * PAGE, FROM + 3 * PAGE, 4 * PAGE);
         assert_eq!(moving.try_move(&up), (0, Err(bindery::Errno::EEXIST)));
     });
@@ -187,7 +186,7 @@ fn as_it_was<A: Walk>() {
             let arrived = attributes(moving, TO);
             assert!(!arrived.accessed && !arrived.dirty && arrived.soft_dirty, "{arrived:?}");
             assert!(arrived.permissions.contains(bindery::arch::Permissions::WRITE));
-            // One of them is used, and then written.
+            // One of them is accessed, and then written.
             moving.space.fault(VirtAddr(TO), Access::Write).unwrap();
             moving.move_all(TO, FROM, pages * PAGE);
             assert!(attributes(moving, FROM).dirty || moving.space.is_dirty(VirtAddr(FROM)));

@@ -1,4 +1,4 @@
-//! The cost of a move: entries, tables, invalidations, and the work under one hold of the locks.
+//! The cost of a move: entries, tables, invalidations, and the work under one set of locks.
 
 use bindery::addr::VirtAddr;
 use bindery::testing::{self, PageMove};
@@ -24,14 +24,14 @@ fn carried<A: Walk>() {
     for order in [0, 4] {
         with_moving::<A>(order, |moving| {
             moving.fill(FROM, 1024);
-            // Of the levels above, those that the target lacks.
+            // The tables of the upper levels that the target lacks.
             moving.program.store(VirtAddr(TO + 3 * TABLE), 1).unwrap();
             let cost = moving.move_all(FROM, TO, 2 * TABLE);
             assert_eq!((cost.tables_moved, cost.tables_allocated), (2, 0), "{cost:?}");
             assert_eq!(cost.entries_written, 4, "{cost:?}");
             assert_eq!(cost.invalidations, 1, "{cost:?}");
             moving.assert_filled(TO, 1024, FROM);
-            // Faults at the old place find no table, and make another.
+            // Faults at the old address find no table, and allocate another.
             moving.program.store(VirtAddr(FROM), 7).unwrap();
             assert_eq!(moving.program.load(VirtAddr(TO)), Ok(FROM));
             let walk = testing::walk_anonymous(moving.space, VirtAddr(TO + 600 * PAGE)).unwrap();
@@ -52,7 +52,7 @@ fn exchanged<A: Walk>() {
             assert_eq!((cost.tables_allocated, cost.tables_freed), (0, 0), "{cost:?}");
             assert!(cost.entries_written <= 4, "{cost:?}");
             moving.assert_filled(TO, 512, FROM);
-            // The table that came to the source serves there.
+            // The table that moved to the source's place serves there.
             moving.memory.folio_policy().set(bindery::addr::Order(order), bindery::SizeMode::Never);
             let before = moving.space.counts();
             moving.program.store(VirtAddr(FROM), 7).unwrap();
@@ -75,7 +75,7 @@ fn stays<A: Walk>() {
         drop(pinned);
         moving.assert_filled(TO, 300, FROM);
         moving.assert_filled(FROM + 300 * PAGE, 212, FROM + 300);
-        // Those behind were looked at, and are where they were.
+        // The mover read the others, and left them.
         let walk = testing::walk_anonymous(moving.space, VirtAddr(FROM + 299 * PAGE + PAGE));
         assert_eq!(walk.map(|walk| walk.found), Some(1));
         let holes = PageMove { allows_holes: true, ..from_to(FROM, TO + TABLE, TABLE) };
@@ -97,7 +97,7 @@ fn huge<A: Walk>() {
         assert_eq!((cost.tables_allocated, cost.invalidations), (0, 1), "{cost:?}");
         assert_eq!(moving.memory.events().leaf_splits, before);
         moving.assert_filled(TO, 1024, FROM);
-        // It has its deposit with it: a part of it can go.
+        // Its deposit moved with it, so that a part of it can be unmapped.
         moving.space.discard(VirtAddr(TO + PAGE), PAGE).unwrap();
         assert_eq!(moving.program.load(VirtAddr(TO + PAGE)), Ok(0));
         moving.assert_filled(TO + 2 * PAGE, 510, FROM + 2);
@@ -113,12 +113,12 @@ fn huge_together<A: Walk>() {
     with_moving::<A>(9, |moving| {
         moving.fill(FROM, 10 * 512);
         let cost = moving.move_all(FROM, TO, 10 * TABLE);
-        // And the entry of a new table of level 2.
+        // And the entry of a new level-2 table.
         assert_eq!((cost.entries_written, cost.invalidations), (21, 1), "{cost:?}");
-        // One table on each side, for eight leaves and for two.
+        // One table on each side, for both eight leaves and two.
         assert_eq!(cost.tables_locked, 4, "{cost:?}");
         moving.assert_filled(TO, 10 * 512, FROM);
-        // A page in the way ends the move at its slot.
+        // A page in the way ends the move at its entry.
         moving.program.store(VirtAddr(FROM + 3 * TABLE), 1).unwrap();
         let back = moving.try_move(&from_to(TO, FROM, 10 * TABLE));
         assert_eq!(back, (3 * TABLE, Err(Errno::EEXIST)));
@@ -150,7 +150,7 @@ fn one_flush<A: Walk>() {
             with_moving::<A>(order, |moving| {
                 moving.fill(FROM, 3 * TABLE / PAGE);
                 let cost = moving.move_all(FROM, TO + shift, 3 * TABLE);
-                // And one for each huge leaf that becomes small ones.
+                // And one for each huge leaf that is split.
                 let broken = if order == 9 && shift > 0 { 3 } else { 0 };
                 assert!(cost.invalidations <= 1 + broken, "{order} {shift} {cost:?}");
                 assert_eq!(moving.space.counts().bytes_copied, 0);

@@ -1,4 +1,4 @@
-//! Refused moves, with Linux's errno, and the progress of a move up to the error.
+//! Moves that fail, with Linux's errno, and their progress up to the error.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker};
@@ -95,7 +95,7 @@ fn stopped<A: Walk>() {
             moving.assert_filled(FROM + 9 * PAGE, 7, FROM + 9);
             moving.assert_empty(FROM, 9);
             assert_eq!(moving.try_move(&from_to(FROM, TO, PAGE)).1, Err(Errno::EEXIST));
-            // A hole at page 20, wherever the pages go.
+            // A hole at page 20, wherever the destination is.
             let rest = from_to(FROM + 9 * PAGE, TO + MIB + 5 * PAGE, 15 * PAGE);
             assert_eq!(moving.try_move(&rest), (11 * PAGE, Err(Errno::ENOENT)));
             moving.assert_filled(TO + MIB + 5 * PAGE, 11, FROM + 9);
@@ -120,7 +120,7 @@ fn holes<A: Walk>() {
             }
             // The fourth table's span is a hole: no table is made for it.
             assert!(cost.tables_allocated <= 5, "{cost:?}");
-            // Something in the way of a hole.
+            // A page at the destination of a hole.
             let there = TO + 1900 * PAGE;
             moving.program.store(VirtAddr(there), 5).unwrap();
             let (moved, result) = moving.try_move(&what);
@@ -128,7 +128,7 @@ fn holes<A: Walk>() {
         });
     }
     with_moving::<A>(0, |moving| {
-        // Half of all addresses, and nothing in them.
+        // Half of the address space, empty.
         let length = (A::USER_END / 4) & !(GIB - 1);
         let (from, to) = (64 * GIB, 64 * GIB + length);
         moving.space.mmap(&crate::support::fixed(from, length)).unwrap();
@@ -151,7 +151,7 @@ fn busy<A: Walk>() {
             let what = from_to(FROM, TO, pages * PAGE);
             assert_eq!(testing::move_pages(moving.space, &what), (0, Err(Errno::EBUSY)));
             drop(child);
-            // Each is its own again after a write.
+            // Each is private again after a write.
             moving.fill(FROM, pages);
             let at = VirtAddr(FROM + 600 * PAGE);
             let pinned = moving.space.pin(at, 1, Access::Write, PinTime::Long).unwrap();
@@ -174,7 +174,7 @@ fn busy_across_tables<A: Walk>() {
         with_moving::<A>(order, |moving| {
             let pages = 1 << order;
             moving.fill(FROM, pages);
-            // Here the folio ends in another table than it begins in.
+            // Here the folio ends in the next table.
             let across = TO + 2 * MIB - 5 * PAGE;
             moving.move_all(FROM, across, pages * PAGE);
             let at = VirtAddr(across + 9 * PAGE);
@@ -199,7 +199,7 @@ fn markers<A: Walk>() {
             testing::plant(moving.space, VirtAddr(FROM + 2 * PAGE), 1, Absent::Marker(marker));
             let what = from_to(FROM + PAGE, TO + PAGE, 2 * PAGE);
             assert_eq!(moving.try_move(&what), (PAGE, Err(Errno::EFAULT)), "{marker:?}");
-            // Nor is a marker a hole at the destination.
+            // A marker is not a hole at the destination either.
             let back = from_to(TO + PAGE, FROM + 2 * PAGE, PAGE);
             assert_eq!(moving.try_move(&back), (NOTHING, Err(Errno::EEXIST)), "{marker:?}");
             moving.move_all(TO + PAGE, FROM + PAGE, PAGE);

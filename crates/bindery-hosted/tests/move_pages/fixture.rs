@@ -12,10 +12,10 @@ pub const PAGE: u64 = 4096;
 /// The source and the destination of pages: congruent modulo 2 MiB.
 pub const FROM: u64 = 4 * GIB;
 pub const TO: u64 = 8 * GIB;
-/// How much is mapped at either place.
+/// The mapped size at either address.
 pub const LENGTH: u64 = 24 * MIB;
 
-/// The parts available to a scenario.
+/// The parts of the fixture that a scenario uses.
 pub struct Moving<'s, 'm, A: Walk> {
     pub machine: &'m Machine<A>,
     pub memory: &'m Memory<Machine<A>>,
@@ -47,7 +47,7 @@ pub fn with_moving<A: Walk>(order: u8, scenario: impl FnOnce(&Moving<'_, '_, A>)
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-/// A move that allows no holes.
+/// A move without `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`.
 pub fn from_to(source: u64, destination: u64, length: u64) -> PageMove {
     let (source, destination) = (VirtAddr(source), VirtAddr(destination));
     PageMove { source, destination, length, ..PageMove::default() }
@@ -87,7 +87,7 @@ impl<A: Walk> Moving<'_, '_, A> {
         result
     }
 
-    /// Moves all of it, and says what it cost.
+    /// Moves everything, and returns the cost.
     #[track_caller]
     pub fn move_all(&self, source: u64, destination: u64, length: u64) -> Counts {
         let before = self.space.counts();
@@ -105,7 +105,7 @@ impl<A: Walk> Moving<'_, '_, A> {
         }
     }
 
-    /// How many of the pages are in swap.
+    /// The number of the pages that are in swap.
     pub fn swapped(&self, at: u64, pages: u64) -> u64 {
         let is_out = |page: &u64| {
             let at = VirtAddr(at + page * PAGE);

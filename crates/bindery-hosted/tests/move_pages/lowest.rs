@@ -1,4 +1,4 @@
-//! The end of a folio at an address, or an index, below which the folio's other pages have no room.
+//! The end of a folio at an address or an index that is too low for the folio's other pages.
 
 use bindery::addr::VirtAddr;
 use bindery::testing::{self, PageMove};
@@ -15,15 +15,15 @@ on_every_architecture! {
     mremap_to_the_lowest_addresses_keeps_the_index => remapped;
 }
 
-/// Pages of the folio that move.
+/// The pages of the folio that move.
 const KEPT: u64 = 8;
-/// As low as programs may map, and lower than the length of the largest folio.
+/// The lowest address that programs may map, below the length of the largest folio.
 const LOW: u64 = 64 * 1024;
 
 const ORDERS: [u8; 2] = [5, 9];
 
-/// The last [`KEPT`] pages of a folio are left of it, and their address is `at`. At [`LOW`] there
-/// is room for them.
+/// Only the last [`KEPT`] pages of a folio are left, at `at`. Above [`LOW`] there is space for the
+/// others.
 fn with_end<A: Walk>(scenario: impl Fn(&Moving<'_, '_, A>, u64)) {
     for order in ORDERS {
         with_moving::<A>(order, |moving| {
@@ -70,7 +70,8 @@ fn moved<A: Walk>() {
     }
 }
 
-/// The other pages of the folio stay in swap, are swapped in at their place, or were dropped.
+/// The other pages of the folio stay in swap, are swapped in at their own addresses, or were
+/// dropped.
 fn cached<A: Walk>() {
     for (low_first, others) in [(true, true), (false, true), (true, false)] {
         with_end::<A>(|moving, end| {
@@ -100,7 +101,7 @@ fn cached<A: Walk>() {
     }
 }
 
-/// The slots follow each other at the lowest addresses as they did in the folio that went out.
+/// The slots are contiguous at the lowest addresses, as in the folio that was swapped out.
 fn read_in<A: Walk>() {
     with_end::<A>(|moving, end| {
         moving.space.madvise(VirtAddr(FROM), end - FROM + KEPT * PAGE, Advice::PageOut).unwrap();
@@ -112,7 +113,8 @@ fn read_in<A: Walk>() {
     });
 }
 
-/// `mremap` moves the VMA with its offset: the index has room where the address has none.
+/// `mremap` moves the VMA with its offset: the index has space below, but the address space has
+/// none.
 fn remapped<A: Walk>() {
     with_end::<A>(|moving, end| {
         let (space, length) = (moving.space, KEPT * PAGE);

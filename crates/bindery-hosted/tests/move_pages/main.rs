@@ -1,4 +1,5 @@
-//! Pages that move between two places of one address space, beside running faults (`UFFDIO_MOVE`).
+//! Pages that move between two addresses of one address space, concurrently with faults
+//! (`UFFDIO_MOVE`).
 
 #[macro_use]
 extern crate bindery_scenarios as support;

@@ -1,4 +1,4 @@
-//! Random moves, at the edges of pages, tables and mappings, as a list of pages would do them.
+//! Random moves at the edges of pages, tables and mappings, compared with a list of pages.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ enum Step {
     Move { source: u64, destination: u64, length: u64, allows_holes: bool },
 }
 
-/// Pages near the beginning, the end, and the borders of tables, of either mapping.
+/// Pages near the beginning, the end, and the table borders of either mapping.
 fn place() -> impl Strategy<Value = u64> {
     let near = prop_oneof![Just(0u64), Just(512), Just(1024), Just(2048), Just(16), Just(600)];
     let base = prop_oneof![Just(FROM), Just(TO)];
@@ -56,7 +56,7 @@ fn left_at(at: u64) -> u64 {
     (base + LENGTH - at) / PAGE
 }
 
-/// Takes over what faults have brought besides what was written.
+/// Adds the pages that faults have created besides the written ones.
 fn look<A: Walk>(moving: &Moving<'_, '_, A>, pages: &mut Pages) {
     for base in [FROM, TO] {
         for at in (base..base + LENGTH).step_by(PAGE as usize) {
@@ -81,7 +81,7 @@ fn moved(pages: &mut Pages, what: &PageMove) -> (u64, Result<(), Errno>) {
     for offset in (0..what.length).step_by(PAGE as usize) {
         let (from, to) = (source + offset, destination + offset);
         let stop = match (pages.contains_key(&from), pages.contains_key(&to)) {
-            // Nothing is asked of the destination where the source has no table.
+            // If the source has no table, the destination does not matter.
             (false, true) => Some(Errno::EEXIST),
             (_, true) => Some(Errno::EEXIST),
             (false, false) if !what.allows_holes => Some(Errno::ENOENT),
@@ -127,7 +127,7 @@ fn run<A: Walk>(order: u8, steps: &[Step]) {
                     };
                     let found = moving.try_move(&what);
                     let expected = moved(&mut pages, &what);
-                    // If both are wrong, Linux checks first the one without a table.
+                    // If neither is valid, Linux first reports the one without a table.
                     let either = found.0 == expected.0
                         && expected.1 == Err(Errno::EEXIST)
                         && found.1 == Err(Errno::ENOENT)

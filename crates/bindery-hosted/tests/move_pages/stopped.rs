@@ -1,5 +1,5 @@
-//! A move that is stopped: no memory, a fatal signal. Every page is at one place then. And how much
-//! one hold of the locks does.
+//! A move that is stopped: no memory, or a fatal signal. Every page is at one address then. And the
+//! work under one set of locks.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, X86_64};
@@ -11,7 +11,7 @@ use super::fixture::{FROM, LENGTH, Moving, PAGE, TO, from_to, with_moving};
 use crate::support::measured::measured;
 use crate::support::{KIB, MIB, audit, fixed, options};
 
-/// Whether the first pages have moved, as many as the call says, and no other.
+/// Whether as many of the first pages have moved as the call reports, and no others.
 #[track_caller]
 fn assert_moved<A: Walk>(moving: &Moving<'_, '_, A>, to: u64, pages: u64, moved: u64) {
     assert!(moved.is_multiple_of(PAGE));
@@ -69,7 +69,7 @@ fn out_of_memory_keeps_pages_whole_aarch64() {
 
 #[test]
 fn a_fatal_signal_ends_a_move_between_holds() {
-    // One hold serves two tables, or eight huge leaves.
+    // One set of locks covers two tables, or eight huge leaves.
     for (order, shift, pages) in [(0, 0, 3 * 512), (4, PAGE, 1024), (9, 0, 10 * 512)] {
         let mut stopped = 0;
         for questions in 0.. {
@@ -92,8 +92,8 @@ fn a_fatal_signal_ends_a_move_between_holds() {
     }
 }
 
-/// Others spin for a table's lock while 1,024 entries and the slots of two tables are looked at,
-/// and no longer.
+/// Other CPUs spin for a table's lock while the mover reads 1,024 entries, those of two tables, and
+/// no longer.
 fn holds<A: Walk>() {
     for order in [0, 4, 9] {
         for shift in [0, 64 * KIB, 5 * PAGE] {
@@ -132,7 +132,7 @@ fn one_hold_is_bounded_aarch64() {
     holds::<AArch64>();
 }
 
-/// The move waits for a folio that another thread has locked, and then moves it.
+/// The move waits for a folio that another thread has locked, then moves it.
 #[test]
 fn a_locked_folio_is_waited_for() {
     with_moving::<X86_64<4>>(4, |moving| {

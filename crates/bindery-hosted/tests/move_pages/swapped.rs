@@ -1,5 +1,5 @@
-//! Pages in swap: their entries move, and the content comes to the new place, whatever the swap
-//! cache has.
+//! Pages in swap: their entries move, and the content appears at the new address, whatever the
+//! state of the swap cache.
 
 use bindery::addr::VirtAddr;
 use bindery::testing;
@@ -59,7 +59,7 @@ fn cached<A: Walk>() {
             moving.assert_filled(TO, 512, FROM);
             let walk = testing::walk_anonymous(moving.space, VirtAddr(TO)).unwrap();
             assert_eq!((walk.found, walk.mappings), (1 << order, 1 << order));
-            // The folios came from the cache, and none was made. A table may have been.
+            // The folios came from the cache: none was allocated. A table may have been.
             assert!(moving.memory.free_frame_count() + 4 > frames);
         });
     }

@@ -1,5 +1,5 @@
-//! Objects without mappings: reading, writing, resizing, holes, seals, folios of all sizes; random
-//! sequences agree with a model, the auditor finds nothing, and nothing leaks.
+//! Objects without mappings: reads, writes, resizes, holes, seals, folios of all sizes. Random
+//! sequences match a model, the auditor finds nothing, and nothing leaks.
 
 use std::thread;
 
@@ -53,14 +53,14 @@ fn a_holed_folio_is_freed_with_its_rest() {
     in_memory(|memory, audit| {
         use_object_order(memory, 4);
         let object = memfd(memory, 16 * PAGE);
-        // The object's other needs: its state and its index.
+        // The other allocations of the object: its state and its index.
         object.write(0, &[7; 1]).unwrap();
         assert_eq!(object.resident_pages(), 16);
         let free = memory.free_frame_count();
         assert_eq!(object.punch_hole(4 * PAGE, 8 * PAGE), Ok(()));
         assert_eq!((object.resident_pages(), memory.free_frame_count()), (8, free));
         assert_eq!(audit().folios, 1);
-        // The hole is filled by folios that fit into it.
+        // Folios that fit into the hole fill it.
         object.write(5 * PAGE, &[8; 1]).unwrap();
         assert_eq!((object.resident_pages(), memory.free_frame_count()), (9, free - 1));
         assert_eq!(audit().folios, 2);
@@ -85,7 +85,7 @@ fn the_largest_folio_that_fits_is_used() {
         assert_eq!(object.resident_pages(), 512);
         object.write(2 * MIB + PAGE, &[1]).unwrap();
         assert_eq!(object.resident_pages(), 516);
-        // Behind the last whole window, and the size in pages ends there.
+        // Behind the last whole window; the size in pages ends there.
         object.write(2 * MIB + 4 * PAGE, &[1]).unwrap();
         assert_eq!(object.resident_pages(), 517);
         assert_eq!(audit().folios, 3);
@@ -142,7 +142,7 @@ fn seals_can_neither_be_removed_nor_bypassed() {
         assert_eq!(object.punch_hole(0, PAGE), Err(Error::SealForbids));
         assert_eq!(object.set_size(0), Err(Error::SealForbids));
         assert_eq!(object.set_size(2 * PAGE), Ok(()));
-        // As on Linux: allocated pages were zeroes before.
+        // As on Linux: allocated pages contained zeroes before.
         assert_eq!(object.allocate(0, 3 * PAGE, Growth::Allowed), Ok(()));
         object.add_seals(Seals::SEAL).unwrap();
         assert_eq!(object.add_seals(Seals::empty()), Err(Error::SealForbids));
@@ -196,7 +196,7 @@ fn extreme_numbers_are_refused_or_right() {
             assert_eq!(operation(&object, 1, u64::MAX), Err(Error::Invalid));
             assert_eq!(operation(&object, END - 1, 1), Ok(()));
         }
-        // The last page reaches one byte further than an object can.
+        // The last page extends one byte beyond the maximum size of an object.
         assert_eq!(object.punch_hole(0, END), Ok(()));
         assert_eq!(object.resident_pages(), 1);
         assert_eq!(object.read(END - 10, &mut bytes[..10]), Ok(10));
@@ -264,7 +264,7 @@ fn what_may_not_be_promised_is_refused() {
         assert_eq!((whole.size(), memory.commitment().committed()), (4 * PAGE, 4));
         let each = memfd(memory, 100 * PAGE);
         use_object_order(memory, 3);
-        // A smaller folio can still be promised.
+        // A smaller folio can still be committed.
         assert_eq!(each.write(0, &[1; 6 * PAGE as usize]), Ok(4 * PAGE as usize));
         assert_eq!(each.write(50 * PAGE, &[1]), Err(Error::NoSpace));
         assert_eq!(each.allocate(0, 5 * PAGE, Growth::Forbidden), Err(Error::NoSpace));
@@ -340,7 +340,8 @@ fn many_threads_use_one_object_at_once() {
                 let (machine, shared, file) = (&machine, shared.clone(), file.clone());
                 scope.spawn(move || {
                     let _cpu = machine.bind(bindery::platform::Cpu(number));
-                    // Each has every fourth page to itself; size and holes concern all.
+                    // Each has every fourth page to itself; changes of the size and holes affect
+                    // all pages.
                     for round in 0..200_u64 {
                         let page = u64::from(number) + 4 * (round * 7 % 16);
                         let byte = (round % 250) as u8 + 1;
@@ -349,12 +350,12 @@ fn many_threads_use_one_object_at_once() {
                             assert_eq!(object.write(at, &[byte; 100]), Ok(100));
                             let mut back = [0; 100];
                             let read = object.read(at, &mut back).unwrap();
-                            // Another thread may have cut the memfd off in between.
+                            // Another thread may have truncated the memfd in between.
                             assert!(read == 100 || is_cut, "{read} bytes");
                             if read < 100 {
                                 continue;
                             }
-                            // All, or zeroes if another thread has truncated it.
+                            // All of it, or zeroes if another thread has truncated it.
                             assert!(back == [byte; 100] || back == [0; 100] || number != 0);
                         }
                         match (number, round % 10) {

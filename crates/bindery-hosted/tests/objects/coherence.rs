@@ -1,4 +1,4 @@
-//! Pages that the other side of a file has changed, and pages that an embedder evicts.
+//! Pages that another client of the file has changed, and pages that an embedder evicts.
 
 use bindery::platform::Cpu;
 use bindery::{Error, FaultError, Inspection, Sharing};
@@ -50,7 +50,7 @@ fn evicts<A: Walk>() {
         let program = Program::new(fixture.machine, &space);
         assert_eq!(program.load(at(8)), Ok(word(9)));
         file.write(0, &[99]).unwrap();
-        // Dirty; and a folio that reaches out of the range.
+        // A dirty page; and a folio that extends beyond the range.
         assert_eq!(file.evict(0, 6 * PAGE), 0);
         assert_eq!(file.evict(4 * PAGE, 4 * PAGE), 4);
         assert_eq!(file.evict(4 * PAGE, 4 * PAGE), 0);
@@ -83,7 +83,7 @@ fn forgets<A: Walk>() {
             programs[1].store(at(3), 5).unwrap();
             programs[0].store(at(6), 6).unwrap();
             files.put(1, &bytes(100));
-            // Page 6 is dirty: it stays, and the others are those of the storage.
+            // Page 6 is dirty and stays; the others have the content of the storage.
             assert_eq!(file.invalidate(0, u64::MAX), Err(Error::Busy));
             for (program, kept) in programs.iter().zip([None, Some(3)]) {
                 for page in 0..PAGES {
@@ -113,17 +113,18 @@ fn follows_the_size<A: Walk>() {
         (0..PAGES).for_each(|page| assert_eq!(program.load(at(page)), Ok(word(page as u8 + 1))));
         program.store(at(12), 3).unwrap();
         let size = files.size(1);
-        // Smaller: the dirty page beyond the end is gone, and the pager is not asked.
+        // The file is smaller: the dirty page beyond the end is removed, and the pager is not
+        // called.
         file.size_changed(3 * PAGE + 100).unwrap();
         assert_eq!((file.size(), files.size(1)), (3 * PAGE + 100, size));
         assert_eq!(space.fault(at(4), Access::Read), Err(FaultError::Bus));
         assert_eq!(content(file), bytes(1)[..3 * PAGE as usize + 100]);
-        // Larger: the rest of the page that was the last comes from the storage.
+        // The file is larger: the rest of its former last page comes from the storage.
         file.size_changed(5 * PAGE).unwrap();
         assert_eq!(content(file), bytes(1)[..5 * PAGE as usize]);
         assert_eq!(program.load(at(4)), Ok(word(5)));
         assert_eq!(files.counts().writes, 0);
-        // The same size again changes nothing.
+        // A file of the same size does not change.
         let reads = files.counts().reads;
         file.size_changed(5 * PAGE).unwrap();
         assert_eq!(program.load(at(3)), Ok(word(4)));
@@ -168,7 +169,7 @@ fn only_files_have_another_side() {
     });
 }
 
-/// A device that is gone: its pages would be dirty for ever.
+/// The device of a removed file system: its pages would stay dirty forever.
 #[test]
 fn changes_that_cannot_be_stored_are_discarded() {
     let pager = HeldFiles::new();
@@ -199,7 +200,7 @@ fn changes_that_cannot_be_stored_are_discarded() {
     assert!(pager.files.content(1).iter().all(|byte| *byte == 0));
 }
 
-/// A read that the pager has begun before is not believed.
+/// A read that the pager has begun earlier is discarded.
 #[test]
 fn a_read_of_before_is_not_seen_after() {
     let pager = HeldFiles::new();

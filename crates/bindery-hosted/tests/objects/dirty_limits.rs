@@ -1,5 +1,5 @@
-//! Limits for dirty pages: a writer without room stores pages, its own device's only, and pages
-//! that cannot be stored stop no other file system.
+//! Limits for dirty pages: a writer at the limit stores pages of its own device, and pages that
+//! cannot be stored block no other file system.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -21,7 +21,7 @@ use crate::support::{MIB, audit, memory_with, options};
 
 pub type A = X86_64<4>;
 
-/// The shared counts are exact up to this number of pages of a file, and in steps of it beyond.
+/// The shared counts are exact up to this number of pages per file, and multiples of it beyond.
 const STEP: u64 = 32;
 
 /// Writes one byte to each of the pages.
@@ -52,7 +52,7 @@ fn dirty_pages_are_counted_until_stored() {
         audit();
         file.set_size(PAGE).unwrap();
         assert_eq!(counts(), (1, 1));
-        // Of a file without a file system, only in all.
+        // A file without a file system counts only towards the common limit.
         let other = memory.file(&files, 2, 0).unwrap();
         write(&other, 0..2).unwrap();
         assert_eq!(counts(), (1, 3));
@@ -116,7 +116,7 @@ fn files_of_one_file_system_make_room() {
             assert!(limit.pages() <= 8);
         }
         audit();
-        // The first that became dirty was stored first.
+        // The page that became dirty first was stored first.
         assert_eq!(files.stored_pages(0), 1);
         assert_eq!(files.stored_pages(39), 0);
     });
@@ -132,16 +132,17 @@ fn a_failing_device_stops_its_own_writers() {
         let healthy = memory.file_system(&good).file(1, 0).unwrap();
         bad.writes_left.store(0, Relaxed);
         write(&failing, 0..STEP).unwrap();
-        // Its pages are tried once. None of them makes room.
+        // Each of its pages is tried once. None of them can be cleaned.
         assert_eq!(write(&failing, STEP..STEP + 1), Err(Error::InputOutput));
         assert_eq!(limit.pages(), STEP);
         assert_eq!(failing.check_errors(&mut failing.error_mark()), Err(Error::InputOutput));
-        // Dirty pages may be written again: no further one becomes dirty. They are tried again.
+        // Dirty pages may be written again, because that makes no further page dirty. They are
+        // tried again.
         write(&failing, 0..4).unwrap();
         write(&healthy, 0..200).unwrap();
         audit();
         assert!(good.counts().pages_written > 100);
-        // The device is back: what was written since is stored, and a sync tries the others.
+        // The device works again: pages written since then are stored, and a sync tries the others.
         bad.never();
         write(&failing, STEP..STEP + 1).unwrap();
         assert_eq!(bad.files.stored_pages(1), 4);
@@ -185,7 +186,7 @@ fn a_limit_that_others_fill_stops_none() {
         write(&healthy, 0..20).unwrap();
         audit();
         assert!(good.counts().pages_written >= 19);
-        // One page that has failed does not stop a device whose own limit has room.
+        // A page that has failed does not block a device below its own limit.
         let (own, half) = (DirtyLimit::new(100), Failing::new());
         let file = memory.file_system_within(&half, &own).file(1, 0).unwrap();
         write(&file, 0..1).unwrap();
@@ -205,7 +206,7 @@ fn one_bad_page_fails_no_write() {
         let file = memory.file(&pager, 1, 0).unwrap();
         write(&file, 0..20).unwrap();
         write(&file, 100..180).unwrap();
-        // The stretch with the bad page fails whole; the other pages make room.
+        // The run with the bad page fails completely; the other pages can be stored.
         memory.dirty_limit().set_limit(64);
         write(&file, 200..201).unwrap();
         audit();
@@ -223,7 +224,7 @@ fn writes_across_dirty_pages_keep_to_the_limit() {
         files.put(1, &[1; 200 * PAGE as usize]);
         let file = memory.file_system_within(&files, &limit).file(1, 200 * PAGE).unwrap();
         content(&file);
-        // Each write begins in the page in which the one before has ended.
+        // Each write begins in the page in which the previous one ended.
         for page in 0..199 {
             file.write(page * PAGE + 100, &[2; PAGE as usize]).unwrap();
             assert!(limit.pages() <= 2 * STEP, "{} pages are dirty", limit.pages());
@@ -302,7 +303,7 @@ fn failed_pages_are_tried_once_more() {
         }
         bad.never();
         assert_eq!((file.sync(0, u64::MAX), stored()), (Ok(()), 0), "they are given up");
-        // Neither reclaim nor an eviction takes what exists nowhere else.
+        // Neither reclaim nor an eviction drops the only copy of a page.
         assert_eq!((file.evict(0, u64::MAX), memory.drop_clean_pages()), (0, 0));
         assert_eq!(file.invalidate(0, PAGE), Err(Error::Busy));
         write(&file, 1..2).unwrap();
@@ -385,7 +386,7 @@ fn a_sync_leaves_what_was_appended_since() {
     assert_eq!(held.files.stored_pages(1), 40);
 }
 
-/// Several threads write files of two file systems beside each other, at their limits.
+/// Several threads write files of two file systems concurrently, at their limits.
 #[test]
 fn many_writers_keep_within_the_limits() {
     let (disks, limits) =
@@ -434,7 +435,7 @@ fn many_writers_keep_within_the_limits() {
     assert_eq!(memory.dirty_limit().pages(), 0);
 }
 
-/// The limit of all files is a fifth of memory at first.
+/// Initially the limit of all files is a fifth of memory.
 #[test]
 fn a_file_larger_than_memory_can_be_written() {
     let files = MemoryFiles::new();

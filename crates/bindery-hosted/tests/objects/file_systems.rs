@@ -1,4 +1,5 @@
-//! One object a file: searches by number, weak handles, and a file that leaves while it is opened.
+//! One object per file: lookups by number, weak handles, and the race of the last close with an
+//! open.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
@@ -17,7 +18,7 @@ use crate::support::{MIB, audit, memory_with};
 
 type A = X86_64<4>;
 
-/// Runs `scenario` on a machine with several CPUs, and verifies that it leaves nothing.
+/// Runs `scenario` on a machine with several CPUs. Nothing may be left afterwards.
 fn with_cpus(scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>)) {
     let config = Config { memory: 32 * MIB, cpus: 4, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -35,7 +36,7 @@ fn a_file_has_one_object() {
         let disk = memory.file_system(&files);
         assert!(disk.find(1).is_none());
         let one = disk.file(1, PAGE).unwrap();
-        // The size of the object that exists counts.
+        // The size of the existing object counts.
         let same = disk.file(1, 7 * PAGE).unwrap();
         assert_eq!((one.identity(), same.size()), (same.identity(), PAGE));
         assert_eq!(disk.find(1).map(|found| found.identity()), Some(one.identity()));
@@ -60,7 +61,7 @@ fn a_file_has_one_object() {
 fn file_systems_share_no_numbers() {
     let (files, others) = (MemoryFiles::new(), MemoryFiles::new());
     in_memory(|memory, audit| {
-        // Two of one pager, as well.
+        // The same with two files of one pager.
         let disks = [&files, &others, &others].map(|pager| memory.file_system(pager));
         let objects = disks.map(|disk| disk.file(1, PAGE).unwrap());
         for (object, byte) in objects.iter().zip(1..) {
@@ -90,7 +91,7 @@ fn a_weak_handle_keeps_no_pages() {
         drop(object);
         assert!(weak.upgrade().is_none());
         assert_eq!(other.identity(), identity);
-        // The auditor knows the record that stays.
+        // The auditor knows the remaining record.
         assert_eq!((audit().objects, audit().object_pages), (0, 0));
         drop(weak);
         audit();
@@ -114,7 +115,7 @@ fn a_file_without_memory_is_refused() {
     });
 }
 
-/// A file that its last holder saves is found, and what the finder writes is saved too.
+/// A lookup finds a file that its last holder saves, and the finder's writes are saved too.
 #[test]
 fn a_file_found_during_its_save_is_resaved() {
     let pager = HeldFiles::new();
@@ -141,7 +142,7 @@ fn a_file_found_during_its_save_is_resaved() {
     });
 }
 
-/// A file whose finder still has it when the save ends stays.
+/// A file stays if its finder still has it when the save ends.
 #[test]
 fn a_file_found_while_it_is_saved_stays() {
     let pager = HeldFiles::new();
@@ -166,7 +167,7 @@ fn a_file_found_while_it_is_saved_stays() {
     });
 }
 
-/// Files whose pager takes its time to hear that one was removed.
+/// Files whose pager is slow in `removed`.
 #[derive(Default)]
 struct SlowToForget {
     files: MemoryFiles,
@@ -213,7 +214,7 @@ fn an_open_waits_until_the_pager_has_forgotten() {
             scope.spawn(move || machine.on_cpu(Cpu(1), || drop(last)));
             let inside = pager.changed.wait_while(pager.phase.lock().unwrap(), |phase| !phase.0);
             drop(inside.unwrap());
-            // Neither found nor made anew.
+            // The file is neither found nor created again.
             assert!(disk.find(1).is_none());
             let opens = [2, 3].map(|cpu| {
                 scope.spawn(move || {
@@ -236,8 +237,8 @@ fn an_open_waits_until_the_pager_has_forgotten() {
     assert_eq!(pager.forgotten.load(Relaxed), 2);
 }
 
-/// Threads that open a file, count in it, and close it: no count is lost, although each close may
-/// be the last.
+/// Threads open a file, count in it, and close it. Each close may be the last, but no count is
+/// lost.
 #[test]
 fn opens_beside_last_closes_lose_nothing() {
     let files = MemoryFiles::new();

@@ -1,5 +1,4 @@
-//! Files without mappings: what is read from a pager and stored with it, in which pieces, and what
-//! happens when it refuses.
+//! Files without mappings: the pager's reads and stores, the sizes of its requests, and its errors.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,7 +21,7 @@ fn a_file_is_read_once_in_large_pieces() {
         }
         let counts = files.counts();
         assert_eq!((counts.reads, counts.pages_read), (1, 40));
-        // Two folios of 16 pages; the last eight do not fill one.
+        // Two folios of 16 pages; eight more pages do not fill one.
         assert_eq!(audit().folios, 10);
     });
     assert_eq!(files.counts().removed, 1);
@@ -33,7 +32,7 @@ fn written_pages_are_stored_in_runs() {
     let files = MemoryFiles::new();
     in_memory(|memory, audit| {
         let file = memory.file(&files, 1, 0).unwrap();
-        // Base pages, which may lie anywhere.
+        // Base pages, at any frames.
         file.write(0, &[1; 20 * PAGE as usize + 10]).unwrap();
         assert_eq!(files.counts().pages_read, 0, "what is behind the end need not be read");
         assert_eq!(files.size(1), 20 * PAGE + 10);
@@ -69,7 +68,7 @@ fn what_is_written_whole_is_not_read_before() {
         let file = memory.file(&pager, 1, 32 * PAGE).unwrap();
         pager.reads_left.store(0, Relaxed);
         assert_eq!(file.write(4 * PAGE, &[6; 16 * PAGE as usize]), Ok(16 * PAGE as usize));
-        // Pages 4 to 7 and 16 to 19 do not fill a folio, 8 to 15 do.
+        // Pages 4 to 7 and 16 to 19 do not fill a folio; pages 8 to 15 do.
         assert_eq!((file.resident_pages(), audit().folios), (16, 9));
         assert_eq!(file.write(4 * PAGE - 1, &[6; 2]), Err(Error::InputOutput));
         pager.never();
@@ -118,7 +117,7 @@ fn resizing_and_punching_a_file_reach_its_storage() {
     in_memory(|memory, audit| {
         let file = memory.file(&files, 1, 10 * PAGE).unwrap();
         file.write(0, &[7; 3]).unwrap();
-        // Pages 2 to 4 go whole, 1 and 5 in part.
+        // Pages 2 to 4 are written completely, 1 and 5 partly.
         file.punch_hole(2 * PAGE - 5, 3 * PAGE + 10).unwrap();
         assert_eq!(files.stored_pages(1), 7);
         let bytes = content(&file);
@@ -133,7 +132,7 @@ fn resizing_and_punching_a_file_reach_its_storage() {
         assert_eq!(files.content(1), bytes);
         assert_eq!(file.allocate(0, PAGE, Growth::Allowed), Err(Error::NotSupported));
         assert_eq!(file.add_seals(Seals::GROW), Err(Error::Invalid));
-        // All of it, the last page in part.
+        // Everything, the last page partly.
         file.set_size(9 * PAGE - 1).unwrap();
         file.punch_hole(0, 100 * PAGE).unwrap();
         assert_eq!((files.stored_pages(1), file.resident_pages()), (0, 0));
@@ -176,7 +175,7 @@ fn what_cannot_be_read_is_not_there() {
         assert_eq!(file.punch_hole(5, 5), Err(Error::InputOutput));
         assert_eq!(file.resident_pages(), 0);
         audit();
-        // All that lies before the bad page, in large and small folios.
+        // Everything before the bad page, in large and small folios.
         pager.never();
         pager.bad_page.store(9, Relaxed);
         let mut bytes = vec![0; 20 * PAGE as usize];

@@ -1,4 +1,4 @@
-//! Files whose pager can be held in the middle of a call, until a test lets it go on.
+//! Files whose pager can be held in the middle of a call until a test releases it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
 use bindery_hosted::MemoryFiles;
 
-/// The time after which a held call counts as hanging, because of the test's calls in between.
+/// The time after which a held call counts as hung. The test makes other calls in between.
 const HANGS: Duration = Duration::from_secs(60);
 
 /// A request to a pager.
@@ -20,7 +20,7 @@ pub enum Io {
 enum Phase {
     #[default]
     Free,
-    /// The next call for this page will be held.
+    /// The next call for this page is held.
     Chosen(Io, u64),
     /// The chosen call is held.
     Held,
@@ -36,9 +36,9 @@ pub struct HeldFiles {
     pub files: MemoryFiles,
     phase: Mutex<Phase>,
     changed: Condvar,
-    /// How many of the next writes fail.
+    /// The number of next writes that fail.
     pub failures: Mutex<u64>,
-    /// All that was asked for: the first page, and how many.
+    /// All requests: the first page, and the number of pages.
     pub asked: Mutex<Vec<(Io, u64, u64)>>,
 }
 
@@ -52,8 +52,8 @@ impl HeldFiles {
         *self.phase.lock().unwrap() = Phase::Chosen(io, page);
     }
 
-    /// Waits until that call is held. The pager has read by then what it will give, and has written
-    /// nothing.
+    /// Waits until that call is held. The pager has then read the content that it will return, and
+    /// has written nothing.
     pub fn wait_until_held(&self) {
         let phase = self.phase.lock().unwrap();
         let (phase, _) = self
@@ -63,8 +63,8 @@ impl HeldFiles {
         assert_eq!(*phase, Phase::Held, "the pager was not asked");
     }
 
-    /// Lets the held call go on. Panics where that comes too late: what was done in between has
-    /// waited for it.
+    /// Releases the held call. Panics if that comes too late: then the calls in between have waited
+    /// for the held one.
     #[track_caller]
     pub fn release(&self) {
         let mut phase = self.phase.lock().unwrap();
@@ -82,7 +82,7 @@ impl HeldFiles {
         self.changed.notify_all();
     }
 
-    /// How often the pager was asked for `page`.
+    /// The number of requests for `page`.
     pub fn times(&self, io: Io, page: u64) -> usize {
         let asked = self.asked.lock().unwrap();
         let concerns = |(what, first, count): &&(Io, u64, u64)| {

@@ -1,4 +1,4 @@
-//! Objects that are read and written where their pages are, by steps that may stop early.
+//! Objects whose pages are read and written in place, in steps that may stop early.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,8 +10,8 @@ use crate::support::objects::{Failing, PAGE, content, in_memory, memfd, use_obje
 
 type Arch = bindery::arch::X86_64<4>;
 
-/// The result of a read: the value returned, the bytes, and for each step how many bytes came
-/// before and how many it was asked for.
+/// The result of a read: the return value, the bytes, and for each step the bytes so far and the
+/// requested number.
 type Outcome = (Result<usize, Error>, Vec<u8>, Vec<(usize, usize)>);
 
 /// Reads into a vector until there are `limit` bytes.
@@ -33,7 +33,7 @@ fn read_up_to(
     (result, bytes, steps)
 }
 
-/// Writes bytes, of which only `limit` are available.
+/// Writes bytes, of which only `limit` exist.
 fn write_up_to(
     object: &Object<'_, Machine<Arch>>,
     offset: u64,
@@ -112,10 +112,10 @@ fn a_stopped_write_leaves_its_beginning_and_zeroes() {
                     assert_eq!(write_up_to(&object, at, &bytes, limit), Ok(limit));
                     assert_eq!(object.size(), at + limit as u64);
                     assert!(content(&object)[at as usize..] == bytes[..limit]);
-                    // The rest was never shown, and is zeroes.
+                    // The rest was never passed to the step, and reads as zeroes.
                     object.set_size(at + bytes.len() as u64).unwrap();
                     assert!(content(&object)[at as usize + limit..].iter().all(|byte| *byte == 0));
-                    // The rest, as a kernel goes on after a fault.
+                    // The rest, as a kernel continues after a fault.
                     let rest = write_up_to(&object, at + limit as u64, &bytes[limit..], usize::MAX);
                     assert_eq!(rest, Ok(bytes.len() - limit));
                     assert!(content(&object)[at as usize..] == bytes[..]);

@@ -1,5 +1,5 @@
-//! Reads that a pager keeps and answers later: in another order, from another thread, with an
-//! error, or never.
+//! Reads that a pager answers later: in another order, from another thread, with an error, or
+//! never.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -30,8 +30,8 @@ struct Fixture<'m> {
     space: AddressSpace<'m, Machine<A>>,
 }
 
-/// Runs `scenario` with a file of which each byte is the number of its page and 1. Nothing is left
-/// of it afterwards.
+/// Runs `scenario` with a file in which each byte is the number of its page plus 1. Nothing is left
+/// afterwards.
 #[track_caller]
 fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
     let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };
@@ -53,8 +53,8 @@ fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
 }
 
 impl Fixture<'_> {
-    /// Runs `waits` on another CPU. Answers requests for which a thread waits, until it is done;
-    /// leaves the others.
+    /// Runs `waits` on another CPU. Until it is done, answers the requests for which a thread
+    /// waits, and leaves the others.
     fn serve<T: Send>(&self, waits: impl FnOnce() -> T + Send) -> T {
         let is_done = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -119,7 +119,7 @@ fn threads_share_the_request_of_a_page() {
                 machine
                     .on_cpu(Cpu(2), || Program::new(machine, space).load(VirtAddr(AT + 3 * PAGE)))
             });
-            // Time to meet the request; the test passes without it, too.
+            // Time for the call to reach the request; the test passes without it, too.
             thread::sleep(std::time::Duration::from_millis(5));
             pager.answer(memory, kept, Ok(()));
             assert_eq!(read.join().unwrap(), Ok(4));
@@ -193,7 +193,7 @@ fn bytes_the_pager_skips_are_zeroes() {
         assert!(bytes[..100].iter().all(|byte| *byte == 7));
         assert!(bytes[100..200].iter().all(|byte| *byte == 8));
         assert!(bytes[200..].iter().all(|byte| *byte == 0));
-        // As by a device that says how much it has written.
+        // As with a device that reports how much it has written.
         file.read_ahead(4 * PAGE, 2 * PAGE);
         let mut request = memory.resume_read(pager.take(is_first(4))).unwrap();
         request.fill(|bytes| bytes.append_all(9));
@@ -302,7 +302,7 @@ fn an_old_answer_replaces_no_newer_page() {
     with_file(|fixture, file| {
         let Fixture { memory, pager, .. } = fixture;
         file.read_ahead(0, 4 * PAGE);
-        // A page that is written as a whole needs no read.
+        // A page that is written completely needs no read.
         file.write(2 * PAGE, &[99; PAGE as usize]).unwrap();
         file.sync(0, u64::MAX).unwrap();
         file.evict(0, u64::MAX);
@@ -315,7 +315,7 @@ fn an_old_answer_replaces_no_newer_page() {
     });
 }
 
-/// Keeps the first request of each kind, and then panics.
+/// Keeps the first request of each kind, then panics.
 struct Panicking<'p>(&'p DelayedFiles);
 
 impl Pager for Panicking<'_> {
@@ -349,7 +349,7 @@ fn a_pager_that_panics_leaves_nothing_behind() {
     };
     thread::scope(|scope| {
         scope.spawn(|| files.serve(&memory, std::time::Duration::ZERO));
-        // The call waits for the answer to the request that was kept.
+        // The call waits for the answer to the kept request.
         panics(&|| {
             let _ = byte(&file, 3);
         });
@@ -362,7 +362,7 @@ fn a_pager_that_panics_leaves_nothing_behind() {
         });
         files.keep_writes(false);
         files.wait_until_idle();
-        // The first page is stored. The second may be dirty still: it is stored now.
+        // The first page is stored. The second may still be dirty, and is stored now.
         files.stop();
     });
     assert_eq!(files.files.content(1)[0], 1);

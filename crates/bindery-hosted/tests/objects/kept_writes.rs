@@ -1,4 +1,4 @@
-//! Writes that a pager keeps and answers later: side by side, in another order, or with an error.
+//! Writes that a pager answers later: concurrently, in another order, or with an error.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -25,7 +25,7 @@ struct Fixture<'m> {
     space: AddressSpace<'m, Machine<A>>,
 }
 
-/// Runs `scenario` with an empty file whose pager keeps writes. Nothing is left of it afterwards.
+/// Runs `scenario` with an empty file whose pager keeps writes. Nothing is left afterwards.
 #[track_caller]
 fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
     let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };
@@ -47,7 +47,7 @@ fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
 }
 
 impl Fixture<'_> {
-    /// Runs `waits` on another CPU, with `meanwhile` here.
+    /// Runs `waits` on another CPU, and `meanwhile` on this one.
     fn beside<T: Send>(&self, waits: impl FnOnce() -> T + Send, meanwhile: impl FnOnce()) -> T {
         thread::scope(|scope| {
             let waits = scope.spawn(|| self.machine.on_cpu(Cpu(1), waits));
@@ -63,7 +63,7 @@ impl Fixture<'_> {
     }
 }
 
-/// Writes one byte to each of the pages, which do not touch.
+/// Writes one byte to each of the pages, which are not adjacent.
 fn write(file: &File<'_>, pages: &[u64]) {
     for page in pages {
         assert_eq!(file.write(page * PAGE, &[*page as u8 + 1]), Ok(1));
@@ -73,7 +73,7 @@ fn write(file: &File<'_>, pages: &[u64]) {
 #[test]
 fn the_writes_of_a_save_run_concurrently() {
     with_file(|fixture, file| {
-        // The pager is asked for the pages before, which are zeroes: nothing is stored yet.
+        // Earlier, the pager reads the pages as zeroes: nothing is stored yet.
         file.set_size(PAGES * PAGE).unwrap();
         file.read_ahead(0, PAGES * PAGE);
         fixture.pager.answer_all(fixture.memory);
@@ -105,7 +105,7 @@ fn one_failed_write_leaves_its_pages_dirty() {
             || {
                 fixture.pager.wait_for_writes(2);
                 fixture.answer(5, Err(PagerError::NoSpace));
-                // One that is dropped has failed.
+                // A dropped request has failed.
                 let kept = fixture.pager.try_take_write(|asked| asked.first == 1).unwrap();
                 drop(fixture.memory.resume_write(kept));
             },

@@ -1,6 +1,6 @@
-//! The same random sequence of calls on an object and on a memfd of the Linux below us: results,
-//! errno, content, size, and how many pages take memory agree. Linux must have large folios of
-//! shared memory switched off, as it has unless told otherwise.
+//! The same random sequence of calls on an object and on a memfd of the host's Linux: results,
+//! errno, content, size, and the number of allocated pages agree. Linux must have large folios of
+//! shared memory disabled, which is its default.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -84,7 +84,7 @@ impl Linux {
     }
 }
 
-/// Calls mostly beyond the ends of numbers.
+/// Calls whose arguments mostly overflow.
 fn far() -> impl Strategy<Value = Op> {
     const END: u64 = i64::MAX as u64;
     let offset = prop::sample::select(vec![
@@ -133,7 +133,7 @@ fn agree(ops: &[Op]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Whether Linux puts shared memory into base pages.
+/// Whether Linux allocates base pages for shared memory.
 fn small_folios() -> bool {
     let setting = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     fs::read_to_string(setting).is_ok_and(|modes| modes.contains("[never]"))

@@ -1,5 +1,5 @@
-//! Shared memory and its mappings: what one side writes the other sees; what is cut off, punched,
-//! sealed or collapsed is so in every address space.
+//! Shared memory and its mappings. Each side sees the writes of the other, and every address space
+//! sees truncations, holes, seals and collapses.
 
 use std::thread;
 
@@ -125,7 +125,7 @@ fn hole<A: Walk>() {
     }
 }
 
-/// The holder of a folio's lock may need memory: the call that waits for it keeps no free frame.
+/// The holder of a folio's lock may need memory, so the waiting call keeps no free frame.
 fn waiting_hole<A: Walk>() {
     with_fixture::<A>(0, |fixture| {
         let (machine, memory) = (fixture.machine, fixture.memory);
@@ -162,7 +162,7 @@ fn hole_in_large_folio<A: Walk>() {
             object.write(page * PAGE, &[0x55; PAGE as usize]).unwrap();
         }
         object.punch_hole(4 * PAGE, 4 * PAGE).unwrap();
-        // A fault beside the hole maps what is left of the folio, and nothing else.
+        // A fault next to the hole maps the rest of the folio, and nothing else.
         program.store(VirtAddr(AT + 3 * PAGE), 1).unwrap();
         fixture.audit(&[&space]);
         assert_eq!(program.load(VirtAddr(AT + 5 * PAGE)), Ok(0));
@@ -230,7 +230,7 @@ fn collapse<A: Walk>() {
                 assert_eq!(result, Ok(()));
                 assert_eq!(fixture.audit(&spaces.each_ref()).folios, 2);
                 assert_eq!(object.resident_pages(), 512);
-                // The private mapping's copies are promised too.
+                // The private mapping's copies are committed too.
                 assert_eq!(fixture.memory.commitment().committed(), 512 + 512);
                 assert_eq!(spaces[0].collapse_range(range), Ok(()));
             } else if failures > 0 && result.is_err() {
@@ -243,8 +243,8 @@ fn collapse<A: Walk>() {
                 }
                 assert_eq!(programs[2].load(at(page)), Ok(if page == 100 { 9 } else { value }));
             }
-            // The object still knows that it was written, though no mapping is left: a failure
-            // keeps that.
+            // The object still knows that it is dirty, though no mapping is left, and a failure
+            // does not change that.
             spaces.iter().for_each(|space| space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
             fixture.memory.fail_allocations_after(Some(0));
             let refused = object.allocate(0, 4 * MIB, Growth::Allowed);

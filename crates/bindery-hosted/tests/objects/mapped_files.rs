@@ -1,5 +1,5 @@
-//! Files and their mappings: what programs write is saved, once and whole; what is not the file's
-//! is neither seen nor saved.
+//! Files and their mappings. The writes of programs are saved, once and completely; data outside
+//! the file is neither visible nor saved.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -48,7 +48,7 @@ fn behind_the_end<A: Walk>() {
                 program.store(VirtAddr(AT + PAGE + 200), 7).unwrap();
                 object.sync(0, u64::MAX).unwrap();
                 grow(&object, 2 * PAGE).unwrap();
-                // Linux 6.18 shows it in shared memory; its file systems do not.
+                // Linux 6.18 makes it visible in shared memory; its file systems do not.
                 assert_eq!(program.load(VirtAddr(AT + PAGE + 200)), Ok(kept));
                 object.set_size(PAGE + 100).unwrap();
                 assert_eq!(program.load(VirtAddr(AT + PAGE + 200)), Ok(0));
@@ -59,7 +59,7 @@ fn behind_the_end<A: Walk>() {
     assert_eq!(files.content(1), [0; PAGE as usize + 100]);
 }
 
-/// Fills whole pages, whatever the size.
+/// Fills whole pages, whatever the file's size.
 struct Garbage;
 
 impl Pager for Garbage {
@@ -93,7 +93,7 @@ fn garbage<A: Walk>() {
     }
 }
 
-/// Reports a complete read, but has appended only this number of bytes.
+/// Reports a complete read, but supplies only this number of bytes.
 struct Short(usize);
 
 impl Pager for Short {
@@ -119,7 +119,7 @@ fn short<A: Walk>() {
         let config = Config { memory: 4 * MIB, ..Config::default() };
         let (machine, memory) = memory_with::<A>(config);
         use_object_order(&memory, order);
-        // Another program's bytes, in all frames that are free.
+        // Another program's bytes, in all free frames.
         let other = AddressSpace::new(&memory, options()).unwrap();
         other.mmap(&fixed(AT, 8 * MIB)).unwrap();
         let page = [0xee; PAGE as usize];
@@ -134,7 +134,7 @@ fn short<A: Walk>() {
         map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
         let mut bytes = vec![1; (PAGES * PAGE) as usize];
         space.read_user(VirtAddr(AT), &mut bytes).unwrap();
-        // The pager says so anew for each call.
+        // The pager reports it again for each call.
         assert!(bytes.iter().all(|byte| [0, 0xdd].contains(byte)), "another program's bytes");
         assert_eq!(bytes[..filled], vec![0xdd; filled]);
         let folio = (PAGE as usize) << order;
@@ -162,7 +162,7 @@ fn collapse_file<A: Walk>() {
         assert_eq!(space.collapse_range(range), Ok(()));
         assert_eq!(fixture.audit(&[&space]).object_pages, 512);
         assert_eq!(program.load(VirtAddr(AT + 7 * PAGE)), Ok(8));
-        // Dirty pages are still dirty, and no others.
+        // Dirty pages, and no others, are still dirty.
         let pages = pager.files.counts().pages_written;
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(pager.files.counts().pages_written, pages + 1);
@@ -274,7 +274,7 @@ fn huge_file<A: Walk>() {
     });
 }
 
-/// Writes behind the back of the page tables, as a device does.
+/// Writes without the page tables, as a device does.
 fn write_as_a_device<A: Walk>(machine: &Machine<A>, pinned: &Pinned<'_, Machine<A>>, byte: u8) {
     // SAFETY: the window shows the page, which is pinned, and no program writes to it now.
     unsafe { machine.direct_map(pinned.first()).as_ptr().write(byte) };
@@ -395,7 +395,7 @@ fn write_while_saving<A: Walk>() {
                     let _cpu = machine.bind(Cpu(number));
                     let program = Program::new(machine, space);
                     for round in 1..400_u64 {
-                        // Every program has a word of its own in every page.
+                        // Every program has its own word in every page.
                         let at = round * 13 % PAGES * PAGE + u64::from(number) * 8;
                         if round % 5 == 4 {
                             file.write(at, &round.to_ne_bytes()).unwrap();

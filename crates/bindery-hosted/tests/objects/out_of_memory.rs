@@ -1,5 +1,5 @@
-//! Memory runs out at every single allocation of every operation of an object: the operation says
-//! so or does less, nothing of the object is lost, nothing leaks, and with memory again it
+//! Memory runs out at every single allocation of every operation of an object. The operation fails
+//! or does less, the object loses nothing, nothing leaks, and with memory again the operation
 //! succeeds.
 
 use bindery::arch::X86_64;
@@ -33,8 +33,7 @@ enum Backing {
     File,
 }
 
-/// The operation, and the content of the object afterwards; an operation may do less than that
-/// (write).
+/// The operation, and the content of the object after it; a write may do less.
 struct Case {
     backing: Backing,
     order: u8,
@@ -42,7 +41,7 @@ struct Case {
     after: fn(&[u8], usize) -> Vec<u8>,
 }
 
-/// Present pages, with holes between them, and some far behind.
+/// Present pages with holes between them, and some far behind.
 fn before() -> Vec<u8> {
     let mut bytes = vec![0; 40 * PAGE as usize + 10];
     for page in [0, 1, 7, 20, 39] {
@@ -51,7 +50,7 @@ fn before() -> Vec<u8> {
     bytes
 }
 
-/// Lets the operation fail at one point; says whether it came so far.
+/// Makes the operation fail at one point. Returns whether it reached that point.
 fn once(case: &Case, failing: Failing) -> bool {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
@@ -108,7 +107,7 @@ fn once(case: &Case, failing: Failing) -> bool {
     failed
 }
 
-/// Runs out of memory at every point, and returns how many there are.
+/// Makes memory run out at every point. Returns the number of points.
 #[track_caller]
 fn at_every_point(case: &Case) -> u64 {
     for point in 0.. {
@@ -180,7 +179,7 @@ const SYNC: Case = Case {
 
 #[test]
 fn writing_shared_memory() {
-    // Pages 0 to 48, five of them present; so is the node of the index with room for 64.
+    // Five of pages 0 to 48 are present, and so is an index node for 64 pages.
     assert_eq!(at_every_point(&WRITE), 44);
     assert!(at_every_point(&Case { order: 3, ..WRITE }) >= 6);
 }
@@ -194,7 +193,7 @@ fn writing_a_file() {
 
 #[test]
 fn allocating() {
-    // 100 pages, four of them present; the index needs a second node, and one above the two.
+    // Four of 100 pages are present; the index needs a second node, and one above both.
     assert_eq!(at_every_point(&ALLOCATE), 96 + 2);
     assert!(at_every_point(&Case { order: 2, ..ALLOCATE }) >= 24 + 2);
 }
@@ -207,7 +206,7 @@ fn reading_a_file() {
 
 #[test]
 fn punching_a_file_in_part() {
-    // The two pages that are removed in part, a node of the index, and a record of each read.
+    // The two pages that are removed partly, an index node, and a record for each read.
     assert_eq!(at_every_point(&Case { backing: Backing::File, ..PUNCH }), 5);
 }
 

@@ -1,5 +1,5 @@
-//! No lock is held while a pager stores pages: calls that do not write them continue, and calls
-//! that do wait only for that.
+//! No lock is held while a pager stores pages. Calls that write the pages wait for the store; all
+//! others continue.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -44,7 +44,7 @@ fn other_calls_continue_while_a_page_is_stored() {
 }
 
 /// A call that writes, drops or replaces a page waits while the pager stores it. No other call
-/// waits for that one.
+/// waits for the waiting one.
 #[track_caller]
 fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOnce(&Fixture<'_>)) {
     with_fixture(|fixture| {
@@ -56,7 +56,7 @@ fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOn
             fixture.pager.wait_until_held();
             let call = scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || call(fixture)));
             for page in 20..30 {
-                // Faults, writes and mappings of other pages go on, whatever the two do.
+                // Faults, writes and mappings of other pages continue, whatever the two calls do.
                 fixture.space.write_user(at(page), b"other").unwrap();
                 fixture.file.write(page * PAGE + 64, b"outside").unwrap();
                 fixture.file.sync(page * PAGE, PAGE).unwrap();
@@ -122,7 +122,7 @@ fn truncation_waits_only_for_its_saving_page() {
             fixture.pager.wait_until_held();
             let cut =
                 scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || fixture.file.set_size(PAGE)));
-            // The first page is not cut off: it can be written and saved.
+            // The first page is not truncated: it can be written and saved.
             fixture.file.write(0, b"outside").unwrap();
             fixture.space.write_user(at(0), b"other").unwrap();
             fixture.file.sync(0, PAGE).unwrap();
@@ -146,7 +146,7 @@ fn a_refused_page_is_dirty_for_both_savers() {
             let first = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), sync));
             fixture.pager.wait_until_held();
             let second = scope.spawn(|| fixture.machine.on_cpu(Cpu(2), sync));
-            // The second one comes to wait for the first, or finds the page dirty again.
+            // The second call waits for the first, or finds the page dirty again.
             thread::yield_now();
             fixture.pager.release();
             assert_eq!(first.join().unwrap(), Err(Error::InputOutput));

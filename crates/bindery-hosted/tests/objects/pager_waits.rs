@@ -1,5 +1,5 @@
-//! No lock is held while a pager works: other calls on the same mapping or the same file continue,
-//! and the pager's pages are inserted where they belong afterwards, or discarded.
+//! No lock is held while a pager works. Other calls on the same mapping or file continue.
+//! Afterwards the pager's pages are inserted, or discarded.
 
 use std::thread;
 
@@ -22,7 +22,7 @@ type File<'m> = Object<'m, Machine<A>>;
 pub(super) const PAGE: u64 = 4096;
 pub(super) const PAGES: u64 = 64;
 const AT: u64 = GIB;
-/// The page that the pager is held with.
+/// The page at which the pager is held.
 pub(super) const SLOW: u64 = 5;
 
 pub(super) fn at(page: u64) -> VirtAddr {
@@ -49,7 +49,7 @@ fn map<'m>(space: &Space<'m>, file: &File<'m>, sharing: Sharing) {
     space.mmap_object(&request, &MapObject { object: file, offset: 0, access }).unwrap();
 }
 
-/// Lets `scenario` use a fixture; nothing is left of it afterwards.
+/// Runs `scenario` with a fixture. Nothing is left afterwards.
 pub(super) fn with_fixture(scenario: impl FnOnce(&Fixture<'_>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
@@ -72,8 +72,8 @@ pub(super) fn with_fixture(scenario: impl FnOnce(&Fixture<'_>)) {
 }
 
 impl Fixture<'_> {
-    /// Does `slow` on another CPU, holds the pager in it, and releases it when `meanwhile` has
-    /// returned. Panics if that waits for the pager.
+    /// Runs `slow` on another CPU, holds the pager in it, and releases it when `meanwhile` has
+    /// returned. Panics if `meanwhile` waits for the pager.
     #[track_caller]
     pub(super) fn hold<T: Send, M>(
         &self,
@@ -305,7 +305,7 @@ fn two_faults_of_one_page_read_it_once() {
             let second = scope.spawn(|| {
                 fixture.machine.on_cpu(Cpu(2), || fixture.space.fault(at(SLOW), Access::Write))
             });
-            // The second one comes to wait for the first, or is still on its way: either is right.
+            // The second call waits for the first, or has not reached it yet: both are correct.
             thread::yield_now();
             fixture.pager.release();
             assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());

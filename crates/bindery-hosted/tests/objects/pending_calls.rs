@@ -1,4 +1,4 @@
-//! System calls that stop where they would wait for the pager, and go on.
+//! System calls that stop where they would wait for the pager, and continue later.
 
 use std::thread;
 
@@ -57,7 +57,7 @@ struct Fixture<'f, 'm> {
 }
 
 /// Runs `scenario` with a file of [`PAGES`] pages, mapped shared or private unless `sharing` is
-/// `None`. Nothing is left of it afterwards.
+/// `None`. Nothing is left afterwards.
 #[track_caller]
 fn with_file<R>(
     sharing: Option<Sharing>,
@@ -74,14 +74,15 @@ fn with_file<R>(
         let file = memory.file(&pager, 1, LENGTH).unwrap();
         if let Some(sharing) = sharing {
             map(&space, &file, AT, LENGTH, sharing).unwrap();
-            // Each page is read by itself.
+            // Each page is a read of its own.
             space.madvise(VirtAddr(AT), LENGTH, Advice::Random).unwrap();
         }
         let caller = Caller { space: &space, file };
         let fixture = Fixture { machine: &machine, memory: &memory, pager: &pager, caller };
         let result = scenario(&fixture);
         audit(&machine, &memory, &[&space]);
-        // What no call waits for any more is answered at the end, or no thread could end the file.
+        // Requests for which no call waits any more are answered at the end: otherwise no thread
+        // could close the file.
         pager.answer_all(&memory);
         result
     };
@@ -111,7 +112,7 @@ fn ready<'m>(wait: &mut Wait<'_, 'm>) -> Ready<'m> {
     }
 }
 
-/// Begins the read of a wait.
+/// Starts the read of a wait.
 #[track_caller]
 fn begin(wait: &mut Wait<'_, '_>) {
     assert!(matches!(wait.poll(), CallPoll::Pending(_)));
@@ -143,7 +144,7 @@ impl<'m> Fixture<'_, 'm> {
                 CallPoll::NeedsThread => break,
             }
         }
-        // The mutex for a first write, for instance, is no reason for a thread.
+        // Waiting for the mutex, for instance for a first write, needs no thread.
         panic!("a thread is needed")
     }
 
@@ -165,7 +166,7 @@ impl<'m> Fixture<'_, 'm> {
     }
 }
 
-/// The things that a call does: its result, the state it leaves, and what the pager was asked for.
+/// The effects of a call: its result, the state that it leaves, and the requests to the pager.
 type Effects = (i64, Resident, Vec<(u64, u64)>, u64);
 
 fn effects(fixture: &Fixture<'_, '_>, result: i64) -> Effects {
@@ -198,7 +199,7 @@ fn stepped_and_blocking_calls_do_the_same() {
             });
             let (mut stepped, mut blocking) = (stepped, blocking);
             if advice != Advice::Random || sharing.is_none() {
-                // A page that is read ahead may be there before it is needed.
+                // A page that is read ahead may be present before it is needed.
                 (stepped.3, blocking.3) = (0, 0);
             }
             assert_eq!(stepped, blocking, "{sharing:?}, {call:?}, {advice:?}");
@@ -259,7 +260,7 @@ fn a_call_without_waits_takes_one_step() {
         assert_eq!(fixture.in_steps((Call::Mlock2, [AT, PAGE, 9, 0, 0, 0])), (-22, 0));
         let mut call = PendingCall::new(Call::Munmap, [AT, LENGTH, 0, 0, 0, 0]);
         for _ in 0..2 {
-            // After the last step, the result is returned again, and nothing is done.
+            // After the last step the call returns its result again, without effect.
             assert!(matches!(fixture.step(&mut call, None), CallStep::Done(0)));
             let _ = space.mmap(&fixed(AT, PAGE));
         }
@@ -282,7 +283,7 @@ fn two_calls_are_answered_out_of_order() {
         let next = blocked(fixture.step(&mut calls[1], Some(second)));
         fixture.answer(0, Ok(()));
         let first = ready(&mut waits[0]);
-        // A result that is not the call's own says nothing.
+        // A result of another call has no effect.
         drop(blocked(fixture.step(&mut calls[1], Some(first))));
         drop((next, waits));
         for mut call in calls {
@@ -339,11 +340,11 @@ fn a_call_may_be_dropped_at_any_point() {
             if polls {
                 begin(&mut wait);
             }
-            // The pager never answers, while the call is there.
+            // The pager never answers during the call.
             drop(call);
             drop(wait);
             assert_eq!(fixture.pager.log().len(), usize::from(polls));
-            // Another call meets the read that was begun, or begins its own.
+            // Another call finds the read that was started, or starts its own.
             assert_eq!(fixture.in_steps(MLOCK).0, 0);
             assert_eq!(fixture.pager.log().len() as u64, PAGES);
         });
@@ -371,7 +372,7 @@ fn a_thread_waits_in_place_of_the_task() {
     });
 }
 
-/// Lets a call wait for its third page, makes a change, and lets it go on.
+/// Stops a call at its third page, makes a change, and continues the call.
 fn changed_between(
     call: (Call, [u64; 6]),
     change: impl FnOnce(&Space<'_>),
@@ -406,7 +407,7 @@ fn the_rest_may_be_unmapped_between_two_steps() {
     let unmap_rest = |space: &Space<'_>| space.munmap(page(2), LENGTH - 2 * PAGE).unwrap();
     let unmap_some = |space: &Space<'_>| space.munmap(page(2), 4 * PAGE).unwrap();
     let unmap_all = |space: &Space<'_>| space.munmap(page(0), LENGTH).unwrap();
-    // As on Linux, `mlock` found no hole and passes one that came later.
+    // As on Linux, `mlock` found no hole, and skips one that appeared later.
     let (result, resident, asked) = changed_between(MLOCK, unmap_rest);
     assert_eq!((result, resident.total(), asked), (0, 2, 3));
     let (result, resident, asked) = changed_between(MLOCK, unmap_some);
@@ -425,7 +426,7 @@ fn the_rest_may_be_protected_between_two_steps() {
     assert_eq!(changed_between(MLOCK, protect).0, -(Errno::ENOMEM as i64));
     assert_eq!(changed_between(POPULATE, protect).0, -(Errno::EINVAL as i64));
     assert_eq!(changed_between(MLOCKALL, protect).0, 0);
-    // What can only be read now is read.
+    // Pages that can be read only now are read.
     let read = |space: &Space<'_>| {
         space.mprotect(page(2), LENGTH - 2 * PAGE, Protection::READ).unwrap();
     };

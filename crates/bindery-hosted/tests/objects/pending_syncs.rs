@@ -1,4 +1,4 @@
-//! `fsync` and `msync` that stop while the pager stores pages, and go on.
+//! `fsync` and `msync` that stop while the pager stores pages, and continue later.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -49,8 +49,8 @@ impl<'m> Process<'m, P> for Fixture<'m> {
     }
 }
 
-/// Runs `scenario` with a file of [`PAGES`] pages that are all in memory, whose pager keeps writes.
-/// Nothing is left of it afterwards.
+/// Runs `scenario` with a file of [`PAGES`] pages, all in memory, whose pager keeps writes. Nothing
+/// is left afterwards.
 #[track_caller]
 fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
     let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };
@@ -60,7 +60,7 @@ fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
     pager.keep_writes(true);
     {
         let file = memory.file(&pager, 1, 0).unwrap();
-        // The pager is asked for zeroes: nothing is stored yet.
+        // The pager supplies zeroes: nothing is stored yet.
         file.set_size(PAGES * PAGE).unwrap();
         file.read_ahead(0, PAGES * PAGE);
         pager.answer_all(&memory);
@@ -87,7 +87,7 @@ impl<'m> Fixture<'m> {
         self.pager.files.content(1).get((page * PAGE) as usize) == Some(&(page as u8 + 1))
     }
 
-    /// Runs a wait to its end, while the pager answers late.
+    /// Completes a wait while the pager answers late.
     #[track_caller]
     fn until_ready(&self, mut wait: CallWait<'_, 'm, P>) {
         assert!(wait.is_for_storage());
@@ -117,7 +117,7 @@ impl<'m> Fixture<'m> {
     }
 }
 
-/// Writes one byte to each of the pages, which do not touch.
+/// Writes one byte to each of the pages, which are not adjacent.
 fn write(file: &File<'_>, pages: impl IntoIterator<Item = u64>) {
     for page in pages {
         assert_eq!(file.write(page * PAGE, &[page as u8 + 1]), Ok(1));
@@ -152,7 +152,7 @@ fn steps_store_what_a_sync_stores() {
         let mut writeback = file.begin_sync(0, u64::MAX);
         let (result, waits) = fixture.in_steps(&mut writeback);
         assert_eq!(result, Ok(()));
-        // 22 pages that do not touch, in batches of 7.
+        // 22 non-adjacent pages, in batches of 7.
         assert_eq!(waits, 4);
         assert!(pages.clone().all(|page| fixture.stored(page)));
         // They are clean, and may be written.
@@ -175,7 +175,7 @@ fn the_writes_are_answered_in_any_order() {
         for page in [9, 1] {
             is_pending(&mut wait);
             fixture.answer(page, Ok(()));
-            // An early step finds the same.
+            // An early step changes nothing.
             is_pending(&mut blocked(writeback.step()));
         }
         fixture.answer(5, Ok(()));
@@ -201,7 +201,7 @@ fn an_error_ends_the_sync_at_its_end() {
         assert_eq!(file.check_errors(&mut mark), Err(Error::NoSpace));
         assert_eq!(file.check_errors(&mut mark), Ok(()));
         assert!(pages.clone().all(|page| fixture.stored(page) == (page != 4)));
-        // The page is dirty, and tried once more.
+        // The page is dirty, and is tried once more.
         assert_eq!(fixture.in_steps(&mut file.begin_sync(0, u64::MAX)), (Ok(()), 1));
         assert!(fixture.stored(4));
     });
@@ -254,7 +254,7 @@ fn a_dropped_sync_loses_no_failure() {
         let mut other = file.begin_sync(0, u64::MAX);
         let wait = blocked(other.step());
         fixture.answer(1, Err(PagerError::InputOutput));
-        // The other sync waited for the page, which is dirty again: it tries it once more.
+        // The other sync waited for the page, which is dirty again, and tries it once more.
         fixture.until_ready(wait);
         assert_eq!(fixture.in_steps(&mut other), (Ok(()), 1));
         assert!(fixture.stored(1));
@@ -262,7 +262,7 @@ fn a_dropped_sync_loses_no_failure() {
     });
 }
 
-/// The answers of a dropped sync are taken by the calls that need clean pages, not only by syncs.
+/// Calls that need clean pages take the answers of a dropped sync, not only syncs do.
 #[test]
 fn answered_pages_of_a_dropped_sync_are_evicted() {
     with_file(|fixture, file| {
@@ -364,7 +364,7 @@ fn a_change_in_the_way_is_a_wait() {
             until_parked(fixture.machine);
             let mut second = file.begin_sync(5 * PAGE, PAGE);
             is_pending(&mut blocked(second.step()));
-            // A wait in vain: the next one is another.
+            // A wait without result: the next one has another page.
             let mut other = blocked(second.step());
             is_pending(&mut other);
             assert!(fixture.pager.try_take_write(|asked| asked.first == 5).is_none());
@@ -429,7 +429,7 @@ fn msync_with<'m>(
         match call.step(fixture, None) {
             CallStep::Blocked(wait) => fixture.until_ready(wait),
             CallStep::Done(result) => {
-                // The result again, and nothing is done.
+                // Returns the result again, without effect.
                 let again = call.step(fixture, None);
                 assert!(matches!(again, CallStep::Done(same) if same == result));
                 return result;
@@ -446,7 +446,7 @@ fn a_pending_msync_stores_all_mappings() {
         with_file(|fixture, file| {
             assert_eq!(msync_with(fixture, &file, length, |_| {}), result);
             assert_eq!((fixture.stored(0), fixture.stored(8)), (true, true));
-            // The blocking call, of which all is stored.
+            // The blocking call, which stores everything.
             let arguments = [AT, length, SYNC, 0, 0, 0];
             assert_eq!(linux::call(fixture, Call::Msync, arguments), result);
         });
@@ -455,7 +455,7 @@ fn a_pending_msync_stores_all_mappings() {
 
 #[test]
 fn a_mapping_may_go_between_two_steps() {
-    // The call has come to the first, and stores its pages; it has not come to the second.
+    // The call has reached the first mapping and stores its pages, but not yet the second.
     let unmapped = [(AT, 0, true), (SECOND, NO_MEMORY, false)];
     for (at, result, is_second_stored) in unmapped {
         with_file(|fixture, file| {

@@ -1,5 +1,5 @@
-//! Random sequences on an object that two address spaces map shared and a third privately: what
-//! programs and callers see is what a model says, and the auditor finds nothing after any step.
+//! Random sequences on an object that two address spaces map shared and a third maps privately.
+//! Programs and callers see the model's content, and the auditor finds nothing after any step.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ on_every_architecture! {
 }
 
 const AT: u64 = GIB;
-/// More than any operation reaches.
+/// Beyond the reach of every operation.
 const PAGES: u64 = 300;
-/// The address space that maps the object privately, and the number of them.
+/// The address space that maps the object privately, and the number of address spaces.
 const PRIVATE: usize = 2;
 const SPACES: usize = 3;
 
@@ -32,7 +32,7 @@ enum Step {
     /// In the address space, at the word.
     Load(usize, u64),
     Store(usize, u64, u64),
-    /// So many pages from one on lose their entries.
+    /// This number of pages lose their entries.
     Unmap(usize, u64, u64),
 }
 
@@ -53,11 +53,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The object's bytes to the end of its last page, and the pages that the private mapping has.
+/// The object's bytes up to the end of its last page, and the private mapping's pages.
 #[derive(Default)]
 struct Expected {
     object: Model,
-    /// Bytes that programs wrote beyond the end, to the end of the page.
+    /// Bytes that programs wrote beyond the end, up to the end of the page.
     tail: Vec<u8>,
     copies: BTreeMap<u64, Vec<u8>>,
 }
@@ -95,8 +95,8 @@ impl Expected {
         if cut || self.object.is_file && new > old {
             self.tail = vec![0; room];
         } else if new > old {
-            // Shared memory that grows shows what was written behind its end, except where the
-            // growing itself wrote.
+            // When shared memory grows, bytes written beyond its old end become visible, except
+            // where the call itself wrote.
             let written = match op {
                 Op::Write(offset, ..) => offset as usize,
                 _ => new,
@@ -125,7 +125,7 @@ impl Expected {
             && (offset..offset + length).contains(&(new as u64).saturating_sub(1))
             && new > 0
         {
-            // In a file that is punched to its end, nothing is left behind it.
+            // A hole up to the end of the file also removes the bytes behind it.
             self.tail.fill(0);
         }
         if cut {

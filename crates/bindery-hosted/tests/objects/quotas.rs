@@ -1,6 +1,6 @@
-//! File systems of limited size: what their objects have together stays below the quota, a write or
-//! an allocation that does not fit is refused and takes nothing, a fault that does not fit is a bus
-//! error, and writers leave the frames that are kept for faults.
+//! File systems of limited size. The total size of their objects stays within the quota. A write or
+//! an allocation that does not fit fails and allocates nothing, a fault that does not fit is a bus
+//! error, and writers leave the frames that are reserved for faults.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -25,7 +25,7 @@ fn files_share_the_pages_of_their_quota() {
     let (machine, memory) = strict::<Arch>(32 * MIB);
     let (first, second) = (file(&memory, &quota), file(&memory, &quota));
     assert_eq!(first.write(0, &[1; 5 * PAGE as usize]), Ok(5 * PAGE as usize));
-    // As much as fits; the next call gets the error.
+    // As much as fits; the next call fails.
     assert_eq!(second.write(0, &[2; 5 * PAGE as usize]), Ok(3 * PAGE as usize));
     assert_eq!(second.write(3 * PAGE, &[2; 1]), Err(Error::NoSpace));
     assert_eq!((quota.used(), second.size()), (8, 3 * PAGE));
@@ -73,7 +73,7 @@ fn an_allocation_that_fails_leaves_what_was_allocated() {
         one.allocate(8 * PAGE, 4 * PAGE, Growth::Allowed).unwrap();
         assert_eq!(one.allocate(0, 20 * PAGE, Growth::Allowed), Err(Error::NoSpace));
         assert_eq!((one.resident_pages(), quota.used()), (8, 12));
-        // So that other objects take none of it.
+        // So that other objects take none of the memory.
         assert_eq!(other.allocate(0, 13 * PAGE, Growth::Allowed), Err(Error::NoSpace));
         assert_eq!(one.write(0, &[1; 4 * PAGE as usize]), Ok(4 * PAGE as usize));
         audit(&machine, &memory, &[]);
@@ -126,7 +126,7 @@ fn writers_leave_the_frames_of_the_fault_reserve() {
         }
     };
     assert_eq!(refused, Error::OutOfMemory, "the quota has room");
-    // A page of the index may come on top.
+    // An index node may be added.
     assert!(memory.free_frame_count() + 1 >= reserve, "{} are free", memory.free_frame_count());
     let free = memory.free_frame_count();
     assert_eq!(object.allocate(0, 16 * MIB, Growth::Allowed), Err(Error::OutOfMemory));
@@ -143,8 +143,8 @@ fn writers_leave_the_frames_of_the_fault_reserve() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Memory is in use and swap is nearly empty: writers wait until pages are swapped out. Only the
-/// quota refuses them.
+/// Memory is full and swap almost empty: writers wait until pages are swapped out. Only the quota
+/// makes them fail.
 #[test]
 fn writers_reclaim_before_they_are_refused() {
     let quota = Quota::new(1024);
@@ -182,7 +182,7 @@ fn writers_reclaim_before_they_are_refused() {
     assert_eq!(memory.swap_off(&area), Ok(()));
 }
 
-/// A driver's own pages: reclaim leaves them, and the area is empty without them.
+/// A driver's own pages: reclaim leaves them, so the area stays empty.
 #[test]
 fn an_object_kept_in_memory_takes_no_slot() {
     let quota = Quota::new(u64::MAX);

@@ -1,5 +1,5 @@
-//! Operations of an address space, and what happens to objects at the same moment: a walker of
-//! the reverse map finds every entry, and what it does not find is in no TLB.
+//! Operations of an address space concurrent with changes of its objects. A walk of the reverse map
+//! finds every entry, or no TLB has the page.
 //!
 //! `BINDERY_DEEPER` makes each race twenty times as long.
 
@@ -25,16 +25,16 @@ type A = X86_64<4>;
 type Space<'m> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
-/// How often a race is run: a multiple of 64, so that all delays have their turn as often.
+/// The repetitions of a race: a multiple of 64, so that each delay occurs equally often.
 const ROUNDS: u64 = 640;
-/// How often one is run that makes a thousand mappings first.
+/// The repetitions of a race that creates a thousand mappings first.
 const LONG_ROUNDS: u64 = 128;
 
 fn fixture(cpus: u16) -> (Machine<A>, Memory<Machine<A>>) {
     memory_with::<A>(Config { memory: 96 * MIB, cpus, ..Config::default() })
 }
 
-/// Does `here`, and `there` on another CPU, `delay` turns of a loop after both were ready.
+/// Runs `here`, and `there` on another CPU, `delay` loop iterations after both are ready.
 fn at_once<T>(
     machine: &Machine<A>,
     delay: u64,
@@ -60,7 +60,7 @@ fn at_once<T>(
     })
 }
 
-/// Pages so far apart that a walk over them takes its time.
+/// Pages so far apart that a walk over them takes a while.
 const CHUNK: u64 = 128 * MIB;
 const CHUNKS: u64 = 64;
 
@@ -76,7 +76,7 @@ fn a_truncated_prot_none_page_leaves_every_tlb() {
     let object = memfd(&memory, OBJECT);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // Behind the object, so that hiding goes on for a while after its pages, under other locks.
+    // Behind the object, so that the call continues after its pages for a while, under other locks.
     space.mmap(&fixed(AT + OBJECT, MORE)).unwrap();
     for number in 1..CHUNKS {
         program.store(chunk(number), 1).unwrap();
@@ -169,8 +169,8 @@ fn a_childs_write_during_a_save_is_saved() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// One CPU writes to the first page of a file mapping, another saves the file all the while, and
-/// `takes_away` makes the page inaccessible. Then the storage has what memory has.
+/// One CPU writes to the first page of a file mapping, another saves the file continuously, and
+/// `takes_away` makes the page inaccessible. Then the storage and memory have the same content.
 fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl Fn(&Space<'_>)) {
     let files = MemoryFiles::new();
     let (machine, memory) = fixture(3);
@@ -217,7 +217,7 @@ fn saved_while_it_goes(length: u64, extra: impl Fn(&Space<'_>), takes_away: impl
     audit(&machine, &memory, &[&space]);
 }
 
-/// A thousand mappings behind the file's, which are unmapped with it.
+/// A thousand mappings behind the file's, which are unmapped together with it.
 fn crowd(space: &Space<'_>) {
     for page in 1..=1000 {
         let protection = if page % 2 == 0 { READ_WRITE } else { Protection::READ };

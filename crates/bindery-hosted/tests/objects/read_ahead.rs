@@ -1,5 +1,4 @@
-//! Readahead: the number and the size of the requests of readers in order, at random and side by
-//! side.
+//! Readahead: the number and the size of requests by sequential, random and concurrent readers.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -26,8 +25,7 @@ fn read(file: &File<'_>, pages: impl Iterator<Item = u64>) {
     }
 }
 
-/// The number of requests that `read` causes, and of the pages that they asked for, in a file that
-/// is not in memory.
+/// The number of requests that `read` causes and of their pages, in a file that is not in memory.
 fn requests(read: impl FnOnce(&AddressSpace<'_, Machine<A>>, &mut File<'_>)) -> (u64, u64) {
     let files = MemoryFiles::new();
     let mut counts = (0, 0);
@@ -56,15 +54,15 @@ fn a_reader_in_order_gets_windows_that_grow() {
             space.fault(VirtAddr(AT + page * PAGE), Access::Read).unwrap();
         }
     });
-    // A fault on the second page may be a jump: windows begin with the third.
+    // A fault on the second page may be random access: windows start at the third.
     assert_eq!(faults, (37, PAGES));
 }
 
 #[test]
 fn a_reader_that_jumps_reads_nothing_ahead() {
-    // No page has its predecessor in memory.
+    // No page's predecessor is in memory.
     assert_eq!(requests(|_, file| read(file, at_random().take(256))), (256, 256));
-    // Half of the pages have one, by chance.
+    // Half of the predecessors are, by chance.
     let odd_pages_first = (0..PAGES / 2).map(|n| n * 389 % (PAGES / 2));
     let order = || odd_pages_first.clone().map(|n| 2 * n + 1).chain([2, 600, 34, 900, 12, 700]);
     assert_eq!(requests(|_, file| read(file, order())), (PAGES / 2 + 6, PAGES / 2 + 6));
@@ -140,7 +138,7 @@ fn the_next_window_is_read_in_time() {
         let before = pager.log();
         assert_eq!(before.iter().map(|asked| asked.pages).collect::<Vec<_>>(), [1, 4]);
         assert!(before.iter().all(|asked| !asked.ahead));
-        // The first page that was not asked for: a window of twice the length begins, and no thread
+        // At the first page of the last window, a window of twice the length starts. No thread
         // waits for it, though the pager does not answer.
         read(&file, 2..5);
         let after = pager.log();
@@ -186,10 +184,10 @@ fn a_large_folio_has_no_mark_inside() {
             (page..page + 16).filter(is_mapped).count()
         };
         serve(machine, memory, pager, || {
-            // A jump: the folio around the page, mapped whole.
+            // Random access: the folio around the page, mapped completely.
             space.fault(VirtAddr(AT + 100 * PAGE), Access::Read).unwrap();
             assert_eq!(mapped(96), 16);
-            // The next folio continues it. The window ends at folios, and so does its mark.
+            // The next folio continues it. The window and its mark end at folio boundaries.
             space.fault(VirtAddr(AT + 112 * PAGE), Access::Read).unwrap();
             assert_eq!(mapped(112), 16);
         });
@@ -207,7 +205,7 @@ fn a_large_folio_has_no_mark_inside() {
 #[test]
 fn short_memory_ends_readahead() {
     with_delayed(|machine, memory, pager, file| {
-        // Fewer frames are free than a 64th of all and a window.
+        // Fewer frames are free than a 64th of all plus a window.
         let memfd = memfd(memory, 64 * MIB);
         let most = memory.free_frame_count() - memory.total_frames() / 64 - 3;
         memfd.allocate(0, most * PAGE, bindery::Growth::Forbidden).unwrap();

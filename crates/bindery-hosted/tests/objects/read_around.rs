@@ -1,4 +1,5 @@
-//! The pages around a read: which ones a fault maps beside its own, and which it leaves out.
+//! The pages around a read: the pages that a fault maps besides its own, and those that it leaves
+//! out.
 
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ on_every_architecture! {
     pages_around_stay_protected => protected;
 }
 
-/// The pages of a table, and half of another one's.
+/// The pages of a table, and half of another table.
 const PAGES: u64 = 768;
 
 fn at(page: u64) -> VirtAddr {
@@ -73,7 +74,7 @@ fn in_order<A: Walk>() {
                 parts.push(part.end - part.start);
                 next = part.end;
             }
-            // A table is a border, and so is the end of the mapping.
+            // It stops at the edge of a table, and at the end of the mapping.
             assert_eq!(parts, [16, 32, 64, 128, 256, 16, 16, 32, 64, 128, 16]);
             for page in 0..PAGES {
                 assert_eq!(program.load(at(page)), Ok(page + 1));
@@ -151,7 +152,7 @@ fn protected<A: Walk>() {
         }
         let program = Program::new(fixture.machine, &private);
         for page in [1, 17, 60, 111] {
-            // A copy, which the object does not see.
+            // A copy, invisible to the object.
             program.store(at(page), 99).unwrap();
             assert_eq!(content(&object)[(page * PAGE) as usize], (page + 1) as u8);
         }

@@ -1,4 +1,4 @@
-//! Reclaim of files' pages: clean unused pages are dropped, and read again unchanged; all others
+//! Reclaim of file pages: clean unused pages are dropped, and read again unchanged; all others
 //! stay.
 
 use bindery::addr::VirtAddr;
@@ -47,7 +47,7 @@ pub(super) fn word(page: u64) -> u64 {
     (page + 1) * 0x0101_0101_0101_0101
 }
 
-/// Lets `scenario` use a file of [`PAGES`] pages, in folios of 2^`order` pages.
+/// Runs `scenario` with a file of [`PAGES`] pages, in folios of 2^`order` pages.
 fn with_file<A: Walk>(
     order: u8,
     scenario: impl FnOnce(&Fixture<'_, A>, &Object<'_, Machine<A>>, &MemoryFiles),
@@ -127,7 +127,7 @@ fn used<A: Walk>() {
             load(&programs[1]);
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
             fixture.audit(&[&spaces[0], &spaces[1]]);
-            // The page is hot by now, and dropped after it was found unused twice.
+            // The page is hot by now, and is dropped after two scans found it unused.
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
             assert_eq!(reclaim(file, 3), ObjectFolio::Freed(1 << order));
             for space in &spaces {
@@ -144,14 +144,14 @@ fn looks<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> u64 {
     (1..10).find(|_| reclaim(file, page) == ObjectFolio::Freed(1)).expect("it goes in the end")
 }
 
-/// A dropped page leaves a shadow, as long as one of its neighbors is in memory.
+/// A dropped page leaves a shadow entry, as long as one of its neighbors is in memory.
 fn missed<A: Walk>() {
     with_file::<A>(0, |fixture, file, _| {
         let file = &mut file.clone();
-        // No neighbor comes in that was not asked for.
+        // No neighbor is read that was not requested.
         file.set_read_pattern(ReadPattern::Random);
         let read = |page| assert_eq!(file.read(page * PAGE, &mut [0; 8]), Ok(8));
-        // Until memory is short, nothing needs to know.
+        // Until memory is short, no shadow is needed.
         [3, 4].into_iter().for_each(read);
         assert_eq!(looks(file, 3), 1);
         read(3);
@@ -314,7 +314,7 @@ fn a_file_larger_than_memory_is_read() {
             assert_eq!(program.load(at(page)), Ok(word));
         }
         audit(&machine, &memory, &[&space]);
-        // Dirty pages are not dropped, so the others must be enough.
+        // Dirty pages are not dropped, so the others must suffice.
         for page in (0..SIZE / PAGE).step_by(64) {
             program.store(at(page), page).unwrap();
         }
@@ -343,7 +343,7 @@ fn hot_pages_of_a_file_survive_a_scan() {
         let mut page = vec![0; PAGE as usize];
         for number in 0..SCANNED {
             assert_eq!(scanned.read(number * PAGE, &mut page), Ok(PAGE as usize));
-            // Thrice while the scan goes through memory.
+            // Three times while the scan passes through memory.
             if number % 2 == 0 {
                 let number = number / 2 % HOT;
                 assert_eq!(hot.read(number * PAGE, &mut page), Ok(PAGE as usize));

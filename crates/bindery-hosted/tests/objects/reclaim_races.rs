@@ -1,4 +1,4 @@
-//! Reclaim of a file's pages beside calls and programs that use them.
+//! Reclaim of file pages concurrent with calls and programs that use them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -16,7 +16,7 @@ use crate::support::objects::{Chance, PAGE, content, use_object_order};
 use crate::support::objects_fixture::{AT, map};
 use crate::support::{MIB, audit, memory_with, options};
 
-/// Lets `scenario` use a file whose pager can be held, on a machine with three CPUs.
+/// Runs `scenario` with a file whose pager can be held, on a machine with three CPUs.
 fn with_held_file(scenario: impl FnOnce(&Machine<X>, &HeldFiles, &Object<'_, Machine<X>>)) {
     let (machine, memory) =
         memory_with::<X>(Config { memory: 64 * MIB, cpus: 3, ..Config::default() });
@@ -28,10 +28,10 @@ fn with_held_file(scenario: impl FnOnce(&Machine<X>, &HeldFiles, &Object<'_, Mac
     audit(&machine, &memory, &[]);
 }
 
-/// The page that the pager is held with.
+/// The page at which the pager is held.
 const SLOW: u64 = 5;
 
-/// Does `slow` on another CPU, holds the pager in it, and does `meanwhile`.
+/// Runs `slow` on another CPU, holds the pager in it, and runs `meanwhile`.
 fn hold(
     machine: &Machine<X>,
     pager: &HeldFiles,
@@ -119,7 +119,7 @@ fn programs_and_calls_agree_during_reclaim() {
                     let mut chance = Chance::new(u64::from(cpu), (AT, PAGES * PAGE));
                     let mut last = [None; PAGES as usize];
                     let most = rounds(6_000);
-                    // Until the reclaimer had its turn, too: on a busy machine it comes late.
+                    // And until the reclaimer had its turn: on a busy machine it comes late.
                     let enough = |round| round >= most && freed.load(Relaxed) > 0;
                     for round in (0..100 * most).take_while(|round| !enough(*round)) {
                         let page = chance.below(PAGES);
@@ -180,7 +180,7 @@ fn a_file_is_cut_and_dropped_during_reclaim() {
         scope.spawn(move || {
             machine.on_cpu(Cpu(1), || {
                 while !over.load(Relaxed) {
-                    // Around a frame that the file has, or has had.
+                    // Around a frame that the file has or had.
                     let middle = seen.load(Relaxed);
                     for frame in middle.saturating_sub(32)..middle + 32 {
                         let found = reclaim_frame(memory, Frame(frame), Spare::Nothing);
@@ -191,7 +191,7 @@ fn a_file_is_cut_and_dropped_during_reclaim() {
             });
         });
         let most = rounds(640);
-        // Until the reclaimer had its turn, too: on a busy machine it comes late.
+        // And until the reclaimer had its turn: on a busy machine it comes late.
         let enough = |round| round >= most && freed.load(Relaxed) > 0;
         for round in (0..100 * most).take_while(|round| !enough(*round)) {
             use_object_order(memory, (round % 4) as u8);

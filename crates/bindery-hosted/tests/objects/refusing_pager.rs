@@ -1,4 +1,4 @@
-//! Files in memory whose pager refuses some writes.
+//! Files in memory whose pager fails some writes.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ impl Asked {
 
 type Refusal = Box<dyn FnMut(Asked) -> Option<PagerError> + Send>;
 
-/// Files in memory; a function says which writes fail.
+/// Files in memory. A function selects the writes that fail.
 pub struct RefusingFiles {
     pub files: MemoryFiles,
     refusal: Mutex<Refusal>,
@@ -34,7 +34,7 @@ impl RefusingFiles {
         Self { files: MemoryFiles::new(), refusal: Mutex::new(Box::new(refusal)) }
     }
 
-    /// From now on another function decides.
+    /// Replaces that function.
     pub fn refuse(&self, refusal: impl FnMut(Asked) -> Option<PagerError> + Send + 'static) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(refusal);
     }

@@ -1,5 +1,5 @@
 //! Walks over the mappings of an object release the lock repeatedly, and other calls change the
-//! mappings in between. No page that was mapped when the walk began is missed.
+//! mappings in between. The walk must miss no page that was mapped when it began.
 
 use std::thread;
 
@@ -29,7 +29,7 @@ enum Op {
     /// The space, the first page, the number of pages, and whether they become read-only.
     Protect(usize, u64, u64, bool),
     Unmap(usize, u64, u64),
-    /// To that page of the other area; and whether it comes from there.
+    /// To that page of the other area; and whether it moves back.
     Move(usize, u64, u64, u64, bool),
     Fork(usize),
     /// Maps the object once more, from a page on.
@@ -153,7 +153,7 @@ proptest! {
     }
 }
 
-/// Steps until the walk has unmapped something at or behind `until`.
+/// Steps until the walk has unmapped a page at or behind `until`.
 fn step_past(walk: &mut UnmapWalk<'_, '_, Machine<X>>, until: VirtAddr) {
     let mut last = VirtAddr(0);
     while last < until {
@@ -169,7 +169,7 @@ fn pages_that_move_behind_the_walk_are_unmapped() {
         let ranges = [PageRange::from_count(0, PAGES)];
         let mut walk = UnmapWalk::new(&object, &ranges);
         step_past(&mut walk, area(false, 10));
-        // The rest moves to a lower address in a VMA of its own; then all of it once more.
+        // The rest moves to a lower address in a VMA of its own; then all of it moves again.
         for (from, to) in [(area(false, 12), area(true, 40)), (area(true, 40), area(true, 0))] {
             space.mremap(from, 12 * PAGE, 12 * PAGE, Remap::To(to)).unwrap();
         }
@@ -216,7 +216,7 @@ fn a_walk_ends_despite_constant_renewal() {
         for space in &spaces {
             assert_eq!(left(space, &ranges), []);
         }
-        // Each page once, and a step more for each pass and mapping.
+        // One step per page, plus one per pass and mapping.
         assert!(steps <= 2 * PAGES + 2 * 8, "{steps} steps");
     });
 }
@@ -245,7 +245,7 @@ fn a_walk_visits_only_mappings_of_its_pages() {
         let ranges: Vec<_> = (0..10).map(|n| PageRange::from_count(100 * n + 7, 2)).collect();
         let mut walk = UnmapWalk::new(&object, &ranges);
         while !walk.step(|_| ()).unwrap() {}
-        // Two for each range, and at most one in the gap behind it.
+        // Two per range, and at most one in the gap behind it.
         assert!(walk.visited() <= 30, "{} VMAs", walk.visited());
     });
 }
@@ -266,7 +266,8 @@ fn walks_share_the_lock_and_changes_exclude_them() {
             scope.spawn(|| {
                 machine.on_cpu(Cpu(1), || space.munmap(VirtAddr(AT), PAGE).unwrap());
             });
-            // The other thread waits for this walk, and the other walk does not wait for it.
+            // The other thread waits for this walk, and the other walk does not wait for that
+            // thread.
             while UnmapWalk::new(&object, &ranges).step(|_| ()).is_some() {
                 thread::yield_now();
             }

@@ -27,7 +27,7 @@ fn the_pager_works_for_another_thread() {
     let file = memory.file(&pager, 1, PAGES * PAGE).unwrap();
     map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
     let attempt = || space.try_fault(VirtAddr(AT), Access::Read, KeyRights::ALL);
-    // Given up: the pager was not asked.
+    // The attempt ends without a request to the pager.
     let Ok(TriedFault::Blocked(wait)) = attempt() else { panic!("no page is in memory") };
     assert!(wait.is_for_storage());
     drop(wait);
@@ -37,9 +37,9 @@ fn the_pager_works_for_another_thread() {
     let ready = thread::scope(|scope| {
         let waits = scope.spawn(|| machine.on_cpu(Cpu(1), || wait.wait()));
         pager.wait_until_held();
-        // Another attempt has to wait too. Its wait finds that the pager works already.
+        // Another attempt has to wait too. It finds that the request is in progress.
         let Ok(TriedFault::Blocked(second)) = attempt() else { panic!("the pager is held") };
-        // The handler goes on with other things, in the same address space.
+        // The handler continues with other work in the same address space.
         space.mmap(&fixed(AT + MIB, PAGE)).unwrap();
         space.fault(VirtAddr(AT + MIB), Access::Write).unwrap();
         pager.release();
@@ -136,12 +136,12 @@ fn waits_for_one_page_share_the_request() {
         });
         assert_eq!(pager.log().len(), 1);
         let [first, mut second, third] = waits;
-        // The one that has begun the read is dropped; the read goes on.
+        // The wait that started the read is dropped; the read continues.
         drop(first);
         assert!(matches!(second.poll(), Ok(FaultPoll::Pending(_))));
         pager.answer_all(memory);
         assert!(matches!(second.poll(), Ok(FaultPoll::Ready(_))));
-        // One may also be given to a thread.
+        // A wait can also be passed to a thread.
         drop(third.wait().unwrap());
         assert!(matches!(attempt(), Ok(TriedFault::Resolved(_))));
         assert_eq!(pager.log().len(), 1);
@@ -161,7 +161,7 @@ fn a_polled_wait_reports_the_error() {
         fail(0);
         assert_eq!(wait.poll().err(), Some(FaultError::Bus));
         drop(wait);
-        // A request for more than the page is followed by one for the page alone.
+        // A request for several pages is followed by one for the page alone.
         space.madvise(page(0), PAGES * PAGE, bindery::Advice::Sequential).unwrap();
         let Ok(TriedFault::Blocked(mut wait)) = attempt(0) else { panic!("no page is in memory") };
         assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));

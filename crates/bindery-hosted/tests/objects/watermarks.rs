@@ -1,4 +1,4 @@
-//! A reclaimer of the embedder's: watermarks, and short steps.
+//! A reclaimer of the embedder: watermarks, and short steps.
 
 use bindery::{Error, Reclaimed};
 use bindery_hosted::MemoryFiles;
@@ -10,7 +10,7 @@ use crate::support::objects::{content, in_memory};
 fn files_fill_memory_up_to_the_watermark() {
     let files = MemoryFiles::new();
     in_memory(|memory, audit| {
-        // Without swap and watermarks, nothing is ever short.
+        // Without swap and watermarks, memory is never short.
         assert_eq!((memory.is_short(), memory.shortage()), (false, 0));
         let file = memory.file(&files, 1, 24 * MIB).unwrap();
         let _ = content(&file);
@@ -45,7 +45,7 @@ fn a_step_passes_no_more_frames_than_allowed() {
             assert!(done.scanned <= 256, "{done:?}");
             assert_eq!(memory.free_frame_count(), free + done.freed);
             steps += 1;
-            // Each folio is found unused twice before it leaves.
+            // Two scans find each folio unused before it is evicted.
             assert!(steps <= 4 * memory.total_frames() / 192, "it does not end");
         }
         assert!(!memory.is_short());

@@ -1,5 +1,5 @@
-//! The choice of victims among pages of files: how often working sets larger than memory ask the
-//! pager, beside the fewest times that any choice does.
+//! The choice of victims among file pages: how often working sets larger than memory need the
+//! pager, compared with the optimal choice.
 //!
 //! The patterns are those of `bindery compare working-set`.
 
@@ -25,7 +25,7 @@ enum Use {
     Read,
 }
 
-/// Of a thousand visits, how many more have the pager read a page again than the best choice needs.
+/// The additional reads per thousand visits, compared with the optimal choice.
 fn reads_too_many(trace: &[u64], how: Use) -> u64 {
     let files = MemoryFiles::new();
     files.put(1, &vec![1; (PAGES * PAGE_SIZE) as usize]);
@@ -54,8 +54,8 @@ fn reads_too_many(trace: &[u64], how: Use) -> u64 {
     (again - fewest) * 1_000 / trace.len() as u64
 }
 
-/// Each pattern, and how many reads too many there may be of a thousand visits: of a mapping, and
-/// by calls.
+/// Each pattern, and the maximum of additional reads per thousand visits: through a mapping, and by
+/// calls.
 const BOUNDS: [(Pattern, [u64; 2]); 5] = [
     (Pattern::Random, [205, 205]),
     (Pattern::Hot80, [58, 58]),

@@ -1,5 +1,5 @@
-//! Storing pages that nothing waits for: the ends of [`bindery::FileSystem::write_back`], and pages
-//! that a pager refuses to store.
+//! Stores for which no call waits: the results of [`bindery::FileSystem::write_back`], and pages
+//! that a pager fails to store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ fn writing_back_takes_files_in_turn() {
         write(&one, 0..6).unwrap();
         assert_eq!(disk.write_back(4), 4);
         assert_eq!((files.stored_pages(2), files.stored_pages(1)), (4, 0));
-        // The rest of a file comes after the others.
+        // The rest of a file is stored after the others.
         assert_eq!(disk.write_back(6), 6);
         assert_eq!((files.stored_pages(2), files.stored_pages(1)), (4, 6));
         audit();
@@ -100,7 +100,7 @@ fn writing_back_passes_by_pages_being_stored() {
     {
         let disk = memory.file_system(&held);
         let [one, two] = [1, 2].map(|number| disk.file(number, 0).unwrap());
-        // The first in turn is the one that leaves the list.
+        // The file that is next leaves the list.
         write(&one, 0..1).unwrap();
         write(&two, 1..2).unwrap();
         held.hold_next(Io::Write, 1);
@@ -119,7 +119,7 @@ fn writing_back_passes_by_pages_being_stored() {
 fn the_last_close_retries_a_pager_without_memory() {
     let (files, clean) = (RefusingFiles::new(|_| None), MemoryFiles::new());
     in_memory(|memory, _| {
-        // Pages that reclaim finds.
+        // Pages that reclaim examines.
         clean.put(1, &[1; 64 * PAGE as usize]);
         let cache = memory.file(&clean, 1, 64 * PAGE).unwrap();
         content(&cache);
@@ -140,7 +140,7 @@ fn a_sync_goes_on_after_a_failed_page() {
     let files = RefusingFiles::new(|asked| asked.has(0).then_some(PagerError::InputOutput));
     in_memory(|memory, audit| {
         let file = memory.file(&files, 1, 0).unwrap();
-        // More runs than a batch has.
+        // More runs than fit into a batch.
         for page in 0..80 {
             write(&file, 2 * page..2 * page + 1).unwrap();
         }

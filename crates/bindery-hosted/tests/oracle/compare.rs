@@ -1,4 +1,4 @@
-//! Differences between Linux and another runner of the same sequence, in words.
+//! Descriptions of the differences between Linux and another runner of the same sequence.
 
 use std::fmt::Write;
 
@@ -10,16 +10,16 @@ use super::observation::{
 use super::operation::Operation;
 use super::place::{PAGE, REGION, REGION_END};
 
-/// How another runner differs from Linux.
+/// A difference of another runner from Linux.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// The call and what of it differs: differences with one cause mostly have one kind.
+    /// The call and the part of it that differs: differences with one cause mostly have one kind.
     pub kind: String,
     /// All of it, to be read.
     pub text: String,
 }
 
-/// The first observation that differs, and how; none where all agree.
+/// The first observation that differs, with a description; `None` if all agree.
 pub fn difference(
     operations: &[Operation],
     linux: &[Observation],
@@ -62,7 +62,7 @@ pub fn difference(
     Some(Difference { kind, text })
 }
 
-/// An outcome without what is different in every sequence.
+/// An outcome without the details that differ in every sequence.
 fn sort(from: Outcome) -> String {
     match from {
         Outcome::Returned(-4095..0) | Outcome::Signaled(_) => outcome(from),

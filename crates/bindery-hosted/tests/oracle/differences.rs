@@ -1,53 +1,53 @@
 //! Intentional differences from Linux, each with its reason. After such a difference the states
-//! differ, so a sequence is compared only up to it.
+//! differ, so a sequence is compared only up to there.
 //!
 //! # A refused call leaves no trace
-//! Linux cuts mappings at the ends of a range before it knows whether the call will be refused (by
-//! a limit, or by a seal further on), and does not join them again; `mremap` has unmapped its
-//! destination by then. The core checks first, and refuses before it has changed anything.
+//! Linux splits mappings at the ends of a range before it knows whether the call will fail (because
+//! of a limit, or of a seal further on), and does not merge them again. `mremap` has unmapped its
+//! destination by then. The core checks first, and fails before it has changed anything.
 //!
-//! Likewise, Linux gives a mapping an anon group of its own before it knows whether a userfaultfd's
-//! request for pages there will be refused. Such a mapping joins none with another anon group, and
+//! Likewise, Linux gives a mapping an anon group before it knows whether a userfaultfd's request
+//! for pages there will fail. Such a mapping merges with none that has another anon group, and
 //! stays counted as committed when it becomes read-only.
 //!
 //! # A moved mapping merges with its neighbors
-//! `mremap` takes a userfaultfd from what it moves. Linux does that after the move, and does not
-//! merge the mapping with its neighbors any more. If it was merged with registered neighbors, Linux
-//! takes the userfaultfd from them as well.
+//! `mremap` removes the userfaultfd from the mapping that it moves. Linux does so after the move,
+//! and no longer merges the mapping with its neighbors. If it was already merged with registered
+//! neighbors, Linux removes their userfaultfd as well.
 //!
 //! # Unlocked memory does not count as locked
-//! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves behind. Linux forgets to
-//! count its pages down, and counts them as locked until the process ends. If the moved part was
-//! merged with the rest, Linux unlocks both.
+//! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves. Linux does not decrement
+//! the count of locked pages, and counts them until the process ends. If the moved part was merged
+//! with the rest, Linux unlocks both.
 //!
 //! # Inaccessible memory is not collapsed
-//! Linux makes huge pages of memory with no permissions too. No TLB has entries for it, so nothing
-//! is gained; the core refuses, as for memory that was never touched.
+//! Linux collapses memory with no permissions too. No TLB has entries for it, so that gains
+//! nothing. The core refuses, as for memory that was never touched.
 //!
 //! # Memory served by a userfaultfd is not collapsed
-//! Linux collapses registered memory without missing and without write-protected pages. It unmaps
-//! pages of shared memory before it finds that one is missing, and looks for mappings that are
-//! registered one page too far. The core refuses, and changes nothing.
+//! Linux collapses registered memory that has no missing and no write-protected pages. It unmaps
+//! pages of shared memory before it finds that one is missing, and checks one page too far for
+//! registered mappings. The core refuses, and changes nothing.
 //!
 //! # Unknown advice is refused
-//! `process_madvise` of no bytes accepts any number on Linux 6.18. Linux 7.2 refuses unknown
+//! On Linux 6.18, `process_madvise` of no bytes accepts any advice. Linux 7.2 refuses unknown
 //! advice, and so does the core.
 //!
 //! # A cut huge leaf leaves small ones
-//! Linux unmaps a huge page of shared memory as a whole where a part of it is changed, and lets
-//! faults map the rest again. The core leaves the rest mapped.
+//! Linux unmaps a huge page of shared memory completely if a part of it changes, and faults map the
+//! rest again. The core leaves the rest mapped.
 //!
 //! # The huge zero page is not private memory
 //! Linux gives a mapping an anon group when it maps the huge zero page. Such a mapping stays
-//! counted as committed when it becomes read-only. Linux also collapses zeroes that were only read.
+//! counted as committed when it becomes read-only. Linux also collapses zero pages that were only
+//! read.
 //!
 //! # Pages in swap
-//! Each side decides which pages are in memory; [`super::swapped`] compares them.
+//! Each side chooses the pages in memory; [`super::swapped`] compares them.
 //!
 //! # Pages of `fallocate` are present
-//! Linux allocates them, counts them (`st_blocks`), and leaves clearing them to the first touch;
-//! until then `mincore` does not see them and no neighbor's fault maps them. The core clears them
-//! at once.
+//! Linux allocates them, counts them (`st_blocks`), and zeroes them at the first touch. Until then
+//! `mincore` does not report them, and no neighbor's fault maps them. The core zeroes them at once.
 
 use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MADV_HUGEPAGE, MREMAP_DONTUNMAP};
 use super::observation::{
@@ -56,7 +56,7 @@ use super::observation::{
 use super::operation::{Operation, OperationKind};
 use super::place::PAGE;
 
-/// Cuts both off where they differ first, if that is by intent.
+/// Truncates both at their first difference, if that is intentional.
 pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut Vec<Observation>) {
     let differs = linux.iter().zip(ours.iter()).position(|(linux, ours)| linux != ours);
     let Some(place) = differs else { return };
@@ -85,7 +85,7 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     }
 }
 
-/// Whether both have refused the same, and Linux differs by what it has done before.
+/// Whether both have failed with the same error, and Linux differs because of its earlier changes.
 fn leaves_a_trace(
     operation: &Operation,
     theirs: &Observation,
@@ -94,7 +94,7 @@ fn leaves_a_trace(
 ) -> bool {
     let refused = match theirs.outcome {
         Outcome::Returned(-4095..0) => true,
-        // It refuses by returning the old end.
+        // It returns the old end as its error.
         Outcome::Returned(end) => {
             operation.operation == OperationKind::Brk && end as u64 != operation.arguments[0]
         }
@@ -107,7 +107,7 @@ fn leaves_a_trace(
     refused && (only_cut || unchanged && operation.operation == OperationKind::Mremap)
 }
 
-/// Whether it is advice unknown to Linux about no bytes.
+/// Whether it is an advice unknown to Linux, for no bytes.
 fn advises_of_nothing(operation: &Operation) -> bool {
     let known = ADVICE.iter().any(|(advice, _)| *advice == operation.arguments[1]);
     let nothing = operation.ranges.iter().all(|(_, length)| *length == 0);
@@ -123,7 +123,7 @@ pub fn advice(operation: &Operation) -> Option<u64> {
     }
 }
 
-/// Whether something may have been collapsed that cannot be accessed.
+/// Whether inaccessible memory may have been collapsed.
 fn collapses_prot_none(operation: &Operation, before: Option<&Observation>) -> bool {
     let accessible = letter(b"rd") | letter(b"wr") | letter(b"ex");
     let is_prot_none = |area: &Area| area.letters & accessible == 0;
@@ -132,7 +132,7 @@ fn collapses_prot_none(operation: &Operation, before: Option<&Observation>) -> b
         && areas.is_some_and(|areas| areas.iter().any(is_prot_none))
 }
 
-/// Whether something may have been collapsed that is registered with a userfaultfd.
+/// Whether memory registered with a userfaultfd may have been collapsed.
 fn collapses_what_is_served(operations: &[Operation], operation: &Operation) -> bool {
     let registers = |earlier: &Operation| earlier.operation == OperationKind::Register;
     advice(operation) == Some(MADV_COLLAPSE) && operations.iter().any(registers)
@@ -151,7 +151,8 @@ fn wants_huge_pages(operations: &[Operation], step: usize) -> bool {
     operations.iter().take(step).any(|operation| advice(operation) == Some(MADV_HUGEPAGE))
 }
 
-/// Whether the only difference is that Linux counts more as locked, after a call that unlocks.
+/// Whether the only difference is that Linux counts more pages as locked, after a call that
+/// unlocks.
 fn counts_what_is_unlocked(operation: &Operation, theirs: &Observation, now: &Observation) -> bool {
     let unlocks = operation.operation == OperationKind::Mremap
         && operation.arguments[3] & MREMAP_DONTUNMAP != 0;
@@ -170,7 +171,7 @@ fn counts_what_is_unlocked(operation: &Operation, theirs: &Observation, now: &Ob
     unlocks && more && corrected == *ours
 }
 
-/// Whether something was registered with a userfaultfd, or pages were asked of it.
+/// Whether memory was registered with a userfaultfd, or pages were requested of it.
 fn used_a_userfaultfd(operations: &[Operation], step: usize) -> bool {
     let kinds = operations.iter().take(step + 1).map(|operation| operation.operation);
     kinds
@@ -178,8 +179,8 @@ fn used_a_userfaultfd(operations: &[Operation], step: usize) -> bool {
         .any(|kind| kind.userfault_request().is_some())
 }
 
-/// Whether the only difference is that Linux keeps mappings apart that could be one, or counts more
-/// of them as committed.
+/// Whether the only difference is that Linux keeps mergeable mappings apart, or counts more of them
+/// as committed.
 fn joins_less(theirs: &Observation, now: &Observation) -> bool {
     let (linux, ours) = (&theirs.snapshot, &now.snapshot);
     let uncounted = |areas: &[Area]| {
@@ -191,7 +192,7 @@ fn joins_less(theirs: &Observation, now: &Observation) -> bool {
         && Snapshot { areas: ours.areas.clone(), ..linux.clone() } == *ours
 }
 
-/// Whether the only difference is that Linux has taken the userfaultfd from neighbors too.
+/// Whether the only difference is that Linux has removed the userfaultfd from neighbors too.
 fn forgets_neighbors(operation: &Operation, theirs: &Observation, now: &Observation) -> bool {
     let (linux, ours) = (&theirs.snapshot, &now.snapshot);
     let unserved = |areas: &[Area]| {
@@ -204,7 +205,7 @@ fn forgets_neighbors(operation: &Operation, theirs: &Observation, now: &Observat
         && Snapshot { areas: ours.areas.clone(), ..linux.clone() } == *ours
 }
 
-/// Whether pages were taken in advance.
+/// Whether pages were allocated in advance.
 fn allocated_before(operations: &[Operation], linux: &[Observation]) -> bool {
     linux.iter().filter(|seen| seen.outcome == Outcome::Returned(0)).any(|seen| {
         operations.get(seen.step).is_some_and(|operation| {
@@ -219,7 +220,7 @@ fn collapsed_before(operations: &[Operation], step: usize) -> bool {
     operations.iter().take(step).any(|operation| advice(operation) == Some(MADV_COLLAPSE))
 }
 
-/// Whether the only difference is that Linux has or tells of fewer pages of objects.
+/// Whether the only difference is that Linux has or reports fewer pages of objects.
 fn sees_less(theirs: &Observation, now: &Observation) -> bool {
     let pages = |stretches: &[Stretch]| -> Vec<(u64, Presence)> {
         let all = stretches.iter().flat_map(|stretch| {
@@ -240,7 +241,7 @@ fn sees_less(theirs: &Observation, now: &Observation) -> bool {
     fewer_pages && fewer_bits && else_alike
 }
 
-/// Mappings without the borders between those that are alike.
+/// Mappings, with equal neighbors merged.
 fn joined(areas: &[Area]) -> Vec<Area> {
     let mut joined: Vec<Area> = Vec::new();
     for area in areas {

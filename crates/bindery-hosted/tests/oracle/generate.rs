@@ -1,5 +1,5 @@
-//! Random sequences. Addresses are close to each other, so that calls meet; lengths decide between
-//! pages, tables and several mappings; arguments are mostly valid.
+//! Random sequences. Addresses are close to each other, so that calls overlap; lengths cover pages,
+//! tables and several mappings; most arguments are valid.
 //!
 //! A sequence must not contain the following, which would affect memory that the process itself
 //! needs:
@@ -22,7 +22,7 @@ use super::place::{
     ZEROES, in_region, page, pages,
 };
 
-/// A page of the region, and how many pages a call there may be about.
+/// A page of the region, and a number of pages for a call there.
 fn stretch() -> impl Strategy<Value = (u64, u64)> {
     let few = prop_oneof![8 => 1..=4_u64, 3 => 5..=12_u64, 1 => 13..=40_u64];
     let cluster = (500..=524_u64, few.clone());
@@ -38,7 +38,7 @@ fn stretch() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![10 => cluster, 4 => low, 1 => at_break, 3 => high]
 }
 
-/// Address and length of a call that refuses what it cannot carry out as a whole.
+/// Address and length for a call that does everything or fails.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     let whole = stretch().prop_map(|(first, count)| (page(first), pages(count)));
     prop_oneof![15 => whole, 1 => odd_range(select(vec![
@@ -47,14 +47,14 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     ]))]
 }
 
-/// As [`range`], for calls that go on behind holes.
+/// As [`range`], for calls that continue behind holes.
 fn gentle_range() -> impl Strategy<Value = (u64, u64)> {
     let whole = stretch().prop_map(|(first, count)| (page(first), pages(count)));
     let lengths = select(vec![0, 1, PAGE - 1, PAGE + 1, u64::MAX - PAGE + 1, u64::MAX]);
     prop_oneof![15 => whole, 1 => odd_range(lengths)]
 }
 
-/// At the edge of what is allowed.
+/// At the limit of valid values.
 fn odd_range(lengths: impl Strategy<Value = u64>) -> impl Strategy<Value = (u64, u64)> {
     let at = (stretch(), select(vec![0, 0, 0, 1, 8, 2048, PAGE - 1]))
         .prop_map(|((first, _), rest)| page(first) + rest);
@@ -68,7 +68,7 @@ fn word() -> impl Strategy<Value = u64> {
         .prop_map(|((first, _), rest)| page(first) + rest)
 }
 
-/// Some of the flags, seldom many.
+/// A random subset of the flags, mostly small.
 fn some_of(names: &'static Names) -> impl Strategy<Value = u64> {
     let bits = names.iter().map(|(bit, _)| *bit).collect::<Vec<_>>();
     let most = bits.len().min(3);
@@ -133,9 +133,9 @@ fn placement() -> impl Strategy<Value = u64> {
     prop_oneof![8 => Just(MAP_FIXED), 3 => Just(MAP_FIXED_NOREPLACE), 2 => Just(0)]
 }
 
-/// Anonymous, private or shared; files with offsets; `/dev/zero`, shared and opened for writing.
-/// (Linux shows its other mappings as a file, and joins them with nothing else; to the core they
-/// are memory as any other.)
+/// Anonymous, private or shared memory; files with offsets; `/dev/zero`, shared and opened for
+/// writing. (Linux reports its other mappings as a file, and merges them with nothing else; for the
+/// core they are ordinary memory.)
 fn mmap() -> impl Strategy<Value = Operation> {
     let kind = prop_oneof![
         6 => Just((MAP_PRIVATE | MAP_ANONYMOUS, NO_FILE, 0)),
@@ -153,11 +153,11 @@ fn mmap() -> impl Strategy<Value = Operation> {
     let odd = (range(), protection(), types, placement(), some_of(MAP_FLAGS), any_file());
     let odd = (odd, odd_offset()).prop_map(
         |(((at, length), protection, kind, place, extra, file), offset)| {
-            // The combination of two types is another type.
+            // The combination of two types is a third type.
             let mut extra = extra & !(MAP_SHARED | MAP_PRIVATE | MAP_DROPPABLE);
             if kind != MAP_SHARED | MAP_PRIVATE {
-                // If it is not validated, Linux remembers it, and merges only mappings that have
-                // asked for it; the core ignores it.
+                // If it is not validated, Linux remembers it, and merges only mappings that
+                // requested it; the core ignores it.
                 extra &= !MAP_SYNC;
             }
             op::mmap(at, length, protection, kind | place | extra, file, offset)
@@ -183,19 +183,19 @@ fn mremap() -> impl Strategy<Value = Operation> {
     ];
     let to = prop_oneof![
         6 => stretch().prop_map(|(first, _)| page(first)),
-        // Places outside of the usual source.
+        // Destinations outside the usual source.
         6 => prop_oneof![LOW.0..496, 524..LOW.0 + LOW.1].prop_map(page),
         1 => odd_range(Just(0)).prop_map(|(at, _)| at),
     ];
     let copy = prop_oneof![12 => Just(false), 1 => Just(true)];
     (range(), length, flags, to, copy).prop_map(|((old, old_length), length, flags, to, copy)| {
-        // The old length of zero maps what is shared once more.
+        // With an old length of zero the call maps shared memory again.
         let given = if copy { 0 } else { old_length };
         op::mremap(old, given, length.unwrap_or(old_length), flags, to)
     })
 }
 
-/// All advice that leaves pages where they are.
+/// All advice that does not remove pages.
 fn all_but_pageout() -> Vec<u64> {
     ADVICE.iter().map(|(advice, _)| *advice).filter(|advice| *advice != MADV_PAGEOUT).collect()
 }
@@ -215,8 +215,8 @@ fn advice() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Steps that decide whether private and shared memory can be collapsed: the whole tables of the
-/// high area, and guards in them.
+/// Steps on which the collapse of private and shared memory depends: the whole tables of the high
+/// area, and guards in them.
 fn collapse() -> impl Strategy<Value = Operation> {
     let whole = select(vec![(0, 512_u64), (512, 512), (0, 1024)]);
     let part = (0..1024_u64, 1..=4_u64).prop_map(|(first, count)| (first, count));
@@ -415,7 +415,7 @@ pub fn sequence_with_swap(length: usize) -> impl Strategy<Value = Vec<Operation>
     })
 }
 
-/// The same operations without those whose results depend on when pages go.
+/// The same operations without those whose results depend on when pages are evicted.
 fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation> {
     let mut freed = false;
     operations.into_iter().map(move |mut operation| {
@@ -442,8 +442,8 @@ fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation>
     })
 }
 
-/// The beginning of sequences: some content in the files, and mappings that cover most of the
-/// addresses of later calls.
+/// The start of sequences: content in the files, and mappings that cover most of the addresses of
+/// later calls.
 fn beginning() -> impl Strategy<Value = Vec<Operation>> {
     let sizes =
         FILES.map(|file| (1..=20_u64).prop_map(move |size| op::ftruncate(file, pages(size))));
@@ -469,7 +469,7 @@ fn beginning() -> impl Strategy<Value = Vec<Operation>> {
     })
 }
 
-/// A sequence: of `length` operations on average, and what it begins with.
+/// A sequence: its start, and `length` operations on average.
 pub fn sequence(length: usize) -> impl Strategy<Value = Vec<Operation>> {
     (beginning(), vec(operation(), 0..=2 * length)).prop_map(|(mut first, rest)| {
         first.extend(rest);

@@ -1,17 +1,16 @@
-//! Linux as the judge: random sequences of memory calls are run by a process on the Linux below
-//! us and on the hosted machine, in the formats of three architectures. Results, errno, mappings
-//! with their flags, residence, accounts and contents agree after every operation, and the auditor
-//! finds nothing.
+//! Linux as the judge: a process on the host's Linux and the hosted machine run the same random
+//! sequences of memory calls, in the formats of three architectures. Results, errno, mappings with
+//! their flags, residence, accounts and contents agree after every operation, and the auditor finds
+//! nothing.
 //!
-//! `ORACLE_SEQUENCES` (or `PROPTEST_CASES`) sets the number of sequences. They begin with the seed
-//! in `ORACLE_SEED`, a fixed one by default; with `random`, each run has others. The seed is
-//! printed. Differences are simplified, and printed as the operations that show them; those that
-//! were found once are in `regressions.rs`. Those that are right are in
-//! `differences.rs`.
+//! `ORACLE_SEQUENCES` (or `PROPTEST_CASES`) sets the number of sequences. `ORACLE_SEED` sets their
+//! first seed; the default is fixed, and `random` selects a new one for each run. The test prints
+//! the seed. It reduces sequences with differences, and prints their operations. `regressions.rs`
+//! has the differences that were found once, `differences.rs` those that are intentional.
 //!
-//! Linux must be 6.18 or newer, set to large folios on request and none in shared memory (as
-//! distributions set it), and this test must be root: it moves limits. Otherwise it says why it is
-//! skipped.
+//! Linux must be 6.18 or newer, with large folios on request and none in shared memory (as
+//! distributions set it). The test must run as root, because it raises limits. Otherwise it prints
+//! why it is skipped.
 //!
 //! | file | what |
 //! |---|---|
@@ -44,8 +43,8 @@ mod special;
 mod swapped;
 mod words;
 
-/// The judge of the random sequences: this program is started once more for it, and does nothing
-/// otherwise.
+/// The judge of the random sequences: a second process of this program runs this test, which
+/// otherwise does nothing.
 #[test]
 fn the_judge() {
     linux::serve();
@@ -68,7 +67,7 @@ fn random_sequences_with_a_userfaultfd_agree_with_linux() {
     run::random_sequences(run::Theme::Userfaults, 500);
 }
 
-/// Linux may have no swap: then its pages stay, and the core's must seem to.
+/// Linux may have no swap: then its pages stay in memory, and the core's must appear to.
 #[test]
 fn random_sequences_with_swap_agree_with_linux() {
     run::random_sequences(run::Theme::Swap, 500);

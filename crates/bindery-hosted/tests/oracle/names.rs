@@ -1,5 +1,5 @@
-//! The numbers of Linux's interface by name, so that sequences can be written and read. They are
-//! ours once more, on purpose: the core's numbers are what is being judged.
+//! The numbers of Linux's interface by name, so that sequences are readable. They deliberately
+//! repeat the core's numbers, which are under test.
 
 use std::fmt::{self, Formatter};
 
@@ -54,7 +54,7 @@ names! {
         MREMAP_FIXED = 2,
         MREMAP_DONTUNMAP = 4,
     }
-    /// Advice of a program about its memory.
+    /// A program's advice about its memory.
     ADVICE {
         MADV_NORMAL = 0,
         MADV_RANDOM = 1,
@@ -97,13 +97,13 @@ names! {
         MCL_FUTURE = 2,
         MCL_ONFAULT = 4,
     }
-    /// How memory is written back.
+    /// Flags of writeback.
     SYNC_FLAGS {
         MS_ASYNC = 1,
         MS_INVALIDATE = 2,
         MS_SYNC = 4,
     }
-    /// How space in a file is taken or given.
+    /// Flags that allocate or remove space in a file.
     ALLOCATE_MODES {
         FALLOC_FL_KEEP_SIZE = 1,
         FALLOC_FL_PUNCH_HOLE = 2,
@@ -116,13 +116,13 @@ names! {
         RLIMIT_MEMLOCK = 8,
         RLIMIT_AS = 9,
     }
-    /// Allowances other than a number of additional pages.
+    /// Limits other than a number of additional pages.
     ALLOWANCES {
         UNLIMITED = u64::MAX,
         NOTHING = u64::MAX - 1,
     }
-    /// Optional features of a userfaultfd. (Without the first, a touch of a missing page would wait
-    /// forever.)
+    /// Optional features of a userfaultfd. (Without the first one, an access to a missing page
+    /// would wait forever.)
     FEATURES {
         UFFD_FEATURE_SIGBUS = 1 << 7,
         UFFD_FEATURE_WP_UNPOPULATED = 1 << 13,
@@ -139,12 +139,12 @@ names! {
         UFFDIO_MODE_DONTWAKE = 1,
         UFFDIO_MODE_WP = 2,
     }
-    /// How pages are moved by a userfaultfd.
+    /// Modes of moving pages by a userfaultfd.
     MOVE_MODES {
         UFFDIO_MOVE_MODE_DONTWAKE = 1,
         UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES = 2,
     }
-    /// How pages are protected by a userfaultfd.
+    /// Modes of write-protection by a userfaultfd.
     PROTECT_MODES {
         UFFDIO_WRITEPROTECT_MODE_WP = 1,
         UFFDIO_WRITEPROTECT_MODE_DONTWAKE = 2,
@@ -172,7 +172,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// Writes a value of this kind as Rust would have it.
+    /// Writes a value of this kind as a Rust expression.
     pub fn write(self, value: u64, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address => write_address(value, f),
@@ -249,7 +249,7 @@ fn write_flags(value: u64, names: &Names, f: &mut Formatter<'_>) -> fmt::Result 
     write_number(rest, f)
 }
 
-/// The errno's name, or its number where it is a rare one.
+/// The errno's name, or the number of a rare one.
 pub fn errno(number: i64) -> String {
     const NAMES: [(i64, &str); 17] = [
         (1, "EPERM"),

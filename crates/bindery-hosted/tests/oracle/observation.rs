@@ -3,7 +3,7 @@
 use super::place::ALL_FILES;
 use super::words::Source;
 
-/// A signal that an access ends in.
+/// A signal at the end of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
     /// `SIGSEGV`, `SEGV_MAPERR`: nothing is mapped there.
@@ -51,13 +51,13 @@ impl Signal {
 pub enum Outcome {
     /// The return value of a system call, negative for errors.
     Returned(i64),
-    /// A mapping was put where no sequence looks; it was unmapped again.
+    /// A mapping outside the region of sequences; it was unmapped again.
     Elsewhere,
     /// The loaded value; 0 for a store.
     Accessed(u64),
     /// The access ended so.
     Signaled(Signal),
-    /// The memory was looked at as the program sees it.
+    /// The memory was observed as the program sees it.
     Looked,
 }
 
@@ -83,13 +83,13 @@ impl Outcome {
     }
 }
 
-/// The letters of `VmFlags` that are looked at; the bit of each is its place here.
+/// The observed letters of `VmFlags`; the bit of each is its index.
 pub const LETTERS: [&str; 23] = [
     "rd", "wr", "ex", "mr", "mw", "me", "ms", "gd", "lo", "nr", "ac", "dc", "wf", "hg", "nh", "sl",
     "sr", "rr", "dd", "dp", "um", "uw", "ui",
 ];
 
-/// The bit of a letter of `VmFlags`, or none where it is not looked at.
+/// The bit of a letter of `VmFlags`; `None` if it is not observed.
 pub fn letter(name: &[u8]) -> u64 {
     LETTERS.iter().position(|known| known.as_bytes() == name).map_or(0, |place| 1 << place)
 }
@@ -100,10 +100,10 @@ pub type Backing = u64;
 /// Anonymous memory.
 pub const ANONYMOUS: Backing = 0;
 
-/// The first of the files; the others follow.
+/// The number of the first file; the others follow.
 pub const FIRST_FILE: Backing = 1;
 
-/// The first number for objects that no descriptor names.
+/// The first number of objects that no descriptor names.
 pub const OTHER_OBJECT: Backing = 16;
 
 /// A mapping.
@@ -129,7 +129,7 @@ pub enum Presence {
     Zero,
     /// A guard.
     Guard,
-    /// Linux's categories are none of the above.
+    /// None of Linux's categories.
     Other(u64),
 }
 
@@ -192,7 +192,7 @@ pub struct Snapshot {
 /// The result of one operation, and the state afterwards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observation {
-    /// Which operation of the sequence; its length where the scenario is over.
+    /// The index of the operation; the length of the sequence after its end.
     pub step: usize,
     /// 0 for the first process, 1 for its child.
     pub process: u64,
@@ -203,7 +203,7 @@ pub struct Observation {
     pub snapshot: Snapshot,
 }
 
-/// The words that an observation begins with.
+/// The words at the start of an observation.
 pub fn header(step: usize, process: u64, outcome: Outcome) -> [u64; 4] {
     let [kind, value] = outcome.words();
     [step as u64, process, kind, value]
@@ -243,7 +243,7 @@ impl From<Result<u64, Signal>> for Outcome {
 }
 
 impl Observation {
-    /// Reads an observation: the header, then data, areas and stretches, each with its count, then
+    /// Reads an observation: the header, then data, areas and ranges, each after its count, then
     /// files and counters.
     pub fn take(source: &mut Source<'_>) -> Self {
         let step = source.take() as usize;
@@ -292,7 +292,7 @@ pub fn digest(mut load: impl FnMut(u64) -> Result<u64, Signal>) -> u64 {
     sum & !SIGNALED
 }
 
-/// The digest of a page that is at hand.
+/// The digest of a page whose content is known.
 pub fn digest_of_bytes(page: &[u8]) -> u64 {
     digest(|index| {
         let bytes = &page[index as usize * 8..][..8];
@@ -300,17 +300,17 @@ pub fn digest_of_bytes(page: &[u8]) -> u64 {
     })
 }
 
-/// The significant bits of a word of `mincore`'s vector, of which this number of bytes belong to
-/// it: one bit of each.
+/// The significant bits of a word of `mincore`'s vector, of which this number of bytes are valid:
+/// one bit of each.
 pub fn significant(word: u64, bytes: u64) -> u64 {
     let bits = word & 0x0101_0101_0101_0101;
     if bytes < 8 { bits & ((1 << (bytes * 8)) - 1) } else { bits }
 }
 
-/// How many pages of a file are compared when the scenario is over.
+/// The number of pages of a file that are compared at the end.
 pub const FILE_PAGES_LOOKED_AT: u64 = 64;
 
-/// In a digest: there are no contents, but a signal.
+/// Marks a digest that is a signal instead of contents.
 const SIGNALED: u64 = 1 << 63;
 
 /// Says a digest in words.
@@ -322,15 +322,15 @@ pub fn digest_in_words(digest: u64) -> String {
     }
 }
 
-/// The bytes that `write_at` writes: told from others by the stamp.
+/// The bytes that `write_at` writes. The stamp makes them distinct.
 pub fn stamped(stamp: u64, index: usize) -> u8 {
     (stamp as usize).wrapping_mul(31).wrapping_add(index.wrapping_mul(7)) as u8 | 1
 }
 
-/// The longest that is read from or written to a file at once.
+/// The maximum size of a read or write of a file.
 pub const LONGEST: u64 = 4 * 4096;
 
-/// Bytes as words, the last filled up with zeroes.
+/// Bytes as words; zeroes fill the last one.
 pub fn put_bytes(bytes: &[u8], mut put: impl FnMut(u64)) {
     for piece in bytes.chunks(8) {
         let mut word = [0; 8];

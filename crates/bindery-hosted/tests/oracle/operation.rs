@@ -1,5 +1,5 @@
 //! The operations of a sequence. An operation prints as the Rust expression that makes it, so that
-//! a sequence found by proptest can be kept as a test.
+//! a sequence found by proptest can become a test.
 
 use std::fmt::{self, Debug, Formatter};
 
@@ -56,7 +56,7 @@ operations! {
     Mprotect = mprotect(at: Address, length: Length, protection: Flags(PROTECTIONS));
     /// System call.
     Madvise = madvise(at: Address, length: Length, advice: OneOf(ADVICE));
-    /// System call; the ranges are in [`Operation::ranges`], and are written to
+    /// System call. The ranges are in [`Operation::ranges`]; they are written to
     /// [`super::place::SCRATCH`].
     ProcessMadvise = process_madvise_raw(process: Descriptor, advice: OneOf(ADVICE), flags: Number);
     /// System call.
@@ -86,11 +86,11 @@ operations! {
     AddSeals = add_seals(file: Descriptor, seals: Flags(SEALS));
     /// `fcntl(F_GET_SEALS)`.
     GetSeals = get_seals(file: Descriptor);
-    /// `pread`, to memory of the kernel's own; the bytes are seen.
+    /// `pread` to memory outside the process; the bytes are observed.
     ReadAt = read_at(file: Descriptor, offset: Length, length: Length);
-    /// `pwrite`, of bytes that `stamp` tells from others.
+    /// `pwrite` of bytes that `stamp` makes distinct.
     WriteAt = write_at(file: Descriptor, offset: Length, length: Length, stamp: Number);
-    /// `setrlimit`: the current use and this number of pages, or a special allowance.
+    /// `setrlimit`: the present usage plus this number of pages, or a special limit.
     Limit = limit(resource: OneOf(RESOURCES), pages: OneOf(ALLOWANCES));
     /// `UFFDIO_API`.
     Agree = agree(features: Flags(FEATURES));
@@ -98,7 +98,8 @@ operations! {
     Register = register(at: Address, length: Length, modes: Flags(REGISTER_MODES));
     /// `UFFDIO_UNREGISTER`.
     Unregister = unregister(at: Address, length: Length);
-    /// `UFFDIO_COPY`. Of this and the others that do a part, the result in the structure is seen.
+    /// `UFFDIO_COPY`. For this one and the others that may stop early, the result in the structure
+    /// is observed.
     SupplyCopy = supply_copy(to: Address, from: Address, length: Length, mode: Flags(SUPPLY_MODES));
     /// `UFFDIO_ZEROPAGE`.
     SupplyZeroes = supply_zeroes(at: Address, length: Length, mode: Flags(SUPPLY_MODES));
@@ -110,27 +111,27 @@ operations! {
     MovePages = move_pages(to: Address, from: Address, length: Length, mode: Flags(MOVE_MODES));
     /// `UFFDIO_WRITEPROTECT`.
     WriteProtect = write_protect(at: Address, length: Length, mode: Flags(PROTECT_MODES));
-    /// Removes the core's swap area (`swapoff`), and adds another one. Linux stays without swap.
+    /// Removes the core's swap area (`swapoff`), and adds another. Linux stays without swap.
     SwapTo = swap_to(area: OneOf(SWAPS));
     /// The core frees this number of pages if it can. Linux has enough memory.
     Reclaim = reclaim(pages: Number);
-    /// Zeroes in all words that can be written, the first advice if it is not 0, and `MADV_FREE`:
-    /// what such a page holds afterwards is the same, whether it was freed yet or not.
+    /// Zeroes all writable words, gives the first advice if it is not 0, then `MADV_FREE`. Such a
+    /// page reads as zeroes whether it was freed yet or not.
     FreeWiped = free_wiped(at: Address, length: Length, first: OneOf(ADVICE));
     /// The program loads eight bytes.
     Load = load(at: Address);
     /// The program stores eight bytes.
     Store = store(at: Address, value: Number);
-    /// A child begins to live; its parent goes on. Nothing where there is a child already.
+    /// Forks; the parent continues. Does nothing if there is a child already.
     Fork = fork();
-    /// From here on the other process acts. Nothing where there is none.
+    /// From here on the other process acts. Does nothing if there is none.
     Switch = switch();
-    /// The child's memory is looked at, and it exits; the parent acts from here on. Nothing where
-    /// there is no child.
+    /// Observes the child's memory. The child exits, and the parent acts from here on. Does nothing
+    /// if there is no child.
     Exit = exit();
 }
 
-/// One thing that a process does.
+/// An operation of a process.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Operation {
     pub operation: OperationKind,
@@ -146,8 +147,8 @@ pub fn process_madvise(process: u64, ranges: &[(u64, u64)], advice: u64, flags: 
 }
 
 impl OperationKind {
-    /// The request of `ioctl(2)` on a userfaultfd, and the number of words of its structure; the
-    /// last one gets a result.
+    /// The request of `ioctl(2)` on a userfaultfd, and the number of words in its structure, the
+    /// last of which gets a result.
     pub fn userfault_request(self) -> Option<(u32, usize)> {
         Some(match self {
             Self::Agree => (0xc018_aa3f, 3),
@@ -165,7 +166,7 @@ impl OperationKind {
 }
 
 impl Operation {
-    /// The structure of a request on a userfaultfd.
+    /// The argument structure of a request on a userfaultfd.
     pub fn userfault_words(&self) -> [u64; 5] {
         let a = self.arguments;
         match self.operation {

@@ -1,5 +1,5 @@
-//! The place of the sequences: one region far from all other mappings of a process, and prepared
-//! memory beside it.
+//! The addresses of the sequences: one region far from all other mappings of a process, and
+//! prepared memory next to it.
 //!
 //! ```text
 //! page   0         464   512   560              2048         2560         3072          4096
@@ -8,8 +8,8 @@
 //!                      table edge                          table edge
 //! ```
 //!
-//! The low area is small and lies across the edge of two tables, so that calls meet each other and
-//! the edge; the high area is two whole tables. Calls that begin in either end in the region.
+//! The low area is small and crosses the edge of two tables, so that calls overlap each other and
+//! the edge. The high area is two whole tables. Calls that begin in either end in the region.
 
 /// The bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -23,16 +23,16 @@ pub const REGION_PAGES: u64 = 4096;
 /// The end of the region.
 pub const REGION_END: u64 = REGION + REGION_PAGES * PAGE;
 
-/// The first page and the pages of the low area.
+/// The first page and the size of the low area in pages.
 pub const LOW: (u64, u64) = (464, 96);
 
-/// The first page and the pages of the high area.
+/// The first page and the size of the high area in pages.
 pub const HIGH: (u64, u64) = (2048, 1024);
 
 /// The page at which the program break begins.
 pub const BREAK: u64 = 536;
 
-/// Memory beside the region that both sides have, for vectors. It is written before the sequence
+/// Memory next to the region for vectors, which both sides have. It is written before the sequence
 /// begins, and no call changes it.
 pub const SCRATCH: u64 = 0x1fff_0000_0000;
 
@@ -75,8 +75,8 @@ pub const CLOSED: u64 = 205;
 /// `/dev/zero`, opened for reading and writing, and for reading.
 pub const ZEROES: [u64; 2] = [207, 208];
 
-/// A userfaultfd of the first process, which has not agreed on anything yet.
+/// A userfaultfd of the first process, before `UFFDIO_API`.
 pub const USERFAULTFD: u64 = 209;
 
-/// The process with which the sequence begins.
+/// The initial process of a sequence.
 pub const FIRST_PROCESS: u64 = 206;

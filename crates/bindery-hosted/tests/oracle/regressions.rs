@@ -1,5 +1,5 @@
-//! Findings of random sequences, in their simplest form: in each of these the core once differed
-//! from Linux.
+//! Findings of random sequences, in reduced form: in each of these the core once differed from
+//! Linux.
 
 use super::names::*;
 use super::operation::*;
@@ -14,7 +14,7 @@ const SHARED: u64 = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED;
 /// Moves, and leaves the source mapped and empty.
 const DUPLICATE: u64 = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
 
-/// Anonymous memory of one's own.
+/// Private anonymous memory of the process.
 fn private(first: u64, count: u64) -> Operation {
     mmap(page(first), pages(count), RW, PRIVATE, NO_FILE, 0)
 }
@@ -156,7 +156,7 @@ fn process_madvise_ignores_empty_ranges() {
     agrees(&[process_madvise(FIRST_PROCESS, &[], 5, 0)]);
     let ranges = [(page(2048), pages(1)), (page(500) + 1, 0), (page(2048), pages(1))];
     agrees(&[private(2048, 512), process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
-    // Unless there is something to do, and it is the first.
+    // Unless there is work to do: the first operation.
     let ranges = [(page(500) + 1, 0), (page(500), pages(1))];
     agrees(&[process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
     agrees(&[private(480, 35), process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);

@@ -1,4 +1,4 @@
-//! Sequences, one after the other, from the question to the verdict.
+//! Runs sequences one after the other, from the request to the verdict.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -21,26 +21,26 @@ use super::linux::{Judge, Verdict, unable};
 use super::operation::Operation;
 use super::{differences, ours, swapped};
 
-/// The name of the test that is the judge in its process.
+/// The name of the test that acts as the judge in its process.
 pub const JUDGE: &str = "the_judge";
 
-/// How many operations a random sequence has at most, besides those that it begins with.
+/// The maximum number of operations in a random sequence, besides its start.
 const LENGTH: usize = 50;
 
-/// How many answers of Linux must show a difference. A kernel that is short of memory drops pages
-/// of a memfd that were read and never written, whatever a sequence does: a later answer has them.
+/// The number of runs on Linux that must show a difference. When memory is short, a kernel drops
+/// pages of a memfd that were read and never written, whatever the sequence; a later run has them.
 const ANSWERS: usize = 3;
 
-/// How often a failing sequence is tried in a simpler form.
+/// The maximum number of attempts to reduce a failing sequence.
 const SIMPLER_FORMS: u32 = 1500;
 
 thread_local! {
-    /// Whether panics of this thread are the core's, and what the last one said.
+    /// Whether the core causes panics of this thread, and the text of the last one.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Whether sequences can be played here; says why not.
+/// Whether sequences can be run here. Prints the reason if not.
 pub fn able() -> bool {
     match unable() {
         None => true,
@@ -57,7 +57,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, and no number")))
 }
 
-/// Runs on one architecture, and says what differs.
+/// Runs on one architecture, and returns the differences.
 fn differs<A: Walk>(operations: &[Operation], linux: &Verdict) -> Option<Difference> {
     let scenario = || ours::scenario::<A>(operations, &linux.before);
     let mut observations = match quietly(scenario) {
@@ -72,12 +72,12 @@ fn differs<A: Walk>(operations: &[Operation], linux: &Verdict) -> Option<Differe
     Some(found)
 }
 
-/// A panic's message without its numbers, which are different in every sequence.
+/// A panic's message without its numbers, which differ in every sequence.
 fn shortened(panic: &str) -> String {
     panic.split(|c: char| c.is_ascii_digit()).filter(|part| part.len() > 1).take(12).collect()
 }
 
-/// Runs the core; a panic is a result.
+/// Runs the core. A panic is a result.
 fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -101,7 +101,7 @@ type Trial = fn(&[Operation], &Verdict) -> Option<Difference>;
 
 const ARCHITECTURES: [Trial; 3] = [differs::<X86_64<4>>, differs::<AArch64>, differs::<Riscv64<4>>];
 
-/// The differences from Linux, on the first of the architectures that has any.
+/// The differences from Linux on the first architecture that has any.
 fn verdict(
     judge: &mut Judge,
     trials: &[Trial],
@@ -114,7 +114,7 @@ fn verdict(
     })
 }
 
-/// The last of the differences, if [`ANSWERS`] answers show one.
+/// The last of the differences, if all of [`ANSWERS`] runs show one.
 fn in_each_answer<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let mut found = ask()?;
     for _ in 1..ANSWERS {
@@ -123,7 +123,7 @@ fn in_each_answer<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     Some(found)
 }
 
-/// Panics where the core differs from Linux.
+/// Panics if the core differs from Linux.
 #[track_caller]
 pub fn agrees(operations: &[Operation]) {
     if !able() {
@@ -145,7 +145,7 @@ pub enum Theme {
     Swap,
 }
 
-/// A sequence of its own for each seed.
+/// Each seed has its own sequence.
 fn tree(theme: Theme, seed: u64) -> Box<dyn ValueTree<Value = Vec<Operation>>> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -185,12 +185,12 @@ fn simplest(
     (simplest, found)
 }
 
-/// The findings, by kind: the seeds, and the simplest form of the first.
+/// The findings, by kind: the seeds, and the reduced form of the first.
 #[derive(Default)]
 struct Found(BTreeMap<String, (Vec<u64>, String)>);
 
 impl Found {
-    /// Notes a difference; whether it is the first of its kind.
+    /// Records a difference. Returns whether it is the first of its kind.
     fn note(&mut self, kind: &str, seed: u64) -> bool {
         let (seeds, _) = self.0.entry(kind.to_owned()).or_default();
         seeds.push(seed);
@@ -198,9 +198,9 @@ impl Found {
     }
 }
 
-/// Runs random sequences. From the environment: `ORACLE_SEQUENCES` (or `PROPTEST_CASES`), how many;
-/// `ORACLE_SEED`, the first seed, or `random`; `ORACLE_KINDS`, after how many kinds of differences
-/// to stop.
+/// Runs random sequences. From the environment: `ORACLE_SEQUENCES` (or `PROPTEST_CASES`), their
+/// number; `ORACLE_SEED`, the first seed, or `random`; `ORACLE_KINDS`, the number of kinds of
+/// differences after which to stop.
 pub fn random_sequences(theme: Theme, usual: u64) {
     if !able() {
         return;
@@ -274,7 +274,7 @@ pub fn linux_agrees_with_itself(theme: Theme, count: u64) {
         let operations = tree(theme, seed).current();
         let found = in_each_answer(|| {
             let (mut once, mut again) = (judge.ask(&operations), judge.ask(&operations));
-            // The judge's own memory counts where everything is locked, and grows now and then.
+            // With everything locked, the judge's own memory counts, and sometimes grows.
             while once.before != again.before {
                 (once, again) = (again, judge.ask(&operations));
             }

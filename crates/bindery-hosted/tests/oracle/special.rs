@@ -1,10 +1,10 @@
-//! Mappings of the kernel's own that each Linux process has: `[vvar]`, which is made of frames
-//! without folios (`VM_PFNMAP`), and `[vdso]`, whose pages have folios. Each call is made by a
-//! child of its own on Linux, and on a fresh address space here; results and errno agree.
+//! The kernel's mappings in each Linux process: `[vvar]` consists of frames without folios
+//! (`VM_PFNMAP`), and the pages of `[vdso]` have folios. Each call runs in its own child on Linux,
+//! and on a fresh address space here; results and errno agree.
 //!
-//! `[vvar]` is a private mapping of an object of frames, which denies writes because of its memory
-//! type. `[vdso]` is a private mapping of shared memory that never grows. No page is mapped yet, as
-//! in a new child on Linux.
+//! Here `[vvar]` is a private mapping of an object of frames whose memory type denies writes.
+//! `[vdso]` is a private mapping of shared memory that never grows. No page is mapped yet, as in a
+//! new child on Linux.
 
 use std::ptr;
 
@@ -22,13 +22,13 @@ use crate::support::{MIB, strict};
 
 type Arch = X86_64;
 
-/// The most pages that one of the mappings has.
+/// The maximum size of one of the mappings in pages.
 const MOST: usize = 16;
 /// The address of the mapping here, and that of a page for output.
 const AT: u64 = 1 << 30;
 const OUTPUT: u64 = 2 << 30;
 
-/// The mapping that a call is made on.
+/// The mapping that a call is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Special {
     Vvar,
@@ -43,9 +43,9 @@ impl Special {
         }
     }
 
-    /// Its address and length in this process. Linux splits none of the two, so calls concern all
-    /// of it. `None` if Linux has no such mapping, has sealed it (`CONFIG_MSEAL_SYSTEM_MAPPINGS`),
-    /// or makes `[vvar]` of pages with folios.
+    /// Its address and length in this process. Linux splits neither, so calls are about all of it.
+    /// `None` if Linux has no such mapping, has sealed it (`CONFIG_MSEAL_SYSTEM_MAPPINGS`), or
+    /// makes `[vvar]` of pages with folios.
     fn on_linux(self) -> Option<(u64, u64)> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut lines = smaps.lines().skip_while(|line| !line.ends_with(self.name()));
@@ -70,7 +70,7 @@ struct Places {
     output: u64,
 }
 
-/// A call with its arguments; those that depend on a place are made from it.
+/// A call with its arguments; some are computed from an address.
 struct Probe {
     name: String,
     call: Call,
@@ -82,7 +82,7 @@ fn probes() -> Vec<Probe> {
     let mut add = |name: String, call, arguments: Box<dyn Fn(Places) -> [u64; 6]>| {
         probes.push(Probe { name, call, arguments });
     };
-    // `MADV_HWPOISON` and `MADV_SOFT_OFFLINE` are the kernel's own business, and 12 and 13 ask for
+    // `MADV_HWPOISON` and `MADV_SOFT_OFFLINE` are outside the core, and 12 and 13 need
     // `CONFIG_KSM`.
     for advice in (0..=25).chain(102..=103).filter(|advice| !matches!(advice, 12 | 13)) {
         let arguments = move |places: Places| [places.at, places.whole, advice, 0, 0, 0];
@@ -105,8 +105,8 @@ fn probes() -> Vec<Probe> {
     }
     let mincore = |places: Places| [places.at, places.whole, places.output, 0, 0, 0];
     add("mincore".into(), Call::Mincore, Box::new(mincore));
-    // Growing, duplicating, and moving while the mapping is left behind: how often the old and the
-    // new length are the mapping's.
+    // Growing, duplicating, and moving with `MREMAP_DONTUNMAP`: the old and the new length as
+    // multiples of the mapping's.
     for (old, new, flags) in [(1, 64, 1), (0, 1, 1), (1, 1, 5)] {
         let arguments = move |Places { at, whole, .. }| [at, old * whole, new * whole, flags, 0, 0];
         add(format!("mremap {old} {new} {flags}"), Call::Mremap, Box::new(arguments));
@@ -115,7 +115,7 @@ fn probes() -> Vec<Probe> {
     probes
 }
 
-/// The answer: a result, with addresses made equal, and the output of `mincore`.
+/// The answer: a result with normalized addresses, and the output of `mincore`.
 type Answer = (i64, [u8; MOST]);
 
 fn answer(probe: &Probe, result: i64, output: [u8; MOST]) -> Answer {
@@ -123,7 +123,7 @@ fn answer(probe: &Probe, result: i64, output: [u8; MOST]) -> Answer {
     (if is_address { 1 } else { result }, output)
 }
 
-/// Linux's answer: from a child, whose mapping is spoiled afterwards.
+/// Linux's answer, from a child: the call may destroy its mapping.
 fn ask_linux(probe: &Probe, (at, whole): (u64, u64)) -> Answer {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -230,7 +230,7 @@ const DIFFERENCES: [(Special, &str, &str); 5] = [
     (Special::Vdso, "madvise 18", "as above"),
 ];
 
-/// The mapping in this process, if Linux can be asked about it. It says why it cannot.
+/// The mapping in this process, if Linux can be the judge of it; prints the reason if not.
 fn judged(special: Special) -> Option<(u64, u64)> {
     if let Some(reason) = super::linux::unable() {
         println!("skipped: {reason}");

@@ -1,5 +1,5 @@
-//! Sequences in which the core swaps, and Linux does not, or not the same. Contents agree after
-//! all; what is in memory agrees as far as it can:
+//! Sequences in which the core swaps, and Linux does not, or differently. Contents agree
+//! nevertheless; the residence of pages agrees as far as possible:
 //!
 //! | Linux | the core | |
 //! |---|---|---|
@@ -20,11 +20,11 @@ use super::place::PAGE;
 /// The category of `PAGEMAP_SCAN`.
 const IS_SWAPPED: Presence = Presence::Other(1 << 4);
 
-/// The pages that a call about lazily freed memory is about at most.
+/// The maximum number of pages in a call about lazily freed memory.
 const MOST_FREED: u64 = 64;
 
-/// Carries out [`OperationKind::FreeWiped`]: `wipe` zeroes a page if it can, `advise` is
-/// `madvise(2)`. Returns the first error, or 0.
+/// Performs [`OperationKind::FreeWiped`]: `wipe` zeroes a page if it can, `advise` is `madvise(2)`.
+/// Returns the first error, or 0.
 pub fn free_wiped(
     [at, length, before]: [u64; 3],
     mut wipe: impl FnMut(u64) -> bool,
@@ -57,7 +57,7 @@ struct May {
     huge: bool,
 }
 
-/// Makes the core's observations those of Linux where only swap makes them different.
+/// Replaces the core's observations by Linux's where they differ only because of swap.
 pub fn level(operations: &[Operation], linux: &[Observation], ours: &mut [Observation]) {
     let swaps = |operation: &Operation| operation.operation == OperationKind::SwapTo;
     if !operations.iter().any(swaps) {
@@ -82,7 +82,7 @@ pub fn level(operations: &[Operation], linux: &[Observation], ours: &mut [Observ
     }
 }
 
-/// Whether Linux has pages fewer of a file.
+/// Whether Linux has fewer pages of a file.
 fn level_files(theirs: &Snapshot, now: &mut Snapshot) -> bool {
     let mut fewer = false;
     for (theirs, ours) in theirs.files.iter().zip(&mut now.files) {
@@ -94,7 +94,7 @@ fn level_files(theirs: &Snapshot, now: &mut Snapshot) -> bool {
     fewer
 }
 
-/// The state of the core's pages, with Linux's where only swap makes them differ.
+/// The state of the core's pages, replaced by Linux's where they differ only because of swap.
 fn leveled(theirs: &Snapshot, now: &Snapshot, may: May) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     let (mut linux, mut ours) = (pages(&theirs.stretches), pages(&now.stretches));
@@ -121,7 +121,7 @@ fn pages(
     all.peekable()
 }
 
-/// Whether a page of Linux and one of the core differ only by swap.
+/// Whether a page of Linux and one of the core differ only because of swap.
 fn alike(theirs: Option<Presence>, ours: Option<Presence>, may: May) -> bool {
     let object = |page: Option<Presence>| page.is_none_or(|page| page == Presence::Object);
     let lazy = |page: Option<Presence>| {

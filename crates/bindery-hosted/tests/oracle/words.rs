@@ -1,5 +1,5 @@
-//! Sequences and observations as words, for the way between processes. Writing needs no memory of
-//! its own: the process that writes must not change while it is looked at.
+//! Sequences and observations as words, for the channel between processes. Writing needs no memory
+//! of its own: the writing process must not change while it is observed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,7 @@ impl Sink for Vec<u64> {
     }
 }
 
-/// Memory that processes share: the first word counts the words behind it that are written.
+/// Memory shared by processes. The first word counts the written words behind it.
 #[derive(Clone, Copy)]
 pub struct Shared<'a>(pub &'a [AtomicU64]);
 
@@ -43,7 +43,7 @@ impl Shared<'_> {
         self.0[1..=self.len()].iter().map(|word| word.load(Ordering::SeqCst)).collect()
     }
 
-    /// Writes a word again that was written already.
+    /// Overwrites a word.
     pub fn amend(&self, index: usize, word: u64) {
         self.0[1 + index].store(word, Ordering::SeqCst);
     }
@@ -61,7 +61,7 @@ impl Sink for Shared<'_> {
 pub struct Source<'a>(pub &'a [u64]);
 
 impl Source<'_> {
-    /// The next word. Panics where there is none: both ends are this program.
+    /// The next word. Panics if there is none: this program wrote it itself.
     pub fn take(&mut self) -> u64 {
         let (first, rest) = self.0.split_first().expect("a word");
         self.0 = rest;
@@ -74,7 +74,7 @@ impl Source<'_> {
         self.take_many(count, Self::take)
     }
 
-    /// So many of what `one` reads.
+    /// Reads this number of values with `one`.
     pub fn take_many<T>(&mut self, count: usize, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
         (0..count).map(|_| one(self)).collect()
     }

@@ -1,6 +1,6 @@
-//! Memory runs out at every single point of every operation, on every architecture: the operation
-//! says so or finds another way, nothing of the caller's is lost, nothing leaks, and with memory
-//! again the operation succeeds.
+//! Memory runs out at every single point of every operation, on every architecture. The operation
+//! fails or finds another way, the caller loses nothing, nothing leaks, and with memory again the
+//! operation succeeds.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Level;
@@ -133,7 +133,7 @@ fn protect_in_huge<A: Walk>() {
     assert_eq!(points, 2, "the table is on deposit");
 }
 
-/// The second mapping cannot be cut: the first is protected already, as documented.
+/// The second mapping cannot be split; the first is already protected, as documented.
 fn protect_two<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         set_up: |fixture| {
@@ -161,7 +161,7 @@ fn protect_two<A: Walk>() {
     assert_eq!(points, 2);
 }
 
-/// Four MiB in which nothing was touched, faults at `AT`.
+/// 4 MiB that were never touched; faults at `AT`.
 fn untouched<A: Walk>(order: u8, operation: VerbOf<A>) -> u64 {
     at_every_point(&Case {
         order,
@@ -181,8 +181,8 @@ fn touch<A: Walk>() {
             space.fault(VirtAddr(AT + 5 * PAGE), Access::Write).map_err(no_memory)?;
             Ok((0, None))
         });
-        // The mapping's group, the folio, and the tables down to it; a huge one needs one in
-        // reserve instead.
+        // Allocations: the mapping's group, the folio, and its tables. A huge folio needs a
+        // deposited table instead of the last.
         assert_eq!(points, 1 + u64::from(A::LEVELS), "order {order}");
     }
 }
@@ -239,8 +239,8 @@ fn fork<A: Walk>() {
             operation: |space| Ok((0, Some(space.fork()?))),
             ..set_up
         });
-        // The tree's state and root, the VMA and its group, a table on each level between, and
-        // those of level 1; or a reserve.
+        // Allocations: the tree's state and root, the VMA and its group, a table on each upper
+        // level, and those of level 1, or a deposit.
         assert_eq!(points, 4 + u64::from(A::LEVELS - 2) + tables, "order {order}");
     }
 }

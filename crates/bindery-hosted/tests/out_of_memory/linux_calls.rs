@@ -1,5 +1,5 @@
-//! Memory runs out at every single point of the calls that came with Linux's full semantics: the
-//! call says so or does without, nothing is lost, nothing leaks, and with memory again it succeeds.
+//! Memory runs out at every single point of the calls with Linux's full semantics. The call fails
+//! or does without the memory, nothing is lost, nothing leaks, and with memory again it succeeds.
 
 use bindery::addr::VirtAddr;
 use bindery::{
@@ -35,7 +35,7 @@ on_every_architecture! {
     forking_what_is_pinned => fork_pinned;
 }
 
-/// A cut that fails is to be tried again; what failed is the allocation.
+/// A split that fails is to be retried; the failure was the allocation's.
 fn cut(error: Error) -> Error {
     if error == Error::TryAgain { Error::OutOfMemory } else { error }
 }
@@ -202,7 +202,7 @@ fn move_several<A: Walk>() {
         },
         operation: |space| {
             let to = VirtAddr(AT + 64 * MIB);
-            // The parts that moved before memory ran out are back in place, so that the call can be
+            // The parts that moved before memory ran out were moved back, so that the call can be
             // repeated.
             let moved = space.mremap(VirtAddr(CROSSING), 16 * PAGE, 16 * PAGE, Remap::To(to));
             if moved.is_err() {
@@ -275,7 +275,7 @@ fn grow_heap<A: Walk>() {
     assert_eq!(points, 1, "the VMA");
 }
 
-/// The error of a pin, if it is that there was no memory.
+/// The error of a pin, if it is a lack of memory.
 fn no_memory_to_pin(error: PinError) -> Error {
     assert_eq!(error, PinError::Fault(FaultError::OutOfMemory));
     Error::OutOfMemory

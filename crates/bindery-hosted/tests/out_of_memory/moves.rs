@@ -1,5 +1,5 @@
-//! Memory runs out at every single point of every kind of `mremap`, on every architecture: nothing
-//! of the caller's is lost, nothing leaks, and with memory again the call succeeds.
+//! Memory runs out at every single point of every kind of `mremap`, on every architecture. The
+//! caller loses nothing, nothing leaks, and with memory again the call succeeds.
 
 use bindery::addr::VirtAddr;
 use bindery::{Error, Protection, Remap, testing};
@@ -12,7 +12,7 @@ use super::shortage::{
 use crate::support::{MIB, READ_WRITE_EXECUTE, fixed};
 
 const PAGE: u64 = 4096;
-/// Another place, congruent with `AT` modulo every table that the tests fill.
+/// Another address, congruent with `AT` modulo every table that the tests fill.
 const TO: u64 = 4 << 30;
 
 on_every_architecture! {
@@ -83,7 +83,7 @@ fn grow_away<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         set_up: |fixture| {
             (two_tables().set_up)(fixture);
-            // In the way, and not to be joined with.
+            // In the way, and not mergeable.
             fixture.space.mmap(&fixed(CROSSING + 16 * PAGE, PAGE)).unwrap();
             let wall = VirtAddr(CROSSING + 16 * PAGE);
             fixture.space.mprotect(wall, PAGE, Protection::READ).unwrap();
@@ -107,7 +107,8 @@ fn move_pages<A: Walk>() {
         },
         |at| vec![moved(CROSSING, at, 16)],
     );
-    // Below a root of three levels two tables of level 2; below more, one or two of those above.
+    // With a root of three levels, two level-2 tables; with more levels, one or two of the upper
+    // ones.
     let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
     assert!((4..=tables).contains(&points), "{points}");
 }
@@ -136,7 +137,7 @@ fn move_and_shrink<A: Walk>() {
     assert!(points >= 4, "{points}");
 }
 
-/// The mapping at the destination is unmapped only when nothing can fail any more.
+/// The mapping at the destination is unmapped only when no step can fail any more.
 fn move_over<A: Walk>() {
     let case = Case {
         set_up: |fixture| {
@@ -174,7 +175,7 @@ fn move_middle<A: Walk>() {
     assert!(points >= 4, "two VMAs and the tables: {points}");
 }
 
-/// The destination is a part of the very mapping that the source is a part of.
+/// Source and destination are parts of the same mapping.
 fn move_within<A: Walk>() {
     let points = to::<A>(
         two_tables(),
@@ -250,7 +251,7 @@ fn move_in_huge<A: Walk>() {
     assert_eq!(points, 4, "two VMAs and two tables");
 }
 
-/// Each mapping moves or stays, with all that it has; those before one that cannot have moved, as
+/// Each mapping moves or stays completely. Those before one that cannot move have moved, as
 /// documented.
 fn move_several<A: Walk>() {
     let case = Case {
@@ -271,7 +272,7 @@ fn move_several<A: Walk>() {
         |space| {
             let (from, to, length) = (VirtAddr(CROSSING), VirtAddr(TO - 3 * PAGE), 16 * PAGE);
             let done = space.mremap(from, length, length, Remap::To(to));
-            // So that all of it is where it was, whatever had moved.
+            // Moves everything back to its old place.
             if done.is_err() {
                 space.memory().fail_allocations_after(None);
                 let failures = testing::failed_allocations(space.memory());
@@ -283,7 +284,7 @@ fn move_several<A: Walk>() {
         },
         |at| vec![moved(CROSSING, at, 4), moved(CROSSING + 6 * PAGE, at + 6 * PAGE, 10)],
     );
-    // The tables are those of `moving_across_tables`: all for the first mapping.
+    // The tables are those of `moving_across_tables`; the first mapping needs all of them.
     let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
     assert!((3 + 4..=3 + tables).contains(&points), "three VMAs and the tables: {points}");
 }
@@ -313,7 +314,7 @@ fn leave_anywhere<A: Walk>() {
     assert!(points >= 3, "the VMA and the tables: {points}");
 }
 
-/// The staying part is one mapping, without cuts.
+/// The rest is one mapping, without splits.
 fn leave_middle<A: Walk>() {
     let points = to::<A>(
         two_tables(),

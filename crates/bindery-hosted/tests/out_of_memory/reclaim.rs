@@ -1,5 +1,5 @@
-//! Memory is full, and swap is empty: every call that allocates reclaims what it needs, wherever
-//! the memory runs out, and succeeds.
+//! Memory is full, and swap is empty: every call that allocates reclaims the memory that it needs,
+//! wherever memory runs out, and succeeds.
 
 use bindery::addr::{Order, PAGE_SIZE as PAGE, VirtAddr, VirtRange};
 use bindery::arch::X86_64;
@@ -21,9 +21,9 @@ type Space<'m> = AddressSpace<'m, Machine<A>>;
 type Fd<'m> = Userfault<'m, Machine<A>>;
 type Shared<'m> = Object<'m, Machine<A>>;
 
-/// Sixteen pages that were written, in two tables.
+/// Sixteen written pages in two tables.
 const AT: VirtAddr = VirtAddr(GIB + 2 * MIB - 8 * PAGE);
-/// Sixteen others, in a table of their own, in the middle of a larger mapping.
+/// Sixteen others in their own table, in the middle of a larger mapping.
 const OVER: VirtAddr = VirtAddr(1 << 41);
 /// Nothing is mapped here.
 const FREE: VirtAddr = VirtAddr(1 << 42);
@@ -59,7 +59,7 @@ fn remap(world: &World<'_, '_>, old: u64, new: u64, remap: Remap) -> Result<(), 
 
 const WRITE_ALL: &[u8] = &[7; 3 * PAGE as usize];
 
-/// Every call of the library that allocates, and what it is.
+/// Every call of the library that allocates.
 const CALLS: &[(&str, Call)] = &[
     ("AddressSpace::new", |world| ok(AddressSpace::new(world.memory, options()))),
     ("mmap", |world| ok(world.space.mmap(&anywhere(8 * PAGE)))),
@@ -199,7 +199,7 @@ fn map_shared(world: &World<'_, '_>, at: VirtAddr) -> Result<VirtAddr, Error> {
     world.space.mmap_object(&request, &MapObject { object: world.object, offset: 0, access })
 }
 
-/// Lets the call find no memory at one point after the other, with other programs' pages to be
+/// Makes memory run out at one point of the call after the other; other programs' pages can be
 /// reclaimed.
 fn at_every_point(name: &str, call: Call) -> u64 {
     for point in 0.. {
@@ -267,7 +267,7 @@ fn every_call_reclaims_what_it_needs() {
     assert!(idle.is_empty(), "no allocation at all: {idle:?}");
 }
 
-/// No frame is free but those that are kept for swap itself.
+/// The only free frames are those reserved for swap.
 fn exhaust(memory: &Memory<Machine<A>>) {
     while memory.allocate_frames(Order(0)).is_some() {}
 }
@@ -316,8 +316,8 @@ fn a_replacing_move_without_memory_changes_nothing() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Memory of a userfaultfd that lifts protection unseen, with one page in its first table, on a
-/// machine without a free frame.
+/// Memory of a userfaultfd with asynchronous write-protection, with one page in its first table, on
+/// a machine without a free frame.
 fn with_served(swap: bool, scenario: impl FnOnce(&Memory<Machine<A>>, &Space<'_>)) {
     let (machine, memory) = strict::<A>(16 * MIB);
     if swap {
@@ -370,7 +370,7 @@ fn a_scan_without_memory_ends_where_it_protected() {
         assert_eq!(scanned, Ok(Scanned { end, pages: 512 }));
         let [region] = regions.found() else { panic!("{:?}", regions.found()) };
         assert_eq!(region.range, VirtRange::from_len(SERVED, 2 * MIB).unwrap());
-        // The reported pages are protected, and no others.
+        // The reported pages, and no others, are protected.
         let mut room = [PageRegion::default(); 8];
         let mut left = PageRegions::new(&mut room);
         let look = PageScan { protects: false, ..protecting() };

@@ -1,4 +1,4 @@
-//! Runs an operation again and again, and lets another allocation fail each time.
+//! Runs an operation repeatedly, with a different allocation failing each time.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Error, FaultError, FolioError, testing};
@@ -13,14 +13,14 @@ pub const AT: u64 = GIB;
 /// Sixteen pages here lie in two tables.
 pub const CROSSING: u64 = AT + 2 * MIB - 8 * PAGE;
 
-/// Pages that hold what [`Fixture::fill`] wrote at `from`, or zeroes.
+/// Pages that contain what [`Fixture::fill`] wrote at `from`, or zeroes.
 #[derive(Clone, Copy, Debug)]
 pub enum Stretch {
     Filled { at: u64, pages: u64, from: u64 },
     Zero { at: u64, pages: u64 },
 }
 
-/// Pages that are still in the place where they were filled.
+/// Pages that are still at the address where they were filled.
 pub fn filled(at: u64, pages: u64) -> Stretch {
     Stretch::Filled { at, pages, from: at }
 }
@@ -48,11 +48,11 @@ impl Stretch {
     }
 }
 
-/// Whether an operation that ran out of memory must have left all mappings as they were.
+/// Whether an operation that ran out of memory must leave all mappings unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
     Untouched,
-    /// The operation's documentation says what may have changed.
+    /// The operation's documentation lists the possible changes.
     MayDiffer,
 }
 
@@ -69,7 +69,7 @@ pub type Given<'m, A> = (u64, Option<AddressSpace<'m, Machine<A>>>);
 /// An operation with its arguments.
 pub type VerbOf<A> = for<'m> fn(&AddressSpace<'m, Machine<A>>) -> Result<Given<'m, A>, Error>;
 
-/// An operation, what it finds, and what it leaves.
+/// An operation, with the state before and after it.
 #[derive(Clone)]
 pub struct Case<A: Walk> {
     /// Faults may use folios of 2^order pages.
@@ -77,7 +77,7 @@ pub struct Case<A: Walk> {
     pub folios: Folios,
     pub set_up: fn(&Fixture<'_, '_, A>),
     pub operation: VerbOf<A>,
-    /// The mappings before the operation, which are still there when it has failed.
+    /// The mappings before the operation, which still exist after a failure.
     pub before: Vec<Stretch>,
     /// The state after success, given the returned address.
     pub after: fn(u64) -> Vec<Stretch>,
@@ -91,8 +91,7 @@ enum Failing {
     Only(u64),
 }
 
-/// Lets the operation run out of memory at every single point. Returns how many allocations there
-/// were.
+/// Makes memory run out at every single point of the operation. Returns the number of allocations.
 pub fn at_every_point<A: Walk>(case: &Case<A>) -> u64 {
     let mut points = 0;
     let mut beyond = 0;
@@ -129,7 +128,7 @@ fn once<A: Walk>(case: &Case<A>, failing: Failing) -> Failed {
         let fixture = Fixture { machine: &machine, memory: &memory, space: &space, program };
         (case.set_up)(&fixture);
         let child = (case.folios == Folios::SharedWithChild).then(|| space.fork().unwrap());
-        // A new VMA must need memory, not find room that something else has left.
+        // A new VMA must need memory, and not reuse a freed record.
         let failed = perform(case, &fixture, child.as_ref(), failing);
         if let Some(child) = &child {
             let program = Program::new(&machine, child);
@@ -198,13 +197,13 @@ fn rewrite<A: Walk>(case: &Case<A>, fixture: &Fixture<'_, '_, A>) {
     }
 }
 
-/// The error of a fault, if it is that there was no memory.
+/// The error of a fault, if it is a lack of memory.
 pub fn no_memory(error: FaultError) -> Error {
     assert_eq!(error, FaultError::OutOfMemory);
     Error::OutOfMemory
 }
 
-/// The error of a folio operation, if it is that there was no memory.
+/// The error of a folio operation, if it is a lack of memory.
 pub fn no_memory_for_folio(error: FolioError) -> Error {
     assert_eq!(error, FolioError::OutOfMemory);
     Error::OutOfMemory

@@ -1,9 +1,9 @@
-//! Under a table lock and in a read section an allocation is only tried. If it fails, the call
-//! releases its locks, waits for memory outside, and checks again: memory that is available there
-//! means no error.
+//! Under a table lock and in a read section, an allocation may only be tried. If it fails, the call
+//! releases its locks, allocates outside and may wait there, and then checks everything again. If
+//! that allocation succeeds, the call does not fail.
 //!
 //! The hosted machine panics if an allocation that may wait is made in a read section
-//! (`Platform::allocation_may_wait`), so every test of the suite checks that, too.
+//! (`Platform::allocation_may_wait`), so every test of the suite verifies that, too.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{
@@ -16,9 +16,9 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 
 const AT: VirtAddr = VirtAddr(GIB);
 
-/// Does `work` in a fresh address space again and again, with one more allocation that succeeds
-/// before the one that fails, until none fails. Returns how often the work failed, and how often it
-/// did not though an allocation had.
+/// Runs `work` in a fresh address space repeatedly, with one more allocation that succeeds each
+/// time, until none fails. Returns how often the work failed, and how often it succeeded although
+/// an allocation had failed.
 fn fail_each<A: Walk, E: PartialEq + std::fmt::Debug>(
     out_of_memory: &E,
     prepare: impl Fn(&AddressSpace<'_, Machine<A>>),

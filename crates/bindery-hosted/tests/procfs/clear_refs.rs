@@ -1,4 +1,4 @@
-//! `/proc/self/clear_refs`: which pages a program writes, and which it uses.
+//! `/proc/self/clear_refs`: the pages that a program writes, and those that it uses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -66,8 +66,8 @@ fn map<'m, A: Walk>(fixture: &Fixture<'m, A>, space: &Space<'m, A>, kind: Kind) 
     }
 }
 
-/// Runs with all kinds of memory, in folios of 1, 4, 16 and 32 pages, all of it written before the
-/// watch began.
+/// Runs with all kinds of memory, in folios of 1, 4, 16 and 32 pages, all written before the marks
+/// were cleared.
 #[track_caller]
 fn on_watched<A: Walk>(
     scenario: impl for<'m> Fn(&Fixture<'m, A>, &Space<'m, A>, &Program<'_, 'm, A>),
@@ -149,7 +149,7 @@ fn huge<A: Walk>() {
         program.store(VirtAddr(AT + 100 * PAGE), 2).unwrap();
         assert!(written(&space, AT, 1024).into_iter().eq(0..512));
         assert_eq!(area(&space, AT).kib("AnonHugePages"), 4096);
-        // One that is cut has the marks of the whole.
+        // Both parts of a split one have its marks.
         space.munmap(VirtAddr(AT + 7 * PAGE), PAGE).unwrap();
         watch(&space);
         program.store(VirtAddr(AT + 100 * PAGE), 2).unwrap();
@@ -168,7 +168,7 @@ fn protections<A: Walk>() {
             space.mprotect(VirtAddr(AT), all, READ_WRITE).unwrap();
             assert_eq!(written(space, AT, 64), [20]);
         }
-        // Pages that are shown again may be one contiguous run, with a mark in its middle.
+        // Pages made accessible again may be one contiguous run, with a mark in its middle.
         for other in [Protection::empty(), READ_WRITE, Protection::empty(), READ_WRITE] {
             space.mprotect(VirtAddr(AT), all, other).unwrap();
             assert_eq!(written(space, AT, 64), [20]);
@@ -184,7 +184,7 @@ fn protections<A: Walk>() {
         }
         store(program, 22);
         assert_eq!(written(space, AT, 64), [20, 21, 22, 40]);
-        // `PROT_NONE` pages are cleared too, and watched when they are shown again.
+        // `PROT_NONE` pages are cleared too, and tracked when they are accessible again.
         space.mprotect(VirtAddr(AT), all, Protection::empty()).unwrap();
         watch(space);
         assert_eq!(written(space, AT, 64), [0; 0]);
@@ -271,7 +271,7 @@ fn dropped<A: Walk>() {
         program.load(VirtAddr(AT + 9 * PAGE)).unwrap();
         assert_eq!(written(space, AT, 64), [0; 0]);
         store(program, 9);
-        // A fault may bring more than the page, and what is new counts as written.
+        // A fault may map more than the page, and new pages count as written.
         assert!(written(space, AT, 64).contains(&9));
         store(program, 50);
         assert!(written(space, AT, 64).contains(&50) && !written(space, AT, 64).contains(&51));
@@ -284,7 +284,7 @@ fn later<A: Walk>() {
         space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
         fixture.program(&space).fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
         watch(&space);
-        // The same place, but something else.
+        // The same address with another mapping.
         space.mmap(&fixed(AT + 4 * PAGE, 4 * PAGE)).unwrap();
         let flags = |at| area(&space, at).field("VmFlags").contains(" sd");
         let marked = written(&space, AT, 16);
@@ -312,11 +312,11 @@ fn joined<A: Walk>() {
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         program.fill(VirtAddr(AT), 4 * PAGE, 1).unwrap();
         watch(&space);
-        // As on Linux: one mapping is marked or not, and no mark may be lost.
+        // As on Linux, a mapping is marked as a whole, and no mark may be lost.
         space.mmap(&fixed(AT + 4 * PAGE, 4 * PAGE)).unwrap();
         assert_eq!(space.mapping_count(), 1);
         assert_eq!(written(&space, AT, 8).len(), 8);
-        // Its entries were not to be written, and may be.
+        // Its entries were write-protected, and may become writable.
         store(&program, 2);
         watch(&space);
         store(&program, 1);
@@ -332,7 +332,7 @@ fn files<A: Walk>() {
         let program = fixture.program(&space);
         store(&program, 1);
         watch(&space);
-        // Saving takes the permission to write too; each store is noticed by both.
+        // A sync also write-protects the pages; both record each store.
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(written(&space, AT, 16), [0; 0]);
         store(&program, 1);
@@ -391,7 +391,7 @@ fn used_block<A: Walk>() {
         proc::clear_refs(&space, ClearRefs::All).unwrap();
         assert_eq!(area(&space, AT).kib("Referenced"), 0);
         program.load(VirtAddr(AT + 9 * PAGE)).unwrap();
-        // The MMU may say so in any entry of a block.
+        // The MMU may record that in any entry of a block.
         let block = u64::from(A::CONTIG_ENTRIES) * 4;
         assert_eq!(area(&space, AT).kib("Referenced"), block);
     });
@@ -437,7 +437,7 @@ fn other_cpus<A: Walk>() {
         }
     };
     let page_of = |round: u64| round * 29 % PAGES;
-    // Told afterwards: a panic here would let the writer wait forever.
+    // Reported afterwards: a panic here would make the writer wait forever.
     let mut marks = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,5 +1,5 @@
-//! Shared parts of the scenarios about `/proc`: listings as text, a parser for them, words of the
-//! page map.
+//! Common parts of the tests of `/proc`: listings as text, a parser for them, words of the page
+//! map.
 
 use std::fmt::{self, Write};
 
@@ -68,7 +68,8 @@ impl<'m, A: Walk> Fixture<'m, A> {
     }
 }
 
-/// Lets `scenario` use a strict machine with folios of 2^`order` pages; afterwards nothing is left.
+/// Runs `scenario` on a strict machine with folios of 2^`order` pages. Nothing may be left
+/// afterwards.
 #[track_caller]
 pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) {
     let files = MemoryFiles::new();
@@ -133,13 +134,13 @@ pub fn pagemap<A: Walk>(space: &Space<'_, A>, at: u64, pages: usize) -> Vec<u64>
     words
 }
 
-/// The numbers of the pages that were written since soft-dirty was cleared.
+/// The numbers of the pages written since soft-dirty was cleared.
 pub fn written<A: Walk>(space: &Space<'_, A>, at: u64, pages: usize) -> Vec<usize> {
     let words = pagemap(space, at, pages);
     (0..pages).filter(|page| words[*page] & SOFT_DIRTY != 0).collect()
 }
 
-/// Lets the process forget what was written.
+/// Clears the process's soft-dirty marks.
 pub fn watch<A: Walk>(space: &Space<'_, A>) {
     proc::clear_refs(space, ClearRefs::SoftDirty).unwrap();
 }
@@ -156,7 +157,7 @@ pub fn mappings<A: Walk>(space: &Space<'_, A>) -> Vec<Mapping> {
     mappings
 }
 
-/// An embedder that knows one file for all objects, and the stack.
+/// An embedder with one name for all files, and one for the stack.
 pub struct OneFile {
     pub id: FileId,
     pub path: String,
@@ -186,7 +187,7 @@ pub struct Area {
     pub offset: u64,
     pub file: FileId,
     pub path: String,
-    /// The lines below, as name and value.
+    /// The lines below the first, as names and values.
     pub fields: Vec<(String, String)>,
     /// All of it.
     pub text: String,
@@ -210,7 +211,7 @@ impl Area {
         self.fields.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The sizes that are not zero, without those that every mapping has.
+    /// The nonzero sizes, without those that every mapping has.
     pub fn sizes(&self) -> Vec<(&str, u64)> {
         let usual = ["Size", "KernelPageSize", "MMUPageSize"];
         let sizes = self

@@ -1,5 +1,4 @@
-//! `/proc/self` beside that of the Linux below us: both are read by the same parser, or compared as
-//! text.
+//! `/proc/self` compared with that of the host's Linux, by the same parser or as text.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -21,13 +20,13 @@ use crate::support::alone::ran_alone;
 
 type A = X86_64<4>;
 
-/// Nothing of the process' own lies here.
+/// The process has nothing of its own here.
 const WINDOW: u64 = 0x2100_0000_0000;
 const PAGES: u64 = 16;
 const LENGTH: u64 = PAGES * PAGE;
 
-/// Whether the Linux below us shows what this test was written for: at least 6.18, without folios
-/// above one page in small mappings. Says so where it does not.
+/// Whether the host's Linux has the expected features: at least 6.18, without folios above one page
+/// in small mappings. Prints the reason if not.
 fn is_comparable() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
@@ -57,7 +56,7 @@ fn quiet(path: &str) -> String {
     }
 }
 
-/// Names objects as a listing of Linux's has them, one after the other.
+/// Names objects as in a listing of Linux, in order.
 struct Mirror {
     areas: Vec<Area>,
     /// The identity of each one's object.
@@ -82,7 +81,7 @@ impl Naming for Mirror {
         _: NameSource,
         out: &mut dyn std::fmt::Write,
     ) -> std::fmt::Result {
-        // The listing has line feeds written out already.
+        // Line feeds are escaped in the listing already.
         out.write_str(&self.area(identity).path)
     }
 
@@ -142,15 +141,15 @@ fn this_processes_listing_is_equal_to_the_byte() {
     });
 }
 
-/// The calls on a mapping of 16 pages, here and on the Linux below.
+/// The calls on a mapping of 16 pages, here and on the host.
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     protection: Protection,
     sharing: Sharing,
     flags: MapFlags,
-    /// Pages that are written, from the first on.
+    /// Written pages, from the first on.
     written: u64,
-    /// Pages that are read behind these.
+    /// Pages behind these that are read.
     read: u64,
     advice: &'static [(Advice, mm::Advice)],
     locked: Option<LockPages>,
@@ -201,7 +200,7 @@ const SCENARIOS: [Scenario; 12] = [
     Scenario { locked: Some(LockPages::OnFault), ..PLAIN },
 ];
 
-/// The outside view of a mapping: its part of `smaps`, and the words of its pages without frames.
+/// The visible state of a mapping: its part of `smaps`, and the words of its pages without frames.
 #[derive(PartialEq, Eq, Debug)]
 struct Look {
     area: Area,
@@ -217,7 +216,7 @@ impl Look {
     }
 }
 
-/// Runs on the Linux below us.
+/// Runs on the host's Linux.
 fn play_below(scenario: &Scenario, at: u64) -> Look {
     let flags = |protection: Protection| {
         let mut flags = ProtFlags::empty();
@@ -267,7 +266,7 @@ fn play_below(scenario: &Scenario, at: u64) -> Look {
     look
 }
 
-/// Runs in an address space of ours.
+/// Runs in an address space of the core.
 fn play_here(scenario: &Scenario, at: u64, file: FileId) -> Look {
     let mut look = None;
     with_fixture::<A>(0, |fixture| {

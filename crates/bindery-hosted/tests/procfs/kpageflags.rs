@@ -1,4 +1,4 @@
-//! `/proc/kpageflags` and `kpagecount`: what every frame is used for.
+//! `/proc/kpageflags` and `kpagecount`: the use of every frame.
 
 use bindery::addr::{Frame, Order, VirtAddr};
 use bindery::{FrameUse, Sharing};
@@ -114,7 +114,7 @@ fn counted<A: Walk>() {
         assert_eq!(counts(fixture), [1, 1]);
         let child = space.fork().unwrap();
         assert_eq!(counts(fixture), [2, 2]);
-        // One entry of four is left, and no page shows less than one while any is.
+        // One of four entries is left, and a page shows at least one while any entry is left.
         child.munmap(VirtAddr(AT), 4 * PAGE).unwrap();
         space.munmap(VirtAddr(AT), 3 * PAGE).unwrap();
         assert_eq!(counts(fixture), [1, 1]);

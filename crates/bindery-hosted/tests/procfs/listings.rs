@@ -118,7 +118,8 @@ fn slow_reader<A: Walk>() {
         }
         let round = Cell::new(0);
         let between = || {
-            // The reader's own operations and faults, and mappings that come and go behind it.
+            // The reader's own operations and faults, and mappings that other threads add and
+            // remove behind its position.
             round.set(round.get() + 1);
             let at = AT + 0x10_0000 + round.get() % 7 * 0x1_0000;
             space.mmap(&fixed(at, 2 * PAGE)).unwrap();
@@ -131,7 +132,8 @@ fn slow_reader<A: Walk>() {
         let mut out = Busy { text: String::new(), between: &between };
         proc::smaps(&space, &Unnamed, &mut out).unwrap();
         assert_eq!(out.text, smaps(&space, &Unnamed));
-        // Mappings removed before their turn are not shown; mappings added behind it are.
+        // Mappings removed before the reader reaches them are not shown; those added behind its
+        // position are.
         let before = maps(&space, &Unnamed);
         let once = Cell::new(true);
         let between = || {
@@ -191,11 +193,11 @@ fn shared_parts<A: Walk>() {
             ("Anonymous", 24),
         ];
         for space in [&space, &child, &grandchild] {
-            // A third of a byte is cut off for each page, as Linux does.
+            // A third of a byte is rounded off for each page, as on Linux.
             let third = shared.map(|(name, size)| (name, size - u64::from(size == 8)));
             assert_eq!(area(space, AT).sizes(), third);
         }
-        // Copies are private, and what they were copied from has one user less.
+        // Copies are private, and the original has one user less.
         fixture.program(&child).store(VirtAddr(AT), 1).unwrap();
         let mixed = area(&child, AT);
         assert_eq!((mixed.kib("Private_Dirty"), mixed.kib("Shared_Dirty")), (4, 20));
@@ -213,7 +215,7 @@ fn partial_copies<A: Walk>() {
         let child = space.fork().unwrap();
         assert_eq!((area(&space, AT).kib("Pss"), area(&child, AT).kib("Pss")), (32, 32));
         fixture.program(&child).fill(VirtAddr(AT), 8 * PAGE, 2).unwrap();
-        // 24 mappings of 16 pages: each counts two thirds, and all of them 16 pages again.
+        // 24 mappings of 16 pages: each counts two thirds, and their sum is 16 pages.
         let (parent, young) = (area(&space, AT), area(&child, AT));
         assert_eq!(parent.kib("Pss"), 42);
         assert_eq!(young.kib("Pss"), 32 + 21);
@@ -258,7 +260,7 @@ fn files<A: Walk>() {
         assert_eq!((clean.kib("Private_Clean"), clean.kib("Pss_Dirty")), (clean.kib("Rss"), 0));
         program.store(VirtAddr(AT + PAGE), 1).unwrap();
         assert_eq!(area(&space, AT).kib("Private_Dirty"), 4);
-        // The file knows that the page is dirty, for each of its mappings.
+        // The file's page is dirty, in each of its mappings.
         program.load(VirtAddr(AT + MIB)).unwrap();
         let other = area(&space, AT + MIB);
         assert_eq!(other.kib("Shared_Dirty"), 4);
@@ -393,7 +395,7 @@ THP_enabled:\t1
 "
         );
         assert_eq!(text, expected);
-        // The peak is remembered, until it is reset.
+        // The peak stays until it is reset.
         space.munmap(VirtAddr(AT), 2 * PAGE).unwrap();
         let status = |space: &_| {
             let mut text = String::new();
@@ -416,7 +418,7 @@ fn eligible<A: Walk>() {
         assert!(possible(AT) && !possible(AT + 9 * MIB));
         space.madvise(VirtAddr(AT), 2 * MIB, Advice::NoHuge).unwrap();
         assert!(!possible(AT));
-        // The pages of an object have the order of its index.
+        // Entries of an object have the order of its index.
         let object = fixture.memfd(8 * MIB);
         map_object(&space, &object, AT + 16 * MIB, 3 * MIB, 2 * MIB, Sharing::Shared);
         map_object(&space, &object, AT + 24 * MIB, 3 * MIB, MIB, Sharing::Shared);

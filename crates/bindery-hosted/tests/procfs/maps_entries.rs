@@ -36,7 +36,7 @@ fn resumed<A: Walk>() {
         let lines: Vec<_> = whole.split_inclusive('\n').collect();
         let (line, next) = entry(0);
         assert_eq!((&*line, next), (lines[0], AT + 2 * PAGE));
-        // Changes before the reader's place move nothing.
+        // Changes before the reader's position have no effect.
         space.munmap(VirtAddr(AT), PAGE).unwrap();
         space.mmap(&fixed(AT - MIB, PAGE)).unwrap();
         let (line, next) = entry(next);
@@ -86,7 +86,7 @@ fn counted<A: Walk>() {
         space.madvise(VirtAddr(AT), 10 * PAGE, bindery::Advice::DontNeed).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, shared));
         assert_eq!(resident(&child), inherited);
-        // Pages that a hole in the object removes from both are counted down in both.
+        // A hole in the object removes pages from both, and both counts drop.
         space.madvise(VirtAddr(AT + MIB), 8 * PAGE, bindery::Advice::Remove).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, 0));
         assert_eq!(resident(&child).2, 0);
@@ -100,7 +100,7 @@ fn counted<A: Walk>() {
     });
 }
 
-/// The words of `struct procmap_query`, with halves of words put together.
+/// The words of `struct procmap_query`; halves are joined.
 #[derive(Clone, Copy)]
 struct Query([u64; 13]);
 
@@ -116,7 +116,7 @@ impl Query {
         self
     }
 
-    /// Asks, and gives what the words are then.
+    /// Makes the query. Returns the words afterwards.
     fn ask<A: Walk>(
         self,
         space: &Space<'_, A>,
@@ -150,7 +150,7 @@ fn found<A: Walk>() {
         let ask = |query: Query| query.ask(&space, &program, &naming);
         let told = ask(Query::new(AT + PAGE, 0)).unwrap();
         assert_eq!(told[3..9], [AT, AT + 2 * PAGE, 3, PAGE, 0, 0]);
-        // A name is given as it is: it is no part of a line here.
+        // A name is returned unescaped: it is not part of a line here.
         let told = ask(Query::new(AT, OR_NEXT | SHARED).with_name(QUERY + PAGE, 8)).unwrap();
         assert_eq!(told[3..9], [AT + MIB, AT + MIB + 2 * PAGE, 11, PAGE, 3 * PAGE, 77]);
         assert_eq!((told[9], told[10]), (3 << 32 | 0xfe, 8));

@@ -1,4 +1,4 @@
-//! `/proc/self/pagemap`: what it says of each kind of entry.
+//! `/proc/self/pagemap`: the bits for each kind of entry.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -36,7 +36,7 @@ on_every_architecture! {
 const AT: u64 = GIB;
 const WRITTEN: u64 = PRESENT | SOFT_DIRTY | EXCLUSIVE;
 const WRITE_PROTECTED: u64 = 1 << 57;
-/// The device number of Linux's markers, which no device has.
+/// The device number of Linux's markers, which no real device has.
 const MARKERS: u64 = 31;
 
 #[track_caller]
@@ -286,7 +286,8 @@ fn windows<A: Walk>() {
     });
 }
 
-/// While programs write (each first store unfolds a block) and an object is cut and grows again.
+/// While programs write (each first store unfolds a block) and an object is truncated and grows
+/// again.
 fn readers<A: Walk>() {
     const PAGES: u64 = 128;
     let config = Config { memory: 32 << 20, cpus: 3, ..Config::default() };

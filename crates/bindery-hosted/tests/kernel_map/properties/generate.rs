@@ -1,4 +1,4 @@
-//! Random calls of a kernel. Sizes and places are close to the bounds of pieces.
+//! Random calls of a kernel. Sizes and addresses are close to the boundaries of pieces.
 
 use bindery::addr::PAGE_SIZE;
 use bindery::arch::{MemoryType, Permissions};
@@ -8,20 +8,20 @@ use proptest::prelude::*;
 
 use crate::support::{KIB, MIB};
 
-/// Frames from the pool: where they begin in it, how many, and how far apart.
+/// Frames of the pool: the first, their number, and their distance.
 pub type Run = (u16, u16, i8);
 
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Pages, bytes that the last one lacks, alignment, what is asked for.
+    /// Pages, bytes that the last one lacks, alignment, requested permissions.
     Vmalloc(u64, u64, u32, Pieces, Content, Permissions, Pauses),
     Vmap(Vec<Run>, Permissions, MemoryType, Pieces),
     VmapRanges(Vec<Run>, Pieces),
-    /// Which device, bytes from there, size, type.
+    /// The device, the offset in it, size, type.
     Ioremap(u8, u64, u64, MemoryType),
-    /// Which area, first page and how many (both modulo what there is).
+    /// The area, the first page and the number of pages (both modulo the area's size).
     Protect(u8, u16, u16, Permissions),
-    /// Which area, pages, alignment.
+    /// The area, pages, alignment.
     Vrealloc(u8, u64, u32),
     Free(u8, UnmapTime),
     /// A wrong free: the page, its area, and the kind of free.
@@ -34,7 +34,7 @@ pub enum Step {
 pub struct Limits {
     /// Pages of windows.
     pub windows: Vec<u64>,
-    /// The most pages that are asked for at once.
+    /// The maximum number of pages in a request.
     pub largest: u64,
 }
 
@@ -47,7 +47,7 @@ impl Limits {
 /// Pages of the pool.
 const POOL: u16 = 1536;
 
-/// Pages of the pool, or as many as the architecture allows.
+/// Pages of the pool, or fewer if the architecture allows fewer.
 pub fn pool_pages<A: Walk>() -> u64 {
     if A::INDEX_BITS < 9 { 24 } else { u64::from(POOL) }
 }

@@ -1,7 +1,7 @@
-//! Random sequences of calls of a kernel on its own map, on all architectures, with the strict TLB:
-//! results, mappings and contents are those of the model, what was freed is not used again before
-//! a purge, and the auditor finds nothing. Sizes and places keep close to the edges of contiguous
-//! blocks, huge leaves and tables of level 2.
+//! Random sequences of calls of a kernel on its own map, on all architectures, with the strict TLB.
+//! Results, mappings and contents match the model, freed memory is not reused before a purge, and
+//! the auditor finds nothing. Sizes and addresses are close to the edges of contiguous blocks, huge
+//! leaves and level-2 tables.
 //!
 //! `PROPTEST_CASES` sets the number of sequences for each architecture. A sequence that fails is
 //! kept in `mod.regressions` beside this file and tried first from then on.
@@ -38,7 +38,7 @@ fn random_calls_agree_page_by_page() {
     random_calls_of::<Riscv64<3>>(Reach::Page, 20);
 }
 
-/// Pages of the arena: now and then so few that they run out.
+/// The size of the arena in pages: sometimes so small that it fills up.
 fn limits<A: Walk>() -> Limits {
     let tiny = A::INDEX_BITS < 9;
     if tiny { Limits { windows: vec![32, 21, 9], largest: 40 } } else { Limits::usual() }
@@ -51,7 +51,7 @@ fn scenario<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
     let shift = if *window_pages > 100 { 7 * PAGE_SIZE } else { 0 };
     let arena = pages(VirtAddr(arena::<A>(PAGE_SIZE).start().0 + shift), *window_pages);
     {
-        // It outlives what is mapped of its frames.
+        // It outlives the mappings of its frames.
         let owner = map_with(&memory, (pool_pages::<A>() + 8) * PAGE_SIZE, Reach::Table);
         let map = KernelMap::with_reach(&memory, arena, reach).unwrap();
         map.set_purge_limit(u64::MAX);
@@ -95,8 +95,8 @@ fn random_calls_of<A: Walk>(reach: Reach, cases: u64) {
     }
 }
 
-/// Roots of address spaces copy the kernel's half of the root once, when they are made. Whatever is
-/// mapped later is seen through the copy, too.
+/// Roots of address spaces copy the kernel's half of the root once, at their creation. They show
+/// later mappings, too.
 fn through_a_copy<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     // Unmanaged memory, for unknown roots.
@@ -134,8 +134,8 @@ fn through_a_copy<A: Walk>() {
             map.physical(at)
         );
         map.free_vmalloc(at).unwrap();
-        // The machine keeps what it caches by root, and the map invalidates under its own; a real
-        // one has global entries. So the copy is forgotten by hand.
+        // The machine keys its cache by root, and the map invalidates under its own root; a real
+        // machine has global entries. So the test flushes the copy itself.
         let what = bindery::platform::Invalidation {
             range: map.arena(),
             stride: PAGE_SIZE,

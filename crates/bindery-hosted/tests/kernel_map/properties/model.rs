@@ -1,5 +1,5 @@
-//! A simple model of a kernel map: for each area its pages, for each page what it leads to and what
-//! may be done with it; for each frame what was written to it last.
+//! A simple model of a kernel map: the pages of each area; the target and the permissions of each
+//! page; the last content of each frame.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,10 +22,10 @@ pub struct Page {
 pub struct Area {
     pub kind: AreaKind,
     pub pages: Vec<Page>,
-    /// With the guard page, and what a smaller size left over.
+    /// Including the guard page, and the rest that a smaller size left.
     pub end: u64,
     pub pauses: Pauses,
-    /// The address that the caller got: for `ioremap`, not always the start.
+    /// The address that the caller got; `ioremap` may return an address within the first page.
     pub given: VirtAddr,
 }
 
@@ -40,13 +40,13 @@ impl Area {
 #[derive(Default)]
 pub struct Model {
     pub areas: BTreeMap<u64, Area>,
-    /// Areas that wait for a purge, and where they end.
+    /// Areas that wait for a purge, and their ends.
     pub freed: BTreeMap<u64, Area>,
     /// The content of frames, if known.
     pub contents: HashMap<u64, u64>,
 }
 
-/// The actual attributes of a leaf that was requested with these.
+/// The actual attributes of a leaf for these requested ones.
 pub fn as_told<A: Walk>(permissions: Permissions, memory: MemoryType) -> (Permissions, MemoryType) {
     let attributes = Attributes { permissions, accessed: true, ..Attributes::default() };
     let leaf = A::page_entry(Frame(0), Level::PTE, attributes).0;
@@ -55,13 +55,13 @@ pub fn as_told<A: Walk>(permissions: Permissions, memory: MemoryType) -> (Permis
 }
 
 impl Model {
-    /// The area that a number chooses.
+    /// The area with this number, modulo their count.
     pub fn pick(&self, which: u8) -> Option<(u64, &Area)> {
         let nth = usize::from(which) % self.areas.len().max(1);
         self.areas.iter().nth(nth).map(|(start, area)| (*start, area))
     }
 
-    /// Enters a new area; it may lie over nothing, not even over what waits for a purge.
+    /// Adds a new area. It must overlap nothing, not even an area that waits for a purge.
     #[track_caller]
     pub fn add(&mut self, arena: VirtRange, start: u64, area: Area) {
         let whole = VirtRange::new(VirtAddr(start), VirtAddr(area.end)).unwrap();
@@ -73,7 +73,7 @@ impl Model {
         self.areas.insert(start, area);
     }
 
-    /// An area is freed; it waits for a purge unless one has come already.
+    /// Frees an area. It waits for a purge, unless one has already happened.
     pub fn free(&mut self, start: u64) {
         let area = self.areas.remove(&start).expect("an area");
         if area.kind == AreaKind::Vmalloc {
@@ -84,7 +84,7 @@ impl Model {
         self.freed.insert(start, area);
     }
 
-    /// Forgets what has been purged; the rest is what the map says that waits.
+    /// Removes the purged areas; the map reports the remaining ones.
     #[track_caller]
     pub fn look_for_purges<A: Walk>(&mut self, map: &KernelMap<'_, Machine<A>>) {
         self.freed.retain(|start, area| {
@@ -131,7 +131,7 @@ impl Model {
         false
     }
 
-    /// Compares everything that can be asked and everything that the MMU does.
+    /// Compares all queries, and all accesses through the MMU.
     #[track_caller]
     pub fn compare<A: Walk>(&self, machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>) {
         let mut areas = Vec::new();

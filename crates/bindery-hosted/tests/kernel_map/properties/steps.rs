@@ -1,4 +1,4 @@
-//! A kernel that makes the generated calls, and how the model follows.
+//! A kernel that makes the generated calls, and the model's counterpart of each.
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{MemoryType, Permissions};
@@ -122,7 +122,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         FrameRange { first: head, count: count as u32 }
     }
 
-    /// Frames or addresses can rightly be short; nothing else is refused without a reason.
+    /// Frames or addresses may run out; no other failure is accepted.
     fn short(&mut self, problem: KernelMapError, pages: u64, align: u64) {
         self.model.look_for_purges(self.map);
         match problem {
@@ -173,7 +173,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         }
     }
 
-    /// New pages, with whatever frames they have.
+    /// New pages; the model accepts any frames.
     fn adopt(
         &mut self,
         at: VirtAddr,
@@ -251,7 +251,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
             return assert_eq!(result, Err(expected));
         }
         match result {
-            // Normal memory without memory would be a violation as soon as it is touched.
+            // A normal memory type without memory would be a violation at the first access.
             Ok(at) if memory == MemoryType::Normal => self.map.free_ioremap(at).unwrap(),
             Err(problem) => self.short(problem, count, PAGE_SIZE),
             Ok(given) => {

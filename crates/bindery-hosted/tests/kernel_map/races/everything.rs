@@ -1,5 +1,5 @@
-//! Everything at once: small areas and huge ones by turns in the same slots, so that tables are
-//! detached and huge leaves take their place; cuts, with a writer in what is cut; and a dump.
+//! Everything at once: small and huge areas alternate in the same slots, so that tables are
+//! detached and huge leaves replace them; cuts race with a writer in the cut area; and a dump runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
@@ -22,15 +22,14 @@ struct Shared {
     finished: AtomicBool,
     /// The area that is being cut; 0 while there is none.
     cut: AtomicU64,
-    /// How many areas have been cut and taken from the writer again.
+    /// The number of areas that were cut and withdrawn from the writer.
     taken: AtomicU64,
-    /// How many of these the writer has left, or never entered. It reads the number before it finds
-    /// that there is no area: found earlier and told later, that would be said of the next one,
-    /// too.
+    /// The number of these that the writer has left, or never entered. It reads the number before
+    /// it sees that there is no area. In the other order it could report the next area, too.
     left: AtomicU64,
 }
 
-/// How often an access is made again; the holder of a pause may be preempted.
+/// The maximum number of retries of an access; the CPU that paused the page may be preempted.
 const TRIES: u32 = 200_000;
 
 /// Pages of the area that is being cut.
@@ -43,7 +42,7 @@ pub fn everything<A: Walk>() {
     {
         let owner = kernel::map(&memory);
         let (_, list) = scattered(&owner, 700, 1);
-        // So small that all meet in the same tables.
+        // So small that all areas share tables.
         let map = map_with(&memory, 24 * MIB, Reach::Table);
         map.set_purge_limit(300);
         let stays = machine.on_cpu(Cpu(0), || map.vmap(&list, &VmapOptions::default()).unwrap());
@@ -79,7 +78,7 @@ pub fn everything<A: Walk>() {
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-/// Fills slots with small areas, empties them, and asks for huge ones where they were.
+/// Fills slots with small areas, empties them, and requests huge areas in their place.
 fn alternate<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, seed: u64) {
     let mut numbers = Numbers(seed);
     for round in 0..rounds(60) {
@@ -113,7 +112,7 @@ fn alternate<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, see
     }
 }
 
-/// Makes huge areas, and cuts them to pieces while another CPU writes to them.
+/// Creates huge areas, and cuts them to pieces while another CPU writes to them.
 fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &Shared) {
     let mut numbers = Numbers(7);
     for _ in 0..rounds(25) {
@@ -138,10 +137,10 @@ fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &
     }
 }
 
-/// Reads and writes the area that is being cut. No access sees anything but what was written last.
+/// Reads and writes the area that is being cut. Each access sees the last written value.
 fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &Shared) {
     let mut numbers = Numbers(9);
-    // An access as a kernel makes it: what faults while it is paused is done again.
+    // An access of a kernel: it repeats an access that faults during a pause.
     let retry = |at: VirtAddr, needed: Permissions, access: &mut dyn FnMut() -> bool| {
         for _ in 0..TRIES {
             if access() {
@@ -180,8 +179,8 @@ fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared:
     }
 }
 
-/// Reads everything repeatedly. Permanent areas are always found, whole; nothing impossible is
-/// reported.
+/// Reads everything repeatedly. Permanent areas are always found, complete, and nothing impossible
+/// is reported.
 fn dump<A: Walk>(
     machine: &Machine<A>,
     map: &KernelMap<'_, Machine<A>>,
@@ -194,7 +193,7 @@ fn dump<A: Walk>(
     let (first, count) = machine.frames();
     let memory = first.start().0..first.start().0 + u64::from(count) * PAGE_SIZE;
     while !shared.finished.load(SeqCst) {
-        // Read before the address, which the next area may have again.
+        // Read before the address, which the next area may get.
         let taken = shared.taken.load(SeqCst);
         let cut = shared.cut.load(SeqCst);
         let (mut last, mut end, mut seen) = (map.arena().start(), stays, 0);

@@ -1,5 +1,5 @@
-//! The hosted machine with a gate in front of its invalidations of kernel mappings: at a chosen
-//! one, the caller is held, and others make their calls at just that moment.
+//! The hosted machine with a gate before its invalidations of kernel mappings. The gate holds the
+//! caller at a chosen one while others make their calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -12,7 +12,7 @@ use bindery_hosted::{Config, Contents, Machine, Walk, pass_on};
 
 use crate::support::waiting::{self, TellingLock};
 
-/// A place where an invalidation can be stopped, once.
+/// A gate that stops an invalidation once.
 #[derive(Default)]
 pub struct Gate {
     armed: AtomicBool,
@@ -21,7 +21,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The next invalidation stops, until it may go on.
+    /// Stops the next invalidation until the gate opens.
     pub fn arm(&self) {
         self.stopped.store(false, SeqCst);
         self.opened.store(false, SeqCst);
@@ -40,12 +40,12 @@ impl Gate {
         self.opened.store(true, SeqCst);
     }
 
-    /// It may go on when this is dropped, by a panic as well.
+    /// Opens the gate at its drop, also during a panic.
     pub fn opens_at_last(&self) -> impl Drop + '_ {
         Opens(self)
     }
 
-    /// Whether it holds its caller.
+    /// Whether the gate holds its caller.
     pub fn is_shut(&self) -> bool {
         !self.opened.load(SeqCst)
     }

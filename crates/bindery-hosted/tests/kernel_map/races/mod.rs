@@ -1,6 +1,6 @@
-//! Several CPUs on one kernel map under the strict TLB: what each may do at the worst moment of
-//! another's purge or cut, made to happen by a gate in front of the invalidations; and all of it at
-//! once, small areas and huge ones by turns in the same slots, while a dump walks.
+//! Several CPUs on one kernel map under the strict TLB. A gate before the invalidations produces
+//! the worst moment of a purge or a cut for each operation of another CPU. In the end everything
+//! runs at once: small and huge areas alternate in the same slots while a dump walks.
 
 mod everything;
 mod interposed;
@@ -50,8 +50,8 @@ impl<A: Walk> Scene<'_, '_, A> {
     }
 }
 
-/// Lets CPU 0 do `stopped`, which arms the gate and is then held at an invalidation until CPU 1 has
-/// done `meanwhile`, or waits for CPU 0 itself. Afterwards audits everything.
+/// Runs `stopped` on CPU 0. It arms the gate, which then holds it at an invalidation until CPU 1
+/// has completed `meanwhile` or waits for CPU 0 itself. Afterwards audits everything.
 fn at_an_invalidation<A: Walk>(
     prepare: impl Fn(&Scene<'_, '_, A>) -> VirtAddr,
     stopped: impl Fn(&Scene<'_, '_, A>, VirtAddr) + Sync,
@@ -62,7 +62,7 @@ fn at_an_invalidation<A: Walk>(
     map.set_purge_limit(u64::MAX);
     let scene = Scene { machine: &platform.machine, gate: &platform.gate, map: &map };
     let at = scene.machine.on_cpu(Cpu(0), || prepare(&scene));
-    // The second CPU knows the tables.
+    // The second CPU has cached the tables.
     scene.machine.on_cpu(Cpu(1), || scene.translate(at, AccessKind::Read)).unwrap();
     thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -81,8 +81,8 @@ fn at_an_invalidation<A: Walk>(
     check::check_with_kernel(&memory, &[], &[&map], &mut scratch).unwrap();
 }
 
-/// The addresses behind a purged area, under a table that is being detached, are free all along. A
-/// caller that gets them finds another table there, which no CPU may miss.
+/// The addresses behind a purged area, under a table that is being detached, are free all the time.
+/// A caller that gets them finds another table there, which every CPU must see.
 fn beside_a_purge<A: Walk>() {
     let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::default() };
     for count in [1, 100, 700] {
@@ -108,7 +108,7 @@ fn beside_a_purge<A: Walk>() {
     }
 }
 
-/// A CPU that purges is held while another one frees: the backlog of the purge stays bounded.
+/// A CPU is held in a purge while another one frees: the backlog of the purge stays bounded.
 fn bounded_backlog<A: Walk>() {
     const LIMIT: u64 = 64;
     const COUNT: u64 = 8;
@@ -134,7 +134,7 @@ fn bounded_backlog<A: Walk>() {
     );
 }
 
-/// While the old area's table still exists, no call waits, but none gets its addresses either.
+/// While the old area's table still exists, no call waits, but no call gets its addresses either.
 fn not_reused<A: Walk>() {
     let options = VmallocOptions::default();
     at_an_invalidation::<A>(
@@ -205,7 +205,7 @@ fn dump_during_cut<A: Walk>() {
     }
 }
 
-/// An access to what is paused faults; the handler waits, and the access is made again.
+/// An access to a paused page faults; the handler waits, and repeats the access.
 fn fault_during_cut<A: Walk>() {
     at_an_invalidation::<A>(
         |scene| {
@@ -222,7 +222,7 @@ fn fault_during_cut<A: Walk>() {
             let map = scene.map;
             for (page, allowed) in [(0, true), (5, false), (6, false), (100, true)] {
                 let place = VirtAddr(at.0 + page * PAGE_SIZE);
-                // The TLB may still allow it, or not any more.
+                // The TLB may or may not still allow it.
                 let mut result = scene.machine.write_kernel(map.root(), place, &[3]);
                 while result.is_err() && map.resolve(place, READ_WRITE) == Resolution::Retry {
                     assert!(!scene.gate.is_shut(), "the pause was not over");
@@ -236,8 +236,8 @@ fn fault_during_cut<A: Walk>() {
     );
 }
 
-/// A walk that began before a purge may still be about to read a table that the purge has detached.
-/// The addresses and the area's own frames are freed nevertheless; the tables are not.
+/// A walk that began before a purge may still read a table that the purge has detached. The purge
+/// nevertheless frees the addresses and the area's own frames, but not the tables.
 fn walkers<A: Walk>() {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 32 * MIB, cpus: 2, ..Config::default() });
@@ -267,7 +267,7 @@ fn walkers<A: Walk>() {
         }
         machine.on_cpu(Cpu(0), || {
             map.free_vmalloc(at).unwrap();
-            // It does not wait for the walk.
+            // The call does not wait for the walk.
             map.purge();
             purged.store(1, SeqCst);
         });
@@ -286,7 +286,7 @@ fn an_area_that_is_busy_is_waited_for() {
         let at = machine.on_cpu(Cpu(0), || map.vmalloc(3 * MIB, &VmallocOptions::huge()).unwrap());
         let freed = AtomicU64::new(0);
         thread::scope(|scope| {
-            // All free it, while one cuts it. One of them is the first.
+            // All CPUs free the area while one cuts it. One of them is the first.
             for cpu in 0..3_u16 {
                 let (machine, map, freed) = (&machine, &map, &freed);
                 scope.spawn(move || {

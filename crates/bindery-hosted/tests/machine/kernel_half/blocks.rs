@@ -1,5 +1,5 @@
-//! Contiguous runs: of 2 MiB leaves on AArch64, at the end of all addresses, and of pages with a
-//! type of memory.
+//! Contiguous runs: of 2 MiB leaves on AArch64 at the end of all addresses, and of pages with a
+//! memory type.
 
 use super::*;
 
@@ -8,7 +8,7 @@ const LAST_BLOCK: u64 = 0u64.wrapping_sub(16 * MIB2);
 
 const CONTIGUOUS: u64 = 1 << 52;
 
-/// Sixteen 2 MiB leaves in the last 32 MiB of all.
+/// Sixteen 2 MiB leaves in the last 32 MiB of the address space.
 fn block(bits: u64) -> Machine<AArch64> {
     let machine = fixture::<AArch64>();
     for index in 0..16 {

@@ -1,4 +1,4 @@
-//! The entries of a kernel on each architecture, written by hand.
+//! The entries of a kernel on each architecture, as handwritten bits.
 
 use bindery::addr::Frame;
 use bindery::arch::{AArch64, MemoryType, Riscv64, X86_64};
@@ -6,24 +6,24 @@ use bindery_hosted::Walk;
 
 /// The bits of an architecture.
 pub trait Format: Walk {
-    /// The kernel's: readable, writable, not executable; nothing left to record.
+    /// A kernel leaf: readable, writable, not executable; accessed and dirty are set.
     const KERNEL: u64;
-    /// Turns it into an executable entry that is not writable.
+    /// The change that makes an entry executable and not writable.
     const CODE: fn(u64) -> u64;
-    /// User mode's, otherwise alike.
+    /// The same for user mode.
     const USER: u64;
-    /// No write was recorded yet.
+    /// Not dirty.
     const CLEAN: fn(u64) -> u64;
-    /// Memory that is written through write buffers, and devices.
+    /// Memory behind write buffers, and devices.
     const WRITE_COMBINING: u64;
     const DEVICE: u64;
     /// The memory type that the device's bits decode to.
     const STRICTEST: MemoryType;
 
-    /// The entry that names the table in `frame`.
+    /// The entry that refers to the table in `frame`.
     fn names(frame: Frame) -> u64;
 
-    /// The leaf of `frame` at `level`, with the bits.
+    /// The leaf of `frame` at `level` with these bits.
     fn maps(frame: u64, level: u8, bits: u64) -> u64;
 }
 

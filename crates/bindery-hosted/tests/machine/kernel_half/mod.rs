@@ -1,6 +1,5 @@
-//! The machine under a kernel's own mappings: the upper half up to its last page, the rights of
-//! each mode, contiguous runs of 2 MiB leaves, types of memory, devices, and invalidations for all
-//! CPUs.
+//! The machine with a kernel's own mappings: the upper half up to its last page, the rights of each
+//! mode, contiguous runs of 2 MiB leaves, memory types, devices, and invalidations on all CPUs.
 
 mod blocks;
 mod format;
@@ -13,13 +12,13 @@ use bindery_hosted::{Config, Machine, MmuFault, TlbKind, Violation, Walk};
 use crate::hand::*;
 use format::Format;
 
-/// The last page but one of all, and the last. Both have index 511 in every table above level 1.
+/// The last two pages of the address space. Both have index 511 in every table above level 1.
 const NEXT_TO_LAST: u64 = 0xffff_ffff_ffff_e000;
 const LAST: u64 = 0xffff_ffff_ffff_f000;
 /// The start of the last 2 MiB.
 const LAST_MIB2: u64 = 0u64.wrapping_sub(MIB2);
 
-/// The name of a test that is the same everywhere, and its body.
+/// A test that is the same on all architectures: its name, and its body.
 macro_rules! everywhere {
     ($($name:ident: $body:ident)*) => {$(
         #[test]
@@ -54,7 +53,7 @@ fn root<A: Walk>() -> Frame {
     Frame(0x8_0000 + u32::from(A::LEVELS))
 }
 
-/// A machine with tables down to the last 2 MiB of all; in a table, entry 511 is the last.
+/// A machine with tables down to the last 2 MiB of the address space, whose entry is number 511.
 fn fixture_with<A: Format>(tlb: TlbKind) -> Machine<A> {
     let machine = Machine::new(Config { cpus: 3, memory: 2 << 30, tlb, ..Config::default() });
     for level in 1..u32::from(A::LEVELS) {
@@ -123,7 +122,7 @@ fn last_conflict<A: Format>() {
     set(&machine, L1, 511, A::maps(0x8_0100, 1, A::KERNEL));
     kernel(&machine, LAST, Read).unwrap();
     set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
-    // The cached way to the old table is dropped, the page stays.
+    // The cached upper levels are dropped; the page stays.
     flush_kernel(&machine, LAST_MIB2, Tables::Changed);
     kernel(&machine, LAST_MIB2, Read).unwrap();
     match only(&machine) {
@@ -176,7 +175,7 @@ fn every_cpu<A: Format>() {
 
 fn modes<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
-        // In the lower half, where on every architecture both are translated.
+        // In the lower half, where every architecture translates both.
         let machine = fixture_with::<A>(tlb);
         for level in 1..u32::from(A::LEVELS) {
             set(&machine, Frame(0x8_0001 + level), 1, A::names(Frame(0x8_0000 + level)));
@@ -266,14 +265,14 @@ fn changed_type<A: Format>() {
         Violation::StaleLeaf { why, .. } => assert!(why.contains("memory type"), "{why}"),
         other => panic!("{other}"),
     }
-    // The first write reads the table again, and finds another translation.
+    // The first write walks the tables again, and finds another translation.
     kernel(&machine, NEXT_TO_LAST, Write).unwrap();
     let found = only(&machine);
     assert!(matches!(found, Violation::Conflict { .. }), "{found}");
     assert!(found.to_string().contains("WriteCombining"), "{found}");
 }
 
-/// The machine's memory ends before this frame.
+/// The machine's memory ends below this frame.
 const BEYOND: u64 = 0x10_0000;
 
 fn device<A: Format>() {
@@ -411,8 +410,8 @@ fn the_risc_v_kernel_caches_invalid_entries() {
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));
     flush_kernel(&machine, NEXT_TO_LAST, Tables::Unchanged);
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Ok(0x8_0100_000));
-    // An invalid entry that became a table is dropped only with the tables; one that became a leaf,
-    // with the leaf.
+    // An invalid entry that became a table is dropped only with the tables; one that became a leaf
+    // is dropped with the leaf.
     for (entry, found) in [
         (Sv48::names(L1), Err(false)),
         (Sv48::maps(0x8_0200, 2, Sv48::KERNEL), Ok(0x8_0200_000 + MIB2 - 2 * PAGE)),

@@ -1,5 +1,5 @@
-//! Shared parts of call sequences: the calls, the model that they are compared with, and reads of
-//! memory past the MMU.
+//! Common parts of the tests with sequences: the calls, the model, and reads of memory past the
+//! MMU.
 
 mod model;
 
@@ -30,16 +30,16 @@ pub enum Op {
     /// Fills whole pages with one byte.
     Fill(u64, u64, u8),
     Execute(u64),
-    /// Cut the folio there, down to an order. Changes nothing that a program sees.
+    /// Splits the folio there, down to an order. Invisible to programs.
     SplitFolio(u64, u8),
-    /// Make one huge leaf there. Changes nothing that a program sees.
+    /// Makes a huge leaf there. Invisible to programs.
     Collapse(u64),
 }
 
 /// The result of an operation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Outcome {
-    /// The address of a mapping, the word that was read, 0 for all else.
+    /// The address of a mapping, or the word that was read; otherwise 0.
     Done(u64),
     Refused(Error),
     Signal(FaultError),
@@ -91,9 +91,10 @@ pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, 
 }
 
 impl Shadow {
-    /// Learns the bounds between neighboring mappings with equal permissions, which `mremap`
-    /// depends on: whether Linux merges them depends on more than the model knows (`tests/oracle`
-    /// compares that). The mapped ranges and their permissions must be known already.
+    /// Copies the borders between neighboring mappings with equal permissions from the core,
+    /// because `mremap` depends on them. The model does not know all conditions of a merge
+    /// (`tests/oracle` verifies those). The mapped ranges and their permissions must be known
+    /// already.
     #[track_caller]
     pub fn adopt<A: Walk>(&mut self, space: &AddressSpace<'_, Machine<A>>) {
         let found = areas(space);
@@ -101,7 +102,7 @@ impl Shadow {
         self.areas = found;
     }
 
-    /// Compares the mappings and all contents with `space`, without any access of a program.
+    /// Compares the mappings and all contents with `space`, without an access by a program.
     pub fn compare<A: Walk>(&self, machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>) {
         if let Some(difference) = self.difference(machine, space) {
             panic!("{difference}");
@@ -152,7 +153,7 @@ impl Shadow {
         unwritten.find(|page| look(machine, space, *page) != Words::default())
     }
 
-    /// Whether `space` is as the model says, at least in `pages` and where something was written.
+    /// Whether `space` equals the model, at least in `pages` and at written addresses.
     pub fn agrees<A: Walk>(
         &self,
         machine: &Machine<A>,

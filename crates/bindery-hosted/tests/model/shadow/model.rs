@@ -1,5 +1,5 @@
-//! The reference model: a sorted list of areas, and for each page that was written the contents of
-//! its first and last word. No tables, no folios, no TLB.
+//! The reference model: a sorted list of areas, and the first and the last word of each written
+//! page. No tables, no folios, no TLB.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub struct Area {
     pub protection: Protection,
 }
 
-/// The areas, where those that touch and allow the same are one.
+/// The areas. Adjacent ones with equal permissions are merged.
 pub fn joined(areas: &BTreeMap<u64, Area>) -> Vec<(u64, Area)> {
     let mut joined: Vec<(u64, Area)> = Vec::with_capacity(areas.len());
     for (start, area) in areas {
@@ -50,7 +50,7 @@ pub struct Rules {
 
 impl Rules {
     pub fn of<A: Arch>(minimum: u64) -> Self {
-        // With five levels, a program has to ask for what lies above 2^47.
+        // With five levels, a program has to request addresses above 2^47.
         let top = if A::LEVELS > 4 { (1 << 47) - PAGE_SIZE } else { A::USER_END };
         Self {
             minimum,
@@ -79,8 +79,8 @@ fn aligned(at: u64) -> Result<(), Error> {
 #[derive(Clone, Debug)]
 pub struct Shadow {
     rules: Rules,
-    /// The model does not know whether neighbors with equal permissions are one mapping; a caller
-    /// of an operation that depends on it calls [`Shadow::adopt`] first.
+    /// The model does not know whether neighbors with equal permissions are one mapping. Operations
+    /// that depend on it need [`Shadow::adopt`] first.
     pub areas: BTreeMap<u64, Area>,
     /// Written words, by page; all others are zero.
     pub pages: BTreeMap<u64, Words>,
@@ -91,7 +91,7 @@ impl Shadow {
         Self { rules, areas: BTreeMap::new(), pages: BTreeMap::new() }
     }
 
-    /// The expected result of `op`, which is applied to the model.
+    /// Applies `op` to the model, and returns its expected result.
     pub fn expect(&mut self, op: Op) -> Outcome {
         match op {
             Op::Map(place, length, protection) => self.map(place, length, protection).into(),
@@ -151,7 +151,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Lets no area reach over `at`.
+    /// Splits the area that extends over `at`.
     fn cut(&mut self, at: u64) {
         if let Some((start, area)) = self.area(at).filter(|(start, _)| *start < at) {
             self.areas.insert(start, Area { end: at, ..area });
@@ -177,7 +177,7 @@ impl Shadow {
         self.area(start).is_none() && self.areas.range(start..end).next().is_none()
     }
 
-    /// The highest free place that begins `congruent` bytes behind a multiple of `align`.
+    /// The highest free address that is `congruent` bytes behind a multiple of `align`.
     fn highest(&self, length: u64, align: u64, congruent: u64) -> Option<u64> {
         let mut end = self.rules.top;
         for (start, area) in self
@@ -271,7 +271,7 @@ impl Shadow {
         }
     }
 
-    /// Of calls for which nothing but a range that wraps is out of range.
+    /// For calls in which only a range that wraps is out of range.
     fn unwrapped(&self, at: u64, length: u64) -> Result<u64, Error> {
         aligned(at)?;
         let limit = VirtAddr(self.rules.limit);
@@ -279,7 +279,7 @@ impl Shadow {
         end.ok_or(Error::OutOfRange { limit })
     }
 
-    /// The first address from `at` to `end` where nothing is mapped.
+    /// The first unmapped address from `at` to `end`.
     fn hole(&self, at: u64, end: u64) -> Result<(), Error> {
         let mut next = at;
         while next < end
@@ -346,14 +346,14 @@ impl Shadow {
         }
     }
 
-    /// The parts of `start..end` that lie in one mapping each.
+    /// The parts of `start..end`, each in one mapping.
     fn parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let overlaps = |(at, area): (&u64, &Area)| (start.max(*at), end.min(area.end));
         let first = self.area(start).map_or(start, |(at, _)| at);
         self.areas.range(first..end.max(first)).map(overlaps).collect()
     }
 
-    /// Moves each mapping of the range to the same distance.
+    /// Moves each mapping in the range by the same distance.
     fn move_all(
         &mut self,
         old: u64,
@@ -397,7 +397,7 @@ impl Shadow {
         }
         if let Remap::To(target) = remap {
             self.not_too_low(target.0)?;
-            // Gone, even where the tail cannot go.
+            // Unmapped, even if the tail cannot be.
             self.clear(target.0, target.0 + length);
         }
         if length < old_length {
@@ -430,8 +430,8 @@ impl Shadow {
         self.areas.insert(start, Area { end, ..area });
     }
 
-    /// The place for a mapping that moves: congruent modulo the largest table of which it covers a
-    /// whole slot, so that tables can move with it.
+    /// The address for a mapping that moves: congruent modulo the largest table that it covers
+    /// completely, so that whole tables can move.
     fn congruent(&self, old: u64, old_length: u64, length: u64) -> Option<u64> {
         let spans = (2..=self.rules.levels).rev().map(|level| self.rules.span(level));
         let covered = spans.filter(|span| old.next_multiple_of(*span) + span <= old + old_length);
@@ -439,7 +439,7 @@ impl Shadow {
         covered.chain(smaller).find_map(|align| self.highest(length, align, old % align))
     }
 
-    /// Moves contents to a new mapping; their source is removed, or stays without them.
+    /// Moves contents to a new mapping. The source is removed, or stays empty.
     fn transfer(&mut self, old: u64, kept: u64, target: u64, length: u64, stays: bool) {
         let (_, area) = self.area(old).expect("it is mapped");
         let moved: Vec<_> = self.pages.range(old..old + kept).map(|(p, w)| (*p, *w)).collect();
@@ -452,8 +452,8 @@ impl Shadow {
         self.pages.extend(moved.iter().map(|(page, words)| (page - old + target, *words)));
     }
 
-    /// The possible states of `op` after it ran out of memory: unchanged, or a part of the changes
-    /// that its operation allows.
+    /// The possible states after `op` ran out of memory: unchanged, or with a part of the changes
+    /// that the operation allows.
     pub fn half_way(&self, op: Op) -> Vec<Self> {
         let mut states = vec![self.clone()];
         match op {

@@ -1,5 +1,5 @@
-//! Loads and stores that may end in a signal. The handler lets the program continue after the
-//! access, and reports the signal's number and code: it skips only the access itself.
+//! Loads and stores that may end in a signal. The handler reports the signal's number and code, and
+//! lets the program continue after the access.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
@@ -10,10 +10,10 @@ use libc::{REG_R10, REG_RDI, REG_RDX, REG_RIP, siginfo_t, ucontext_t};
 
 use super::super::observation::Signal;
 
-/// In `r8` during an access, so that the handler knows one from a crash of ours.
+/// In `r8` during an access, so that the handler can tell it from a crash of the test.
 const ACCESSING: u64 = 0x6269_6e64_6572_7921;
 
-/// How many bytes the handler's stack has.
+/// The size of the handler's stack.
 const STACK: usize = 64 << 10;
 
 /// Loads eight bytes.
@@ -67,8 +67,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     let accessed = registers[REG_RDI as usize] as u64;
     let ours = registers[libc::REG_R8 as usize] as u64 == ACCESSING;
     if !ours || !(accessed..accessed.saturating_add(8)).contains(&address) {
-        // A crash of the worker: it happens again, and ends the process.
-        // SAFETY: restoring the default concerns no memory.
+        // A crash of the worker: it happens again, and ends the process. SAFETY: restoring the
+        // default concerns no memory.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         return;
     }
@@ -76,7 +76,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     registers[REG_RIP as usize] = registers[REG_R10 as usize];
 }
 
-/// Lets the handler handle both signals, on a stack of its own.
+/// Registers the handler for both signals, on a stack of its own.
 pub fn handle_signals() {
     let stack = Box::leak(vec![0_u8; STACK].into_boxed_slice());
     let stack = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK };

@@ -18,16 +18,16 @@ use super::access::{self, handle_signals};
 use super::look::{Eyes, decimal};
 use super::runner::{Runner, call};
 
-/// Room for what is seen in one sequence.
+/// Memory for the observations of one sequence.
 const ROOM: usize = 8 << 20;
 
-/// A runner that takes longer hangs: seconds.
+/// The time in seconds after which a runner counts as hung.
 const PATIENCE: u64 = 60;
 
-/// The first Linux that is asked: older ones answer differently, above all in `mremap`.
+/// The oldest Linux that can be the judge: earlier ones behave differently, above all in `mremap`.
 const OLDEST: (u32, u32) = (6, 18);
 
-/// Why Linux cannot be asked here, if it cannot.
+/// The reason why Linux cannot be the judge here, if any.
 pub fn unable() -> Option<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
@@ -63,7 +63,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Prepares the judge's process, which is to be used for nothing else.
+    /// Prepares the judge's process, which must have no other use.
     pub fn new() -> Self {
         std::panic::set_hook(Box::new(|panic| {
             eprintln!("{panic}");
@@ -88,7 +88,7 @@ impl Fixture {
         Self { shared: Shared(words), buffer, eyes: Some(Eyes::new()) }
     }
 
-    /// Lets a new process run a sequence. Returns what it saw.
+    /// Runs a sequence in a new process. Returns its observations.
     pub fn run(&mut self, operations: &[Operation]) -> Vec<u64> {
         self.shared.clear();
         // SAFETY: the child goes on with what it has; it needs no other thread, and allocates
@@ -105,7 +105,7 @@ impl Fixture {
         self.shared.read()
     }
 
-    /// In the new process: sets the scene, and runs the sequence.
+    /// In the new process: sets up the initial state, and runs the sequence.
     fn begin(&mut self, operations: &[Operation]) -> ! {
         call(libc::SYS_alarm, [PATIENCE, 0, 0, 0, 0, 0]);
         open_files();
@@ -176,8 +176,8 @@ fn rename(file: i32, number: u64) {
     unsafe { libc::close(file) };
 }
 
-/// The kernel's own pages in the process are mapped, but `mlockall` leaves them out. They are not
-/// needed: nothing here asks for the time.
+/// The kernel's own pages in the process are mapped, but `mlockall` skips them. They are unmapped,
+/// because nothing here needs the time.
 fn unmap_what_cannot_be_locked() {
     let text = fs::read_to_string("/proc/self/maps").expect("the mappings");
     for line in text.lines().filter(|line| line.contains("[vvar") || line.contains("[vdso]")) {
@@ -206,11 +206,11 @@ struct MemoryMap {
     executable: u32,
 }
 
-/// Lets the program break begin in the region. The size of the program's own data counts against
-/// its limit; it is made nothing.
+/// Moves the program break to the region. The size of the program's own data counts towards its
+/// limit, so it is set to zero.
 fn move_the_break() {
     let text = fs::read("/proc/self/stat").expect("the status");
-    // The name, in parentheses, may hold anything; behind it, fields are numbered from 3.
+    // The name, in parentheses, may contain anything; the fields behind it have numbers from 3.
     let behind = text.iter().rposition(|byte| *byte == b')').expect("a name") + 2;
     let fields: Vec<_> = text[behind..].split(|byte| *byte == b' ').map(decimal).collect();
     let field = |number: usize| fields[number - 3];

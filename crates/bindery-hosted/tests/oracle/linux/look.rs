@@ -1,5 +1,5 @@
-//! Looking at a Linux process from within, without touching what is looked at and without a
-//! change to the process' own memory: no allocation happens here.
+//! Observes a Linux process from within, without touching the observed memory and without a change
+//! to the process's own: nothing is allocated here.
 
 use std::ffi::CStr;
 
@@ -14,13 +14,13 @@ use super::access;
 /// Room for the text of `/proc`, reserved before the scenario begins.
 const TEXT: usize = 256 << 10;
 
-/// The most mappings that there may be in the region.
+/// The maximum number of mappings in the region.
 const MAPPINGS: usize = 512;
 
-/// Stretches that are read at once.
+/// Ranges per read.
 const REGIONS: usize = 256;
 
-/// The argument of `PAGEMAP_SCAN`, as the manual of `ioctl_pagemap_scan` has it.
+/// The argument of `PAGEMAP_SCAN` (see ioctl_pagemap_scan(2)).
 #[repr(C)]
 #[derive(Default)]
 struct ScanArguments {
@@ -54,10 +54,10 @@ const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO: u64 = 1 << 5;
 const IS_GUARD: u64 = 1 << 8;
 
-/// The backing of a shared mapping of `/dev/zero` that can never be written.
+/// The object of a shared mapping of `/dev/zero` that can never be written.
 const READ_ONLY_ZEROES: Backing = u64::MAX;
 
-/// The means to observe the calling process.
+/// The state that observing the calling process needs.
 pub struct Eyes {
     mappings: i32,
     pagemap: i32,
@@ -90,8 +90,8 @@ fn file_status(file: i32) -> libc::stat {
 }
 
 impl Eyes {
-    /// Reserves what looking needs. The files are not open yet, nor is the process the one that
-    /// will be looked at.
+    /// Allocates everything that observing needs. The files are not open yet, and the process is
+    /// not yet the observed one.
     pub fn new() -> Self {
         Self {
             mappings: -1,
@@ -99,14 +99,14 @@ impl Eyes {
             status: -1,
             inodes: [0; ALL_FILES.len()],
             zeroes: 0,
-            // Touched here, so that nothing is touched for the first time later.
+            // Touched here, so that no page is touched for the first time later.
             text: vec![1; TEXT].into_boxed_slice(),
             regions: vec![ScanRegion::default(); REGIONS].into_boxed_slice(),
             before: Counters::default(),
         }
     }
 
-    /// Opens the eyes in the process that they shall look at. Its files are open.
+    /// Opens the files of `/proc` in the process to observe. Its own files are open.
     pub fn open(&mut self) {
         self.mappings = open(c"/proc/self/smaps");
         self.pagemap = open(c"/proc/self/pagemap");
@@ -115,7 +115,7 @@ impl Eyes {
         self.zeroes = file_status(ZEROES[0] as i32).st_ino;
     }
 
-    /// From here on, snapshots count what is used beyond what is used now. Returns that.
+    /// From here on, snapshots count only usage beyond the present one. Returns the present usage.
     pub fn begin_to_count(&mut self) -> Counters {
         self.before = self.usage();
         self.before
@@ -155,7 +155,7 @@ impl Eyes {
 
     /// Calls `f` for each mapping in the region, by rising address.
     fn for_each_area(&mut self, mut f: impl FnMut(&Area)) {
-        // The mappings behind the region are the program's own, and most of the text.
+        // The mappings behind the region are the program's own, and make up most of the text.
         let behind = |text: &[u8]| {
             let mut headers = lines(text).filter(|line| is_header(line));
             headers.any(|line| hexadecimal(before(line, b'-')) >= REGION_END)
@@ -223,9 +223,9 @@ impl Eyes {
         shared.amend(count_at, count);
     }
 
-    /// Writes what the program sees in each page of its mappings: addresses and digests.
+    /// Writes the program's view of each page in its mappings: addresses and digests.
     pub fn put_contents(&mut self, shared: &mut Shared<'_>) {
-        // The ranges are collected first: loading changes what is mapped.
+        // The ranges are collected first: loads change the mapped pages.
         let mut ranges = [(0, 0); MAPPINGS];
         let mut count = 0;
         self.for_each_area(|area| {
@@ -253,7 +253,7 @@ fn in_region(area: &Area) -> bool {
 
 fn presence(categories: u64) -> Presence {
     match categories {
-        // A guard is a marker, in the place of swapped-out pages.
+        // A guard is a marker in a swap entry.
         guard if guard & IS_GUARD != 0 => Presence::Guard,
         IS_PRESENT => Presence::Anonymous,
         _ if categories == IS_PRESENT | IS_ZERO => Presence::Zero,
@@ -262,8 +262,8 @@ fn presence(categories: u64) -> Presence {
     }
 }
 
-/// Whether a line is the first that `/proc` writes of a mapping: the names of what follows begin
-/// with capital letters.
+/// Whether a line is the first of a mapping in `/proc`: the names in the other lines begin with
+/// capital letters.
 fn is_header(line: &[u8]) -> bool {
     line.first().is_some_and(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase())
 }
@@ -273,7 +273,7 @@ fn before(text: &[u8], byte: u8) -> &[u8] {
     text.split(|other| *other == byte).next().unwrap_or_default()
 }
 
-/// Reads a mapping from the first line that `/proc` writes of it.
+/// Reads a mapping from its first line in `/proc`.
 fn header(line: &[u8], inodes: &[u64], zeroes: u64, others: &mut [u64; 32]) -> Area {
     let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
     let mut field = || fields.next().unwrap_or_default();
@@ -285,7 +285,7 @@ fn header(line: &[u8], inodes: &[u64], zeroes: u64, others: &mut [u64; 32]) -> A
     let _device = field();
     let backing = if in_region(&Area { start, end, letters: 0, backing: 0, offset }) {
         match decimal(field()) {
-            // Writable memory has a number of its own.
+            // Writable memory has its own number.
             inode if inode == zeroes => READ_ONLY_ZEROES,
             inode => backing(inode, inodes, others),
         }
@@ -328,8 +328,8 @@ fn hexadecimal(text: &[u8]) -> u64 {
     })
 }
 
-/// Reads a file from its beginning until `enough` says so of what was read at once, or to its end.
-/// Panics where there is no room for it.
+/// Reads a file from its beginning until `enough` accepts the bytes read at once, or to its end.
+/// Panics if there is no room.
 fn read_until(file: i32, into: &mut [u8], enough: impl Fn(&[u8]) -> bool) -> usize {
     let mut done = 0;
     loop {

@@ -1,4 +1,4 @@
-//! The Linux below us: how it is asked, and the processes that do what is asked.
+//! The host's Linux: the requests to it, and the processes that run them.
 //!
 //! ```text
 //! the test             the judge                    a runner for every sequence, and its child
@@ -7,8 +7,8 @@
 //!             <------- sends what was seen <------- memory that all of them share
 //! ```
 //!
-//! The judge is this test program once more, started with [`SOCKET`] as its standard input. A
-//! runner begins with the judge's memory, which lies far from the region; all else is its own.
+//! The judge is this test program, started again with [`SOCKET`] as its standard input. A runner
+//! begins with the judge's memory, which is far from the region; all else is its own.
 
 mod access;
 mod fixture;
@@ -27,14 +27,14 @@ use super::words::{Sink, Source};
 /// The environment variable that makes this program the judge.
 const ENVIRONMENT: &str = "BINDERY_ORACLE_JUDGE";
 
-/// The most words of a message: more is nonsense.
+/// The maximum number of words in a message; more is an error.
 const LONGEST_MESSAGE: u64 = 1 << 24;
 
 /// Linux's answer to a sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// The process' mappings before it, elsewhere; as locked, the maximum that a limited process
-    /// may ever lock.
+    /// The process's mappings before the sequence, outside the region. Its locked memory is the
+    /// maximum that a limited process may ever lock.
     pub before: Counters,
     pub observations: Vec<Observation>,
 }
@@ -46,13 +46,13 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Starts this program once more; `test` is the name of the test that calls [`serve`].
+    /// Starts this program again; `test` is the name of the test that calls [`serve`].
     pub fn start(test: &str) -> Self {
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets");
         let process = Command::new(std::env::current_exe().expect("the program's path"))
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(ENVIRONMENT, "1")
-            // One heap: another for each thread would be 64 MiB of addresses.
+            // A single heap: each further one would be 64 MiB of addresses.
             .env("MALLOC_ARENA_MAX", "1")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -61,7 +61,7 @@ impl Judge {
         Self { process, socket }
     }
 
-    /// Lets Linux run a sequence.
+    /// Runs a sequence on Linux.
     pub fn ask(&mut self, operations: &[Operation]) -> Verdict {
         let mut words = Vec::new();
         words.put(operations.len() as u64);
@@ -83,7 +83,7 @@ impl Judge {
 
 impl Drop for Judge {
     fn drop(&mut self) {
-        // It reads nothing more, and ends.
+        // The judge reads nothing more, and ends.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         let _ = self.process.wait();
     }
@@ -96,7 +96,7 @@ fn send(socket: &mut UnixStream, words: &[u64]) -> io::Result<()> {
     socket.write_all(&bytes)
 }
 
-/// The next message; none where the other end is closed.
+/// The next message; `None` if the other end is closed.
 fn receive(socket: &mut UnixStream) -> io::Result<Option<Vec<u64>>> {
     let mut count = [0; 8];
     match socket.read_exact(&mut count) {
@@ -111,7 +111,7 @@ fn receive(socket: &mut UnixStream) -> io::Result<Option<Vec<u64>>> {
     Ok(Some(words.collect()))
 }
 
-/// Acts as the judge, if this program was started as one: answers until the questions end.
+/// Acts as the judge, if this program was started as one: answers requests until there are no more.
 pub fn serve() {
     if std::env::var_os(ENVIRONMENT).is_none() {
         return;
@@ -129,7 +129,7 @@ pub fn serve() {
     std::process::exit(0);
 }
 
-/// Why Linux cannot be asked here, if it cannot.
+/// The reason why Linux cannot be the judge here, if any.
 pub fn unable() -> Option<String> {
     fixture::unable()
 }

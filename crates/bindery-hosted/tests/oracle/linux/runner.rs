@@ -1,6 +1,5 @@
-//! The process that runs a sequence on Linux, and its child. Between the operations nothing of
-//! the process' own memory changes: what is seen is written to memory that all processes share
-//! with the one that waits for them.
+//! The process that runs a sequence on Linux, and its child. Between the operations, the process's
+//! own memory does not change: observations go to memory shared with the waiting process.
 
 use std::io;
 
@@ -19,7 +18,7 @@ use super::access;
 use super::fixture::hard_limit;
 use super::look::Eyes;
 
-/// To the child: look at your memory, and exit.
+/// To the child: observe your memory, and exit.
 const END: u64 = u64::MAX;
 
 /// To the parent, with the number of a step: the child has exited there.
@@ -32,15 +31,15 @@ pub struct Runner<'a> {
     pub eyes: Eyes,
     /// The buffer for reads and writes of files.
     pub buffer: &'a mut [u8],
-    /// The structure of the last request on the userfaultfd.
+    /// The argument structure of the last request on the userfaultfd.
     pub words: [u64; 5],
     /// 0 for the first process, 1 for its child.
     pub number: u64,
     pub other: Option<Other>,
 }
 
-/// How the other process is reached. They take turns: one wakes the other, and waits until the
-/// other wakes it.
+/// The channel to the other process. They alternate: one wakes the other, and waits until the other
+/// wakes it.
 pub struct Other {
     hear: i32,
     tell: i32,
@@ -50,13 +49,13 @@ pub struct Other {
 
 /// The next state of the acting process.
 enum Next {
-    /// The process goes on here.
+    /// The process continues here.
     Step(usize),
     /// The process has ended.
     Over,
 }
 
-/// Makes a system call: what it returns, errors negative.
+/// Makes a system call. Returns its result; errors are negative.
 pub fn call(number: libc::c_long, a: [u64; 6]) -> i64 {
     // SAFETY: what calls of a sequence change lies in the region, where this process keeps
     // nothing of its own, or in `SCRATCH`; the generator sees to that. All else concerns files
@@ -90,8 +89,7 @@ fn number_of(operation: OperationKind) -> libc::c_long {
     }
 }
 
-/// A process that may lock memory without limit has a capability, which can be dropped and
-/// regained.
+/// A process that may lock memory without limit has a capability, which it can drop and regain.
 fn be_limited(limited: bool) {
     let mut sets = capabilities(None).expect("capabilities");
     sets.effective.set(CapabilitySet::IPC_LOCK, !limited);
@@ -102,7 +100,7 @@ fn returned(value: i64) -> Outcome {
     Outcome::Returned(value)
 }
 
-/// Zeroes a page. Whether all of it could be read and written.
+/// Zeroes a page. Returns whether all of it could be read and written.
 fn wipe(page: u64) -> bool {
     (page..page + PAGE).step_by(8).all(|at| match access::load(at) {
         Ok(0) => true,
@@ -209,7 +207,7 @@ impl Runner<'_> {
         Next::Step(step + 1)
     }
 
-    /// The child exits, if there is one; the parent goes on.
+    /// The child, if there is one, exits; the parent continues.
     fn exit(&mut self, step: usize) -> Next {
         if self.number == 1 {
             return self.exit_as_child(step);
@@ -219,7 +217,8 @@ impl Runner<'_> {
         Next::Step(step + 1)
     }
 
-    /// The scenario is over: the child looks, exits, then the parent looks.
+    /// The scenario is over: the child observes its memory and exits, then the parent observes its
+    /// own.
     fn finish(&mut self) -> Next {
         let step = self.operations.len();
         if self.number == 1 {
@@ -245,7 +244,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Waits until nothing of the child is left.
+    /// Waits until the child is completely gone.
     fn bury_the_child(&mut self) {
         let Some(other) = self.other.take() else { return };
         let mut status = 0;
@@ -280,7 +279,7 @@ impl Runner<'_> {
         self.eyes.look(&mut self.shared);
     }
 
-    /// Writes what the first pages of all files hold.
+    /// Writes the contents of the first pages of all files.
     fn put_files(&mut self) {
         for (number, file) in (0..).zip(ALL_FILES) {
             for page in 0..FILE_PAGES_LOOKED_AT {
@@ -347,7 +346,7 @@ impl Runner<'_> {
         }
     }
 
-    /// A call that may put a mapping anywhere: what lies outside of the region is unmapped.
+    /// A call that may choose the address of a mapping: unmaps it if it lies outside the region.
     fn map(&self, number: libc::c_long, arguments: [u64; 6], length: u64) -> Outcome {
         let at = call(number, arguments);
         if at < 0 || in_region(at as u64) {
@@ -378,7 +377,7 @@ impl Runner<'_> {
         returned(call(libc::SYS_setrlimit, [resource, limit, 0, 0, 0, 0]))
     }
 
-    /// Writes what an operation has read: how many words, and the words.
+    /// Writes the words that an operation has read, after their number.
     fn put_what_it_read(&mut self, operation: &Operation, outcome: Outcome) {
         let count_at = self.shared.len();
         self.shared.put(0);

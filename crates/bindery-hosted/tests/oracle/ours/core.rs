@@ -1,5 +1,5 @@
-//! The core's calls, by name: what the rest of this test asks of it, and nothing else. If the
-//! core's interface changes, this file does.
+//! The core's calls, by name: the only file of this test that a change of the core's interface
+//! affects.
 
 use std::time::Duration;
 
@@ -28,18 +28,17 @@ pub enum Use {
     None,
 }
 
-/// The slots of an area with room for all that a sequence can touch.
+/// The slots of an area that has room for everything a sequence can touch.
 const SLOTS: u64 = 8192;
 
 /// The order of a folio of 2 MiB.
 const HUGE: u8 = 9;
 
-/// Sets what Linux has set below us: large folios where the program asks for them, and the huge
-/// page of zeroes.
+/// Makes the settings of the host's Linux: large folios on request, and the huge zero page.
 pub fn prepare<A: Walk>(memory: &Memory<Machine<A>>) {
     memory.folio_policy().set(Order(HUGE), SizeMode::Madvise);
     memory.set_huge_zero_page(true);
-    // The machine is small, and limits are what is to be tried.
+    // The machine is small, and the sequences test limits.
     memory.commitment().set_mode(Overcommit::Always);
 }
 
@@ -51,7 +50,7 @@ pub fn files<A: Walk>(memory: &Memory<Machine<A>>) -> Vec<Object<'_, Machine<A>>
         .into()
 }
 
-/// The first process: it may lock as much as it likes, until it is limited.
+/// The first process: it may lock memory without limit until a sequence limits it.
 pub fn space<A: Walk>(memory: &Memory<Machine<A>>, most_locked: u64) -> Space<'_, A> {
     let space = AddressSpace::new(memory, SpaceOptions::default()).expect("an address space");
     space.set_break_start(VirtAddr(page(BREAK)));
@@ -74,8 +73,8 @@ pub fn map_private<A: Walk>(space: &Space<'_, A>, at: u64, length: u64, purpose:
     space.mmap(&request).expect("room outside of the region");
 }
 
-/// Sets a limit. `bytes` says how many there are, given what is used; `most_locked` is what the
-/// limit of locked memory can at most be.
+/// Sets a limit. `bytes` computes it from the present usage; `most_locked` is the maximum limit of
+/// locked memory.
 pub fn limit<A: Walk>(
     space: &Space<'_, A>,
     resource: u64,
@@ -96,7 +95,7 @@ pub fn limit<A: Walk>(
     space.set_limits(&limits);
 }
 
-/// The calling process, as the core sees it.
+/// The calling process in the form that the core needs.
 struct Caller<'t, 'm, A: Walk>(&'t Theatre<'m, A>);
 
 impl<'m, A: Walk> Caller<'_, 'm, A> {
@@ -164,7 +163,7 @@ pub fn call<A: Walk>(
     linux::call(&caller, call, a)
 }
 
-/// A request on the userfaultfd, whichever process makes it.
+/// A request on the userfaultfd by any process.
 pub fn userfault_request<'m, A: Walk>(
     theatre: &mut Theatre<'m, A>,
     request: u32,
@@ -206,7 +205,7 @@ fn file_call<A: Walk>(
         OperationKind::Ftruncate | OperationKind::ReadAt | OperationKind::WriteAt
     ) && a[1] >> 63 == 1;
     if negative {
-        // Linux looks at these before it looks for the descriptor, and so does a kernel.
+        // Linux checks these before the descriptor, and so does a kernel.
         return EINVAL;
     }
     let Some(file) = file else { return EBADF };
@@ -222,14 +221,14 @@ fn file_call<A: Walk>(
     }
 }
 
-/// The seals that a kernel adds to a seal of the file's mode, which only it knows: an executable
-/// file, like those of `memfd_create`, cannot be written any more.
+/// The seals that a kernel derives from the file's mode, which only it knows: an executable file,
+/// like those of `memfd_create`, can no longer be written.
 fn with_all_that_follow(seals: u32) -> u32 {
     let follows = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
     if u64::from(seals) & F_SEAL_EXEC != 0 { seals | follows as u32 } else { seals }
 }
 
-/// Takes the swap area away, and lets another take its place.
+/// Removes the swap area, and adds another.
 pub fn swap_to<A: Walk>(theatre: &mut Theatre<'_, A>, area: u64) {
     let memory = theatre.memory;
     if let Some(area) = theatre.area.take() {
@@ -249,7 +248,7 @@ pub fn swap_to<A: Walk>(theatre: &mut Theatre<'_, A>, area: u64) {
     theatre.area = area.map(|area| area.expect("memory for an area"));
 }
 
-/// A swap device that answers when it likes.
+/// A swap device that completes requests at any time.
 pub fn device() -> &'static SwapFile {
     let service = SwapService::Shuffled(1, Duration::ZERO);
     Box::leak(Box::new(SwapFile::new(SLOTS, service).expect("a temporary file")))

@@ -1,4 +1,4 @@
-//! Looking at an address space of the core as `/proc` shows one of Linux.
+//! Observes an address space of the core in the way that `/proc` shows one of Linux.
 
 use bindery::addr::Frame;
 use bindery::{AddressSpace, FrameKind, Mapping, MappingFlags, Object, Usage};
@@ -49,7 +49,7 @@ fn letters(flags: MappingFlags) -> u64 {
     set.map(|(bit, _)| 1 << bit).sum()
 }
 
-/// All that is seen of an address space without touching it.
+/// Everything that can be observed of an address space without touching it.
 pub fn snapshot<A: Walk>(space: &Space<'_, A>, files: &Files<'_, A>, base: &Usage) -> Snapshot {
     let usage = space.usage();
     Snapshot {
@@ -81,7 +81,7 @@ fn mappings<A: Walk>(space: &Space<'_, A>) -> Vec<Mapping> {
     mappings
 }
 
-/// The mappings in the region as `/proc` shows them.
+/// The mappings in the region in the form of `/proc`.
 pub fn areas<A: Walk>(space: &Space<'_, A>, files: &Files<'_, A>) -> Vec<Area> {
     // Objects without a descriptor are distinguished by their order.
     let mut others = Vec::new();
@@ -128,13 +128,13 @@ fn stretches<A: Walk>(space: &Space<'_, A>) -> Vec<Stretch> {
 
 fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<Presence> {
     let has = |bit: u32| word >> bit & 1 == 1;
-    // The bits for frames, and soft-dirty, which the kernel below us may lack.
+    // The bits for frames, and soft-dirty, which the host's kernel may lack.
     if word & !(1 << 55) == 0 {
         return None;
     }
     let (present, file, guard) = (has(63), has(61), has(58));
     if !present {
-        // Linux shows what is neither a guard nor a page as swapped: markers.
+        // Linux reports everything that is neither a guard nor a page as swapped: markers.
         return Some(if guard { Presence::Guard } else { Presence::Other(IS_SWAPPED) });
     }
     let frame = Frame((word & ((1 << 55) - 1)) as u32);

@@ -1,7 +1,7 @@
-//! The hosted machine: the same sequences, run by the core. The order of what happens and of
-//! what is seen is that of [`super::linux`].
+//! The hosted machine: the core runs the same sequences. The order of operations and observations
+//! is that of [`super::linux`].
 //!
-//! `core.rs` is all that knows the core's calls; `look.rs` all that looks at its insides.
+//! Only `core.rs` calls the core, and only `look.rs` inspects it.
 
 mod core;
 mod look;
@@ -23,13 +23,13 @@ use super::operation::{Operation, OperationKind};
 use super::place::{PAGE, SCRATCH, SCRATCH_PAGES, in_region};
 use super::swapped::free_wiped;
 
-/// The machine's memory in bytes: enough for all that a sequence can touch.
+/// The machine's memory in bytes: enough for everything a sequence can touch.
 const MEMORY: u64 = 64 << 20;
 
-/// The stand-in for all other mappings of a process on Linux.
+/// Stands for all other mappings of a process on Linux.
 const BALLAST: u64 = 0x1000_0000_0000;
 
-/// A process: its address space and what it has open.
+/// A process: its address space and its open files.
 pub struct Process<'m, A: Walk> {
     space: AddressSpace<'m, Machine<A>>,
 }
@@ -43,14 +43,14 @@ pub struct Theatre<'m, A: Walk> {
     processes: [Option<Process<'m, A>>; 2],
     /// Which of them acts.
     acting: usize,
-    /// The process' mappings before the scenario, and the maximum that it may lock if it is
+    /// The process's mappings before the scenario, and the maximum that it may lock if it is
     /// limited.
     before: Counters,
     /// The usage of the process here.
     base: Usage,
     observations: Vec<Observation>,
     scratch: Vec<u32>,
-    /// The first process' userfaultfd, once the two have agreed.
+    /// The first process's userfaultfd, once `UFFDIO_API` has succeeded.
     userfault: Option<Userfault<'m, Machine<A>>>,
     /// The structure of the last request on it.
     words: [u64; 5],
@@ -59,7 +59,7 @@ pub struct Theatre<'m, A: Walk> {
     device: &'static SwapFile,
 }
 
-/// Runs a sequence; `before` is what the process on Linux began with.
+/// Runs a sequence. `before` is the initial state of the process on Linux.
 pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Observation> {
     let config = Config { memory: MEMORY, contents: Contents::Anything, ..Config::default() };
     let machine = Machine::<A>::new(config);
@@ -72,7 +72,7 @@ pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Obs
         let mut theatre = Theatre::new(&machine, &memory, *before, device);
         for (step, operation) in operations.iter().enumerate() {
             theatre.act(step, operations.len(), operation);
-            // The audit wants a device that is idle; mostly, calls shall meet one that is not.
+            // The audit needs an idle device; most calls should find a busy one.
             if theatre.area.is_none() || step % 4 == 0 {
                 theatre.audit();
             }
@@ -96,20 +96,20 @@ impl Drop for StopAtEnd {
     }
 }
 
-/// Lets `scenario` use a swap device, which a thread of its own serves.
+/// Runs `scenario` with a swap device that its own thread serves.
 fn with_device<A: Walk, R>(
     memory: &Memory<Machine<A>>,
     scenario: impl FnOnce(&'static SwapFile) -> R,
 ) -> R {
     thread_local! {
-        /// The device that the last scenario has left intact.
+        /// The device, if the last scenario left it intact.
         static DEVICE: Cell<Option<&'static SwapFile>> = const { Cell::new(None) };
     }
     let device = DEVICE.take().unwrap_or_else(core::device);
     device.start();
     let result = thread::scope(|scope| {
         scope.spawn(|| device.serve(memory));
-        // Stopped even where a scenario fails: a scope waits for its threads.
+        // Stops it even if a scenario fails: a scope waits for its threads.
         let _stop = StopAtEnd(device);
         scenario(device)
     });
@@ -189,7 +189,8 @@ impl<'m, A: Walk> Theatre<'m, A> {
         }
     }
 
-    /// The scenario is over: the child looks and exits, then the parent looks.
+    /// The scenario is over: the child observes its memory and exits, then the parent observes its
+    /// own.
     fn finish(&mut self, end: usize) {
         self.end_the_child(end);
         self.look_at_contents(end);
@@ -242,7 +243,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         self.program().store(VirtAddr(at), value).map(|()| 0).map_err(signal)
     }
 
-    /// Zeroes a page. Whether all of it could be read and written.
+    /// Zeroes a page. Returns whether all of it could be read and written.
     fn wipe(&self, page: u64) -> bool {
         let mut bytes = [0; PAGE as usize];
         let read = self.program().read(VirtAddr(page), &mut bytes).is_ok();
@@ -299,7 +300,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         }
     }
 
-    /// A call that may put a mapping anywhere: what lies outside of the region is unmapped.
+    /// A call that may choose the address of a mapping: unmaps it if it lies outside the region.
     fn map(&self, operation: &Operation, length: u64) -> Outcome {
         let at = core::call(self, operation.operation, operation.arguments, &mut []);
         if at < 0 || in_region(at as u64) {
@@ -341,7 +342,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         data
     }
 
-    /// Panics with what is broken.
+    /// Panics with the violations.
     fn audit(&mut self) {
         self.machine.assert_clean();
         self.memory.wait_for_swap_writes().expect("nobody interrupts it");
@@ -355,7 +356,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
 impl<A: Walk> Drop for Theatre<'_, A> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The core has failed in the middle of something; taking it down would fail again.
+            // The core has failed in the middle of an operation; dropping it would fail again.
             std::mem::forget(std::mem::take(&mut self.processes));
             std::mem::forget(std::mem::take(&mut self.files));
         }
