@@ -1,4 +1,4 @@
-//! Records of another CPU's MMU during an operation are not lost.
+//! Accessed and dirty bits that another CPU's MMU sets during an operation are not lost.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -15,12 +15,12 @@ const PAGE: u64 = 4096;
 const AT: u64 = GIB;
 /// One table, 32 contiguous runs.
 const PAGES: u64 = 512;
-/// A multiple of 512, so that all delays have their turn as often.
+/// A multiple of 512, so that each delay occurs equally often.
 const ROUNDS: usize = 1024;
-/// The number of half rounds that means the end.
+/// The number of half rounds at the end.
 const OVER: usize = usize::MAX;
 
-/// How far both sides are, in half rounds; they meet by spinning, to begin at the same moment.
+/// The progress of both sides, in half rounds. They meet by spinning, so that they begin together.
 struct Meeting(AtomicUsize);
 
 impl Meeting {
@@ -28,7 +28,7 @@ impl Meeting {
         self.0.store(half, Ordering::Release);
     }
 
-    /// Returns how far the other side is: at `half` at least.
+    /// Returns the other side's progress once it is at least `half`.
     fn wait_for(&self, half: usize) -> usize {
         loop {
             for _ in 0..1 << 12 {
@@ -44,7 +44,7 @@ impl Meeting {
     }
 }
 
-/// Tells the other side when this one is over, by a panic as well.
+/// Tells the other side when this one has ended, also by a panic.
 struct Leaving<'a>(&'a Meeting);
 
 impl Drop for Leaving<'_> {
@@ -53,9 +53,9 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Here the pages are `PROT_NONE` from the first on; on another CPU a program writes to them from
-/// the last on. Somewhere in between they cross. Of a block, the MMU records a write in whichever
-/// entry it likes, perhaps in one that is `PROT_NONE` later than that of the written page.
+/// This CPU makes the pages `PROT_NONE` from the first on; on another CPU a program writes to them
+/// from the last on. Somewhere in between they cross. The MMU records a write to a block in any of
+/// its entries, perhaps in one that becomes `PROT_NONE` later than the written page's.
 fn hide_under_writes<A: Walk>() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -92,7 +92,7 @@ fn hide_under_writes<A: Walk>() {
     assert!(lost.is_empty(), "of {written} writes {} were not recorded: {lost:?}", lost.len());
 }
 
-/// Each round, writes to one page after the other, downwards, until one is `PROT_NONE`.
+/// In each round, writes to the pages one by one, downwards, until one is `PROT_NONE`.
 fn write_down<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,

@@ -1,4 +1,4 @@
-//! CPUs that come and go: their records, and the free objects that they keep.
+//! CPUs that go online and offline: their records, and the free objects that they keep.
 
 use std::thread;
 
@@ -29,7 +29,7 @@ fn a_cpu_gets_its_records_once() {
     memory.cpu_online(Cpu(0)).unwrap();
     let both = free - memory.free_frame_count();
     assert_eq!(memory.online_cpus(), 2);
-    // Two frames belong to both.
+    // Two frames are for both.
     let each = both - first;
     assert!(each * PAGE_SIZE <= 32 << 10 && first == each + 2, "{each} of {first} frames");
     assert_eq!(memory.frame_usage().slab, both);
@@ -60,7 +60,7 @@ fn a_cpu_without_memory_stays_offline() {
     assert_eq!(memory.online_cpus(), 1);
 }
 
-/// Maps, touches and unmaps 40 ranges that do not join.
+/// Maps, touches and unmaps 40 separate ranges.
 fn map_and_unmap(space: &AddressSpace<'_, Machine<X86_64>>) {
     let at = |number: u64| VirtAddr(GIB + number * 2 * PAGE_SIZE);
     for number in 0..40 {
@@ -102,7 +102,7 @@ fn a_cpu_that_goes_offline_keeps_no_objects() {
         machine.on_cpu(Cpu(1), || map_and_unmap(&space));
         memory.drain_deferred();
         memory.cpu_offline(Cpu(1)).unwrap();
-        // Each kind of objects keeps one spare frame.
+        // Each kind of object keeps one spare frame.
         assert!(memory.frame_usage().slab <= slab + 4);
         audit(&machine, &memory, &[&space]);
         memory.collect();

@@ -1,7 +1,7 @@
-//! All operations at once, of several CPUs on the same mappings and the same object: nothing is
-//! known of what comes of it, but that all invariants hold and nothing is left.
+//! All operations at once, from several CPUs on the same mappings and the same object. No result is
+//! predictable, but all invariants hold, and nothing is left.
 //!
-//! Every run is another one. `BINDERY_DEEPER` lets it take minutes.
+//! Every run is different. With `BINDERY_DEEPER` it takes minutes.
 
 use std::thread;
 
@@ -47,7 +47,7 @@ struct Runner<'a, 'm, A: Walk> {
 }
 
 impl<A: Walk> Runner<'_, '_, A> {
-    /// Does something. Most of it is refused for some reason, which is as good.
+    /// Makes an operation. Most fail for some reason, which is fine.
     fn run(&mut self) {
         match self.chance.below(10) {
             0 => self.family(),
@@ -225,7 +225,7 @@ impl<A: Walk> Runner<'_, '_, A> {
     }
 }
 
-/// Whose content it is that is mapped.
+/// The source of the mapped content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Backed {
     ByMemory,
@@ -277,7 +277,7 @@ fn invariants_hold_whatever_all_cpus_do() {
     for seed in 0..if deeper { 400 } else { 12 } {
         let backed = if seed % 2 == 0 { Backed::ByMemory } else { Backed::ByFile };
         let order = [0, 4, 9][seed as usize % 3];
-        // With little memory, much of it ends half-way.
+        // With little memory, many operations stop half-way.
         let bytes = if seed % 4 < 2 { 256 * MIB } else { 24 * MIB };
         match seed % 5 {
             0 | 1 => scenario::<AArch64>(seed, backed, order, bytes),

@@ -1,6 +1,6 @@
 //! Moves that release their locks between two pieces, concurrent with calls that look for the
-//! pages: a truncation, a sync, and a program on another CPU, whose TLB is flushed for both places
-//! only in the end.
+//! pages: a truncation, a sync, and a program on another CPU. That CPU's TLB is flushed for both
+//! ranges only at the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -26,7 +26,7 @@ on_every_architecture! {
     a_hole_in_a_moved_table_reaches_everywhere => punched_on_the_way;
 }
 
-/// Five tables; neither end lies at the edge of one, and the two places are not congruent.
+/// Five tables; neither end is at the edge of one, and the two addresses are not congruent.
 const SIZE: u64 = 9 * MIB;
 const PLACES: [u64; 2] = [GIB + 64 * KIB, 2 * GIB + 192 * KIB];
 const MOVES: usize = 24;
@@ -73,7 +73,7 @@ fn truncated_on_the_way<A: Walk>() {
             });
         });
         audit(&machine, &memory, &[&space]);
-        // No page beyond the end stays mapped, wherever it was at the truncation.
+        // No page beyond the end stays mapped, whatever its address at the truncation.
         object.set_size(0).unwrap();
         assert_eq!(object.resident_pages(), 0);
         let program = Program::new(&machine, &space);
@@ -90,7 +90,7 @@ fn truncated_on_the_way<A: Walk>() {
 
 /// Whole tables move between edges that move by leaves, so the move has several pieces. At each
 /// point where the mover holds no table, another CPU punches a hole of one page into the first
-/// table, and then loads from the old place with its TLB's entries. The page has no owner by then.
+/// table, and then loads from the old address through its TLB. The page has no owner by then.
 fn punched_on_the_way<A: Walk>() {
     const PIECE: u64 = 2 * MIB;
     const EDGE: u64 = 64 * KIB;
@@ -137,9 +137,9 @@ fn punched_on_the_way<A: Walk>() {
     }
 }
 
-/// Runs `moves` on CPU 0. Its points are where it holds no table; returns how many it has passed.
-/// CPU 1 runs `prepare` before the move begins. At point `step`, it runs `call` and then `after`,
-/// and the mover goes on when both are over, or when `call` waits for the mover.
+/// Runs `moves` on CPU 0. Its points are where it holds no table; returns their number. CPU 1 runs
+/// `prepare` before the move begins. At point `step`, it runs `call` and then `after`. The mover
+/// continues when both are over, or when `call` waits for it.
 fn meet<A: Walk>(
     (machine, memory): (&Machine<A>, &Memory<Measured<A>>),
     step: u64,
@@ -178,7 +178,7 @@ fn meet<A: Walk>(
     points.load(Relaxed)
 }
 
-/// A program that touches both places: what it can read is a page's own stamp, or zero.
+/// A program that touches both ranges: it can read a page's own stamp, or zero.
 fn touch_until<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,
@@ -191,7 +191,7 @@ fn touch_until<A: Walk>(
         let page = (number >> 33) % (SIZE / PAGE_SIZE);
         let at = VirtAddr(PLACES[(number >> 63) as usize] + page * PAGE_SIZE);
         if number >> 62 & 1 == 0 {
-            // Refused where the mapping is elsewhere just now, or the file is short.
+            // Fails while the mapping is elsewhere, or the file is short.
             let _ = program.store(at, stamp(page));
         } else if let Ok(found) = program.load(at) {
             assert!(found == 0 || found == stamp(page), "{at:?} shows {found:#x}");
@@ -200,7 +200,7 @@ fn touch_until<A: Walk>(
 }
 
 /// At each point where the mover holds no table, another CPU saves the file, and then stores at the
-/// old place with what its TLB remembers. Whatever was stored is saved by the next sync.
+/// old address through its TLB. The next sync saves every stored value.
 fn saved_on_the_way<A: Walk>() {
     const PAGES: [u64; 4] = [0, 1, 600, 1100];
     for step in 0.. {
@@ -231,7 +231,7 @@ fn saved_on_the_way<A: Walk>() {
             },
             || file.sync(0, u64::MAX).unwrap(),
             || {
-                // Refused where the TLB has forgotten the page.
+                // Fails if the TLB no longer has the page.
                 let _stored = places.map(|at| store(at, 2));
             },
             || {

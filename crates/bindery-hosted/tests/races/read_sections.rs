@@ -1,4 +1,4 @@
-//! A thread in a read section waits for no thread that a scheduler has to run.
+//! A thread in a read section never waits for a thread that a scheduler has to run.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -19,17 +19,17 @@ use crate::support::{GIB, MIB, READ_WRITE, options};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
-/// The spins of either side that end the test: the two have met often enough.
+/// The number of spins on either side that ends the test: the two have met often enough.
 const MEETINGS: u64 = 1_000;
-/// How often they try to meet at most.
+/// The maximum number of attempts to meet.
 const MOST_ROUNDS: u64 = 200_000;
 
 thread_local! {
-    /// How many read sections this thread is in.
+    /// The nesting of this thread's read sections.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A spin lock that all holders keep for long, so that waiters meet.
+/// A spin lock that is held for a long time, so that waiters meet.
 struct Slow(LockApi05<parking_lot::RawMutex>);
 
 // SAFETY: the lock inside is one.
@@ -52,10 +52,10 @@ unsafe impl RawLock for Slow {
     }
 }
 
-/// A machine that watches how its users wait.
+/// A machine that records how its users wait.
 struct Watching {
     machine: Machine<X86_64<4>>,
-    /// Waits for a scheduler inside of read sections.
+    /// The number of waits for a scheduler inside read sections.
     wrong: AtomicU64,
     spins: AtomicU64,
 }

@@ -1,5 +1,5 @@
-//! References from nothing: a CPU that knows no more than numbers of frames holds whatever folio it
-//! finds there, while others map, touch, fork, unmap, collapse, cut, pin, truncate and punch.
+//! References by frame number: a CPU that knows only numbers of frames holds whatever folio it
+//! finds there, while others map, touch, fork, unmap, collapse, split, pin, truncate and punch.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -22,7 +22,7 @@ const OBJECT: u64 = 4 * MIB;
 const WORKERS: u16 = 2;
 const STEPS: u32 = 6_000;
 
-/// Changes what frames are used for. Most of it is refused for some reason, which is as good.
+/// Changes the use of frames. Most operations fail for some reason, which is fine.
 fn change<'m, A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'m, Machine<A>>,
@@ -51,7 +51,7 @@ fn change<'m, A: Walk>(
         6 => _ = space.split_folio(at, Order(chance.below(4) as u8)),
         7 => _ = object.punch_hole(chance.below(OBJECT), chance.below(OBJECT / 2) + 1),
         8 => {
-            // A pinned page outlives its mapping and its place in the object.
+            // A pinned page outlives its mapping and its index entry in the object.
             let pin = space.pin(at, 16, Access::Write, PinTime::Long);
             _ = space.munmap(at, length);
             _ = object.set_size(chance.below(2 * OBJECT));
@@ -69,8 +69,8 @@ fn change<'m, A: Walk>(
     }
 }
 
-/// Takes references until the others are done, and counts those that it got. A held folio stays a
-/// folio, of the same frames.
+/// Takes references until the others are done, and counts the successful ones. A held folio stays a
+/// folio of the same frames.
 fn walk<A: Walk>(
     memory: &Memory<Machine<A>>,
     (first, count): (Frame, u32),
@@ -94,7 +94,7 @@ fn walk<A: Walk>(
 }
 
 fn scenario<A: Walk>(seed: u64, order: u8) -> u64 {
-    // Little memory, so that frames are soon something else.
+    // Little memory, so that frames are soon reused.
     let config = Config { memory: 24 * MIB, cpus: WORKERS + 1, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
     use_object_order(&memory, order);

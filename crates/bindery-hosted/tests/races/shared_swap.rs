@@ -1,9 +1,9 @@
-//! Shared memory that several address spaces map, on several CPUs, in less memory than its size:
+//! Shared memory that several address spaces map, on several CPUs, with less memory than its size:
 //! all pages survive swap unchanged.
 //!
-//! Each CPU has an address space, and knows the content of its own pages of the object: each third.
-//! It writes and reads them through any mapping, or by calls; it punches holes. All CPUs swap pages
-//! out, reclaim, and turn the area off. The object's end moves up and down behind the pages.
+//! Each CPU has an address space, and knows the content of its own pages of the object, every third
+//! one. It writes and reads them through any mapping, or by calls; it punches holes. All CPUs swap
+//! pages out, reclaim, and turn the area off. The object's end moves up and down behind the pages.
 
 use std::thread;
 
@@ -22,14 +22,14 @@ use crate::support::{GIB, MIB, audit, memory_with, options, use_order};
 
 const CPUS: u16 = 3;
 const PAGE: u64 = 4096;
-/// Pages that are never cut off: half more than the machine has.
+/// Pages that are never truncated: half more than the machine has.
 const PAGES: u64 = 3 * MEMORY / 2 / PAGE;
-/// Pages behind them, which come and go.
+/// Pages behind them, which are truncated and return.
 const TAIL: u64 = 64;
 const MEMORY: u64 = 8 * MIB;
 const SLOTS: u64 = 32 * MIB / PAGE;
 const AT: u64 = GIB;
-/// A private mapping: what it has copied stays as it is.
+/// A private mapping: its copies do not change.
 const PRIVATE: u64 = 2 * GIB;
 const STEPS: u64 = 600;
 
@@ -48,7 +48,7 @@ struct Runner<'a, 'm, A: Walk> {
 impl<'m, A: Walk> Runner<'_, 'm, A> {
     fn own_page(&mut self) -> u64 {
         let pages = PAGES / u64::from(CPUS);
-        // Near each other, so that folios are shared.
+        // Close together, so that they share folios.
         let first = self.chance.one_of(&[0, pages / 2, pages - 40]);
         let number = if self.chance.below(3) == 0 {
             self.chance.below(pages)
@@ -146,7 +146,7 @@ impl<'m, A: Walk> Runner<'_, 'm, A> {
         }
     }
 
-    /// A copy in its own space: what the object has in its first word, or what is stored there.
+    /// A copy in its own space: the first word is the object's, or the stored one.
     fn copy(&mut self, step: u64) {
         let page = self.own_page();
         let own = &self.spaces[self.cpu as usize];

@@ -27,20 +27,20 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 1024;
 const MEMORY: u64 = 16 * MIB;
 const SLOTS: u64 = 64 * MIB / PAGE;
-/// The first place of the mapping, and the other one, between which it moves.
+/// The first address of the mapping, and the other one, between which it moves.
 const PLACES: [u64; 2] = [GIB, 2 * GIB + 5 * PAGE];
 const STEPS: u64 = 3_000;
-/// The same on a device, each page of which takes the time of a thread's sleep.
+/// The same on a device that takes as long for each page as a thread's sleep.
 const STEPS_ON_DEVICE: u64 = 150;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
-/// An address space, and what its pages hold.
+/// An address space, and the contents of its pages.
 struct Known<'s, 'm, A: Walk> {
     space: &'s Space<'m, A>,
     contents: Vec<u64>,
     at: u64,
-    /// A device that fails at times.
+    /// A device that sometimes fails.
     device: Option<&'static SwapFile>,
 }
 
@@ -49,7 +49,7 @@ impl<A: Walk> Known<'_, '_, A> {
         VirtAddr(self.at + page * PAGE)
     }
 
-    /// Loads a page. Without memory, or where the device fails, it is not known what it holds.
+    /// Loads a page. Without memory, or after an error of the device, its content is unknown.
     #[track_caller]
     fn verify(&self, machine: &Machine<A>, page: u64) {
         let at = self.page(page);
@@ -168,7 +168,8 @@ impl<A: Walk> Runner<'_, '_, A> {
         self.own.verify(self.machine, page);
     }
 
-    /// A child writes to its pages, and pages go out on both sides: neither sees the other.
+    /// A child writes to its pages, and pages are swapped out on both sides: neither sees the
+    /// other's writes.
     fn fork(&mut self, step: u64) {
         let Ok(space) = self.own.space.fork() else { return };
         let mut child = Known { space: &space, contents: self.own.contents.clone(), ..self.own };
@@ -201,7 +202,7 @@ impl<A: Walk> Runner<'_, '_, A> {
     }
 }
 
-/// A device of two threads, which is slow, does requests in any order, and fails at times.
+/// A slow device of two threads, which completes requests in any order and sometimes fails.
 fn bad_device(seed: u64, stable: bool) -> &'static SwapFile {
     let service = SwapService::Shuffled(seed, Duration::from_micros(20));
     let device = SwapFile::new(SLOTS, service).unwrap();
@@ -215,7 +216,7 @@ fn bad_device(seed: u64, stable: bool) -> &'static SwapFile {
     device
 }
 
-/// Does the work while two threads serve the device, if there is one.
+/// Runs the work while two threads serve the device, if there is one.
 fn served<A: Walk>(
     device: Option<&'static SwapFile>,
     memory: &Memory<Machine<A>>,

@@ -1,8 +1,8 @@
 //! Several CPUs in one address space at once, under the strict TLB: programs that fault and write
 //! while others map, unmap, protect, move and fork around them, in the same page tables.
 //!
-//! Every page holds its own stamp. An access that is not refused sees the stamp or, where the
-//! page was never written, zero; nothing else, however the tables are being changed under it.
+//! Every page has its own stamp. A successful access sees the stamp or, if the page was never
+//! written, zero, whatever changes the tables undergo.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -46,12 +46,12 @@ fn on_four_cpus<A: Walk>(work: impl Fn(&Machine<A>, &Memory<Machine<A>>, &Space<
     }
 }
 
-/// How often something is done: `BINDERY_DEEPER=1` makes it twenty times as often.
+/// The number of repetitions: `BINDERY_DEEPER=1` multiplies it by twenty.
 fn rounds(usual: u64) -> u64 {
     if std::env::var_os("BINDERY_DEEPER").is_some() { 20 * usual } else { usual }
 }
 
-/// Numbers that look random, the same in every run.
+/// Pseudorandom numbers, the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -81,7 +81,8 @@ fn until_changed<A: Walk>(
                     while !finished.load(Ordering::Relaxed) {
                         touch(u64::from(cpu), &mut numbers);
                         touches.fetch_add(1, Ordering::Relaxed);
-                        // Lets go of the CPU's TLB for a while: others may want to invalidate.
+                        // Unbinds from the CPU's TLB for a while, because others may need to
+                        // invalidate it.
                         if numbers.below(4) == 0 {
                             thread::yield_now();
                         }
@@ -226,12 +227,12 @@ fn while_it_moves<A: Walk>() {
     });
 }
 
-/// `mmap` over a mapping, again and again: what was written before such a call began is never seen
-/// after it returned. Each page belongs to one CPU, which remembers when its last store was over.
+/// `mmap` over a mapping, repeatedly: values written before such a call are never seen after it
+/// returned. Each page belongs to one CPU, which records its last completed store.
 fn while_it_is_replaced<A: Walk>() {
     const REPLACED: u64 = 600;
     on_four_cpus::<A>(|machine, _, space| {
-        // How many calls have returned.
+        // The number of calls that have returned.
         let calls = AtomicU64::new(0);
         let over: Vec<_> = (0..REPLACED).map(|_| AtomicU64::new(0)).collect();
         let seen = AtomicU64::new(0);
@@ -284,7 +285,7 @@ fn while_contents_leave<A: Walk>() {
     // Congruent, so that a table moves whole; by a block; by a page.
     let places = [4 * GIB, 2 * GIB + 64 * KIB, 2 * GIB + 5 * MIB + PAGE_SIZE];
     on_four_cpus::<A>(|machine, _, space| {
-        // How many calls have returned.
+        // The number of calls that have returned.
         let calls = AtomicU64::new(0);
         // The last store to each page: how many calls had returned before it began, and its number;
         // how many when it was over.
@@ -386,8 +387,8 @@ fn while_it_forks<A: Walk>() {
     });
 }
 
-/// All four CPUs change mappings, each its own stretch of 1 MiB and 3 pages, so that neighbors
-/// share tables; what is refused is refused for want of nothing.
+/// All four CPUs change mappings, each its own range of 1 MiB and 3 pages, so that neighbors share
+/// tables; no call fails without a reason.
 fn two_changers<A: Walk>() {
     let own = MIB + 3 * PAGE_SIZE;
     on_four_cpus::<A>(|machine, _, space| {

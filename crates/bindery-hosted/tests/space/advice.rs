@@ -65,7 +65,7 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     assert!(space.is_dirty(page(5)), "what the device wrote would be lost");
     let lazy = |page: &u64| testing::is_lazy(&space, VirtAddr(AT.0 + page * PAGE_SIZE));
     assert_eq!((0..16).filter(lazy).collect::<Vec<_>>(), [3], "the advice covers no other page");
-    // Not where a pin may write at any moment, or another process maps the folio.
+    // Not if a pin may write at any moment, or another process maps the folio.
     let pinned = space.pin(page(21), 1, Access::Write, PinTime::Short).unwrap();
     space.madvise(page(16), 16 * PAGE_SIZE, Advice::Free).unwrap();
     assert!(!lazy(&16));
@@ -107,7 +107,7 @@ fn base_pages_are_lazy_one_by_one<A: Walk>() {
     assert_eq!(mapped().filter(lazy).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 6, 7, 18]);
     assert!(mapped().filter(lazy).all(|number| !space.is_dirty(page(number))));
     assert!(space.is_dirty(page(5)) && space.is_dirty(page(8)), "another may write these pages");
-    // No entry has a bit left to lose.
+    // No entry has a bit that could be lost.
     assert_eq!(free(), 0);
     drop((pinned, child));
     assert_eq!(free(), 1);
@@ -233,8 +233,8 @@ fn the_background_collapser_takes_shared_memory<A: Walk>() {
     assert_eq!(program.load(AT), Ok(0x0303_0303_0303_0303));
     assert_eq!((space.counts() - before).shared_pages, 512, "mapped large by one touch");
     assert_eq!(program.load(VirtAddr(AT.0 + MIB)), Ok(0));
-    // Cut into small leaves: they make way for a large one, on demand at once and in the background
-    // for the next touch.
+    // Split into small leaves, which a large one replaces: on demand at once, and in the background
+    // at the next touch.
     let is_large =
         || matches!(space.inspect(AT), Inspection::Page { level, .. } if level > Level::PTE);
     let cut = || {
@@ -286,7 +286,7 @@ fn a_stack_grows_to_its_limit_and_keeps_its_distance<A: Walk>() {
     let below = VirtAddr(top - 3 * MIB);
     assert_eq!(program.store(below, 1), Err(FaultError::NotMapped));
     assert_eq!(program.store(VirtAddr(top - 3 * MIB + PAGE_SIZE), 1), Ok(()));
-    // And no mapping is put there by the kernel's choice.
+    // The kernel chooses no address there.
     let near =
         MapRequest { place: Place::Near(VirtAddr(below.0 - PAGE_SIZE)), ..fixed(0, PAGE_SIZE) };
     assert_ne!(space.mmap(&near), Ok(VirtAddr(below.0 - PAGE_SIZE)));
@@ -339,7 +339,8 @@ fn few_pages_of_a_table_are_dropped<A: Walk>() {
             let before = space.counts();
             space.madvise(page(first), count * PAGE_SIZE, Advice::DontNeed).unwrap();
             let cost = space.counts() - before;
-            // The way for few pages leaves a contiguous run that is cut to the general one.
+            // The fast path for few pages leaves a contiguous run that would be split to the
+            // general one.
             assert!((1..=2).contains(&cost.tables_locked), "{first}, {count}: {cost:?}");
             kept[first as usize..(first + count) as usize].fill(false);
             audit(&machine, &memory, &[&space]);

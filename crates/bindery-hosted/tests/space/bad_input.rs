@@ -1,5 +1,5 @@
-//! Addresses and lengths that make no sense, in every argument of every operation: each is refused
-//! for the right reason, and nothing has changed, not even a counter.
+//! Addresses and lengths that make no sense, in every argument of every operation: each call fails
+//! with the right error, and changes nothing, not even a counter.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{Absent, Marker, X86_64};
@@ -125,7 +125,7 @@ fn not_mapped_ranges(end: u64) -> Vec<(u64, u64, Error)> {
     ranges
 }
 
-/// No call about nothing is wrong.
+/// Calls with a length of zero succeed.
 fn nothing<A: Walk>(
     fixture: &Fixture<'_, '_, A>,
     end: u64,
@@ -180,7 +180,7 @@ fn a_protection_stops_at_a_hole() {
         assert_eq!(fixture.space.mprotect(at, all, Protection::READ), Err(hole));
         let layout = fixture.layout();
         let [written, read_only] = layout[..] else { panic!("{layout:?}") };
-        // The one that was written still counts as committed memory: they stay two.
+        // The written one still counts as committed memory, so they stay two.
         for (part, at) in [(written, AT), (read_only, AT + 16 * PAGE)] {
             assert_eq!((part.range.start(), part.range.len()), (VirtAddr(at), 16 * PAGE));
             assert_eq!(part.protection, Protection::READ);
@@ -290,7 +290,7 @@ fn hint<A: Walk>() {
 #[test]
 fn one_mapping_too_many_changes_nothing() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
-    // As on Linux, the first that is too many can be made.
+    // As on Linux, the first one above the limit can still be created.
     let few = SpaceOptions { maximum_mappings: 1, ..options() };
     let space = AddressSpace::new(&memory, few).unwrap();
     space.mmap(&fixed(AT, 16 * PAGE)).unwrap();

@@ -1,5 +1,5 @@
-//! Moves that make no sense: each is refused for the right reason, and nothing has changed, not
-//! even a counter.
+//! Moves that make no sense: each fails with the right error, and changes nothing, not even a
+//! counter.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -56,7 +56,7 @@ fn resize<A: Walk>() {
         };
         in_place(AT, 16 * PAGE);
         in_place(AT, 3 * PAGE);
-        // Shrinking what ends beyond user space would unmap there.
+        // A shrink of a mapping that ends beyond user space would unmap there.
         for tail in [1 << 63, u64::MAX - PAGE + 1] {
             refused(fixture, out_of_range(end), |space| {
                 space.mremap(VirtAddr(AT), tail, PAGE, Remap::InPlace)
@@ -151,7 +151,7 @@ fn leave<A: Walk>() {
             leave(old, end + 1, end + 1, AT, out_of_range(end));
             leave(old, PAGE, 0, AT + 64 * PAGE, Error::ZeroLength);
             leave(old, u64::MAX, u64::MAX, AT + 64 * PAGE, Error::ZeroLength);
-            // The staying part cannot have another length than the moved one.
+            // The part that stays must be as long as the moved part.
             for (old_length, length) in [(PAGE, 2 * PAGE), (2 * PAGE, PAGE), (0, PAGE)] {
                 leave(old, old_length, length, AT + 64 * PAGE, Error::Invalid);
                 leave(old, old_length, length, old, Error::Invalid);
@@ -162,7 +162,7 @@ fn leave<A: Walk>() {
             for to in [old, old + PAGE, old - PAGE] {
                 leave(old, 2 * PAGE, 2 * PAGE, to, Error::Overlap);
             }
-            // Like Linux, where no hint is a hint to the lowest address.
+            // As on Linux, no hint means the lowest address.
             leave(AT, 2 * GIB, 2 * GIB, 0, Error::Overlap);
             for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
                 leave(at, PAGE, PAGE, AT + 64 * PAGE, Error::NotMapped(VirtAddr(at)));
@@ -176,7 +176,7 @@ fn leave<A: Walk>() {
                 space.mremap(VirtAddr(old), PAGE, PAGE, Remap::LeaveTo(VirtAddr(to)))
             });
         }
-        // Only a destination that must be takes several mappings along.
+        // Only a fixed destination accepts several mappings.
         let crossing = Error::CrossesMapping { end: VirtAddr(AT + 16 * PAGE) };
         for to in [0, PAGE, AT + 64 * PAGE] {
             refused(fixture, crossing, |space| {
@@ -188,7 +188,7 @@ fn leave<A: Walk>() {
 
 fn no_room<A: Walk>() {
     scene::<A>(|fixture, end| {
-        // Longer than what is free below it, and than what is free above it.
+        // Longer than the free range below it, and than the one above it.
         let length = (end / 2 - GIB) & !(PAGE - 1);
         let large = length + 64 * PAGE;
         fixture.space.mmap(&fixed(large, length)).unwrap();

@@ -1,5 +1,5 @@
-//! Branch target identification: which mappings and entries are guarded, and that no TLB holds an
-//! entry from before the change.
+//! Branch target identification: the guarded mappings and entries, and that no TLB holds an entry
+//! from before the change.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Level, Permissions, X86_64};
@@ -69,12 +69,13 @@ fn each_entry_and_tlb_is_guarded() {
     program.execute(page(6)).unwrap(); // a first touch
     let guarded = [0, 1, 5, 6].map(|number| is_guarded(&space, page(number), Level::PTE));
     assert_eq!(guarded, [false, true, true, true]);
-    // Neighbors become one where they agree in it; what is asked for without is without.
+    // Neighbors merge if they agree in it; a request without it removes it.
     protect(3, 1, CODE);
     assert_eq!(mappings(&space), [(1, false), (2, true), (1, false), (3, true), (1, false)]);
     assert!(!is_guarded(&space, page(3), Level::PTE));
     protect(3, 1, GUARDED);
-    // It stays in the mapping where nothing can be run, and comes back with the pages.
+    // It stays in a mapping without execute permission, and applies again when the pages become
+    // executable.
     protect(1, 3, Protection::BTI);
     assert!(program.load(page(1)).is_err());
     protect(1, 3, Protection::READ | Protection::BTI);

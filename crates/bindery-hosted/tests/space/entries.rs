@@ -42,7 +42,7 @@ fn moved(slot: u64) -> Absent {
     Absent::Swap { device: 3, slot, exclusive: true, soft_dirty: true, userfault: false }
 }
 
-/// `pages` at `AT`, and behind them one that was written, so that the table stays.
+/// `pages` at `AT`, and a written one behind them, so that the table stays.
 fn scene<A: Walk>(pages: u64, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     with_fixture::<A>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, (pages + 1) * PAGE)).unwrap();
@@ -130,7 +130,7 @@ fn move_markers<A: Walk>() {
             assert_run(fixture.space, to, 20, |_| Absent::Marker(Marker::Guard));
             assert_run(fixture.space, to + 20 * PAGE, 20, |_| Absent::Marker(Marker::Poison));
             assert_empty(fixture, to + 40 * PAGE, 24);
-            // The entry count says when the rest is empty.
+            // The entry count shows when the rest is empty.
             assert!((40..=64).contains(&cost.entries_read), "{cost:?}");
         }
     });
@@ -300,7 +300,7 @@ fn mixed<A: Walk>(fixture: &Fixture<'_, '_, A>, order: u8) -> Vec<(bool, bool)> 
         assert_eq!(uses[..3], [(false, false), (true, false), (true, true)]);
         return uses;
     }
-    // The MMU may have said so in any entry of the block, so it is true of all.
+    // The MMU may have set it in any entry of the block, so it holds for all.
     vec![(true, true); 32]
 }
 

@@ -1,5 +1,5 @@
-//! Families of processes: chains of forks leave nothing behind, and the reverse map looks where a
-//! page can be and nowhere else.
+//! Families of processes: chains of forks leave nothing behind, and the reverse map visits only the
+//! VMAs where a page can be.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -106,7 +106,7 @@ fn a_walk_in_a_chain_visits_one_vma<A: Walk>() {
     }
 }
 
-/// One parent, whose children are alive; every second has pages of its own.
+/// One parent whose children are alive; every second child has its own pages.
 fn star<'m, A: Walk>(parent: &Space<'m, A>, children: usize) -> Vec<Space<'m, A>> {
     let fork = |number| {
         let child = parent.fork().unwrap();
@@ -130,7 +130,7 @@ fn assert_star<'m, A: Walk>(
     for child in children.iter().step_by(2) {
         assert_eq!(assert_walk(child, page(1), 1).found, 1, "the child's own page");
     }
-    // Pages that the parent writes after its forks are its own, but its group is that of all.
+    // Pages that the parent writes after its forks are its own, but its group is the family's.
     let spaces: Vec<_> = std::iter::once(parent).chain(children).collect();
     audit(machine, memory, &spaces);
 }
@@ -181,7 +181,7 @@ fn children_that_live_keep_what_the_parent_does_not_map_any_more<A: Walk>() {
     for _ in 0..3 {
         space = next(space);
     }
-    // The elder sister of the generations to come keeps the first page.
+    // The oldest sibling of later generations keeps the first page.
     let sister = space.fork().unwrap();
     for _ in 0..30 {
         let child = space.fork().unwrap();
@@ -212,7 +212,7 @@ fn a_group_with_children_does_not_contract<A: Walk>() {
         line.push(child);
     }
     let last = line.pop().unwrap();
-    // The child maps what belongs to the last of the line's parent.
+    // The child maps pages of the last group of its parent's line.
     let space = last.fork().unwrap();
     drop(last);
     let child = space.fork().unwrap();
@@ -267,8 +267,8 @@ fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
         });
     });
     audit(&machine, &memory, &[&sister, &space]);
-    // A walker that was stopped in the middle of the family kept its groups. Without it, the next
-    // generations take them out.
+    // A walker that stopped in the middle of the family kept its groups. Without it, the next
+    // generations remove them.
     for _ in 0..8 {
         let child = space.fork().unwrap();
         child.fault(page(1), Access::Write).unwrap();
@@ -318,7 +318,7 @@ fn parts_of_a_split_vma_contract_together<A: Walk>() {
         }
         audit(&machine, &memory, &[&space]);
     }
-    // The VMAs of one group have a group each after the next fork.
+    // After the next fork, the VMAs of one group have a group each.
     assert!(anon_groups(&memory) <= 64 * 12, "{} groups", anon_groups(&memory));
     // The parts have what was one group above them, so a walk for its pages comes by all of them.
     for number in 0..64 {
@@ -431,7 +431,7 @@ fn a_fork_that_contracts_may_run_out_of_memory<A: Walk>() {
         drop(child);
         audit(&machine, &memory, &[]);
         assert_eq!(free(&memory), frames, "frames have leaked");
-        // A table is asked for once more, where there was none at once: not every failure shows.
+        // A table allocation is retried if none was free at once: not every failure is visible.
         if !reached {
             break;
         }

@@ -79,7 +79,7 @@ fn assert_overlapping<A: Walk>(overlap: usize) {
             }
         },
         |generation, line| {
-            // Three VMAs: the upper part has had one group since before it was cut.
+            // Three VMAs: the upper part has had its own group since before the split.
             let groups = anon_groups(&memory);
             assert!(groups <= 3 * 40, "{groups} groups in generation {generation}");
             if generation == 100 {
@@ -136,7 +136,7 @@ fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
                     for number in [0, 5] {
                         assert_eq!(assert_walk(space, page(number), alive).found, alive);
                     }
-                    // The writer, and the younger ones, unless they wrote.
+                    // The writer, and the younger ones unless they wrote.
                     for number in 1..5 {
                         let walk = walk_anonymous(space, page(number)).unwrap();
                         assert_eq!(walk.found, walk.mappings, "{generation}: {walk:?}");
@@ -177,7 +177,7 @@ fn a_vma_that_no_child_gets_is_surveyed<A: Walk>() {
     audit(&machine, &memory, &[&child]);
 }
 
-/// A child is forked by a parent that has done its part already: it keeps no dead group.
+/// A child is forked by a parent that has done its share already: it keeps no dead group.
 fn an_idle_child_of_a_surveyed_parent_keeps_nothing<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let first = new_space(&memory, 4);
@@ -220,7 +220,7 @@ fn a_child_that_never_forks_keeps_what_it_maps<A: Walk>() {
     );
     assert!(anon_groups(&memory) < 40, "{} groups", anon_groups(&memory));
     drop(line);
-    // Now that it forks, they go.
+    // When it forks, they are freed.
     let child = idle.fork().unwrap();
     audit(&machine, &memory, &[&idle, &child]);
     drop(idle);
@@ -266,7 +266,7 @@ fn a_fork_of_overlapping_generations_may_run_out_of_memory<A: Walk>() {
         drop(line);
         audit(&machine, &memory, &[]);
         assert_eq!(free(&memory), frames, "frames have leaked");
-        // A table is asked for once more, where there was none at once: not every failure shows.
+        // A table allocation is retried if none was free at once: not every failure is visible.
         if !reached {
             break;
         }
@@ -298,7 +298,7 @@ fn overlapping_generations_exit_while_others_fork<A: Walk>() {
         let exits = || {
             machine.on_cpu(Cpu(2), || {
                 for space in receive {
-                    // It forks, too: two surveys of a family may meet.
+                    // It forks too: two surveys of a family may run concurrently.
                     let child = space.fork().unwrap();
                     child.fault(page(2), Access::Write).unwrap();
                     drop(space);
@@ -328,7 +328,7 @@ fn overlapping_generations_exit_while_others_fork<A: Walk>() {
     assert!(anon_groups(&memory) <= 60, "{} groups", anon_groups(&memory));
     drop(line);
     drop(sister);
-    // Several CPUs were busy, so some may not be known to have left their read sections.
+    // Several CPUs were busy, so the core may not know that all have left their read sections.
     memory.drain_deferred();
     assert_eq!(anon_groups(&memory), 0);
 }

@@ -1,4 +1,4 @@
-//! Frames that are not the core's, shown to programs (Linux: `VM_PFNMAP`).
+//! The embedder's frames, shown to programs (Linux: `VM_PFNMAP`).
 
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ use crate::support::{GIB, MIB, READ_WRITE, anywhere, audit, fixed, memory_with, 
 const AT: u64 = GIB;
 const HUGE: u64 = 2 * MIB;
 
-/// The type that leaves have which were made with type `memory`.
+/// The actual type of leaves that were requested with type `memory`.
 fn stored<A: Arch>(memory: MemoryType) -> MemoryType {
     let bits = A::memory_type(memory).expect("the architecture has it");
     A::memory_type_of(bindery::arch::Entry(bits))
@@ -77,8 +77,8 @@ fn largest_pieces<A: Walk>() {
 fn congruent_address<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let contig = u64::from(A::CONTIG_ENTRIES);
-    // The first frame, the pages of the piece, the page that the mapping begins with, its pages,
-    // and the pages modulo which its address is congruent.
+    // The first frame, the pages of the piece, the first page of the mapping, its pages, and the
+    // modulus of its congruent address.
     let cases = [
         (DEVICE, 2048, 0, 1024, 512),
         (DEVICE.plus(5), 2048, 0, 1019, 512),
@@ -93,7 +93,7 @@ fn congruent_address<A: Walk>() {
         let driver = Driver::of(&[(0, first, count)]);
         let object = memory.frame_object(&driver, 8 * MIB, MemoryType::Device).unwrap();
         let space = AddressSpace::new(&memory, options()).unwrap();
-        // The highest free address is no better than any other.
+        // The highest free address is as good as any other.
         space.mmap(&anywhere(7 * PAGE_SIZE)).unwrap();
         let request = MapRequest { sharing: Sharing::Shared, ..anywhere(pages * PAGE_SIZE) };
         let source = MapObject { object: &object, offset: page * PAGE_SIZE, access: BOTH };
@@ -108,7 +108,7 @@ fn congruent_address<A: Walk>() {
         }
         audit(&machine, &memory, &[&space]);
     }
-    // The source has no such page, now.
+    // The source has no such page at this time.
     let driver = Driver::default();
     let object = memory.frame_object(&driver, 8 * MIB, MemoryType::Device).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -138,7 +138,7 @@ fn kept_type<A: Walk>() {
         }
         space.fault(VirtAddr(AT), Access::Write).unwrap();
         space.fault(VirtAddr(AT + HUGE), Access::Read).unwrap();
-        // A huge leaf is cut, some pages lose all permissions, and get them back.
+        // A huge leaf is split; some pages lose all permissions, and get them back.
         let (nothing, read) = (Protection::empty(), Protection::READ);
         space.mprotect(VirtAddr(AT + PAGE_SIZE), 3 * PAGE_SIZE, nothing).unwrap();
         let hidden = space.inspect(VirtAddr(AT + PAGE_SIZE));
@@ -153,7 +153,7 @@ fn kept_type<A: Walk>() {
             [0u32, 1, 2].map(|n| leaf(&space, AT + u64::from(n) * PAGE_SIZE)),
             [0, 1, 2].map(of)
         );
-        // A child's faults ask the source; a move takes the leaves along.
+        // A child's faults ask the source; a move moves the leaves.
         let child = space.fork().unwrap();
         assert_eq!(leaf(&child, AT), None);
         child.fault(VirtAddr(AT), Access::Write).unwrap();
@@ -220,7 +220,7 @@ fn embedder_frames<A: Walk>() {
 fn beside_a_folio<A: Walk>() {
     for (hides, ends) in [(false, false), (false, true), (true, false), (true, true)] {
         let (machine, memory) = strict::<A>(32 * MIB);
-        // All blocks of one page that programs get next are consecutive: one of them is the
+        // All single-page blocks that programs get next are consecutive: one of them is the
         // driver's.
         let blocks: Vec<_> = (0..8).map(|_| memory.allocate_frames(Order(0)).unwrap()).collect();
         let shown = blocks[3].first;
@@ -299,8 +299,8 @@ fn revoked<A: Walk>() {
     assert_eq!(memory_object.unwrap().revoke(0, PAGE_SIZE), Err(Error::Invalid));
 }
 
-/// A block that programs reach by no leaf is free: if a fault had mapped the answer of before, the
-/// strict TLB or the count of the block would show it.
+/// A block that programs reach by no leaf is free: if a fault had mapped the source's earlier
+/// answer, the strict TLB or the count of the block would show it.
 fn revoked_beside_faults<A: Walk>() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -327,7 +327,7 @@ fn revoked_beside_faults<A: Walk>() {
             let block = memory.allocate_frames(Order(6)).unwrap();
             let before = stores.load(Ordering::Relaxed);
             driver.set(&[(0, block.first, 64)]);
-            // Each block has a store, and mostly one is under way when the block is revoked.
+            // Each block has a store, which is usually in progress when the block is revoked.
             while stores.load(Ordering::Relaxed) == before && !storer.is_finished() {
                 std::thread::yield_now();
             }
@@ -384,7 +384,7 @@ fn calls_have_the_answers_of_linux() {
             assert_eq!(space.madvise(at, length, *advice), expected, "{advice:?}");
         }
         assert!(leaf(&space, AT).is_some(), "no advice has unmapped it");
-        // It grows nowhere, and leaves nothing behind.
+        // It cannot grow, and leaves nothing behind.
         let grown = space.mremap(at, length, 2 * length, Remap::MayMove);
         assert_eq!(grown, Err(Error::Fault(VirtAddr(AT + length))));
         assert_eq!(space.mremap(at, 0, length, Remap::MayMove), Err(Error::Fault(at)));
@@ -451,7 +451,7 @@ fn the_source_follows_every_mapping() {
         assert_eq!(driver.mappings(), 4);
         drop(child);
         assert_eq!(driver.mappings(), 2);
-        // Neighbors do not merge: each is one mapping of the driver's.
+        // Neighbors do not merge: each is a separate mapping of the driver's.
         map(&space, object, &shared(2 * AT, PAGE_SIZE)).unwrap();
         let next = MapObject { object, offset: PAGE_SIZE, access: BOTH };
         space.mmap_object(&shared(2 * AT + PAGE_SIZE, PAGE_SIZE), &next).unwrap();
@@ -511,7 +511,7 @@ fn an_embedders_mapping_neither_grows_nor_merges() {
         assert_eq!(space.madvise(at, PAGE_SIZE, advice), Err(Error::Invalid));
     }
     assert_eq!(space.madvise(at, PAGE_SIZE, Advice::DontNeed), Ok(()));
-    // A breakpoint is the program's own.
+    // A breakpoint is private to the program.
     space.mprotect(at, PAGE_SIZE, READ_WRITE).unwrap();
     space.write_user(at, b"trap").unwrap();
     let mut bytes = [0; 4];
@@ -547,7 +547,7 @@ fn two_memory_types_of_a_frame_are_reported() {
         matches!(found.as_slice(), [bindery_hosted::Violation::MixedTypes { .. }]),
         "{found:?}"
     );
-    // One after the other is right.
+    // Either order is correct.
     space.munmap(VirtAddr(AT), PAGE_SIZE).unwrap();
     space.munmap(VirtAddr(2 * AT), PAGE_SIZE).unwrap();
     map(&space, &registers, &shared(AT, PAGE_SIZE)).unwrap();

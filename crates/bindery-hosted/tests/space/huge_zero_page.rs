@@ -1,5 +1,5 @@
-//! The huge zero page: what a first read maps where a huge folio would fit, what every call
-//! makes of it, and the first write.
+//! The huge zero page: a first read maps it where a huge folio would fit. The effect of every call
+//! on it, and the first write.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Level;
@@ -30,7 +30,7 @@ on_every_architecture! {
 }
 
 const PAGE: u64 = 4096;
-/// Where the memory of the fixture is, aligned for huge leaves.
+/// The address of the fixture's memory, aligned for huge leaves.
 const AT: u64 = GIB;
 /// Congruent with `AT` modulo a table.
 const TO: u64 = 4 * GIB;
@@ -57,7 +57,7 @@ fn with_huge_zeroes<A: Walk>(play: impl FnOnce(&Fixture<'_, '_, A>)) {
     assert_eq!(memory.free_frame_count(), free - kept, "frames have leaked");
 }
 
-/// Level of the leaf at `at`, and what its frame is.
+/// The level of the leaf at `at`, and the kind of its frame.
 #[track_caller]
 fn leaf<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (Level<A>, FrameKind) {
     match fixture.space.inspect(VirtAddr(at)) {
@@ -107,7 +107,7 @@ fn does_not_fit<A: Walk>() {
         assert_eq!(leaf(fixture, at), (Level::PTE, ZERO));
     };
     with_huge_zeroes::<A>(|fixture| {
-        // Not all of the slot is the mapping's.
+        // The mapping does not cover the whole entry span.
         fixture.space.munmap(VirtAddr(AT), PAGE).unwrap();
         small(fixture, AT + PAGE);
         // It is not wanted.
@@ -134,7 +134,7 @@ fn does_not_fit<A: Walk>() {
     });
 }
 
-/// Takes all blocks that a huge folio could be made of.
+/// Allocates all blocks that could be a huge folio.
 fn take_blocks<A: Walk>(fixture: &Fixture<'_, '_, A>) -> Vec<FrameRange> {
     std::iter::from_fn(|| fixture.memory.allocate_frames(Order(9))).collect()
 }

@@ -1,4 +1,4 @@
-//! A fatal signal comes at every point at which a long call checks for one: the call stops and
+//! A fatal signal arrives at every point at which a long call checks for one. The call stops and
 //! reports it, its work so far stays or is undone as documented, and a repeated call completes.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
@@ -67,7 +67,7 @@ fn an_interrupted_populate_keeps_its_pages() {
         call: &|scene| {
             let request = MapRequest { flags: MapFlags::POPULATE, ..fixed(AT, 16 * PAGE_SIZE) };
             assert_eq!(scene.space.mmap(&request), Ok(VirtAddr(AT)), "the mapping is there");
-            // Or the look itself would be stopped.
+            // Otherwise the check itself would be stopped.
             scene.machine.fatal_signal_after(None);
             if present(scene, AT, 16) < 16 { Err(Error::Interrupted) } else { Ok(()) }
         },
@@ -252,7 +252,7 @@ fn allocate_takes_back_what_it_has_allocated() {
 #[test]
 fn reading_and_writing_count_what_went_through() {
     on_scene(|scene| {
-        // Several pieces of 64 KiB, between which the signal is asked for.
+        // Several pieces of 64 KiB, between which the call checks for the signal.
         let bytes = vec![7; 64 * PAGE_SIZE as usize];
         let mut written = 0;
         while written < bytes.len() {

@@ -1,5 +1,5 @@
-//! The same bad calls, made to the Linux below us and to an address space: results, errno and the
-//! mappings afterwards agree.
+//! The same bad calls to the host's Linux and to an address space: results, errno and the mappings
+//! afterwards agree.
 //!
 //! Both have the same layout in a window of 64 pages, far from everything else in the process:
 //!
@@ -8,7 +8,7 @@
 //!         | rw     |        | r      | rw     |                            |
 //! ```
 //!
-//! Calls that Linux would carry out elsewhere are left out: the process needs its mappings.
+//! Calls that Linux would perform elsewhere are left out: the process needs its mappings.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -33,7 +33,7 @@ const END: u64 = X86_64::<4>::USER_END;
 /// Around the window nothing of the process's own lies.
 const AROUND: u64 = 1 << 30;
 
-/// The addresses that calls are made with.
+/// The addresses of the calls.
 const ADDRESSES: [u64; 27] = [
     0,
     1,
@@ -92,10 +92,10 @@ enum Call {
     Remap { old: u64, old_length: u64, length: u64, remap: Remap },
 }
 
-/// The result of a call: an address (0 if it has none, or may choose it), or an errno.
+/// The result of a call: an address (0 if it has none, or may choose one), or an errno.
 type Outcome = Result<u64, i32>;
 
-/// A stretch of the window and what is allowed there.
+/// A range of the window and its permissions.
 type Layout = Vec<(u64, u64, Protection)>;
 
 impl Call {
@@ -201,8 +201,8 @@ impl Call {
         done.map_err(|errno| errno.raw_os_error())
     }
 
-    /// Whether Linux, if it carries the call out, changes nothing but what is around the window or
-    /// free for certain; and does not have to find room for more than a machine has.
+    /// Whether Linux would change only the surroundings of the window or addresses that are
+    /// certainly free, and need not find more memory than a machine has.
     fn harmless(self) -> bool {
         match self {
             // Linux takes a fixed address in the last page for an error number, and returns it.
@@ -271,8 +271,8 @@ fn lay_out(space: &Space<'_>) {
     }
 }
 
-/// Joins what touches and allows the same: whether Linux merges two mappings depends on more than
-/// can be seen.
+/// Merges adjacent ranges with equal permissions: whether Linux merges two mappings depends on more
+/// than is visible.
 fn joined(parts: impl Iterator<Item = (u64, u64, Protection)>) -> Layout {
     let mut layout = Layout::new();
     for (start, end, protection) in parts {
@@ -314,7 +314,7 @@ fn near(part: &(u64, u64, Protection)) -> bool {
 /// Both sides, compared call by call.
 fn compare(calls: impl Iterator<Item = Call>) {
     let (machine, memory) = strict::<X86_64<4>>(64 << 20);
-    // This thread drops its privileges, so that it is refused low addresses.
+    // This thread drops its privileges, so that low addresses are forbidden.
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::SYS_RAWIO);
     set_capabilities(None, sets).unwrap();
@@ -336,7 +336,8 @@ fn compare(calls: impl Iterator<Item = Call>) {
             (Ok(_), Ok(_)) if call.chooses() => true,
             (ours, theirs) => ours == theirs,
         };
-        // Linux has shrunk a mapping before it refuses to move it too low. We change nothing.
+        // Linux has shrunk a mapping before it fails to move it to a low address. The core changes
+        // nothing.
         let expected = match ours {
             Err(Error::BelowMinimum { .. }) => &before,
             _ => &now.1,
@@ -406,7 +407,7 @@ fn mprotect_refuses_what_linux_refuses() {
     }));
 }
 
-/// Whether the Linux below us is at least 6.17, whose `mremap` checks in another order than before.
+/// Whether the host's Linux is at least 6.17, whose `mremap` checks in another order than before.
 fn has_the_new_mremap() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
@@ -423,7 +424,7 @@ fn mremap_refuses_what_linux_refuses() {
         eprintln!("skipped: this Linux is older than 6.17");
         return;
     }
-    // All lengths at one place, then all places with a few lengths.
+    // All lengths at one address, then all addresses with a few lengths.
     let lengths = LENGTHS
         .into_iter()
         .flat_map(|old_length| LENGTHS.into_iter().map(move |length| (old_length, length)));

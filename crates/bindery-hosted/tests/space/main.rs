@@ -1,4 +1,4 @@
-//! Address spaces: what each system call does, refuses and costs, and what it leaves.
+//! Address spaces: the effects, the errors and the costs of each system call.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

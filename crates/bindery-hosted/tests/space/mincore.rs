@@ -80,7 +80,7 @@ fn residence_is_shown_only_to_writers_and_owners() {
         map(&space, &file, read, (Protection::READ, sharing));
         assert_eq!(mincore(&space), [1; 4], "{sharing:?}, of a stranger");
     }
-    // A private page tells a stranger no more.
+    // A stranger learns nothing more about a private page.
     map(&space, &file, read, (READ_WRITE, Sharing::Private));
     space.fault(VirtAddr(AT), Access::Write).unwrap();
     assert_eq!(mincore(&space), [1; 4]);
@@ -113,7 +113,7 @@ fn shared_memory_tells_whoever_maps_it() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Page by page, whatever the runs in which it is told.
+/// The answers page by page, whatever the runs in which they are reported.
 fn residence<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: u64, pages: u64) -> Vec<bool> {
     let mut told = Vec::new();
     let tell = |residence, count: u64| {

@@ -1,4 +1,4 @@
-//! Moves whose shape once broke something, or whose cost is easily lost: sparse, huge, shifted.
+//! Moves whose shape once caused a failure, or whose cost easily regresses: sparse, huge, shifted.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, X86_64};
@@ -31,7 +31,7 @@ fn move_sparse<A: Walk>(from: u64, to: u64, length: u64, step: u64) {
 
 #[test]
 fn a_huge_sparse_move_locks_few_tables() {
-    // One table of level 2 in each GiB; locked all at once they were more than a lock set holds.
+    // One level-2 table in each GiB; all together they were too many for a lock set.
     move_sparse::<X86_64<4>>(64 * GIB, 1024 * GIB + 2 * MIB, 200 * GIB, GIB);
     move_sparse::<X86_64<4>>(64 * GIB, 1024 * GIB + 4 * KIB, 200 * GIB, GIB);
     move_sparse::<AArch64>(64 * GIB, 1024 * GIB + 64 * KIB, 200 * GIB, GIB);
@@ -42,7 +42,7 @@ fn a_move_leaves_no_empty_source_table() {
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // The source is bounded by neighbors on both sides, so its hull is the source itself.
+    // Neighbors bound the source on both sides, so its hull is the source itself.
     for (at, length) in [(GIB, 2 * GIB), (3 * GIB, 2 * GIB), (5 * GIB, GIB)] {
         space.mmap(&fixed(at, length)).unwrap();
         space.mprotect(VirtAddr(at), length, bindery::Protection::READ).unwrap();
@@ -71,7 +71,7 @@ fn a_move_ending_in_a_gibibyte_frees_tables() {
     let to = VirtAddr(from + 8 * GIB);
     assert_eq!(space.mremap(VirtAddr(from), length, length, Remap::To(to)), Ok(to));
     audit(&machine, &memory, &[&space]);
-    // Whatever was left there would be in the way now.
+    // Anything left there would be in the way now.
     let whole = VirtAddr(64 * GIB);
     space.mmap(&fixed(whole.0, GIB)).unwrap();
     program.store(whole, 5).unwrap();

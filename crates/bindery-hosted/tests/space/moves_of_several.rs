@@ -249,7 +249,7 @@ fn leave_touched<A: Walk>(order: u8, from: u64, to: u64, length: u64, step: u64)
         assert_eq!(program.load(VirtAddr(to + at)), Ok(at ^ 0x55));
     }
     audit(&machine, &memory, &[&space]);
-    // Nothing of what stays is in the way of what comes back.
+    // No remaining mapping is in the way of the move back.
     space.mremap(VirtAddr(to), length, length, Remap::To(VirtAddr(from))).unwrap();
     for at in &touched {
         assert_eq!(program.load(VirtAddr(from + at)), Ok(at ^ 0x55));
@@ -301,7 +301,7 @@ fn child_keeps<A: Walk>() {
         fixture.space.mremap(VirtAddr(AT), 16 * PAGE, 16 * PAGE, remap).unwrap();
         child.mremap(VirtAddr(AT), 8 * PAGE, 8 * PAGE, remap).unwrap();
         audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
-        // Neither sees what the other writes, wherever it has put it.
+        // Neither sees the other's writes, wherever they are.
         fixture.program.fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
         fixture.program.fill(VirtAddr(TO + 8 * PAGE), 4 * PAGE, 2).unwrap();
         of_child.fill(VirtAddr(TO), 4 * PAGE, 3).unwrap();
@@ -374,7 +374,7 @@ fn a_staying_source_merges_with_no_new_likeness() {
         let flags: Vec<_> = fixture.layout().iter().map(|part| part.flags).collect();
         assert_eq!(flags[0], flags[1]);
         assert_eq!(flags[2] - flags[3], MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
-        // So each was left whole, and is as if it were never written.
+        // So each was left completely, as if it had never been written.
         let to = VirtAddr(2 * TO);
         fixture.space.mremap(VirtAddr(AT + 4 * PAGE), PAGE, PAGE, Remap::To(to)).unwrap();
         let last = fixture.layout().pop().unwrap();

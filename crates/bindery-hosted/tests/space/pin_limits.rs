@@ -1,4 +1,4 @@
-//! One process cannot keep others from pinning what they share.
+//! One process cannot prevent others from pinning shared pages.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -38,7 +38,7 @@ fn process<'m>(object: &Object<'m, Hosted>, memory: &'m Memory<Hosted>) -> Space
     space
 }
 
-/// Pins the first page as often as it can be, and says what ends it.
+/// Pins the first page as often as possible. Returns the error that ends it.
 fn pin_until_refused<'m>(space: &Space<'m>, pins: &mut Pins<'m>) -> (usize, PinError) {
     let before = pins.len();
     loop {
@@ -64,7 +64,7 @@ fn one_processes_pin_limit_leaves_another_free() {
     let pinned = other.pin(AT, 1, Access::Write, PinTime::Long).unwrap();
     assert_eq!(pinned.pages(), 1);
     assert_eq!(other.usage().pinned, 1);
-    // The limit counts pages, wherever they are.
+    // The limit counts pages, wherever they are mapped.
     let behind = VirtAddr(AT.0 + PAGE_SIZE);
     let refused = greedy.pin(behind, 1, Access::Read, PinTime::Short).unwrap_err();
     assert_eq!(refused, PinError::LimitReached);

@@ -32,7 +32,7 @@ fn with_fixture<A: Walk>(scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>)
     audit(&machine, &memory, &[]);
 }
 
-/// How many pages one store into fresh memory brings in.
+/// The number of pages that one store to fresh memory maps.
 fn touched<A: Walk>(
     machine: &Machine<A>,
     space: &Space<'_, A>,
@@ -89,7 +89,7 @@ fn collapsed<A: Walk>() {
         let on_demand = || space.madvise(VirtAddr(AT), SIZE, Advice::Collapse);
         space.set_large_folios(LargeFolios::Never);
         assert_eq!((background(), on_demand()), (0, Err(Error::Invalid)));
-        // To ask for it is advice enough.
+        // The setting counts as advice.
         space.set_large_folios(LargeFolios::Advised);
         assert_eq!((background(), on_demand()), (0, Ok(())));
         assert_eq!(program.load(VirtAddr(AT + SIZE - 8)), Ok(0x0101_0101_0101_0101));
@@ -117,7 +117,7 @@ fn refused<A: Walk>() {
         assert_eq!(protect(AT + 2 * MIB, 4, execute), Err(Error::AccessDenied));
         assert_eq!(protect(AT + MIB, 2, execute), Ok(()));
         assert_eq!(protect(AT + MIB, 1, read), Ok(()));
-        // Pages before it are changed, as after every refusal of mprotect.
+        // Pages before it are changed, as in any failure of mprotect.
         assert_eq!(protect(AT, 4, read | execute), Ok(()));
         assert_eq!(protect(AT, 4, read | write | execute), Err(Error::AccessDenied));
         assert_eq!(protect(AT + MIB, 4, read | execute), Err(Error::AccessDenied));
@@ -213,7 +213,7 @@ fn merging<A: Walk>() {
         assert!(!may_merge(&space, 2 * AT), "shared memory is not merged");
         let child = space.fork().unwrap();
         assert!(child.merging() && may_merge(&child, AT));
-        // Only one page differs from its neighbor, until none has the advice.
+        // A single page differs from its neighbor, until none has the advice.
         space.madvise(VirtAddr(AT), PAGE, Advice::Unmergeable).unwrap();
         assert_eq!((may_merge(&space, AT), ends(AT)), (false, AT + PAGE));
         assert_eq!((call(SET_MERGE, [0; 4]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(0)));

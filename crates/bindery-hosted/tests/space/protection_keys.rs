@@ -1,5 +1,5 @@
-//! Protection keys: their owners, which mappings and entries carry them, and what a thread's rights
-//! make of a fault.
+//! Protection keys: their owners, the mappings and entries with keys, and the effect of a thread's
+//! rights on a fault.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{KeyRights, Level, ProtectionKey};
@@ -186,7 +186,7 @@ fn a_thread_without_rights_faults_with_the_key() {
     }
     assert_eq!(space.inspect(page(1)), Inspection::Empty);
     assert!(space.fault_with_keys(page(1), Access::Read, read_only).is_ok());
-    // Keys say nothing of fetches; the mapping does.
+    // Keys do not restrict fetches; the mapping does.
     let fetch = space.fault_with_keys(AT, Access::Execute, none);
     assert!(matches!(fetch, Err(FaultError::Protection) | Ok(_)), "{fetch:?}");
     // Like Linux, a key comes before the mapping's permissions.

@@ -1,4 +1,4 @@
-//! A scene on which calls are refused, and all that a refused call could have changed.
+//! A state for calls that must fail, and everything that a failed call could have changed.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Counts, Error, MapRequest, Mapping, Protection, Usage};
@@ -45,7 +45,7 @@ pub fn state<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> State {
     }
 }
 
-/// Makes a call that must be refused so, and change nothing.
+/// Makes a call that must fail with this error and change nothing.
 #[track_caller]
 pub fn refused<A: Walk, T, E: Copy + PartialEq + core::fmt::Debug>(
     fixture: &Fixture<'_, '_, A>,

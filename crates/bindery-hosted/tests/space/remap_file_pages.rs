@@ -1,4 +1,4 @@
-//! `remap_file_pages`: other pages of an object in place of some.
+//! `remap_file_pages`: replaces pages of a mapping by other pages of the object.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;

@@ -1,5 +1,5 @@
-//! `mprotect` of pages whose frames lie in no order: they change by stretches of equal attributes,
-//! and each page keeps its content, its owner and its own permission to be written.
+//! `mprotect` of pages whose frames are in random order: they change in runs of equal attributes,
+//! and each page keeps its content, its owner and its own write permission.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, FaultError, Protection};
@@ -22,7 +22,7 @@ fn at(page: u64) -> VirtAddr {
     VirtAddr(AT + page * PAGE_SIZE)
 }
 
-/// Memory that was written in no order.
+/// Memory that was written in random order.
 fn scatter<A: Walk>(space: &AddressSpace<'_, Machine<A>>, program: &Program<'_, '_, A>) {
     space.mmap(&fixed(AT, PAGES * PAGE_SIZE)).unwrap();
     for number in 0..PAGES {

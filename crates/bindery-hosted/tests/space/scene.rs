@@ -36,7 +36,7 @@ pub struct Scene<'m> {
 pub struct Case<'a> {
     pub prepare: fn(&Scene<'_>),
     pub call: &'a dyn Fn(&Scene<'_>) -> Result<(), Error>,
-    /// The state after it was stopped, given its number of checks before.
+    /// The state after it was stopped, given the number of earlier checks.
     pub stopped: fn(&Scene<'_>, u64),
     /// The state after it has completed.
     pub done: fn(&Scene<'_>),
@@ -65,8 +65,8 @@ pub fn on_scene(scenario: impl FnOnce(&Scene<'_>)) {
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
 }
 
-/// Lets the signal come before the first question of the call, the second, and so on until it asks
-/// no more. Says how often it asks.
+/// Delivers the signal at the first check of the call, then at the second, and so on until the call
+/// completes. Returns the number of checks.
 pub fn at_every_question(case: &Case<'_>) -> u64 {
     let mut questions = 0;
     loop {
@@ -149,7 +149,7 @@ impl<'m> Scene<'m> {
         }
     }
 
-    /// The file holds what was written, wherever that is.
+    /// The file contains the written data, in memory or in the storage.
     pub fn assert_nothing_lost(&self) {
         for page in 0..100 {
             let mut byte = [0];

@@ -80,7 +80,7 @@ fn only_the_program_reads_and_writes_it() {
         let pinned = one.pin(VirtAddr(AT), 1, Access::Read, PinTime::Short).map(drop);
         assert_eq!(pinned, Err(PinError::Fault(FaultError::Protection)));
         assert_eq!(bytes, [0; 6]);
-        // A request of the program is its own access.
+        // A copy that the program requests is its own access.
         assert!(one.copy_to(VirtAddr(AT), &other, VirtAddr(AT), 6).is_ok());
         let child = one.fork().unwrap();
         child.read_user(VirtAddr(AT), &mut bytes).unwrap();

@@ -1,5 +1,5 @@
-//! Huge leaves and contiguous runs that an operation covers in part: cut once, only at the edges,
-//! with deposited tables; and nothing that the MMU has recorded in any entry is lost.
+//! Huge leaves and contiguous runs that an operation covers partly: split once, only at the edges,
+//! with deposited tables. No bit that the MMU has set in any entry is lost.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Absent, Level, Riscv64};
@@ -78,7 +78,7 @@ fn cut_dirty<A: Walk>() {
     for (cut, rest) in cuts::<A>() {
         huge::<A>(|fixture| {
             testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 1);
-            // One store, recorded in the one entry that there is.
+            // One store, recorded in the only entry.
             fixture.fill(AT, 1);
             cut(fixture);
             for page in 0..412 {
@@ -129,7 +129,7 @@ fn move_and_cut<A: Walk>() {
     });
 }
 
-/// Cuts the leaf at `AT`, and makes all equal again.
+/// Splits the leaf at `AT`, and makes all entries equal again.
 fn cut_and_mend<A: Walk>(fixture: &Fixture<'_, '_, A>) {
     fixture.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
     fixture.space.mprotect(VirtAddr(AT), PAGE, READ_WRITE).unwrap();
@@ -160,7 +160,7 @@ fn refuse_to_join<A: Walk>() {
         |_| {},
         |fixture| fixture.space.discard(VirtAddr(AT + 5 * PAGE), PAGE).unwrap(),
         |fixture| {
-            // Another page in the place of one.
+            // Replaces one page.
             fixture.space.discard(VirtAddr(AT + 5 * PAGE), PAGE).unwrap();
             fixture.fill(AT + 5 * PAGE, 1);
         },
@@ -367,7 +367,7 @@ fn dirty_prot_none<A: Walk>() {
     written_blocks::<A>(|fixture| {
         fixture.space.mprotect(VirtAddr(AT), 64 * PAGE, Protection::empty()).unwrap();
         assert_dirty(fixture, AT, &WRITTEN);
-        // A part of each is shown again, the record perhaps not with it.
+        // A part of each becomes accessible again, perhaps without the recorded bit.
         for page in WRITTEN {
             fixture.space.mprotect(VirtAddr(AT + page * PAGE), PAGE, READ_WRITE).unwrap();
         }

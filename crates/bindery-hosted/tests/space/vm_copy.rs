@@ -74,7 +74,7 @@ fn a_fault_on_either_side_ends_the_copy() {
     });
 }
 
-/// The bytes before the signal are there, and the caller learns how many they are.
+/// The bytes before the signal are copied, and the caller learns their number.
 #[test]
 fn a_fatal_signal_ends_a_copy_early() {
     let (machine, memory) = strict::<X86_64>(64 * MIB);
@@ -144,7 +144,7 @@ fn ranges_of_both_sides_are_consumed_in_order() {
 #[test]
 fn the_arrays_are_read_before_anything_is_copied() {
     with_two::<X86_64>(|one, other| {
-        // The first 16 bytes that come over lie on the arrays themselves.
+        // The first 16 copied bytes overwrite the arrays themselves.
         put(one, ARRAYS, &[(ARRAYS, 16), (ARRAYS + 32, 16), (AT, 32)]);
         assert_eq!(call(one, other, CopyDirection::Read, [7, ARRAYS, 2, ARRAYS + 32, 1, 0]), 32);
         assert_eq!(bytes(one, ARRAYS, 16), [0; 16]);

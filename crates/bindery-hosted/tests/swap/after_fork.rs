@@ -1,5 +1,5 @@
-//! Pages that came in for one process, while another of its family still names their slots: swap
-//! has their content, so they need no memory once nothing maps them.
+//! Pages that were swapped in for one process, while another of its family still refers to their
+//! slots: swap has their content, so they need no memory once nothing maps them.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Advice, Protection};
@@ -113,7 +113,7 @@ fn what_the_last_process_unmaps_leaves_memory<A: Walk>() {
     }
 }
 
-/// A write copies, and the page that it leaves is the last mapping.
+/// A write copies, and leaves a page whose last mapping it was.
 fn what_a_write_leaves_goes<A: Walk>() {
     for order in [0, 4] {
         with_reader::<A>(order, |swapping, child| {
@@ -169,7 +169,7 @@ fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
             if by_advice {
                 children[0].madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
             } else {
-                // A folio leaves the cache in one turn of the clock, and memory in a later one.
+                // A folio leaves the cache in one turn of the clock, and is evicted in a later one.
                 (0..3).for_each(|_| _ = swapping.memory.reclaim(2 * PAGES));
             }
             for child in &children {

@@ -1,4 +1,4 @@
-//! Collapse of ranges that have pages in swap: those come back first.
+//! Collapse of ranges with pages in swap: those are swapped in first.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Level;

@@ -1,4 +1,4 @@
-//! Each CPU takes slots of clusters of its own, and no slot is lost with its CPU.
+//! Each CPU allocates slots in its own clusters, and no slot is lost when its CPU goes offline.
 
 use std::thread;
 
@@ -24,7 +24,7 @@ fn cluster<A: Walk>(swapping: &Swapping<'_, '_, A>, page: u64) -> Option<u64> {
     }
 }
 
-/// Sends pages out by calls on a CPU.
+/// Swaps pages out by calls on a CPU.
 fn page_out_on<A: Walk>(swapping: &Swapping<'_, '_, A>, cpu: u16, first: u64, pages: u64) {
     swapping.machine.on_cpu(Cpu(cpu), || swapping.page_out(AT + first * PAGE, pages));
 }
@@ -67,7 +67,7 @@ fn the_last_slot_is_found_whichever_cpu_has_it<A: Walk>() {
             assert_eq!(swapping.memory.events().folio_splits, splits, "a block was out of reach");
             page_out_on(swapping, 0, 0, folio);
             assert_eq!((swapping.taken(), swapping.swapped(AT, folio)), (3 * RUN, 0));
-            // One block is freed: the next CPU takes it.
+            // One block is freed: the next CPU allocates it.
             let freed = VirtAddr(AT + folio * PAGE);
             swapping.space.madvise(freed, folio * PAGE, Advice::DontNeed).unwrap();
             page_out_on(swapping, 2, 0, folio);
@@ -84,7 +84,7 @@ fn a_cpu_that_goes_offline_leaves_its_cluster<A: Walk>() {
         page_out_on(swapping, 1, 0, 10);
         swapping.memory.cpu_offline(Cpu(1)).unwrap();
         audit(swapping.machine, swapping.memory, &[swapping.space]);
-        // A cluster in use is taken before a free one.
+        // A cluster in use is preferred to a free one.
         page_out_on(swapping, 0, 10, 10);
         assert_eq!(cluster(swapping, 0), cluster(swapping, 10));
         swapping.memory.cpu_online(Cpu(1)).unwrap();
@@ -120,7 +120,7 @@ fn an_area_goes_with_the_clusters_of_all_cpus<A: Walk>() {
     });
 }
 
-/// A cluster whose slots are all free is discarded, though a CPU has taken slots there last.
+/// A cluster whose slots are all free is discarded, though a CPU has allocated slots there last.
 fn free_slots_of_an_owned_cluster_are_discarded<A: Walk>() {
     let file = device(4 * RUN, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 0, file, |swapping| {

@@ -1,4 +1,4 @@
-//! A device that does its work later: folios under writeback, and what meets them.
+//! An asynchronous device: folios under writeback, and calls that meet them.
 
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const SLOTS: u64 = 4096;
 
 type Amd64 = X86_64<4>;
 
-/// Serves all requests that wait, and lets the core finish them.
+/// Completes all pending requests, and makes the core finish them.
 fn serve_all<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
     while device.serve_one(swapping.memory) {}
     swapping.memory.wait_for_swap_writes().unwrap();
@@ -103,7 +103,7 @@ fn a_huge_folio_is_one_run<A: Walk>() {
     }
 }
 
-/// A fault finds the folio that the device has, and waits for the device: nothing is read.
+/// A fault finds the folio that the device is writing, and waits for the device: nothing is read.
 #[test]
 fn a_fault_waits_for_the_write() {
     for order in [0, 4, 9] {
@@ -136,7 +136,7 @@ fn a_fault_waits_for_the_write() {
     }
 }
 
-/// Two threads that want the same page read it once.
+/// Two threads that need the same page read it once.
 #[test]
 fn two_faults_at_once_read_a_run_once() {
     for order in [0, 4, 9] {
@@ -150,7 +150,7 @@ fn two_faults_at_once_read_a_run_once() {
                     scope.spawn(move || {
                         swapping.machine.on_cpu(Cpu(cpu), || {
                             let program = Program::new(swapping.machine, swapping.space);
-                            // Another page of the folio, if it has any.
+                            // Another page of the folio, if it has more than one.
                             let page = u64::from(cpu - 1) * 3 % (1 << order);
                             let at = AT + page * 4096;
                             assert_eq!(program.load(VirtAddr(at)), Ok(AT + page));
@@ -175,7 +175,7 @@ fn a_fork_finds_folios_under_writeback() {
     for order in [0, 4, 9] {
         let device = device(SLOTS, SwapService::InOrder);
         with_device::<Amd64>(BYTES, order, device, |swapping| {
-            // As many folios as the device may have at once, if they are small.
+            // The maximum number of small folios that the device may have at once.
             let pages = 32;
             swapping.map(AT, 512);
             swapping.fill(AT, pages);
@@ -235,7 +235,7 @@ fn more_folios_than_requests_go_out() {
     });
 }
 
-/// The last step of `swapoff` waits for what the device has, unless the caller is killed.
+/// The last step of `swapoff` waits for requests in flight, unless the caller is killed.
 #[test]
 fn swapoff_waits_for_the_device_interruptibly() {
     let device = device(SLOTS, SwapService::InOrder);
@@ -281,7 +281,7 @@ fn swapoff_brings_everything_back() {
     });
 }
 
-/// Reclaim waits for the device where pages that are on their way will do.
+/// Reclaim waits for the device if pages in flight suffice.
 #[test]
 fn reclaim_frees_what_the_device_has_written() {
     for service in [SwapService::AtOnce, SwapService::Shuffled(1, Duration::from_micros(30))] {
@@ -303,7 +303,7 @@ fn reclaim_frees_what_the_device_has_written() {
     }
 }
 
-/// A folio that a driver uses is not sent out, nor one that comes back for a driver.
+/// A folio that a driver uses is not swapped out, nor one that is being swapped in for a driver.
 #[test]
 fn a_pin_waits_for_the_write() {
     let device = device(SLOTS, SwapService::InOrder);

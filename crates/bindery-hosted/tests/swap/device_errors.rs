@@ -1,5 +1,5 @@
-//! A device that fails: a page that could not be written stays in memory, and one that could not be
-//! read is SIGBUS for the access that needs it, and for no other.
+//! A device that fails: a page that could not be written stays in memory. One that could not be
+//! read raises SIGBUS for the access that needs it, and for no other.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -18,7 +18,7 @@ fn is_write(request: &SwapRequest) -> bool {
     request.operation() == SwapOperation::Write
 }
 
-/// Whether the request is to read this slot, among others.
+/// Whether the request reads this slot, among others.
 fn reads(request: &SwapRequest, slot: u64) -> bool {
     let slots = request.slot()..request.slot() + u64::from(request.pages());
     !is_write(request) && slots.contains(&slot)
@@ -81,8 +81,8 @@ fn a_folio_goes_out_again_after_an_error<A: Walk>() {
     });
 }
 
-/// The device cannot read one slot: its page is SIGBUS, and all others come back. When it can read
-/// again, that page is as it was.
+/// The device cannot read one slot: its page raises SIGBUS, and all others are swapped in. When the
+/// device can read again, that page is unchanged.
 fn a_read_error_is_sigbus_for_one_page<A: Walk>() {
     const BAD: u64 = 21;
     for order in [0, 4, 9] {
@@ -112,7 +112,7 @@ fn a_read_error_is_sigbus_for_one_page<A: Walk>() {
     }
 }
 
-/// A process that has a page that cannot be read ends, and its child; the slot is free.
+/// A process with an unreadable page exits, and its child; the slot is free.
 #[test]
 fn an_unreadable_page_can_be_unmapped() {
     let device = device(SLOTS, SwapService::AtOnce);

@@ -19,7 +19,7 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 const SHARINGS: [Sharing; 2] = [Sharing::Private, Sharing::Shared];
 
-/// Lets `scenario` have a mapping whose pages are on a device that serves nothing by itself.
+/// Runs `scenario` with a mapping whose pages are on a device that completes nothing by itself.
 fn with_mapping(
     sharing: Sharing,
     order: u8,
@@ -36,8 +36,8 @@ fn with_mapping(
     });
 }
 
-/// Lets a fault wait for the device, makes `change` meanwhile, serves the device, and returns the
-/// result of the fault. Hangs if the change waits for the device.
+/// Makes a fault wait for the device, runs `change` meanwhile, completes the request, and returns
+/// the result of the fault. Hangs if the change waits for the device.
 fn fault_during(
     swapping: &Swapping<'_, '_, A>,
     device: &SwapFile,

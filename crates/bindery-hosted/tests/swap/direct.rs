@@ -1,5 +1,5 @@
-//! Direct reclaim: how much it frees for a call that finds no memory, when it ends, and when the
-//! embedder is asked.
+//! Direct reclaim: the memory that it frees for a failed allocation, its end, and its calls of the
+//! embedder.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -168,7 +168,7 @@ fn each_round_wants_twice_as_much() {
     assert_eq!(*rounds.lock().unwrap(), [0, 32, 96, 224, 480]);
 }
 
-/// A device that is done when the test says so. Nothing is read from it.
+/// A device that completes requests on the test's command. Nothing is read from it.
 #[derive(Default)]
 struct Slow(Mutex<Vec<SwapRequest>>);
 
@@ -210,13 +210,13 @@ fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     (memory, space, device)
 }
 
-/// Another CPU frees the frames that the round wants: no page is evicted, no device is waited for,
+/// Another CPU frees the frames that the round needs: no page is evicted, no device is waited for,
 /// and the embedder is not asked.
 #[test]
 fn a_round_ends_with_another_cpus_frames() {
     let (memory, space, device) = with_writes(16);
     let others = Others::new(memory);
-    // Used just now: the first look at them frees nothing.
+    // Just used: their first examination frees nothing.
     space.mmap(&fixed(2 * AT, 1024 * PAGE)).unwrap();
     for page in 0..1024 {
         space.write_user(VirtAddr(2 * AT + page * PAGE), &[1]).unwrap();
@@ -267,7 +267,7 @@ fn a_search_waits_for_its_initial_writes() {
     });
     memory.reclaim(u64::MAX);
     let sleeps = sleeps.load(Relaxed);
-    // The page beside the one that is wanted is written as well.
+    // The page next to the needed one is written as well.
     assert!((1..=WRITES + 1).contains(&sleeps), "{sleeps} waits");
 }
 
@@ -286,7 +286,7 @@ fn order_of_events(with: impl FnOnce(Interposing, &Others)) -> Vec<Moment> {
     log.clone()
 }
 
-/// Lets each attempt fail, and notes what happens.
+/// Makes each attempt fail, and records the events.
 fn log(memory: Interposing) -> Arc<Mutex<Vec<Moment>>> {
     let log = Arc::new(Mutex::new(Vec::new()));
     for moment in [Moment::Allocation, Moment::Collection, Moment::OutOfMemory] {
@@ -308,7 +308,7 @@ fn the_embedder_is_asked_once_for_caches() {
     assert_eq!(events, [Allocation, Collection, OutOfMemory, Allocation]);
 }
 
-/// Between two looks another CPU frees a frame, and a third one takes one. So the call is tried
+/// Between two checks another CPU frees a frame, and a third one takes one. So the call is tried
 /// exactly once more before `Platform::out_of_memory`.
 #[test]
 fn another_cpus_frames_allow_one_more_try() {

@@ -45,7 +45,7 @@ fn runs_of_free_slots_are_told<A: Walk>() {
         swapping.assert_filled(AT, 2 * RUN, AT);
         drop(0, 2 * RUN);
         swapping.memory.reclaim(1);
-        // The rest of the second run came back before, and now two runs are dropped.
+        // The rest of the second run was swapped in before, and now two runs are dropped.
         assert_eq!(file.counts().discarded, 4 * RUN, "reclaim tells too");
     });
 }
@@ -82,8 +82,8 @@ fn a_stopped_area_is_left_alone<A: Walk>() {
     });
 }
 
-/// One thread has pages out, in and dropped, and another tells the device. The device sees to it
-/// that no slot is discarded which a request has, and none is read that was discarded.
+/// One thread swaps pages out and in and drops them, and another sends discards. The device
+/// verifies that no slot is discarded during a request for it, and none is read that was discarded.
 fn beside_transfers<A: Walk>() {
     let file = device(8 * RUN, SwapService::Shuffled(3, Duration::ZERO));
     with_device::<A>(64 * MIB, 4, file, |swapping| {

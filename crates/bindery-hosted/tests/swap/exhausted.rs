@@ -1,5 +1,5 @@
-//! Nothing is left to reclaim: the first call that fails looks at all of memory once, and the next
-//! ones at a step of it, until something has changed.
+//! Nothing is left to reclaim: the first failing call scans all of memory once, and later ones a
+//! step of it, until something has changed.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -22,7 +22,7 @@ const STEP: u64 = 64;
 /// No memory is so large.
 const ALL: u64 = u64::MAX;
 
-/// Stores values to pages from `at` on, as long as there is memory. Says how many pages that are.
+/// Stores values to pages from `at` on, as long as there is memory. Returns the number of pages.
 fn fill_all<A: Walk>(
     swapping: &Swapping<'_, '_, A>,
     at: u64,
@@ -57,7 +57,7 @@ fn swap_is_full<A: Walk>() {
         assert_eq!(swapping.memory.reclaim(ALL), Reclaimed { freed: 0, scanned: STEP });
         assert!(swapping.space.fault(VirtAddr(AT + pages * PAGE), Access::Write).is_err());
         assert_eq!(swapping.machine.ran_out_of_memory(), asked + 1, "the embedder decides");
-        // A page less in memory: all is looked at once more, and again there is nothing.
+        // One page less in memory: all of it is scanned once more, again without result.
         swapping.space.munmap(VirtAddr(AT + (pages - 1) * PAGE), PAGE).unwrap();
         assert_nothing_is_left(swapping);
         // Slots are free again: the same number of pages can be swapped out.
@@ -83,7 +83,7 @@ fn a_full_store_is_tried_once() {
             })
         };
         let random = |page: u64| {
-            // No two of the 64 pieces of a page are alike.
+            // No two of the 64 pieces of a page are equal.
             let mut bytes = [0; PAGE as usize];
             for (piece, chunk) in (0..).zip(bytes.chunks_mut(64)) {
                 chunk.copy_from_slice(&noise(page * 64 + piece));
@@ -99,7 +99,7 @@ fn a_full_store_is_tried_once() {
         assert!(swapping.taken() < pages, "slots are free");
         swapping.space.munmap(VirtAddr(AT + (pages - 1) * PAGE), PAGE).unwrap();
         assert_nothing_is_left(swapping);
-        // Frames that the store frees are room for others.
+        // Frames that the store frees are space for others.
         let out = (0..pages).find(|page| swapping.swapped(AT + page * PAGE, 1) == 1).unwrap();
         swapping.space.munmap(VirtAddr(AT + out * PAGE), PAGE).unwrap();
         assert!(swapping.memory.reclaim(ALL).freed > 0);

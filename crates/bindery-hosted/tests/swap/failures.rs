@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 48;
 const ORDERS: [u8; 3] = [0, 4, 9];
 
-/// Which allocations fail, from the one of a number on.
+/// Selects the allocations that fail, from a number on.
 #[derive(Clone, Copy, Debug)]
 enum Failing {
     One,
@@ -23,7 +23,7 @@ enum Failing {
 }
 
 impl Failing {
-    /// Lets allocations fail during `work`, and says whether one did.
+    /// Makes allocations fail during `work`. Returns whether one did.
     fn during<A: Walk>(
         self,
         swapping: &Swapping<'_, '_, A>,
@@ -42,7 +42,7 @@ impl Failing {
     }
 }
 
-/// Maps the pages, and fills them with what cannot be compressed.
+/// Maps the pages, and fills them with incompressible data.
 fn scramble<A: Walk>(swapping: &Swapping<'_, '_, A>) -> Vec<Vec<u8>> {
     swapping.space.mmap(&fixed(AT, 512 * PAGE)).unwrap();
     let mut chance = Chance::new(0x5eed, (0, 1));
@@ -152,7 +152,7 @@ fn an_empty_reserve_keeps_the_pages() {
     });
 }
 
-/// The store takes no more: pages stay in memory, in the swap cache, and entries find them there.
+/// The store is full: pages stay in memory, in the swap cache, and entries find them there.
 fn a_full_store_keeps_the_pages<A: Walk>() {
     for order in ORDERS {
         for limit in [0, 1, 17] {

@@ -1,4 +1,4 @@
-//! Faults on pages in swap: which of them count as major, and how they end where the page cannot be
+//! Faults on pages in swap: those that count as major, and their results if the page cannot be
 //! mapped.
 
 use bindery::addr::VirtAddr;
@@ -31,7 +31,7 @@ fn a_fault_that_reads_is_major<A: Walk>() {
             page_out(swapping, 32);
             swapping.assert_filled(AT, 32, AT);
             assert_eq!(major_faults(swapping), faults);
-            // A page of one repeated word is in no store, and is read all the same.
+            // A page of one repeated word is in no store, but is read all the same.
             swapping.program.fill(VirtAddr(AT), 32 * PAGE, 0x5a).unwrap();
             page_out(swapping, 32);
             for page in 0..32 {

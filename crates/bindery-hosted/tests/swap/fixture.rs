@@ -1,5 +1,4 @@
-//! A fixture with a swap area: when the scenario is over, nothing is left in it, and nothing has
-//! leaked.
+//! A fixture with a swap area. After the scenario the area is empty, and nothing has leaked.
 
 use std::thread;
 
@@ -26,7 +25,7 @@ pub fn with_swap<A: Walk>(order: u8, slots: u64, scenario: impl FnOnce(&Swapping
     with_little_memory(64 * MIB, order, slots, scenario);
 }
 
-/// Like [`with_swap`], on a machine of this size.
+/// As [`with_swap`], on a machine of this size.
 #[track_caller]
 pub fn with_little_memory<A: Walk>(
     bytes: u64,
@@ -60,7 +59,7 @@ pub fn with_device<A: Walk>(
     assert!(stable, "pages changed while the device wrote them");
 }
 
-/// A device that stays forever, as the core wants it.
+/// A device that is never freed, as the core requires.
 pub fn device(slots: u64, service: SwapService) -> &'static SwapFile {
     Box::leak(Box::new(SwapFile::new(slots, service).expect("a temporary file")))
 }

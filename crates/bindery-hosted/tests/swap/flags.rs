@@ -1,4 +1,4 @@
-//! Entries that differ in what a swap entry keeps, and markers between them: each keeps its own.
+//! Entries that differ in the flags of a swap entry, and markers between them: each keeps its own.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker};
@@ -24,8 +24,8 @@ fn flags<A: Walk>(swapping: &Swapping<'_, '_, A>) -> Vec<(bool, bool)> {
     (0..PAGES).map(of).collect()
 }
 
-/// Protected pages in the middle of a folio go out with the others, and are protected when they
-/// come back.
+/// Protected pages in the middle of a folio are swapped out with the others, and are protected when
+/// they are swapped in.
 fn write_protected_pages_stay_protected<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -87,7 +87,7 @@ fn exclusive_and_other_pages_go_out_together<A: Walk>() {
     });
 }
 
-/// Poison among the pages stays where it is, and takes no slot: its neighbors go out and come back.
+/// Poison among the pages stays in place, and takes no slot: its neighbors are swapped out and in.
 fn poison_stays_where_it_is<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {

@@ -1,4 +1,4 @@
-//! A machine that lets a test act where the core calls the platform: as another CPU would at that
+//! A machine that lets a test act where the core calls the platform: as another CPU could at that
 //! moment, or as the embedder.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ pub enum Moment {
     Pause,
     /// Before a thread sleeps.
     Sleep,
-    /// The embedder is asked for what it keeps.
+    /// The embedder is asked for the memory that it keeps.
     Collection,
     /// `Platform::out_of_memory`: a call is about to fail.
     OutOfMemory,
@@ -36,7 +36,7 @@ pub struct Interposed {
 }
 
 impl Interposed {
-    /// Calls `act` at each such moment, but not for those that come while it runs.
+    /// Calls `act` at each such moment, except those that occur while it runs.
     pub fn at(&self, moment: Moment, act: impl FnMut() + Send + 'static) {
         self.acts.lock().unwrap().insert(moment, Box::new(act));
     }
@@ -86,7 +86,7 @@ unsafe impl Platform for Interposed {
         self.comes(Moment::Collection);
     }
 
-    /// A test that acts here wants the call to be tried once more.
+    /// A test that acts here needs the call to be retried.
     fn out_of_memory(&self) -> bool {
         self.comes(Moment::OutOfMemory)
     }

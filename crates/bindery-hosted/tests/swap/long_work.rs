@@ -36,7 +36,7 @@ fn filled<'m>(
     object
 }
 
-/// How often other threads may run while `work` is done.
+/// The number of times that other threads may run during `work`.
 fn pauses(memory: &Memory<Interposed>, work: impl FnOnce()) -> u64 {
     let pauses = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&pauses);

@@ -1,4 +1,4 @@
-//! Memory that a program keeps without access: it is swapped out like any other, and comes back
+//! Memory that a program keeps without access: it is swapped out like any other, and is swapped in
 //! under `PROT_NONE` with its whole state.
 
 use bindery::addr::{Order, VirtAddr};
@@ -20,7 +20,7 @@ const LENGTH: u64 = PAGES * PAGE;
 
 type Scenario<'f, A> = &'f dyn Fn(&Swapping<'_, '_, A>);
 
-/// For each size of folios: memory that is filled, and may not be accessed any more.
+/// For each folio size: filled memory that may not be accessed any more.
 fn without_access<A: Walk>(scenario: Scenario<'_, A>) {
     for order in [0, 4, 9] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -32,7 +32,7 @@ fn without_access<A: Walk>(scenario: Scenario<'_, A>) {
     }
 }
 
-/// The pages are in swap, and come back when they may be accessed.
+/// The pages are in swap, and are swapped in when they may be accessed.
 #[track_caller]
 fn assert_out_and_in<A: Walk>(swapping: &Swapping<'_, '_, A>) {
     assert_eq!(swapping.swapped(AT, PAGES), PAGES);
@@ -91,7 +91,7 @@ fn what_was_noted_of_a_page_is_kept<A: Walk>() {
 /// Of memory without access, recently used pages are evicted later.
 fn what_was_used_goes_later<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
-        // The hand comes to the cold ones between the others.
+        // The hand reaches the cold ones between the others.
         let (part, cold) = (PAGES / 4, AT + LENGTH / 4);
         swapping.map(AT, PAGES);
         swapping.fill(AT, PAGES);
@@ -131,7 +131,8 @@ fn what_proc_says<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: usize) -> (u64
     (kib / (PAGE / 1024), words)
 }
 
-/// `/proc` says what is out, and the protection of a userfaultfd holds when it is back.
+/// `/proc` reports swapped-out pages, and the protection of a userfaultfd still holds after the
+/// swap-in.
 fn proc_and_a_userfaultfd_know_of_it<A: Walk>() {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
@@ -233,7 +234,8 @@ fn what_a_family_shares_goes<A: Walk>() {
             theirs.store(VirtAddr(AT), 1).unwrap();
             swapping.assert_filled(AT, PAGES, AT);
             assert_eq!(theirs.load(VirtAddr(AT + PAGE)), Ok(AT + 1));
-            // The cache has what the parent has brought in; the child keeps it out of reach.
+            // The cache has the pages that the parent has swapped in; the child's entries stay
+            // inaccessible.
             child.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
             swapping.page_out(AT, PAGES);
             child.madvise(VirtAddr(AT), LENGTH, Advice::PageOut).unwrap();

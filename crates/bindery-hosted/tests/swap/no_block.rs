@@ -1,4 +1,5 @@
-//! Folios for which swap has single slots, and no block of their size: they go out in pages.
+//! Folios for which swap has single slots, but no block of their size: they are swapped out in
+//! pages.
 
 use bindery::Protection;
 use bindery::addr::VirtAddr;
@@ -28,7 +29,7 @@ fn every_slot_is_used<A: Walk>(protection: Protection, send: impl Fn(&Swapping<'
             swapping.space.mprotect(VirtAddr(AT), length, protection).unwrap();
             send(swapping);
             assert_full(swapping, slots);
-            // With swap full, nothing more is cut.
+            // When swap is full, no more folios are split.
             let before = swapping.memory.events().folio_splits;
             send(swapping);
             assert_eq!(swapping.memory.events().folio_splits, before);
@@ -48,7 +49,7 @@ fn by_advice<A: Walk>() {
 fn by_reclaim<A: Walk>() {
     for protection in [READ_WRITE, Protection::empty()] {
         every_slot_is_used::<A>(protection, |swapping| {
-            // A folio is cut in one turn of the clock, and its pages are looked at in others.
+            // A folio is split in one turn of the clock, and its pages are examined in later ones.
             (0..3).for_each(|_| _ = swapping.memory.reclaim(PAGES));
         });
     }

@@ -1,5 +1,5 @@
-//! No thread has a VMA locked while a swap device works for it: the device looks, whichever call
-//! needs it.
+//! No thread has a VMA locked while a swap device works for it: the device checks that, whichever
+//! call needs it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 const SHARINGS: [Sharing; 2] = [Sharing::Private, Sharing::Shared];
 
-/// A device that works in `submit`, and only when it may.
+/// A device that works in `submit`, and only on permission.
 struct Gated {
     file: SwapFile,
     is_synchronous: AtomicBool,
@@ -94,7 +94,7 @@ impl SwapDevice<Machine<A>> for Gated {
     }
 }
 
-/// Lets `scenario` have `PAGES` pages, which are mapped at `AT`, and an object. Shared pages are
+/// Runs `scenario` with `PAGES` pages, which are mapped at `AT`, and an object. Shared pages are
 /// the object's.
 fn with_mapping(
     is_synchronous: bool,

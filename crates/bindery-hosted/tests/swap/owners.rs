@@ -1,5 +1,4 @@
-//! Whose a folio is when it comes back from swap: the reverse map leads from there to where it is
-//! mapped.
+//! The owner of a folio that is swapped in: the reverse map leads from it to the folio's mappings.
 //!
 //! Two anon groups of one family have pages of the same indexes:
 //! 1. the parent's first half of `A` moves, to `B`, and grows there over the indexes of the second;
@@ -27,8 +26,8 @@ const FROM: u64 = A + 8 * PAGE;
 const TO: u64 = B + 8 * PAGE;
 const PAGES: u64 = 4;
 
-/// Lets `scenario` have a child, which has one folio, at [`FROM`], and nothing at [`TO`], and a
-/// device whose writes are not done, and let pages change.
+/// Runs `scenario` with a child that has one folio, at [`FROM`], and nothing at [`TO`]. The
+/// device's writes are not done, and it allows pages to change.
 fn with_child(
     scenario: impl for<'m> FnOnce(
         &Swapping<'_, 'm, Amd64>,
@@ -96,7 +95,8 @@ impl<F: FnMut() -> bool> Drop for ServedUntil<F> {
 }
 
 /// Two VMAs map the folio, so that reclaim takes one entry after the other, with the folio's lock
-/// held: the last leaves the owner to the holder of the lock, which hands it to the device.
+/// held. The last one leaves the owner to the holder of the lock, which hands the lock to the
+/// device.
 #[test]
 fn a_taken_back_folio_belongs_to_its_vma() {
     with_child(|swapping, child, device| {

@@ -1,4 +1,4 @@
-//! `MADV_PAGEOUT`: pages go to swap and come back, with everything that they were.
+//! `MADV_PAGEOUT`: pages are swapped out and in with their complete state.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Absent, Level, X86_64};
@@ -38,7 +38,7 @@ fn out_and_in<A: Walk>(order: u8, pages: u64) {
         swapping.assert_filled(AT, pages, AT);
         assert_eq!(swapping.taken(), 0, "exclusive pages that came back keep slots");
         assert_eq!(swapping.space.counts().swap_pages, 0);
-        // Written once more, and out again.
+        // Written once more, and swapped out again.
         swapping.fill(AT, pages);
         page_out(swapping, AT, pages);
         assert_eq!(swapping.swapped(AT, pages), pages);
@@ -323,7 +323,7 @@ fn lazily_freed_pages_vanish_unless_they_were_written_again<A: Walk>() {
             }
             let free = swapping.memory.free_frame_count();
             page_out(swapping, AT, 1024);
-            // The folios that were written stay, and go out the next time.
+            // The written folios stay, and are swapped out the next time.
             assert_eq!(swapping.taken(), 0);
             let kept = 2 << order;
             assert!(swapping.memory.free_frame_count() >= free + 1024 - kept);
@@ -347,7 +347,7 @@ fn a_forced_write_copies_without_loss() {
         page_out(swapping, AT, 16);
         let child = swapping.space.fork().unwrap();
         drop(child);
-        // No other entry names the slots, but these entries do not say so.
+        // No other entry refers to the slots, but these entries do not show that.
         swapping.fill(AT, 16);
         swapping.assert_filled(AT, 16, AT);
         assert_eq!(swapping.taken(), 0);

@@ -28,7 +28,7 @@ impl<A: Walk> Swapping<'_, '_, A> {
         }
     }
 
-    /// How many of the pages are in folios whose content may be dropped.
+    /// The number of pages in folios whose content may be dropped.
     fn lazy(&self, pages: u64) -> u64 {
         let is_lazy = |page: &u64| {
             let at = VirtAddr(AT + page * PAGE);
@@ -37,7 +37,7 @@ impl<A: Walk> Swapping<'_, '_, A> {
         (0..pages).filter(is_lazy).count() as u64
     }
 
-    /// The slot that a page is in.
+    /// The slot of a page.
     fn slot(&self, page: u64) -> Option<u64> {
         match self.space.inspect(VirtAddr(AT + page * PAGE)) {
             Inspection::Absent(Absent::Swap { slot, .. }) => Some(slot),
@@ -104,7 +104,7 @@ fn a_part_of_a_folio_that_others_hold_stays<A: Walk>() {
     }
 }
 
-/// Pages 3 to 6 were unmapped: the runs around them go out, each to slots in a row.
+/// Pages 3 to 6 were unmapped: the runs around them are swapped out, each to consecutive slots.
 fn a_folio_with_a_hole_goes_out_by_runs<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 32);
@@ -160,7 +160,7 @@ fn a_part_of_a_folio_is_cold<A: Walk>() {
     });
 }
 
-/// Pages in the range may vanish, the others may not.
+/// Pages in the range may be dropped, the others may not.
 fn a_part_of_a_folio_is_lazy<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 32);

@@ -1,5 +1,5 @@
-//! The choice of victims: how many pages working sets larger than memory move, beside the fewest
-//! that any choice moves.
+//! The choice of victims: the number of pages that working sets larger than memory move, compared
+//! with the minimum.
 //!
 //! The traces are those of `bindery compare working-set`. A page that is visited is written, so
 //! that the machine's MMU sets its accessed bit.
@@ -17,7 +17,7 @@ const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 /// The memory of the machine.
 const BYTES: u64 = 16 * MIB;
-/// Pages of the working set: some 3,900 of them are in memory.
+/// The pages of the working set: some 3,900 of them are in memory.
 const PAGES: u64 = 6_000;
 
 /// The pages that a program has moved, and its number of frames.
@@ -26,7 +26,7 @@ struct Moved {
     frames: u64,
 }
 
-/// Visits the pages, and counts those that move.
+/// Visits the pages, and counts the moved ones.
 fn moved(swapping: &Swapping<'_, '_, X86_64<4>>, trace: &[u64]) -> Moved {
     let events = swapping.memory.events();
     let (mut frames, mut samples) = (0, 0);
@@ -65,7 +65,7 @@ fn ratio_of(trace: &[u64], shared: bool) -> f64 {
     ratio
 }
 
-/// Each pattern, and how many times the fewest pages it may move in one pass and in three.
+/// Each pattern, and the factor by which it may exceed the minimum in one pass and in three.
 const BOUNDS: [(Pattern, [f64; 2]); 6] = [
     (Pattern::Sequential, [1.45, 1.45]),
     (Pattern::Random, [1.95, 2.2]),
@@ -101,12 +101,12 @@ fn shared_memory() {
 fn a_loop_gets_the_frames_of_unused_pages() {
     let loops = (0..10).flat_map(|_| 0..PAGES / 2);
     let trace: Vec<u64> = (0..PAGES).chain(loops).collect();
-    // The least recently used page would go in three times the fewest.
+    // Evicting the least recently used page would move three times the minimum.
     let ratio = ratio_of(&trace, false);
     assert!(ratio < 6.0, "{ratio:.3}");
 }
 
-/// Each page is needed again when the program is a hundred pages further.
+/// Each page is needed again a hundred pages later.
 #[test]
 fn a_page_needed_again_soon_stays() {
     let visits = (0..5 * PAGES).flat_map(|at| [at % PAGES, (at + PAGES - 100) % PAGES]);

@@ -1,4 +1,4 @@
-//! Calls that stop where they would wait for a swap device, and go on.
+//! Calls that stop where they would wait for a swap device, and continue later.
 
 use std::thread;
 
@@ -20,7 +20,7 @@ const AT: u64 = GIB;
 const PAGES: u64 = 16;
 const LENGTH: u64 = PAGES * 4096;
 
-/// Pages that are on a device, which serves nothing by itself, and an `mlock` of them.
+/// Pages on a device that completes nothing by itself, and an `mlock` of them.
 fn with_mlock(scenario: impl FnOnce(&Swapping<'_, '_, A>, &'static SwapFile, Populate)) {
     let device = device(4096, SwapService::InOrder);
     with_device::<A>(64 * MIB, 0, device, |swapping| {
@@ -95,7 +95,7 @@ fn a_call_that_is_dropped_leaves_nothing() {
             }
             drop((wait, call));
             assert_eq!(device.waiting(), usize::from(polls));
-            // A fault meets the read that was begun, or begins one.
+            // A fault finds the read in progress, or starts one.
             swapping.served(device, || assert_eq!(swapping.program.load(VirtAddr(AT)), Ok(AT)));
             assert_eq!(device.counts().reads, 1);
             audit(swapping.machine, swapping.memory, &[swapping.space]);
@@ -116,7 +116,7 @@ fn an_error_of_the_device_ends_the_call() {
         let step = call.step(swapping.space, Some(failed)).map(|_| ());
         assert_eq!(step, Err(Error::Fault(VirtAddr(AT))));
         device.fail(|_| false);
-        // The range is locked, as after a call that blocks.
+        // The range is locked, as after a blocking call.
         assert_eq!(swapping.space.usage().locked, PAGES);
         swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
         audit(swapping.machine, swapping.memory, &[swapping.space]);
@@ -143,7 +143,7 @@ fn a_range_that_is_unmapped_meanwhile_is_passed() {
     });
 }
 
-/// The call looks at the mapping as it is when the wait has ended.
+/// The call checks the mapping in its state at the end of the wait.
 #[test]
 fn a_mapping_changed_during_waits_is_reexamined() {
     with_mlock(|swapping, device, mut call| {

@@ -1,4 +1,4 @@
-//! Runs that do not come back whole, or lie in two clusters or two areas.
+//! Runs that are not swapped in whole, or are in two clusters or two areas.
 
 use std::thread;
 
@@ -118,8 +118,8 @@ fn slots_that_were_freed_come_back_in_pieces<A: Walk>() {
     });
 }
 
-/// Zeroes, one repeated word, and what cannot be compressed lie beside each other: one fault brings
-/// all of it back, as one folio.
+/// Zeroes, one repeated word, and incompressible data next to each other: one fault swaps in all of
+/// it, as one folio.
 fn raw_pages_beside_zeroes_come_back_as_one_folio<A: Walk>() {
     for order in [4, 9] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -152,8 +152,8 @@ fn raw_pages_beside_zeroes_come_back_as_one_folio<A: Walk>() {
     }
 }
 
-/// One run of entries names slots of two clusters: it is named once more, dropped in part, moved
-/// and brought back.
+/// One run of entries refers to slots of two clusters: it is forked, dropped in part, moved and
+/// swapped in.
 fn runs_that_cross_clusters_are_whole<A: Walk>() {
     with_swap::<A>(0, 1536, |swapping| {
         // The first cluster is half full.
@@ -184,7 +184,7 @@ fn runs_that_cross_clusters_are_whole<A: Walk>() {
     });
 }
 
-/// The area with the higher priority is filled first; one that is stopped or removed is left out.
+/// The area with the highest priority is filled first; a stopped or removed one is skipped.
 fn areas_are_used_by_priority<A: Walk>() {
     let device = device(96, SwapService::AtOnce);
     with_device::<A>(BYTES, 0, device, |swapping| {

@@ -37,13 +37,14 @@ fn with_pages<A: Walk>(
     });
 }
 
-/// Pages that were read around others, those of them that were wanted, and major faults.
+/// The numbers of pages that were read around others, of those among them that were needed, and of
+/// major faults.
 fn events<A: Walk>(swapping: &Swapping<'_, '_, A>) -> (u64, u64, u64) {
     let events = swapping.memory.events();
     (events.swap_read_around, events.swap_read_around_hits, events.major_faults)
 }
 
-/// One after another: windows of 1, 2, 4, 8, 8, ... pages, each begun by a fault that reads.
+/// Sequentially: windows of 1, 2, 4, 8, 8, ... pages, each started by a fault that reads.
 fn pages_in_order_are_read_ahead<A: Walk>() {
     with_pages::<A>(63, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 3, AT);
@@ -69,7 +70,7 @@ fn pages_in_falling_order_are_read_ahead<A: Walk>() {
     });
 }
 
-/// Pages that are far from each other tell nothing about their neighbors.
+/// Pages that are far from each other say nothing about their neighbors.
 fn pages_far_from_each_other_are_read_alone<A: Walk>() {
     with_pages::<A>(512, SwapService::AtOnce, |swapping, device| {
         for page in [10, 100, 200, 300, 400] {
@@ -130,7 +131,7 @@ fn a_fault_waits_for_a_read_around_page() {
     });
 }
 
-/// A read-around page that cannot be read is no error: its own fault tries again.
+/// An unreadable page in a window is no error: its own fault tries again.
 fn an_error_around_is_no_error<A: Walk>() {
     with_pages::<A>(16, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 1, AT);
@@ -181,7 +182,7 @@ fn compressed_memory_and_large_folios_are_read_alone() {
     });
 }
 
-/// A child and its parent find what either has read.
+/// A child and its parent find the pages that either has read.
 fn both_sides_of_a_fork_find_pages_that_were_read_around<A: Walk>() {
     with_pages::<A>(64, SwapService::Shuffled(7, Duration::from_micros(20)), |swapping, device| {
         let child = swapping.space.fork().unwrap();

@@ -1,4 +1,4 @@
-//! Reclaim: memory is short, and pages go to swap and come back.
+//! Reclaim: memory is short, and pages are swapped out and in.
 
 use std::thread;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 /// The memory of the machine.
 const BYTES: u64 = 16 * MIB;
 
-/// A program that uses twice the memory of the machine, half of which compressed memory may have.
+/// A program that uses twice the memory of the machine; compressed memory may have half of it.
 fn a_working_set_of_twice_the_memory_fits<A: Walk>(order: u8) {
     with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
         let pages = 2 * BYTES / PAGE;
@@ -99,8 +99,8 @@ fn hot_pages_stay() {
     });
 }
 
-/// Folios that lie far from each other, of two address spaces in turns: of 32, each address space
-/// has one flush.
+/// Folios that are far from each other, of two address spaces alternately: for 32 of them, each
+/// address space has one flush.
 fn one_flush_for_each_space_and_batch<A: Walk>() {
     with_little_memory::<A>(4 * BYTES, 0, 1 << 14, |swapping| {
         const FOLIOS: u64 = 96;
@@ -172,7 +172,7 @@ fn a_folio_is_examined_once_in_a_turn() {
     });
 }
 
-/// A thread writes without end, and its pages would be enough: but none is freed for the call.
+/// A thread writes continuously, and its pages would suffice, but none is freed for the call.
 #[test]
 fn another_threads_writes_do_not_hold_reclaim() {
     let device = device(4096, SwapService::InOrder);

@@ -1,7 +1,7 @@
 //! A thread pins a folio, or takes a reference to it, between the clearing of its entries and the
-//! check of its counts: then a call maps it again, and reclaim leaves it in the swap cache.
+//! check of its counts. Then a call maps it again, and reclaim leaves it in the swap cache.
 //!
-//! The platform's `invalidate` is in between: there another thread takes what it wants.
+//! The platform's `invalidate` is in between: there another thread acts.
 
 use std::sync::mpsc;
 use std::thread;
@@ -34,7 +34,7 @@ fn swapped(space: &AddressSpace<'_, Interposed>) -> u64 {
 #[derive(Clone, Copy)]
 enum Taken {
     Reference,
-    /// As many as the folio's count has room for.
+    /// The maximum of the folio's count.
     AllReferences,
     Pin,
 }
@@ -95,8 +95,8 @@ fn assert_holds(space: &AddressSpace<'_, Interposed>, changed: Option<(u64, u64)
     }
 }
 
-/// Runs `send_out`, in whose first flush another thread takes hold of the folio, and `look` before
-/// that lets it go.
+/// Runs `send_out`. In its first flush another thread takes hold of the folio, and runs `look`
+/// before it releases it.
 fn while_taken(
     memory: &Memory<Interposed>,
     (taken, frame): (Taken, Frame),
@@ -116,7 +116,7 @@ fn while_taken(
         }
     });
     thread::scope(|scope| {
-        // Dropped even where the test fails: the other thread waits for it.
+        // Dropped even if the test fails: the other thread waits for it.
         let over = over;
         // The stack is for `Taken::AllReferences`.
         let other = thread::Builder::new().stack_size(64 << 20);
@@ -149,7 +149,7 @@ fn a_folio_that_somebody_takes_is_mapped_again(order: u8, taken: Taken) {
             assert_eq!(memory.swap_areas().next().unwrap().taken, PAGES - (1 << order));
         });
         audit(machine, memory, space);
-        // It is as it was: written in place, and sent out the next time.
+        // It is unchanged: written in place, and swapped out the next time.
         space.fault(VirtAddr(AT + 21 * 4096), Access::Write).unwrap();
         write(space, 21, 7);
         assert_eq!(frame_at(space, 21), before, "an exclusive page was copied");

@@ -1,4 +1,4 @@
-//! Shared memory in swap: out of all mappings, and back by every way to the pages.
+//! Shared memory in swap: swapped out of all mappings, and swapped in on every path to the pages.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Level, X86_64};
@@ -77,7 +77,7 @@ fn out_and_in<A: Walk>() {
                 // Both huge leaves are in one table.
                 let tables = if order == 9 { 1 } else { pages.div_ceil(512) };
                 assert!(cost.invalidations <= tables, "{cost:?}");
-                // The tables have no entries: the object remembers.
+                // The tables have no entries: the object's index has the state.
                 assert_eq!(swapping.space.inspect(VirtAddr(AT)), Inspection::Empty);
                 assert_eq!(swapping.space.counts().swap_pages, 0);
                 swapping.assert_filled(AT, pages, AT);
@@ -184,7 +184,7 @@ fn a_private_mapping_goes_on<A: Walk>() {
             shared.page_out(0, 512);
             swapping.program.store(VirtAddr(private + PAGE), 5).unwrap();
             swapping.assert_filled(AT, 512, AT);
-            // Copies go to swap as anonymous memory, beside what they are copies of.
+            // Copies are swapped out as anonymous memory, separately from their originals.
             swapping.space.madvise(VirtAddr(private), 512 * PAGE, Advice::PageOut).unwrap();
             shared.audit();
             for page in (0..512).step_by(3) {
@@ -381,7 +381,7 @@ fn reclaim_takes_shared_memory<A: Walk>() {
             for page in 0..512 {
                 assert_eq!(theirs.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
             }
-            // Not where one of them has locked it.
+            // Not if one of them has locked it.
             other.mlock(VirtAddr(AT), 512 * PAGE, LockPages::Now).unwrap();
             for _ in 0..8 {
                 swapping.memory.reclaim(1 << 20);

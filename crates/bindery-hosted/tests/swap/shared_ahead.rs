@@ -1,4 +1,4 @@
-//! Pages of shared memory that come back with one that a fault reads.
+//! Pages of shared memory that are swapped in with the one that a fault reads.
 
 use bindery::addr::VirtAddr;
 use bindery::{Access, Inspection};
@@ -25,7 +25,7 @@ fn is_mapped<A: Walk>(shared: &Shared<'_, '_, A>, page: u64) -> bool {
     matches!(shared.swapping.space.inspect(at), Inspection::Page { .. })
 }
 
-/// One after another: 1, 2, 4, 8 pages, the last of a stretch of 16, and whole stretches then.
+/// Sequentially: 1, 2, 4, 8 pages, the rest of an aligned group of 16, and then whole groups.
 fn pages_in_order_come_back_and_are_mapped_together<A: Walk>() {
     with_pages_out::<A>(|shared| {
         let before = shared.swapping.space.counts();
@@ -34,7 +34,7 @@ fn pages_in_order_come_back_and_are_mapped_together<A: Walk>() {
         assert_eq!(major_faults(shared), faults, "a fault for each window");
         shared.assert_has(PAGES, 0);
         let cost = shared.swapping.space.counts() - before;
-        // Each is looked at by the fault, and mapped with the others around it.
+        // The fault checks each, and maps it with the others around it.
         assert!(cost.tables_locked <= 3 * faults, "{cost:?}");
         assert_eq!(cost.entries_written, PAGES);
     });
@@ -61,7 +61,7 @@ fn a_write_brings_its_page_alone<A: Walk>() {
     });
 }
 
-/// A mapping's end is the window's.
+/// The window ends with the mapping.
 fn nothing_comes_back_behind_the_mapping<A: Walk>() {
     with_pages_out::<A>(|shared| {
         let space = shared.swapping.space;

@@ -75,8 +75,8 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
     }
 }
 
-/// One thread reads only page 5; the device is slow. Another wants the whole run, and gets the
-/// largest folio beside that page.
+/// One thread reads only page 5; the device is slow. Another one needs the whole run, and gets the
+/// largest folio next to that page.
 fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
     let device = device(SLOTS, SwapService::InOrder);
     with_shared::<A>(4, device, |swapping, object| {

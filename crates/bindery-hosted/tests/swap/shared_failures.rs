@@ -15,7 +15,7 @@ const PAGES: u64 = 12;
 /// The size of the object.
 const ALL: u64 = 48;
 
-/// Fills the pages with what cannot be compressed.
+/// Fills the pages with incompressible data.
 fn scramble<A: Walk>(shared: &Shared<'_, '_, A>) -> Vec<Vec<u8>> {
     let mut chance = Chance::new(0x5eed, (0, 1));
     let contents = (0..PAGES).map(|page| {
@@ -140,7 +140,7 @@ fn allocations_fail_during_swapoff() {
     });
 }
 
-/// The store takes no more: the folios stay in the swap cache, where all accesses find them.
+/// The store is full: the folios stay in the swap cache, where all accesses find them.
 fn a_full_store_keeps_the_pages<A: Walk>() {
     for order in ORDERS {
         for limit in [0, 1, 17] {
@@ -166,7 +166,7 @@ fn a_full_store_keeps_the_pages<A: Walk>() {
     }
 }
 
-/// There are fewer slots than pages: what finds none stays.
+/// There are fewer slots than pages: pages that find none stay.
 fn a_full_device_keeps_the_rest<A: Walk>() {
     for order in [0, 4] {
         with_shared::<A>(order, 1024, |shared| {

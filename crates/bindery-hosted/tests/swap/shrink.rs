@@ -1,4 +1,4 @@
-//! Memory that is freed before a call fails for lack of it, without any swap.
+//! Memory that is freed before a call fails, without any swap.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ const BYTES: u64 = 16 * MIB;
 
 type X = X86_64<4>;
 
-/// Touches page after page until there is no memory; says how many there were.
+/// Touches pages one by one until there is no memory. Returns their number.
 fn touch_all(machine: &Machine<X>, memory: &Memory<Machine<X>>) -> u64 {
     let space = AddressSpace::new(memory, options()).unwrap();
     space.mmap(&fixed(AT, 2 * BYTES)).unwrap();
@@ -67,7 +67,7 @@ fn the_embedders_caches_are_freed_before_failing() {
     assert!(kept.lock().unwrap().is_empty());
 }
 
-/// `drop_caches`: clean pages go though they were used just now, and dirty ones stay.
+/// `drop_caches`: clean pages are dropped though they were just used, and dirty ones stay.
 #[test]
 fn clean_pages_of_files_are_dropped() {
     let files = MemoryFiles::new();

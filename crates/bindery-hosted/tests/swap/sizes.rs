@@ -1,5 +1,5 @@
-//! How large the folios are that come back: as large as those that went out, and larger only where
-//! faults go on page after page.
+//! The size of swapped-in folios: as large as when they were swapped out, and larger only if faults
+//! continue page after page.
 
 use bindery::addr::VirtAddr;
 use bindery_hosted::{SwapService, Walk};

@@ -1,8 +1,8 @@
-//! Each CPU that is online has a queue of its own.
+//! Each online CPU has its own queue.
 
 use super::*;
 
-/// A machine of three CPUs, which are online.
+/// A machine of three online CPUs.
 fn online() -> (Machine<Arch>, Memory<Watched<Arch>>) {
     let (machine, memory) = watched::<Arch>(64 * MIB);
     (0..3).for_each(|cpu| memory.cpu_online(Cpu(cpu)).unwrap());

@@ -1,5 +1,5 @@
-//! No call waits for readers: the items that it has unlinked are freed when they have left, and no
-//! frame leaks. Waits are counted.
+//! No call waits for readers: its unlinked items are freed when the readers have left, and no frame
+//! leaks. Waits are counted.
 
 mod cpus;
 mod watched;
@@ -60,7 +60,7 @@ fn audit<A: Walk>(memory: &Memory<Watched<A>>, spaces: &[&AddressSpace<'_, Watch
     check::check(memory, spaces, &mut scratch).unwrap();
 }
 
-/// A round of everyday calls.
+/// A round of typical calls.
 fn round<A: Walk>(space: &AddressSpace<'_, Watched<A>>) {
     let at = space.mmap(&anywhere(64 * KIB)).unwrap();
     space.fault(at, Access::Write).unwrap();
@@ -69,7 +69,7 @@ fn round<A: Walk>(space: &AddressSpace<'_, Watched<A>>) {
     space.munmap(at, 64 * KIB).unwrap();
 }
 
-/// Frames that wait, records counted as the limit counts them.
+/// Waiting frames; records count as in the limit.
 fn waiting<A: Walk>(memory: &Memory<Watched<A>>) -> u64 {
     let deferred = memory.deferred();
     deferred.tables + deferred.records.div_ceil(RECORDS)
@@ -185,7 +185,7 @@ fn an_object_goes_with_its_mapping_despite_readers() {
     });
 }
 
-/// A platform that can tell nothing of grace periods lets what waits pile up to the limit.
+/// If the platform does not report grace periods, waiting items accumulate up to the limit.
 #[test]
 fn at_the_limit_one_wait_frees_all() {
     let (_machine, memory) = watched::<Arch>(64 * MIB);
@@ -215,8 +215,8 @@ fn at_the_limit_one_wait_frees_all() {
     audit(&memory, &[&space]);
 }
 
-/// The pages of a truncation exceed the limit while the object's gates are held; the wait comes
-/// after they are free.
+/// The pages of a truncation exceed the limit while it holds the object's gates. The wait comes
+/// after it has released them.
 #[test]
 fn a_truncation_at_the_limit_waits_without_gates() {
     let (machine, memory) = watched::<Arch>(256 * MIB);
@@ -228,7 +228,7 @@ fn a_truncation_at_the_limit_waits_without_gates() {
     let (answer, answered) = channel();
     memory.platform().before_waiting(move || {
         ask.send(()).unwrap();
-        // It would never come if the thread that waits for readers held a lock of the object.
+        // The reader would never leave if the thread that waits for it held a lock of the object.
         answered.recv().expect("an answer");
     });
     thread::scope(|scope| {
@@ -236,7 +236,7 @@ fn a_truncation_at_the_limit_waits_without_gates() {
         let machine = &machine;
         scope.spawn(move || {
             machine.on_cpu(Cpu(1), || {
-                // Without a wait, no question comes.
+                // Without a wait, the platform is not asked.
                 let Ok(()) = asked.recv() else { return };
                 // Passes the object's gates one after the other.
                 object.write(0, b"free").unwrap();
@@ -273,12 +273,12 @@ fn a_drain_gives_every_frame_back() {
     audit(&memory, &[&space]);
 }
 
-/// Takes all frames that are free.
+/// Allocates all free frames.
 fn exhaust<P: Platform>(memory: &Memory<P>) -> Vec<FrameRange> {
     std::iter::from_fn(|| memory.allocate_frames(Order::PAGE)).collect()
 }
 
-/// Lets tables wait, takes all memory that is left, and runs a call that needs some.
+/// Makes tables wait, allocates all remaining memory, and runs a call that needs some.
 #[track_caller]
 fn succeeds_when_memory_waits(
     what: &str,
@@ -392,7 +392,7 @@ fn a_call_short_of_memory_frees_deferred_items() {
     );
 }
 
-/// Each piece needs a VMA of its own, until a slab's frame is full.
+/// Each piece needs its own VMA, until a slab's frame is full.
 #[test]
 fn a_split_short_of_memory_frees_deferred_items() {
     succeeds_when_memory_waits(
@@ -463,7 +463,7 @@ fn vfree_at_the_limit_does_not_wait() {
     audit(&memory, &[]);
 }
 
-/// Chains of forks leave groups behind that are contracted, and freed when no reader is left.
+/// Chains of forks leave groups that are contracted, and freed when no reader is left.
 #[test]
 fn contracted_groups_wait_for_readers_and_no_longer() {
     let (machine, memory) = watched::<Arch>(64 * MIB);

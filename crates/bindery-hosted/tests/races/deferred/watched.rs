@@ -1,4 +1,4 @@
-//! The hosted machine, watched by how its users wait for readers.
+//! The hosted machine, with a record of how its users wait for readers.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -10,11 +10,11 @@ use bindery::{FrameRange, Memory, Overcommit};
 use bindery_hosted::{Config, Contents, Machine, Walk, pass_on};
 
 thread_local! {
-    /// Mutexes and spin locks that this thread holds.
+    /// The number of mutexes and spin locks that this thread holds.
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A lock that is counted while it is held.
+/// A lock that counts while it is held.
 pub struct Counted(LockApi05<parking_lot::RawMutex>);
 
 // SAFETY: the lock inside is one.
@@ -47,7 +47,7 @@ pub struct Watched<A: Walk> {
     pub machine: Machine<A>,
     /// The number of waits for readers.
     pub waits: AtomicU64,
-    /// Whether the machine says that a grace period is over.
+    /// Whether the machine reports that a grace period is over.
     pub tells: AtomicBool,
     /// Called before each wait.
     pub before_waiting: Mutex<Option<Hook>>,
@@ -58,12 +58,12 @@ impl<A: Walk> Watched<A> {
         self.waits.load(Relaxed)
     }
 
-    /// Lets the machine never say that a grace period is over.
+    /// Stops the machine's reports of completed grace periods.
     pub fn tell_nothing(&self) {
         self.tells.store(false, Relaxed);
     }
 
-    /// Lets the machine say it again.
+    /// Resumes the machine's reports.
     pub fn tell(&self) {
         self.tells.store(true, Relaxed);
     }
@@ -115,7 +115,7 @@ unsafe impl<A: Walk> Platform for Watched<A> {
         if let Some(hook) = self.before_waiting.lock().unwrap().as_mut() {
             hook();
         }
-        // Panics inside of a read section.
+        // Panics inside a read section.
         self.machine.synchronize();
     }
 

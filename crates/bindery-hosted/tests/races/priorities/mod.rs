@@ -1,6 +1,5 @@
-//! One CPU and strict priorities: of the threads that are ready, only the one with the highest
-//! priority runs. A thread that waits for another sleeps, so that the other may run: else none
-//! makes progress.
+//! One CPU and strict priorities: only the ready thread with the highest priority runs. A thread
+//! that waits for another must sleep, so that the other can run; otherwise none makes progress.
 
 mod scheduler;
 
@@ -25,7 +24,8 @@ const PAGES: u64 = 16;
 /// The highest last.
 const PRIORITIES: [u32; 6] = [1, 1, 2, 2, 3, 3];
 const CALLS: u64 = 60;
-/// Steps that a call may take on average before all count as stuck: each takes a few hundred.
+/// The average number of steps per call above which the threads count as stuck: each call takes a
+/// few hundred.
 const STEPS_OF_A_CALL: u64 = 5_000;
 
 /// A machine whose threads a scheduler runs. Without `SLEEP`, its waiters spin.
@@ -77,7 +77,7 @@ unsafe impl<const SLEEP: bool> Platform for Prioritized<SLEEP> {
     }
 }
 
-/// Files on a disk that takes its time.
+/// Files on a slow disk.
 struct Disk(MemoryFiles);
 
 impl Pager for Disk {
@@ -162,7 +162,7 @@ fn share<const SLEEP: bool>() -> &'static Shared<SLEEP> {
     shared
 }
 
-/// One call, chosen by `random`. Its result depends on earlier calls of the others.
+/// One call, selected by `random`. Its result depends on earlier calls of the others.
 fn call<const SLEEP: bool>(shared: &Shared<SLEEP>, random: u64) {
     let Shared { space, file, .. } = shared;
     let page = random / 16 % (2 * PAGES);
@@ -183,7 +183,7 @@ fn call<const SLEEP: bool>(shared: &Shared<SLEEP>, random: u64) {
     }
 }
 
-/// Lets threads of three priorities make calls; between two of them, each sleeps for a while.
+/// Threads of three priorities make calls; between two of them, each sleeps for a while.
 fn run<const SLEEP: bool>(seed: u64) -> End {
     let shared = share::<SLEEP>();
     let limit = PRIORITIES.len() as u64 * CALLS * STEPS_OF_A_CALL;
@@ -216,8 +216,7 @@ fn threads_of_three_priorities_all_end() {
     }
 }
 
-/// The scheduler is one in which spinning for a thread of lower priority is fatal, and the calls do
-/// meet.
+/// Spinning for a thread of lower priority is fatal under this scheduler, and the calls do meet.
 #[test]
 fn spinning_waiters_starve_those_they_wait_for() {
     let ends: Vec<End> = (0..20).map(run::<false>).collect();

@@ -1,5 +1,5 @@
-//! A scheduler of one CPU with strict priorities: of the threads that are ready, the one with the
-//! highest priority runs, and no other, until it sleeps.
+//! A scheduler of one CPU with strict priorities: only the ready thread with the highest priority
+//! runs, until it sleeps.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use bindery::sync::{LockApi05, RawLock};
 
-/// Rounds that a thread may spin while no other thread runs: the one that it waits for never will.
+/// The number of rounds that a thread may spin while no other thread runs: the thread that it waits
+/// for never will.
 const SPINS: u64 = 10_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +53,7 @@ pub struct Scheduler {
 
 thread_local! {
     static HERE: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
-    /// Read sections and spin locks of this thread, in which it is not preempted.
+    /// The number of this thread's read sections and spin locks; it is not preempted in them.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -61,7 +62,7 @@ impl Inside {
         self.end.get_or_insert(end);
     }
 
-    /// Chooses the thread to run.
+    /// Selects the thread to run.
     fn choose(&mut self) {
         self.spins = 0;
         if self.steps > self.limit {
@@ -83,7 +84,7 @@ impl Inside {
             }
         }
         let all = self.threads.iter().enumerate().filter(|(_, thread)| ready(thread));
-        // Of equals, the one that runs goes on.
+        // Among equals, the running one continues.
         let best = all.max_by_key(|(number, thread)| (thread.priority, *number == self.running));
         match best {
             Some((number, _)) => self.running = number,
@@ -97,7 +98,7 @@ impl Inside {
 }
 
 impl Scheduler {
-    /// Of threads with these priorities; the highest number is the highest one.
+    /// For threads with these priorities; the highest number is the highest priority.
     pub fn new(priorities: &[u32], limit: u64) -> Arc<Self> {
         let thread = |priority: &u32| Thread { priority: *priority, state: State::Ready };
         let threads = priorities.iter().map(thread).collect();
@@ -106,7 +107,7 @@ impl Scheduler {
         Arc::new(Self { inside: Mutex::new(inside), changed: Condvar::new() })
     }
 
-    /// Does `work` as the thread of that number.
+    /// Runs `work` as the thread with that number.
     pub fn run(self: &Arc<Self>, number: usize, work: impl FnOnce()) {
         HERE.set(Some((Arc::clone(self), number)));
         self.change(number, |_| ());
@@ -127,8 +128,8 @@ impl Scheduler {
         inside.end.clone().unwrap()
     }
 
-    /// Lets the thread, which runs, change something, and the thread run that should run then.
-    /// Comes back when that is the caller; never, where all is over before.
+    /// Applies a change by the running thread, and switches to the thread that should run then.
+    /// Returns when that is the caller; never, if all are over before.
     fn change(&self, me: usize, change: impl FnOnce(&mut Inside)) {
         let mut inside = self.inside.lock().unwrap();
         change(&mut inside);
@@ -147,7 +148,7 @@ fn here<R>(work: impl FnOnce(&Arc<Scheduler>, usize) -> R) -> Option<R> {
     here.map(|(scheduler, me)| work(&scheduler, me))
 }
 
-/// A point where the calling thread may be preempted, except in such a section.
+/// A point where the calling thread may be preempted, except in such sections.
 pub fn point() {
     if DEPTH.get() == 0 {
         here(|scheduler, me| scheduler.change(me, |inside| inside.steps += 1));
@@ -201,7 +202,7 @@ pub fn unpark(word: usize) {
     point();
 }
 
-/// The calling thread spins one round, and no other thread runs.
+/// The calling thread spins for one round, and no other thread runs.
 pub fn spin() {
     here(|scheduler, me| {
         let mut inside = scheduler.inside.lock().unwrap();

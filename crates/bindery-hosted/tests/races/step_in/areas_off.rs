@@ -1,7 +1,8 @@
-//! A swap area goes while a call, which has found a cluster of the area, is about to lock it.
+//! A swap area is removed while a call that has found a cluster of the area is about to lock the
+//! cluster.
 //!
 //! The lock of a folio in the swap cache does not keep the area: the last entries that refer to its
-//! slots may be removed meanwhile. Only the read section of the call does.
+//! slots may be removed concurrently. Only the read section of the call does.
 //!
 //! ```text
 //! CPU 0   A: finds the cluster ....... held before its lock .......... goes on
@@ -24,9 +25,9 @@ const AT: VirtAddr = VirtAddr(GIB);
 
 type Space<'m, A> = AddressSpace<'m, Stepped<A>>;
 
-/// Holds a child's call before its lock of a cluster of that number. The child has read a page,
-/// which is in the swap cache for the parent. Returns whether the area went, and the progress of
-/// that while the call was held; `None` if the call locks fewer clusters.
+/// Holds a child's call before its lock of a cluster with this number. The child has read a page,
+/// which is in the swap cache for the parent. Returns whether the area was removed, and the
+/// progress of the removal while the call was held; `None` if the call locks fewer clusters.
 fn run<A: Walk>(number: u32, held: impl Fn(&Space<'_, A>) + Sync) -> Option<(bool, Phase)> {
     let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
     let area = memory.swap_on(512, 0).unwrap();
@@ -37,7 +38,7 @@ fn run<A: Walk>(number: u32, held: impl Fn(&Space<'_, A>) + Sync) -> Option<(boo
     let child = parent.fork().unwrap();
     child.read_user(AT, &mut [0; 8]).unwrap();
     let stops = Arc::new(Stops::default());
-    // To count slots takes the locks of the clusters, and no other spin lock.
+    // Counting slots takes the locks of the clusters, and no other spin lock.
     stops.watch(|| {
         let _ = memory.swap_usage();
     });

@@ -1,8 +1,8 @@
-//! Pairs of calls whose second one is never audited, at whatever step the first is held: it waits
-//! for the first in some of the steps, and in the others finds memory that the first has removed. A
-//! pair that is not listed must be audited at one step at least.
+//! Pairs of calls whose second one is never audited, at whatever step the first is held: in some of
+//! the steps it waits for the first, and in the others it finds memory that the first has removed.
+//! A pair that is not listed must be audited at one step at least.
 
-/// Held calls, and those that cannot succeed in between.
+/// Held calls, and calls that cannot succeed in between.
 const NEVER: &[(&[&str], &[&str])] = &[
     // User copies hold the VMA for reading.
     (&["move anon", "move anon, congruent"], &["read_user", "write_user to anon"]),

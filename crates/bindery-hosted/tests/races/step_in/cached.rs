@@ -1,5 +1,5 @@
-//! Calls that step into one that swaps pages of the swap cache out once more, or unmaps them, while
-//! a parent's entries refer to their slots.
+//! Calls that run while another one swaps pages of the swap cache out again, or unmaps them. A
+//! parent's entries refer to their slots.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ fn assert_kept<A: Walk>(space: &Space<'_, A>, dropped: u64) {
     }
 }
 
-/// Holds `held` at a step, and runs `call`, which gets the function that lets the first end.
-/// Returns whether the first reached that step.
+/// Holds `held` at a step, and runs `call` with a function that releases the first. Returns whether
+/// the first reached that step.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -101,7 +101,7 @@ fn each_call<A: Walk>(order: u8, dropped: u64, held: impl Fn(&Space<'_, A>) + Sy
         |family, _| pages().for_each(|at| family.parent.write_user(at, &content(at)).unwrap()),
         |family, _| {
             for page in pages() {
-                // Gone, where the first call unmaps them.
+                // Unmapped, if the first call does that.
                 let _ = family.child.write_user(page, &content(page));
             }
         },

@@ -1,4 +1,4 @@
-//! A swap device whose requests are complete when the test says so.
+//! A swap device whose requests complete on the test's command.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ const PAGE: usize = PAGE_SIZE as usize;
 /// Slots of the device.
 const SLOTS: u64 = 1024;
 
-/// The device. Pages may change while it writes them, so a folio can be taken back during a write.
+/// The device. Pages may change during a write, so a folio can be taken over from it.
 #[derive(Default)]
 pub struct LateDevice {
     waiting: Mutex<Vec<SwapRequest>>,
@@ -22,7 +22,7 @@ pub struct LateDevice {
 }
 
 impl LateDevice {
-    /// Completes all requests that wait; says whether any did.
+    /// Completes all pending requests. Returns whether there were any.
     pub fn complete<A: Walk>(&self, memory: &Memory<Stepped<A>>) -> bool {
         let requests = std::mem::take(&mut *self.waiting.lock().unwrap());
         let any = !requests.is_empty();

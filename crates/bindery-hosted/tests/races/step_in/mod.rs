@@ -1,4 +1,4 @@
-//! One call is held at each of its steps, another steps in, and the guarantees of the second are
+//! One call is held at each of its steps, another one runs, and the guarantees of the second are
 //! audited when it returns: a third CPU, whose TLB has every page from before, must not be able to
 //! make revoked accesses.
 //!
@@ -11,8 +11,8 @@
 //! If B waits for A the run counts as blocked, if B fails as refused: neither has passed. See
 //! [`step_in::stops`] for the steps.
 //!
-//! A subset of the runs is made by default, chosen by `BINDERY_STEP_SEED`; with
-//! `BINDERY_STEP_IN=all`, all pairs of calls at all steps. `BINDERY_STEP_HELD` then names the one
+//! By default a subset of the runs is made, selected by `BINDERY_STEP_SEED`; with
+//! `BINDERY_STEP_IN=all`, all pairs of calls at all steps. `BINDERY_STEP_HELD` then names the only
 //! call that is held, and `BINDERY_STEP_RUNS` sets the size of the subset.
 //!
 //! | file in `step_in/` | contents |

@@ -1,5 +1,5 @@
-//! Meetings that went wrong once, each told by itself. All steps of the first call are tried, so
-//! that the tests hold wherever the core flushes and locks.
+//! Combinations that once failed, each in its own test. The first call is held at all its steps, so
+//! that the tests stay valid wherever the core flushes and locks.
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery_hosted::Walk;
@@ -19,7 +19,7 @@ enum Waits {
     MayAlways,
 }
 
-/// Holds `held` at each of its steps, lets `stepped_in` run, and panics with what went wrong.
+/// Holds `held` at each of its steps, runs `stepped_in`, and panics with the problems.
 fn meet<A: Walk>(held: &str, stepped_in: &str, folio_order: u8, waits: Waits) {
     let (a, b) = (operation::<A>(held), operation::<A>(stepped_in));
     let steps = run(&a, &b, At::Nowhere, folio_order).steps;
@@ -44,7 +44,7 @@ fn meet_everywhere(held: &str, stepped_in: &str) {
     meet::<Riscv64<3>>(held, stepped_in, 0, Waits::Sometimes);
 }
 
-/// 1. A truncation looks which tables it may detach whole, before it locks them;
+/// 1. A truncation checks which tables it may detach whole, before it locks them;
 /// 2. a guard is installed in one of them, and the call returns;
 /// 3. the truncation detaches the table, and the guard with it.
 #[test]
@@ -53,7 +53,7 @@ fn a_guard_installed_during_a_truncation_stays() {
 }
 
 /// 1. A truncation detaches a table, releases its locks, and has not flushed yet;
-/// 2. a guard is installed there, which needs a table: it takes the place of the old one;
+/// 2. a guard is installed there, which needs a table: it replaces the old one;
 /// 3. a TLB still walks the old one.
 #[test]
 fn no_table_replaces_another_before_its_flush() {
@@ -72,22 +72,21 @@ fn a_late_write_user_never_reaches_the_target() {
             meet::<AArch64>(held, moved, 4, Waits::MayAlways);
         }
     }
-    // That it waits for a table lock is what the rest rests upon.
+    // The rest depends on its wait for a table lock.
     let (a, b) = (operation::<X86_64<4>>("write_user to anon"), operation("move anon, congruent"));
     let outcome = run(&a, &b, At::Contended, 0);
     assert_eq!(outcome.step, Some(Step::Relax), "it met no lock: {outcome:?}");
 }
 
-/// 1. A sync has taken the permission to write from the entry, gives the lock back, and has not
-///    flushed yet;
+/// 1. A sync has write-protected the entry, releases the lock, and has not flushed yet;
 /// 2. `mprotect` finds an entry that is narrow enough, flushes nothing, and returns;
-/// 3. another CPU stores with what its TLB remembers.
+/// 3. another CPU stores through its TLB.
 #[test]
 fn no_store_succeeds_after_mprotect_read_beside_sync() {
     meet_everywhere("sync", "mprotect read");
 }
 
-/// Like with a sync, but the entries were removed: `mprotect` finds none there.
+/// As with a sync, but the entries were removed: `mprotect` finds none.
 #[test]
 fn no_store_succeeds_after_mprotect_none_beside_punch() {
     for hole in ["punch", "punch all"] {

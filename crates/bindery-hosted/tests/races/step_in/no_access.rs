@@ -1,5 +1,6 @@
-//! Reclaim and `MADV_PAGEOUT` beside what leaves `PROT_NONE` entries, for good or for a moment:
-//! they take those of mappings without access, and never those of a move or an unmapping under way.
+//! Reclaim and `MADV_PAGEOUT` concurrent with calls that leave `PROT_NONE` entries, permanently or
+//! briefly. They take the entries of mappings without access, and never those of a move or an
+//! unmapping in progress.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::stops::{HoldAt, Stops};
 use crate::support::{GIB, MIB, READ_WRITE, fixed, options};
 
 const FROM: u64 = GIB;
-/// Off the place where folios of 64 KiB are one run of one table.
+/// Not aligned for folios of 64 KiB to be one run of one table.
 const TO: u64 = 2 * GIB + 2 * MIB - 5 * PAGE_SIZE;
 const PAGES: u64 = 32;
 const LENGTH: u64 = PAGES * PAGE_SIZE;
@@ -29,7 +30,7 @@ fn content(page: u64) -> u64 {
     page << 8 | 7
 }
 
-/// Folios of that order at [`FROM`], written and cold, which may go to swap.
+/// Folios of that order at [`FROM`], written and cold, which may be swapped out.
 fn cold_pages<A: Walk>(memory: &Memory<Stepped<A>>, order: u8) -> Space<'_, A> {
     if order > 0 {
         memory.folio_policy().set(Order(order), SizeMode::Always);
@@ -62,7 +63,7 @@ fn contents<A: Walk>(space: &Space<'_, A>, page: u64) -> Vec<u64> {
 }
 
 /// One run: `held` at a step, with `other` in between. Returns whether the first reached the step.
-/// Each page exists once in the end, unless one of the calls has dropped it.
+/// In the end each page exists once, unless one of the calls has dropped it.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -118,7 +119,7 @@ fn moves<A: Walk>(space: &Space<'_, A>) {
     let _ = move_pages(space, &what);
 }
 
-/// Both calls, each held at all steps of its own while the other is made.
+/// Both calls, each held at all its steps while the other runs.
 fn meet<A: Walk>(order: u8, before: Call<A>, pair: [Call<A>; 2], drops: bool) {
     for (held, other) in [(pair[0], pair[1]), (pair[1], pair[0])] {
         let mut step = 0;
@@ -135,7 +136,7 @@ fn all<A: Walk>(order: u8) {
         // allowed again.
         meet::<A>(order, close, [takes, open], false);
         meet::<A>(order, close, [takes, discard], true);
-        // Pages that the others release temporarily stay theirs.
+        // Pages that the others release temporarily remain theirs.
         meet::<A>(order, |_| (), [takes, close], false);
         meet::<A>(order, |_| (), [takes, discard], true);
         meet::<A>(order, |_| (), [takes, moves], false);

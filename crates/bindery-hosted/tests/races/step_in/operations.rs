@@ -1,4 +1,4 @@
-//! The calls that are held and that step in, each with what it promises when it returns.
+//! The calls that are held and that run in between, each with its guarantees at the return.
 
 use std::mem;
 
@@ -31,7 +31,7 @@ pub struct Revoked {
     pub what: Denied,
 }
 
-/// How long a revocation holds.
+/// The duration of a revocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holds {
     /// When the call returns; a fault may grant it again.
@@ -58,7 +58,7 @@ impl Move {
 
 pub struct Operation<A: Walk> {
     pub name: &'static str,
-    /// Says whether the call succeeded: only then has it promised anything.
+    /// Returns whether the call succeeded: only then does it guarantee anything.
     pub call: fn(&World<'_, A>) -> bool,
     pub revokes: Vec<Revoked>,
     pub holds: Holds,
@@ -81,7 +81,7 @@ impl<A: Walk> Operation<A> {
         self
     }
 
-    /// Pages of the file go, from both spaces and the child.
+    /// Pages of the file are removed from both spaces and the child.
     fn cuts(mut self, offset: u64, length: u64) -> Self {
         for which in [Which::Space, Which::Other, Which::Child] {
             self = self.revokes(which, FILE + offset, length, Denied::Everything);
@@ -140,7 +140,7 @@ fn try_touch<A: Walk>(space: &Space<'_, A>, at: u64, pages: &[u64], access: Acce
     pages.iter().map(touch).fold(true, |all, one| all & one)
 }
 
-/// Attempts without a wait: whatever an attempt would wait for is given up.
+/// Attempts without a wait: an attempt that would wait is abandoned.
 fn give_up<A: Walk>(space: &Space<'_, A>) -> bool {
     for at in [FILE, PRIVATE, ANON, SHARED] {
         for page in [0, 5, 513] {
@@ -342,7 +342,7 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
     ]
 }
 
-/// Works on the existing children, which no other thread finds in between.
+/// Works on the existing children, which no other thread can find meanwhile.
 fn with_children<'m, A: Walk>(
     world: &World<'m, A>,
     work: impl FnOnce(&[Space<'m, A>]) -> bool,
@@ -416,7 +416,7 @@ fn swap<A: Walk>() -> Vec<Operation<A>> {
             });
             let done = done && memory.swap_in_objects(&w.area).is_ok();
             if memory.swap_off(&w.area).is_ok() {
-                // The next call finds it as it was.
+                // The next call finds the initial state.
                 return memory.swap_on(SLOTS, 0) == Ok(w.area);
             }
             memory.resume_swapping_to(&w.area);

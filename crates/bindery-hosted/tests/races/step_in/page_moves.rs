@@ -1,13 +1,13 @@
-//! Moves of pages between two places of one address space (`UFFDIO_MOVE`) meet concurrent calls: no
-//! page is lost or seen twice, and no TLB shows a page at its old place.
+//! Moves of pages between two addresses of one address space (`UFFDIO_MOVE`) concurrent with other
+//! calls: no page is lost or visible twice, and no TLB has a page at its old address.
 //!
 //! ```text
 //! FROM   4 MiB   pages 0, 1, 2, 16 to 31, 511, 512, 600 written; 700 to 707 in swap
 //! TO     4 MiB   nothing
 //! ```
 //!
-//! CPU 2 has every page in its TLB, and stores to it while the first call is held. A value that was
-//! stored successfully is found in the end, wherever the page has moved.
+//! CPU 2 has every page in its TLB, and stores to it while the first call is held. A stored value
+//! is found in the end, wherever the page has moved.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -66,8 +66,8 @@ fn moves<A: Walk>(world: &World<'_, A>, source: u64, destination: u64, length: u
     let (source, destination) = (VirtAddr(source), VirtAddr(destination));
     let what = PageMove { source, destination, length, allows_holes: true, ..PageMove::default() };
     let (moved, result) = move_pages(&world.space, &what);
-    // Errors of a move that meets another call: it has changed a mapping, shared or pinned a page,
-    // or filled the destination.
+    // Errors of a move that runs into another call, which has changed a mapping, shared or pinned a
+    // page, or filled the destination.
     let expected = [Errno::EINVAL, Errno::ENOENT, Errno::EBUSY, Errno::EEXIST];
     assert!(result.is_err_and(|errno| expected.contains(&errno)) || moved == length);
     moved == length
@@ -136,7 +136,7 @@ impl<A: Walk> World<'_, A> {
         self.machine.store_user(self.space.root(), VirtAddr(at), value, |_| Err(())).is_ok()
     }
 
-    /// The places where the space has the stamp of a page, of any round.
+    /// The addresses in the space that have the stamp of a page, of any round.
     fn places(&self, space: &AddressSpace<'_, Stepped<A>>, page: u64) -> Vec<(u64, u64)> {
         let places = [FROM, TO, ELSEWHERE];
         let bases = places.iter().flat_map(|base| [*base, base + SHIFT]);

@@ -1,4 +1,4 @@
-//! The pairs of calls and the steps at which they meet, with the outcomes in a table.
+//! The pairs of calls and the steps at which they meet. A table has the outcomes.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -12,7 +12,7 @@ use super::run::{At, Outcome, Verdict, run};
 /// Runs of one architecture in the subset.
 const RUNS: u64 = 24_000;
 const SEED: u64 = 0x5eed_0001;
-/// Steps of one call at which the subset holds it, about.
+/// The approximate number of steps of a call at which the subset holds it.
 const ENOUGH_STEPS: u32 = 200;
 /// Runs of one pair whose problems are printed; the others are counted.
 const PRINTED: u64 = 3;
@@ -75,7 +75,7 @@ impl<A: Walk> Plan<A> {
         problems.iter().for_each(|problem| println!("    {problem}"));
     }
 
-    /// The places where a call can be held: at every step, and where it waits for a lock. For a
+    /// The points where a call can be held: at every step, and where it waits for a lock. For a
     /// call with thousands of steps, one for each page, `at_most` thins out the middle.
     fn places(&self, held: usize, at_most: u32) -> Vec<At> {
         let steps = self.steps[held];
@@ -163,7 +163,7 @@ impl<A: Walk> Plan<A> {
     }
 }
 
-/// Lets calls meet on one architecture: a subset, or with `BINDERY_STEP_IN=all` everything.
+/// Runs the pairs on one architecture: a subset, or with `BINDERY_STEP_IN=all` everything.
 pub fn calls_meet<A: Walk>(folio_order: u8) {
     let mut plan = Plan::<A>::new(folio_order);
     if env::var("BINDERY_STEP_IN").is_ok_and(|what| what == "all") {

@@ -1,4 +1,4 @@
-//! The guarantees of a call, as a third CPU sees them.
+//! The guarantees of a call, from the view of a third CPU.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
@@ -17,7 +17,7 @@ pub const WATCHER: Cpu = Cpu(2);
 pub const WHILE_HELD: u64 = 2;
 const AFTER_RETURN: u64 = 3;
 
-/// Two calls that meet, and what is found wrong.
+/// Two calls that meet, and the problems found.
 pub struct Audit<'a, 'm, A: Walk> {
     pub world: &'a World<'m, A>,
     pub held: &'a Operation<A>,
@@ -34,7 +34,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         self.problems.push(problem);
     }
 
-    /// Whether one of the two is called so.
+    /// Whether one of the two has this name.
     pub fn involves(&self, name: &str) -> bool {
         self.held.name == name || self.stepped_in.name == name
     }
@@ -53,7 +53,7 @@ impl<A: Walk> Audit<'_, '_, A> {
 
     /// Checks the guarantees after both are over; `done` tells which of them succeeded.
     pub fn at_the_end(&mut self, done: [bool; 2], late: &Late) {
-        // Before anything is touched: on x86-64 a fault makes a stale translation go away.
+        // Before any access: on x86-64 a fault removes a stale translation.
         self.world.machine.audit();
         self.machine_saw_nothing();
         let pairs = [(self.held, self.stepped_in), (self.stepped_in, self.held)];
@@ -79,7 +79,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// The machine itself reports what no order of calls allows.
+    /// The machine itself reports states that no order of calls permits.
     fn machine_saw_nothing(&mut self) {
         for violation in self.world.machine.take_violations() {
             self.problem(violation.to_string());
@@ -108,7 +108,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         let inside = |at: u64| revoked.start <= at && at < revoked.end;
         let mut probes = Vec::new();
         if operation.name == "fork" && self.involves("pin") {
-            // A pinned page stays the parent's, to write as well: the child has a copy.
+            // A pinned page stays the parent's, also for writes: the child has a copy.
             return probes;
         }
         for probe in PROBES.into_iter().filter(|p| p.which == revoked.which && inside(p.at)) {
@@ -216,7 +216,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         lost.any(|(start, end)| *start <= probe.at && probe.at < *end)
     }
 
-    /// A child that was made just now has what its parent had, whatever the parent stores.
+    /// A child that was just forked has its parent's content, whatever the parent stores.
     fn new_child(&mut self, stored: &[Option<u64>]) {
         if self.stepped_in.name != "fork" {
             return;

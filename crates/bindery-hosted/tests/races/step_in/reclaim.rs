@@ -1,4 +1,4 @@
-//! Calls that step into reclaim and keep their page: `mlock`, and a reference taken at any step.
+//! Calls that run during reclaim and keep their page: `mlock`, and a reference taken at any step.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ fn content(page: VirtAddr) -> [u8; 8] {
     (page.0 | 7).to_le_bytes()
 }
 
-/// Holds a reclaimer at a step, and runs `call`, which gets the frame of the first page, and the
-/// function that lets the reclaimer end.
+/// Holds a reclaimer at a step, and runs `call` with the frame of the first page, and a function
+/// that releases the reclaimer.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,

@@ -1,4 +1,4 @@
-//! One run: call A is held at a step, call B runs to its end or waits for A, and what B promised is
+//! One run: call A is held at a step, call B runs to its end or waits for A, and B's guarantees are
 //! audited when it returns.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,9 +31,9 @@ pub enum At {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// B returned while A was held, and what it promised was looked at.
+    /// B returned while A was held, and its guarantees were audited.
     Audited,
-    /// B returned with an error, which promises nothing.
+    /// B returned with an error, which guarantees nothing.
     Refused,
     /// B waited for A.
     Blocked,
@@ -50,7 +50,7 @@ pub struct Outcome {
     pub problems: Vec<String>,
 }
 
-/// Lets every call go on when the run is left, however it is left.
+/// Releases every call at the end of the run, however it ends.
 struct Releases<'a>(&'a Stops);
 
 impl Drop for Releases<'_> {
@@ -61,15 +61,15 @@ impl Drop for Releases<'_> {
     }
 }
 
-/// Lets `held` and `stepped_in` meet.
+/// Runs `held` and `stepped_in`.
 pub fn run<A: Walk>(
     held: &Operation<A>,
     stepped_in: &Operation<A>,
     at: At,
     folio_order: u8,
 ) -> Outcome {
-    // In every other run, what is unlinked waits for readers though there are none: a reader that
-    // still finds it then finds it as it was left.
+    // In every second run, unlinked items wait although there are no readers: a walk that still
+    // finds them then finds them unchanged.
     let readers = match at {
         At::Step(number) if !number.is_multiple_of(2) => Readers::NotTold,
         _ => Readers::Told,
@@ -149,7 +149,7 @@ pub fn run<A: Walk>(
     Outcome { verdict, steps, step, problems }
 }
 
-/// Waits for the end of a call, if there is one; says whether it did what it was to do.
+/// Waits for the end of a call, if there is one. Returns whether the call did its work.
 fn is_done(
     who: &str,
     call: Option<thread::ScopedJoinHandle<'_, Option<bool>>>,
@@ -167,7 +167,7 @@ fn copy_a_page<A: Walk>(world: &World<'_, A>) -> bool {
     world.space.fault(VirtAddr(ANON + 5 * PAGE_SIZE), Access::Write).is_ok()
 }
 
-/// The watcher goes on storing, and what it stores is saved; the auditor finds nothing.
+/// The watcher continues to store, its values are saved, and the auditor finds nothing.
 fn finish<A: Walk>(audit: &mut Audit<'_, '_, A>, with_child: bool) {
     let found = catch_unwind(AssertUnwindSafe(|| {
         for (round, when) in [(4, "by the first sync"), (5, "though written after a sync")] {

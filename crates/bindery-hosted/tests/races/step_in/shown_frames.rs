@@ -1,6 +1,6 @@
-//! Revokes of frames that are not the core's meet faults, forks, moves and unmappings: when a
-//! revoke has returned, no program reaches a frame of before, and the copies of private mappings
-//! are there.
+//! Revokes of the embedder's frames concurrent with faults, forks, moves and unmappings. When a
+//! revoke has returned, no program reaches an earlier frame, and the copies of private mappings
+//! still exist.
 //!
 //! ```text
 //! SHARED    4 MiB   pages 0 to 511 a block of 2 MiB, 600 to 615 a block of 64 KiB
@@ -8,8 +8,8 @@
 //! child             as the space when it forked
 //! ```
 //!
-//! CPU 2 has every probe in its TLB. The frames of before the revoke and those after it differ in
-//! what they hold.
+//! CPU 2 has every probe in its TLB. The frames before the revoke and those after it have different
+//! contents.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -48,7 +48,7 @@ struct World<'m, A: Walk> {
     memory: &'m Memory<Stepped<A>>,
     driver: &'m Driver,
     object: Object<'m, Stepped<A>>,
-    /// What a revoke shows from then on.
+    /// The frames that a revoke shows from then on.
     new: [FrameRange; 2],
     space: AddressSpace<'m, Stepped<A>>,
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
@@ -144,7 +144,7 @@ fn protect<A: Walk>(world: &World<'_, A>, protection: Protection) -> bool {
 }
 
 impl<A: Walk> World<'_, A> {
-    /// What CPU 2 loads with the rights of its TLB and the tables.
+    /// The values that CPU 2 loads with the rights of its TLB and the tables.
     fn load(&self, space: &AddressSpace<'_, Stepped<A>>, at: u64) -> Option<u64> {
         self.machine.load_user(space.root(), VirtAddr(at), |_| Err(())).ok()
     }
@@ -189,7 +189,7 @@ impl<A: Walk> World<'_, A> {
     }
 }
 
-/// Lets the calls go on when the run is left, however it is left.
+/// Releases the calls at the end of the run, however it ends.
 struct Releases<'a>(&'a Stops);
 
 impl Drop for Releases<'_> {

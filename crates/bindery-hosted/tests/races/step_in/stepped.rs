@@ -1,4 +1,4 @@
-//! The hosted machine with a step in front of what a call does to locks, sections and TLBs.
+//! The hosted machine with a step before each operation on locks, sections and TLBs.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,12 +14,12 @@ use super::stops::{self, Step};
 /// A machine whose calls can be held.
 pub struct Stepped<A: Walk>(Machine<A>, Readers);
 
-/// Whether the machine says when read sections are over.
+/// Whether the machine reports when read sections are over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Readers {
-    /// It does, so that unlinked items are freed at once if no reader is inside.
+    /// It reports that, so that unlinked items are freed at once if no reader is inside.
     Told,
-    /// It never does, so that all that was unlinked waits.
+    /// It never reports that, so that all unlinked items wait.
     NotTold,
 }
 
@@ -44,7 +44,7 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
     (machine, memory)
 }
 
-/// Files in memory. A call can be held in the pager: with what it has read, or before it stores.
+/// Files in memory. A call can be held in the pager: after a read, or before a store.
 #[derive(Default)]
 pub struct SteppedFiles(MemoryFiles);
 

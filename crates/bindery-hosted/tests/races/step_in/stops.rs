@@ -5,8 +5,8 @@
 //! `relax` and every `park`, and every call of the pager. At the chosen one it is held until the
 //! conductor releases it.
 //!
-//! Whether a call waits for a held one is counted, not timed: while one call is held, the other one
-//! is the only call that runs, so a lock that it does not get is the held call's.
+//! Whether a call waits for a held one is counted, not timed. While one call is held, only the
+//! other one runs, so a lock that it does not get is the held call's.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ use bindery_hosted::{Machine, Walk};
 
 /// Rounds of `relax` after which a call counts as waiting for the one that is held.
 const PATIENCE: u32 = 256;
-/// The conductor's patience with calls that neither end nor wait: beyond, they hang.
+/// The time after which calls that neither end nor wait count as hung.
 const HANGS: Duration = Duration::from_secs(120);
 
 /// A step of a call.
@@ -45,7 +45,7 @@ pub enum HoldAt {
     Number(u32),
     /// At the first step of this kind.
     First(Step),
-    /// Before it takes a watched spin lock ([`Stops::watch`]) once more, after this many times.
+    /// Before it takes a watched spin lock ([`Stops::watch`]) again, after this many times.
     SpinLock(u32),
 }
 
@@ -185,7 +185,7 @@ impl Stops {
         actors[role as usize].phase
     }
 
-    /// Lets the call go on, and never holds it again.
+    /// Releases the call, and never holds it again.
     pub fn release(&self, role: Role) {
         self.change(role, |actor| {
             actor.go_on = true;

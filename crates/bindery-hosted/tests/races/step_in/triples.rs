@@ -1,5 +1,5 @@
 //! Three calls meet: the first is held at a step, the second at a step of its own, and the third
-//! runs to its end or waits. Then all go on.
+//! runs to its end or waits. Then all continue.
 //!
 //! ```text
 //! FROM   32 pages   anonymous, registered; each holds its number; 8 to 15 are being written to the
@@ -43,7 +43,7 @@ const LENGTH: u64 = PAGES * PAGE_SIZE;
 const FEW_LENGTH: u64 = FEW * PAGE_SIZE;
 /// Slots of the area in compressed memory.
 const SLOTS: u64 = 512;
-/// Steps of a call at which the subset holds it, about.
+/// The approximate number of steps of a call at which the subset holds it.
 const ENOUGH_STEPS: u32 = 12;
 
 type Space<'m, A> = AddressSpace<'m, Stepped<A>>;
@@ -150,7 +150,7 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
             let touch = |page| w.space.fault(at(FROM, page), Access::Write).is_ok();
             [0, 9, 17, 31].into_iter().map(touch).fold(true, |all, one| all & one)
         }),
-        // Pages 8 to 15 are being written: a write to one takes its folio back.
+        // Pages 8 to 15 are being written: a write to one takes its folio over.
         verb("take back", |w| w.space.fault(at(FROM, 10), Access::Write).is_ok()),
         verb("complete", |w| w.device.complete(w.memory)),
         verb("fork", |w| {
@@ -202,7 +202,7 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
     ]
 }
 
-/// The triples: held first, held second, and the one that steps in.
+/// The triples: held first, held second, and the one that runs.
 const TRIPLES: [[&str; 3]; 9] = [
     ["pageout", "fault", "fork"],
     ["MOVE", "pageout", "munmap"],
@@ -215,11 +215,11 @@ const TRIPLES: [[&str; 3]; 9] = [
     ["COPY into PROT_NONE", "CONTINUE in PROT_NONE", "pageout of PROT_NONE"],
 ];
 
-/// How the two calls went that were to be held.
+/// The results of the two held calls.
 #[derive(Clone, Copy, Default)]
 struct Met {
     held: [bool; 2],
-    /// Steps that they passed, before they were held or in all.
+    /// The number of steps that they passed, before they were held or in all.
     steps: [u32; 2],
 }
 

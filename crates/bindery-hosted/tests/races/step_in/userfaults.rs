@@ -1,5 +1,5 @@
-//! Userfaults meet closes, dying handlers, moves and changes with unread messages: no thread waits
-//! for a handler that has ended, and no page is lost or seen twice.
+//! Userfaults concurrent with closes, exiting handlers, moves and changes with unread messages: no
+//! thread waits for a handler that has ended, and no page is lost or visible twice.
 //!
 //! ```text
 //! FROM   64 pages   registered with the first userfaultfd; pages 0 to 2 and 16 to 31 written
@@ -33,7 +33,7 @@ const TO: u64 = 8 * GIB;
 const PAGES: u64 = 64;
 const LENGTH: u64 = PAGES * PAGE_SIZE;
 const PLACES: [u64; 2] = [FROM, TO];
-/// The time after which a call that need not wait counts as hanging.
+/// The time after which a call that need not wait counts as hung.
 const HANGS: Duration = Duration::from_secs(60);
 
 type Fd<'m, A> = Userfault<'m, Stepped<A>>;
@@ -42,7 +42,7 @@ fn written() -> impl Iterator<Item = u64> {
     (0..3).chain(16..32)
 }
 
-/// The index of one of the two userfaultfds, by the place that it serves.
+/// The index of one of the two userfaultfds, by its address range.
 #[derive(Clone, Copy)]
 enum Of {
     From = 0,
@@ -83,8 +83,8 @@ impl<'m, A: Walk> World<'m, A> {
         was_open
     }
 
-    /// A handler in another process dies: its userfaultfds are closed with unread messages, without
-    /// a word to the address space.
+    /// A handler in another process exits: its userfaultfds are closed with unread messages,
+    /// without notice to the address space.
     fn die(&self) -> bool {
         let all = [Of::From, Of::To].map(|of| self.descriptors[of as usize].lock().unwrap().take());
         all.map(|fd| fd.map(drop).is_some()) != [false; 2]
@@ -116,7 +116,7 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// Waits for the word of a fault. If the page is there, the word changes soon.
+    /// Waits for the word of a fault. If the page is present, the word changes soon.
     fn park(&self, at: VirtAddr, on: ParkedOn<'_>) {
         let begin = Instant::now();
         while matches!(self.space.inspect(at), Inspection::Page { .. }) {
@@ -129,7 +129,7 @@ impl<'m, A: Walk> World<'m, A> {
         self.space.memory().platform().park_for_handler(on.word(), on.expected());
     }
 
-    /// Reads one message, and serves it.
+    /// Reads one message, and handles it.
     fn serve(&self, of: Of) -> bool {
         self.with(of, |fd| match fd.try_read() {
             Some(UserfaultMessage::Fault(fault)) => {
@@ -167,7 +167,7 @@ impl<'m, A: Walk> World<'m, A> {
     }
 }
 
-/// A call, and whether it may take pages away.
+/// A call, and whether it may remove pages.
 struct Call<A: Walk> {
     name: &'static str,
     call: fn(&World<'_, A>) -> bool,
@@ -334,7 +334,7 @@ fn verify<A: Walk>(world: &World<'_, A>, loses: bool) {
     }
 }
 
-/// At how many places a page is.
+/// The number of addresses where a page is.
 fn places<A: Walk>(space: &AddressSpace<'_, Stepped<A>>, page: u64) -> usize {
     let at = PLACES.map(|base| VirtAddr(base + page * PAGE_SIZE));
     let stands = |at: &&VirtAddr| matches!(space.inspect(**at), Inspection::Page { .. });
@@ -349,7 +349,7 @@ fn places<A: Walk>(space: &AddressSpace<'_, Stepped<A>>, page: u64) -> usize {
 /// Each call is held at each of its steps while every other one runs.
 fn meet<A: Walk>(order: u8) {
     let calls = calls::<A>();
-    // The death of a handler takes no step of the core.
+    // The exit of a handler takes no step of the core.
     for first in calls.iter().filter(|call| call.name != DIE) {
         for second in &calls {
             let mut held = 0;

@@ -39,7 +39,7 @@ pub const SHARED_LENGTH: u64 = 16 * PAGE_SIZE;
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
 pub const LENGTH: u64 = 4 * MIB;
-/// The first pages of the two stretches in `ANON` that are in swap, and their lengths.
+/// The first pages of the two ranges in `ANON` that are in swap, and their lengths.
 pub const SWAPPED_PAGES: [u64; 2] = [560, 576];
 pub const SWAPPED: u64 = 8;
 /// Slots of the swap area.
@@ -47,7 +47,7 @@ pub const SLOTS: u64 = 4096;
 /// The file's number.
 pub const NUMBER: u64 = 1;
 
-/// The address spaces that CPU 2 looks at.
+/// The address spaces that CPU 2 accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
     Space,
@@ -55,7 +55,7 @@ pub enum Which {
     Child,
 }
 
-/// A place that CPU 2 touches.
+/// An address that CPU 2 accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Probe {
     pub which: Which,
@@ -126,7 +126,7 @@ pub struct World<'m, A: Walk> {
 }
 
 impl<'m, A: Walk> World<'m, A> {
-    /// Made on CPU 2, where the calling thread is.
+    /// Created on CPU 2, where the calling thread is.
     pub fn new(
         machine: &Machine<A>,
         memory: &'m Memory<Stepped<A>>,
@@ -200,7 +200,7 @@ impl<'m, A: Walk> World<'m, A> {
             touch(other, SHARED, &[page], Access::Write);
         }
         let child = space.fork().unwrap();
-        // Copied before they go out: the child's are in memory.
+        // Copied before they are swapped out: the child's are in memory.
         let own: Vec<u64> = (SWAPPED_PAGES[1]..SWAPPED_PAGES[1] + SWAPPED).collect();
         touch(space, ANON, &own, Access::Write);
         page_out(SWAPPED_PAGES[1]);
