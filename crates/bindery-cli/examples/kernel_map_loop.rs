@@ -37,7 +37,7 @@ impl Visitor for Loop {
     fn visit<A: Walk>(self) -> Result<()> {
         let machine = Machine::<A>::new(Config { tlb: TlbKind::Plain, ..Config::default() });
         let memory = machine.memory()?;
-        // Only base pages, unless the caller chooses.
+        // Only base pages, unless the caller chooses other folios.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         memory.trim();
         let start = VirtAddr(!0 << (11 + 9 * u32::from(A::LEVELS)));

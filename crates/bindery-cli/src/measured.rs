@@ -99,8 +99,8 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// Makes a reader elsewhere stay in its section, or leave it. As long as it stays, items that
-    /// wait for readers are freed only by a thread that waits for it.
+    /// Makes a reader elsewhere stay in its section, or leave it. While it stays, items that wait
+    /// for readers are freed only by a thread that waits for it.
     pub fn set_reader(&self, stays: bool) {
         self.reader.store(stays, Relaxed);
     }

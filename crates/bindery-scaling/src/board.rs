@@ -50,8 +50,8 @@ impl Board {
         self.word(samples + round as usize)
     }
 
-    /// Waits asleep until `workers` have come here `times` times, so that each begins its next work
-    /// with a whole slice of the host's scheduler.
+    /// Sleeps until `workers` have arrived `times` times, so that each begins its next work with a
+    /// whole slice of the host's scheduler.
     pub fn sleep_until_all(&self, workers: u16, times: u64) {
         let word = self.word(0);
         word.fetch_add(1, Ordering::AcqRel);
@@ -60,7 +60,7 @@ impl Board {
         }
     }
 
-    /// Waits awake until `workers` have come here `times` times: all go on within nanoseconds.
+    /// Spins until `workers` have arrived `times` times: all continue within nanoseconds.
     pub fn spin_until_all(&self, workers: u16, times: u64) {
         let word = self.word(WORDS_OF_A_LINE);
         word.fetch_add(1, Ordering::AcqRel);

@@ -48,7 +48,7 @@ pub trait Calls: Sync {
     /// The running thread no longer uses it.
     fn leave(&self) {}
 
-    /// Waits asleep until `workers` have come here `times` times.
+    /// Sleeps until `workers` have arrived `times` times.
     fn rest(&self, board: &Board, workers: u16, times: u64) {
         board.sleep_until_all(workers, times);
     }
@@ -179,7 +179,7 @@ pub struct OnLinux {
 /// Forbids large folios to this process and its children: the core is measured with base pages.
 ///
 /// # Errors
-/// Those of prctl(2).
+/// The errors of prctl(2).
 pub fn only_base_pages() -> Result<(), Problem> {
     Ok(set_thp_disable(true)?)
 }
@@ -188,7 +188,7 @@ impl OnLinux {
     /// A program with a file for each of `workers`.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// The errors of the system calls.
     pub fn new(workers: u16) -> Result<Self, Problem> {
         let file = |_| -> Result<OwnedFd, nix::Error> {
             let file = memfd_create(c"bindery-scaling", MFdFlags::MFD_CLOEXEC)?;

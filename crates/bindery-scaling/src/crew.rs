@@ -130,7 +130,7 @@ impl LinuxCrew {
     /// Makes their files.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// The errors of the system calls.
     pub fn new(cpus: u16, sharing: Sharing) -> Result<Self, Problem> {
         Ok(Self { cpus, sharing, program: OnLinux::new(cpus)? })
     }

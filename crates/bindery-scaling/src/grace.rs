@@ -27,7 +27,7 @@ pub struct Sections {
     records: Box<[Apart<Record>]>,
     /// The grace periods that have passed.
     passed: Apart<AtomicU64>,
-    /// The counts at which the period under way began. Its holder advances.
+    /// The counts at the start of the current period. The holder advances it.
     begun: Apart<Mutex<[u64; MAX_CPUS as usize]>>,
 }
 

@@ -1,5 +1,5 @@
-//! Which locks two CPUs share, and how long an operation holds each. The CPUs take turns: a hold
-//! without a waiter is the shortest.
+//! The locks that two CPUs share, and the time for which an operation holds each. The CPUs take
+//! turns: a hold without a waiter is the shortest.
 
 use std::collections::HashMap;
 

@@ -13,7 +13,7 @@ const GIB: u64 = 1 << 30;
 const PAGES: u64 = 448;
 /// Addresses that all workers of one address space use: 4 MiB for each.
 const COMMON: u64 = 0x3000_0000_0000;
-/// Bytes of a mapping whose first page at most is touched.
+/// The size of a mapping of which at most the first page is touched.
 const LARGE: u64 = 128 * MIB;
 
 /// One of the threads or processes that make an operation at once.
@@ -93,7 +93,7 @@ impl Worker<'_> {
         self.calls.unmap(self.own(), 128 * KIB + 64 * KIB);
     }
 
-    /// Maps memory of a kind where the kernel likes, writes to each page, unmaps it.
+    /// Maps memory of a kind at an address that the kernel chooses, writes to each page, unmaps it.
     fn map_touch_unmap(&self, backing: Backing) {
         for _ in 0..2 {
             let at = self.calls.map(self.number, None, FILE_BYTES, backing);

@@ -17,7 +17,7 @@ use crate::board::Board;
 use crate::crew::Crew;
 use crate::operations::{Operation, Worker};
 
-/// The difference between the time of a thread and that of the clock that reading both may make.
+/// The possible difference between the thread's time and the clock's, from the two readings.
 const SPARE: Duration = Duration::from_micros(20);
 
 /// The samples of an operation on one number of CPUs.
@@ -136,12 +136,12 @@ impl Work<'_> {
             let taken = start.elapsed();
             let awake = time_of_thread().saturating_sub(awake);
             let after = Switches::now();
-            // A thread that slept waited for another one, as it does on any machine.
+            // A thread that slept waited for another one, as on any machine.
             let ran = after.voluntary > before.voluntary || awake + SPARE > taken;
             let clean = after.involuntary == before.involuntary && ran;
             let sample = if clean { (taken.as_nanos() as u64).max(1) } else { 0 };
             self.board.sample(worker.number, round).store(sample, Ordering::Release);
-            // A reset beside the work of others would slow it down.
+            // A reset during the work of others would slow it down.
             sleep(2 * times);
             (self.operation.reset)(worker);
         }
@@ -168,7 +168,7 @@ fn wait_for(mut children: Vec<Pid>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Keeps the running thread on one CPU of those that the process may use.
+/// Binds the running thread to one of the process's CPUs.
 ///
 /// # Errors
 /// If they are fewer.
@@ -202,7 +202,7 @@ fn allowed_cpus() -> Result<Vec<usize>, Problem> {
     Ok((0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
 }
 
-/// How often the running thread left its CPU.
+/// The number of times that the running thread left its CPU.
 struct Switches {
     /// To wait for another thread.
     voluntary: i64,

@@ -1,4 +1,4 @@
-//! A lock that knows how long it is held.
+//! A lock that measures its hold times.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,13 +16,13 @@ thread_local! {
 /// All holds of one lock.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Hold {
-    /// How long it was held in all.
+    /// The total time for which it was held.
     pub nanoseconds: u64,
     /// How often.
     pub count: u64,
 }
 
-/// Nanoseconds that two readings of the clock are apart: each hold seems this much longer.
+/// The nanoseconds between two readings of the clock: each hold seems this much longer.
 pub fn clock_cost() -> f64 {
     const READINGS: u32 = 10_000;
     let total: u128 = (0..READINGS).map(|_| Instant::now().elapsed().as_nanos()).sum();

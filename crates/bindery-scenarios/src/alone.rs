@@ -1,5 +1,5 @@
-//! Tests in a process of their own. Tests that read the mappings of their process need it, since
-//! concurrent tests map and unmap memory; so do tests that end their process.
+//! Tests in a process of their own: tests that read the mappings of their process, because
+//! concurrent tests map and unmap memory; and tests that end their process.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};

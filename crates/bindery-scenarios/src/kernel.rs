@@ -67,7 +67,7 @@ pub fn translate<A: Walk>(
     machine.translate_kernel(map.root(), at, AccessKind::Read)
 }
 
-/// Takes frames by means of an area that stays: every `step`-th of many.
+/// Takes frames through a lasting area: every `step`-th of many.
 pub fn scattered<A: Walk>(
     map: &KernelMap<'_, Machine<A>>,
     pages: u64,

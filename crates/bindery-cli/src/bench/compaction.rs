@@ -106,7 +106,7 @@ struct Row {
     call: Call,
     /// Page by page.
     page: Sample,
-    /// In the largest pieces.
+    /// In the largest possible pieces.
     whole: Sample,
     /// Time of MOVE divided by that of COPY.
     move_to_copy: Option<f64>,
@@ -208,7 +208,7 @@ fn measure<A: Walk>(
     Ok(Sample { nanoseconds, entries_written, invalidations, bytes_copied, bytes_zeroed })
 }
 
-/// An old heap, a new one that is empty, and buffers.
+/// An old heap, a new empty one, and buffers.
 struct Compactor<'a, 'm, A: Walk> {
     machine: &'a Machine<A>,
     space: &'a AddressSpace<'m, Machine<A>>,
@@ -279,7 +279,7 @@ impl<A: Walk> Compactor<'_, '_, A> {
         (start..start + length).step_by(PAGE_SIZE as usize).map(page).collect()
     }
 
-    /// Gathers the objects of a new range, and brings them there.
+    /// Collects the objects of a new range, and moves them there.
     fn serve(&mut self, range: u64, first: &[Frame]) -> Result<(), String> {
         let Kind { range: bytes, pages, call } = self.kind;
         let to = VirtAddr(NEW + range * bytes);

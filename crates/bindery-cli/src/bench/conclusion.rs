@@ -1,4 +1,4 @@
-//! The end of the output: three sentences with the results, and with the places to look next.
+//! The end of the output: three sentences with the results, and where to look next.
 
 use super::json::{Phase, Table};
 use super::report::three_digits;

@@ -59,8 +59,7 @@ impl Bench<'_> {
         })?;
         // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
-        // The thread stays on the CPU, like in a kernel: otherwise each call would take the seat
-        // again.
+        // The thread stays on the CPU, as in a kernel: otherwise each call would bind it again.
         let _on_cpu = machine.bind(Cpu(0));
         touch_all(&memory)
             .map_err(|error| format!("cannot map all memory before the workload: {error}"))?;
@@ -132,7 +131,7 @@ fn touch_all<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), bindery::Error>
     let length = memory.free_frame_count() * PAGE_SIZE;
     let start = space.mmap(&request(length, Place::Anywhere))?;
     let mut at = start;
-    // It ends when memory has run out: tables take some, too.
+    // It ends when memory has run out: tables use some, too.
     while let Ok(Resolved::New(range)) = space.fault(at, Access::Write) {
         at = range.end();
         if at.0 >= start.0 + length {
@@ -200,7 +199,7 @@ impl<'m, A: Walk> Engine<'m, A> {
 
 impl<A: Walk> Drop for Engine<'_, A> {
     fn drop(&mut self) {
-        // The TLB holds nothing: the workloads make no access through the MMU.
+        // The TLB is empty: the workloads make no access through the MMU.
         self.space.leave(TlbOnLeave::Flushed);
     }
 }

@@ -71,7 +71,7 @@ impl Geometry {
 pub struct Floor {
     /// Entries that must be set or cleared because their page or table is added, removed or moved.
     pub entries_written: u64,
-    /// Entries that must be set besides, to link missing tables.
+    /// Entries that must also be set, to link missing tables.
     pub tables_installed: u64,
     /// Invalidations that must be sent.
     pub invalidations: u64,
@@ -142,8 +142,8 @@ pub struct Piece {
     pub level: u8,
 }
 
-/// Cuts `range` into the largest pieces whose entries, at most at level `top`, are equally aligned
-/// `delta` bytes higher.
+/// Splits `range` into the largest pieces, at most at level `top`, whose entries have the same
+/// alignment `delta` bytes higher.
 pub fn pieces(range: VirtRange, delta: u64, top: u8, geometry: Geometry) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let (mut at, end) = (range.start().0, range.end().0);

@@ -19,7 +19,7 @@ use crate::size::{FolioSize, show_bytes};
 /// A range of this process's addresses in which a script runs.
 pub struct Linux {
     advice: Advice,
-    /// The current mapping; no call touches anything else.
+    /// The current mapping; no call accesses anything else.
     mapped: Option<VirtRange>,
 }
 

@@ -1,4 +1,4 @@
-//! Programs of measurements that are built apart.
+//! Programs of measurements that are built separately.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use bindery_cli::guest::{Problem, process, workspace};
 /// # Errors
 /// If the build fails.
 pub fn build(package: &str) -> Result<PathBuf, Problem> {
-    // One folder for all: they build the core alike.
+    // One folder for all: they build the core with the same flags.
     let target = workspace::target("conflicts")?;
     let mut cargo = Command::new("cargo");
     process::without_cargo_settings(&mut cargo);

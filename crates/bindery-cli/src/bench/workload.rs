@@ -187,7 +187,7 @@ impl Workload {
             Self::Remap1m => MIB,
             Self::Remap1g => GIB,
             Self::Pageout => pageout::DATA,
-            // Linux takes no part.
+            // Linux does not run it.
             Self::KernelMap => 0,
         }
     }

@@ -19,7 +19,8 @@ type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 /// The start of the heap, unless a script sets it.
 const HEAP: u64 = 0x1000_0000;
-/// The first descriptors of files and of processes, which differ so that they are not confused.
+/// The first descriptors of files and of processes. They differ, so that a script cannot confuse
+/// them.
 const FIRST_FILE: i32 = 3;
 const FIRST_PROCESS: i32 = 1000;
 

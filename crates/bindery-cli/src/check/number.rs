@@ -46,7 +46,7 @@ impl Value {
         Ok(Self { place, terms })
     }
 
-    /// The names in it, and their places.
+    /// The names in it, and their positions.
     pub fn names(&self) -> impl Iterator<Item = (&str, Place)> {
         self.terms.iter().filter_map(|term| match &term.what {
             What::Name(name) => Some((&**name, term.place)),

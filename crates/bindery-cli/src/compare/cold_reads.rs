@@ -1,7 +1,7 @@
-//! `bindery compare cold-reads`: a file of the disk is read, none of whose pages is in memory, and
-//! the requests that reach the disk and the instructions of the kernel are counted.
+//! `bindery compare cold-reads`: reads a file of the disk with none of its pages in memory. Counts
+//! the requests that reach the disk, and the instructions of the kernel.
 //!
-//! Linux has no part in it: it does not know the layout of our disk.
+//! Linux is not measured: it does not know the layout of our disk.
 
 use std::fs::{self, File};
 use std::process::ExitCode;

@@ -121,7 +121,7 @@ pub fn read(text: &str) -> Result<BTreeMap<u16, Summary>, Problem> {
     Ok(summaries.filter_map(|(phase, all)| Some((phase, Summary::new(&all)?))).collect())
 }
 
-/// Like [`read`], with each occurrence of a phase by itself, in the order of their ends.
+/// As [`read`], with each occurrence of a phase separately, in the order of their ends.
 ///
 /// # Errors
 /// As for [`read`].

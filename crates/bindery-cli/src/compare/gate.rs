@@ -64,7 +64,7 @@ pub struct Arguments {
     without_features: bool,
 }
 
-/// Runs what the arguments ask for.
+/// Performs the action of the arguments.
 ///
 /// # Errors
 /// If a requirement is missing, a machine failed, or the table cannot be read.
@@ -373,7 +373,7 @@ impl Table {
     }
 }
 
-/// The target that a figure is above; `None` if it is not above, or the row has none.
+/// The target that a figure exceeds; `None` if it does not, or the row has none.
 fn missed_target(row: &Row, folio: Option<FolioSize>, figure: u64) -> Option<u64> {
     let target = baseline::target(row.key, folio, ARCHITECTURE)?.instructions;
     (figure > target).then_some(target)

@@ -22,7 +22,7 @@ use crate::size::{FolioSize, GIB};
 /// The memory of all machines: enough for 1 GiB of workload and some spare.
 const MEMORY: u64 = 3 * GIB;
 
-/// A machine that takes longer hangs.
+/// A machine that takes longer counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// The occurrence of a phase to profile: with everything warm.
@@ -194,8 +194,8 @@ impl Bench {
 }
 
 /// Options of our kernel under which a program takes the same instructions every time. Without a
-/// seed, chance decides the heights of the towers of a dozen mappings; the self-test's mappings
-/// would draw the first of them.
+/// seed, the tower heights of a dozen mappings would be random, and the self-test's mappings would
+/// draw the first of them.
 pub const CALM: [(&str, &str); 2] = [("seed", "1"), ("self-test", "off")];
 
 /// An option that makes frames the same for each image of our kernel, in a machine with memory to
@@ -306,8 +306,8 @@ fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
 /// Reads a record.
 ///
 /// # Errors
-/// If an operation of the workload was never made: then the kernel does not know the workload, or
-/// has marks of another numbering.
+/// If an operation of the workload never ran: then the kernel does not know the workload, or has
+/// marks of another numbering.
 fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
     let phases = counts::read(&record.counts)?;
     let mut missing = job.workload.rows().filter(|row| !phases.contains_key(&row.phase));

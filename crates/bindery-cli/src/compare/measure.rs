@@ -17,7 +17,7 @@ pub struct Plan<'a> {
     pub repeat: Repeat,
 }
 
-/// A machine to run: its kernel, and the place of its measurement in the list of pairs.
+/// A machine to run: its kernel, and the index of its measurement in the list of pairs.
 struct Task<'a> {
     pair: usize,
     job: Job,
@@ -31,7 +31,7 @@ enum Who {
     Linux,
 }
 
-/// Runs all machines. A failed one leaves its place empty and a problem.
+/// Runs all machines. For one that fails, leaves its entry empty and adds a problem.
 pub fn all(bench: &Bench, plan: &Plan<'_>, problems: &mut Vec<Problem>) -> Vec<Pair> {
     let jobs = plan.workloads.iter().flat_map(|&workload| {
         let folios = workload.folios(plan.folios).into_iter();
@@ -39,7 +39,7 @@ pub fn all(bench: &Bench, plan: &Plan<'_>, problems: &mut Vec<Problem>) -> Vec<P
     });
     let jobs: Vec<Job> = jobs.collect();
     let mut tasks = Vec::new();
-    // The machines that take longest first.
+    // The slowest machines first.
     for (pair, &job) in jobs.iter().enumerate().rev() {
         let kernels = [(Who::Linux, &plan.linux), (Who::Bindery, &plan.bindery)];
         for (who, kernel) in kernels {

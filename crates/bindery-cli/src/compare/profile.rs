@@ -14,7 +14,7 @@ const SHOWN: usize = 40;
 struct Symbols<'a>(Vec<(u64, &'a str)>);
 
 impl<'a> Symbols<'a> {
-    /// Reads lines of an address and a name, sorted by address.
+    /// Reads lines with an address and a name, sorted by address.
     fn read(text: &'a str) -> Self {
         let line = |line: &'a str| {
             let (address, name) = line.split_once(' ')?;

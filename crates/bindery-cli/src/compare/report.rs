@@ -29,7 +29,7 @@ const HEADER: [&str; 13] = [
     "",
 ];
 
-/// How many columns are words.
+/// The number of text columns.
 const WORDS: usize = 3;
 
 /// The table of one architecture.
@@ -96,7 +96,7 @@ fn counts(summary: Option<&Summary>, architecture: Architecture) -> Vec<String> 
     cells
 }
 
-/// With three digits: the weights justify no more.
+/// Three digits: the weights justify no more.
 fn show_time(nanoseconds: f64) -> String {
     match nanoseconds {
         below if below < 1e3 => format!("{below:.0} ns"),
@@ -144,7 +144,7 @@ pub fn conclusion(comparisons: &[Comparison<'_>]) -> String {
     )
 }
 
-/// The row in which Linux needs least in comparison with us, and the ratio.
+/// The row in which Linux needs the fewest instructions relative to Bindery, and the ratio.
 fn worst<'a, 'b>(comparisons: &'a [Comparison<'b>]) -> Option<(&'a Comparison<'b>, f64)> {
     let ratios =
         comparisons.iter().filter_map(|comparison| Some((comparison, comparison.ratio()?)));

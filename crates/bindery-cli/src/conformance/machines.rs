@@ -21,7 +21,7 @@ use crate::size::GIB;
 /// The memory of all machines: tests map 2 GiB, which must not be refused.
 const MEMORY: u64 = 3 * GIB;
 
-/// The time that a machine may take besides its tests.
+/// The time that a machine may take in addition to its tests.
 const BOOT: Duration = Duration::from_secs(240);
 
 /// The initial content of the machines of one architecture, the same for both kernels.

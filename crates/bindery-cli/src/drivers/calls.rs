@@ -115,7 +115,7 @@ pub fn sequence(
     }
 }
 
-/// The same failure from fewer steps.
+/// A shorter sequence with the same failure.
 fn shorten(
     target: &Target,
     seed: u64,
@@ -134,9 +134,9 @@ fn shorten(
     Found { seed, target: *target, setup, steps, failure }
 }
 
-/// A failure's message without its numbers: failures with the same one are taken for the same. For
-/// a list, such as violations of the TLB, the heading and the first item up to its details: a
-/// shorter sequence has fewer items.
+/// A failure's message without its numbers: failures with the same message count as equal. For a
+/// list, such as violations of the TLB, the heading and the first item up to its details: a shorter
+/// sequence has fewer items.
 fn kind(failure: &Failure) -> String {
     let mut lines = failure.message.lines();
     let heading = lines.next().unwrap_or_default();

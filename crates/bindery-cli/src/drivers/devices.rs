@@ -1,4 +1,4 @@
-//! Devices whose frames programs map: blocks of the memory, which come and go at random.
+//! Devices whose frames programs map: blocks of the memory, which are shown and revoked at random.
 
 use std::sync::Mutex;
 
@@ -51,13 +51,13 @@ impl Device {
         let start = slot as u64 * SLOT_PAGES;
         let frames = order.and_then(|order| memory.allocate_frames(order));
         let piece = frames.map(|frames| {
-            // Programs see all of it, and some process had it before.
+            // Programs see all of it, and an earlier process had its frames.
             machine.zero(frames.first, frames.count);
             let room = SLOT_PAGES - u64::from(frames.count);
             FramePiece { page: start + if room == 0 { 0 } else { page % room }, frames }
         });
         let old = std::mem::replace(&mut lock(&self.0).shown[slot], piece);
-        // A part of the slot would do for most blocks.
+        // Part of the slot would suffice for most blocks.
         let revoked = object.revoke(start * PAGE_SIZE, SLOT_PAGES * PAGE_SIZE);
         revoked.expect("an object that shows frames");
         lock(&self.0).revoked.extend(old.map(|piece| piece.frames));

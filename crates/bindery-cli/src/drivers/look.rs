@@ -1,4 +1,4 @@
-//! Checks after a step, besides the auditor: the MMU allows no more than the mapping does, and no
+//! Checks after a step, besides the auditor: the MMU permits no more than the mapping does, and no
 //! process sees the bystander's bytes.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};

@@ -113,9 +113,9 @@ impl<A: Walk> World<'_, A> {
 
     /// The maximum work that a step, which has not begun, may do. A call that needs no memory
     /// examines the mapped pages: a few times each entry of each table, most of which may map the
-    /// zero page. One that does may reclaim, and before it gives up it scans all frames many times.
-    /// One that cuts a mapping or a table in two needs a few frames, which are free unless memory
-    /// is short.
+    /// zero page. A call that needs memory may reclaim, and scans all frames many times before it
+    /// fails. A call that splits a mapping or a table needs a few frames, which are free unless
+    /// memory is short.
     fn most_work(&self, step: &Step) -> u64 {
         let frames = self.memory.total_frames();
         let reclaims = needs_memory(step) || cuts(step) && self.is_short();
@@ -138,8 +138,8 @@ impl<A: Walk> World<'_, A> {
         self.memory.free_frame_count() < self.memory.total_frames() / 4
     }
 
-    /// Verifies that a call that failed for lack of memory did not forget to reclaim: it must not
-    /// succeed when it is repeated after some memory was freed.
+    /// Verifies that a call that failed for lack of memory has reclaimed: it must not succeed when
+    /// it is repeated after some memory was freed.
     fn try_again(&self, step: &Step) {
         let is_call =
             matches!(step, Step::Call { .. } | Step::Control { .. } | Step::PagemapScan { .. });

@@ -1,4 +1,4 @@
-//! Shrinks a list of steps to a short one that fails too.
+//! Shrinks a list of steps to a short one that still fails.
 
 use super::step::Step;
 

@@ -1,10 +1,10 @@
 //! The driver of random calls on several CPUs.
 //!
 //! A machine runs a few rounds. In a round each CPU takes a number of steps, on processes that all
-//! share. All CPUs but the first go offline now and then, and come back. After a round, all CPUs
-//! are quiet, and everything is verified. Neither the driver nor the core can continue after a
-//! panic of one thread: others may wait for it forever. So the first failure prints all known
-//! facts, and ends the program.
+//! share. All CPUs except the first sometimes go offline, and return. After a round, all CPUs are
+//! quiet, and everything is verified. Neither the driver nor the core can continue after a panic of
+//! one thread: others may wait for it forever. So the first failure prints all known facts, and
+//! ends the program.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -33,10 +33,10 @@ const ROUNDS: u64 = 6;
 /// Steps of a CPU in a round.
 const STEPS: u64 = 250;
 
-/// The most steps of a CPU before it goes offline.
+/// The maximum number of steps of a CPU before it goes offline.
 const MOST_AT_ONCE: u64 = 60;
 
-/// Microseconds until it comes back.
+/// The microseconds until it returns.
 const LONGEST_PAUSE: u64 = 300;
 
 /// The longest time without any activity.

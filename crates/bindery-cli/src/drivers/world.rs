@@ -44,8 +44,8 @@ pub struct Setup {
     pub device_fails: u64,
     /// Slots of compressed memory that are on from the start: few, so that swap is soon full.
     pub slots: u64,
-    /// Frames that compressed memory may take, if not half of the memory: with a few it refuses
-    /// pages while slots are free.
+    /// The limit of compressed memory in frames, if not half of the memory: with a few frames it
+    /// refuses pages while slots are free.
     pub compressed_limit: Option<u64>,
     /// Dirty pages that the file system of the files may have.
     pub dirty_limit: u64,
@@ -194,7 +194,7 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// A CPU goes offline, and comes back after `pause`. No thread is on it.
+    /// Takes a CPU offline, and online again after `pause`. No thread is on it.
     pub(super) fn replace_cpu(&self, cpu: Cpu, pause: Duration) {
         self.memory.cpu_offline(cpu).expect("the CPU is online");
         thread::sleep(pause);

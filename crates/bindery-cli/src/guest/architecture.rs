@@ -19,7 +19,7 @@ impl Architecture {
     /// All of them, in display order.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::AArch64];
 
-    /// As users read and type it.
+    /// The name that users read and type.
     pub fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86-64",

@@ -12,7 +12,7 @@ use crate::guest::{Architecture, Problem, busybox, executable, programs};
 /// The name for Debian's static BusyBox.
 const BUSYBOX: &str = "busybox";
 
-/// A file of the host that the machine gets.
+/// A file of the host that is copied into the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AddedFile {
     source: PathBuf,

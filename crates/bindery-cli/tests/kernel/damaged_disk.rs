@@ -1,4 +1,4 @@
-//! Disks with a damaged file system: the kernel refuses each at mount, and goes on without it.
+//! Disks with a damaged file system: the kernel refuses each at mount, and continues without it.
 
 use std::fs;
 
@@ -51,7 +51,7 @@ pub fn trial() -> Trial {
     })
 }
 
-/// Boots with the image, and lists its files, which gives this.
+/// Boots with the image, and verifies the listing of its files.
 fn mounted(image: &[u8], output: &'static str) -> Result<Completion, Failed> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("disk");

@@ -54,7 +54,7 @@ impl<'p> Names<'p> {
 
     /// The name of the data of a line of conflict.
     pub fn of_line(&mut self, line: &[Word]) -> String {
-        // Words that conflict say why the line does; without one, all do.
+        // Conflicting words explain the line's conflict; without one, all words do.
         let word = line.iter().find(|word| word.conflicts());
         let shared = word.unwrap_or(&line[0]);
         let region = self.program.region(shared.address);
@@ -75,8 +75,8 @@ impl<'p> Names<'p> {
         name
     }
 
-    /// Functions that are inlined into one another come from the innermost on: the first of the
-    /// core, but for locks, whose users say more.
+    /// Inlined functions, from the innermost outwards: the first function of the core, except
+    /// locks, because their callers are more informative.
     fn look_up(&self, address: u64) -> Option<String> {
         let mut frames = self.lines.find_frames(address).skip_all_loads().ok()?;
         while let Some(frame) = frames.next().ok()? {

@@ -177,7 +177,7 @@ impl Word {
         (first.written != 0 && touched(second)) || (second.written != 0 && touched(first))
     }
 
-    /// An instruction that touched the word, one that wrote it if there is one.
+    /// An instruction that accessed the word: one that wrote it, if there is one.
     pub fn instruction(&self) -> u64 {
         let [first, second] = self.sides;
         [first.written, second.written, first.read, second.read]

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::rows::{Data, Row};
 use crate::bench::report::table;
 
-/// Linux's lines and the targets: threads and processes of Linux 7.2 on two CPUs, then the targets
-/// of the project. They were counted in the same way, with Linux's own system calls.
+/// Linux's lines and the targets: threads and processes of Linux 7.2 on two CPUs, then the
+/// project's targets. They were counted in the same way, with Linux's own system calls.
 const REFERENCES: [(&str, [Option<u32>; 4]); 30] = [
     ("first touch, own VMA", of(0, 0, 0, 0)),
     ("first touch, new table", of(1, 0, 0, 0)),
@@ -99,7 +99,7 @@ pub fn data(title: &str, data: &Data) -> String {
 }
 
 /// The rows that have more lines of conflict than the committed table allows, and those that only
-/// one of the two has.
+/// one of the tables has.
 pub fn grown(rows: &[Row], committed: &str) -> Vec<String> {
     let mut problems = Vec::new();
     for row in rows {

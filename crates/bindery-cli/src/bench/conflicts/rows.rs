@@ -16,8 +16,7 @@ pub const SETTINGS: [(Sharing, Grace); 4] = [
 /// The figures of one operation.
 pub struct Row {
     pub operation: String,
-    /// The median of the lines of conflict in each setting; `None` where the operation does not
-    /// run.
+    /// The median of the lines of conflict in each setting; `None` if the operation does not run.
     pub lines: [Option<f64>; 4],
     /// The median of the atomic instructions of one operation, in the first setting it runs in.
     pub atomics: f64,
@@ -42,7 +41,7 @@ pub fn rows(program: &Program, pairs: &[Pair]) -> Result<Vec<Row>, String> {
     let mut rows: Vec<Row> = Vec::new();
     for ((name, sharing, grace), pairs) in program.operations.iter().zip(pairs.chunks(each)) {
         let pairs = &pairs[program.warm..];
-        // Between the marks of an operation that does nothing are calls of functions.
+        // Between the marks of an empty operation there are only function calls.
         if pairs.iter().any(|pair| pair.touched.contains(&0)) {
             return Err(format!("no access to memory was recorded between the marks of {name:?}"));
         }

@@ -83,7 +83,7 @@ impl<'m, A: Walk> Frames<'m, A> {
     }
 }
 
-/// A kernel map of its own, and its areas.
+/// A kernel map, and its areas.
 pub struct KernelEngine<'m, A: Walk> {
     memory: &'m Memory<Machine<A>>,
     map: KernelMap<'m, Machine<A>>,

@@ -83,9 +83,9 @@ fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
 
 /// The size of the hostile arguments, in bytes.
 struct Extent {
-    /// Of present memory.
+    /// For present memory.
     dense: u64,
-    /// Of memory with one present page in each table.
+    /// For memory with one present page in each table.
     sparse: u64,
     /// Of the machine.
     memory: u64,

@@ -71,6 +71,6 @@ fn map<'m, A: Walk>(
 }
 
 fn write<A: Walk>(space: &AddressSpace<'_, Machine<A>>, number: u64) -> Result<(), Error> {
-    // Only memory can be insufficient.
+    // The only possible error is a lack of memory.
     space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
 }

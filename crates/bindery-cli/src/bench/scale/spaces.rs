@@ -6,7 +6,7 @@ use bindery_hosted::Walk;
 
 use super::fixture::{self, Fixture, READ_WRITE, Sample, at, numbers};
 
-/// Maps `count` pages, each by itself, and makes each kind of call.
+/// Maps `count` separate pages, and makes each kind of call.
 pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
     let memory = fixture::memory::<A>(bytes)?;
     let space = fixture::space(&memory, count)?;
@@ -24,7 +24,7 @@ pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sam
         space.mmap(&request).map(|_| ())
     })?;
     let fault = each(&|number| {
-        // Only memory can be insufficient.
+        // The only possible error is a lack of memory.
         space.fault(at(number), Access::Write).map_err(|_| Error::OutOfMemory).map(|_| ())
     })?;
     let fork = fixture.measure_fork(count)?;

@@ -1,19 +1,19 @@
-//! A model of any number of CPUs: the time of an operation without others, the lines that it
+//! A model of any number of CPUs: the time of an operation on one CPU, the cache lines that it
 //! exchanges, and the wait for the lock that it holds longest.
 //!
-//! The CPUs form a closed queueing network. Each works for itself for a while, then queues at one
+//! The CPUs form a closed queueing network. Each works alone for a while, then queues at one
 //! station: the lock, where it stays for the hold and the lines that the hold fetches. Without a
-//! common lock each line is a station of its own. Mean value analysis gives the rate of a number of
-//! CPUs from that of one CPU less (Reiser and Lavenberg, *Mean-Value Analysis of Closed Multichain
-//! Queuing Networks*, JACM 27, 1980). It is exact for holds of random length; for constant ones it
-//! waits too long by less than a hold.
+//! common lock each line is a station of its own. Mean value analysis computes the rate of a number
+//! of CPUs from that of one CPU less (Reiser and Lavenberg, *Mean-Value Analysis of Closed
+//! Multichain Queuing Networks*, JACM 27, 1980). It is exact for holds of random length; for
+//! constant ones its wait is too long by less than a hold.
 //!
 //! Two CPUs of a host are seldom twice as fast as one: they share its clock, its caches and its
 //! memory. The control, a memory for each CPU, has measured that. Its slowdown lengthens the work
 //! of each CPU and the hold. No machine with more CPUs was measured, so there the host is taken to
 //! have room.
 
-/// An operation, as the model sees it. All times are nanoseconds.
+/// An operation, in the form that the model needs. All times are nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     /// Its time on one CPU.
@@ -78,7 +78,7 @@ impl Operation {
         if self.has_lock() { 1.0 } else { self.lines }
     }
 
-    /// The time that an operation spends at none.
+    /// The time that an operation spends at no station.
     fn apart(&self, host: HostSpeed) -> f64 {
         let apart = if self.has_lock() { self.alone - self.hold() } else { self.alone };
         apart / host.0

@@ -7,7 +7,7 @@ pub enum Sharing {
     Threads,
     /// One memory.
     Processes,
-    /// Nothing: the control.
+    /// No operation: the control.
     Memories,
 }
 
@@ -32,7 +32,7 @@ pub struct Hold {
     pub sharing: Sharing,
     /// The record that has the lock.
     pub place: String,
-    /// How long one operation holds it.
+    /// The time for which one operation holds it.
     pub nanoseconds: f64,
 }
 

@@ -63,8 +63,8 @@ pub fn rates(cpus: u16, core: &Figures, linux: Option<&Figures>) -> String {
     format!("{}\n", table.trim_fmt())
 }
 
-/// The model beside the measurement on two CPUs, and what it says of more. `lines_of` has the lines
-/// of a row of conflicts.
+/// The model compared with the measurement on two CPUs, and its prediction for more. `lines_of` has
+/// the lines of a row of conflicts.
 pub fn model(core: &Figures, lines_of: impl Fn(&str) -> Option<[Option<f64>; 2]>) -> String {
     let Some(line) = core.line else {
         return "No model: it needs the cost of a line between two CPUs\n".to_owned();

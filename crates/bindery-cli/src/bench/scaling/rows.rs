@@ -5,7 +5,7 @@ use super::read::Sharing;
 /// An operation whose lines of conflict `bindery bench conflicts` counts.
 pub struct Modelled {
     pub operation: &'static str,
-    /// The rows of that table which it consists of, and how often.
+    /// The rows of that table that it consists of, with their repetitions.
     pub rows: &'static [(&'static str, f64)],
     /// The part of the control that is wanted: threads, processes.
     pub targets: [Option<f64>; 2],

@@ -30,7 +30,7 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    /// The value of every part that is one.
+    /// The value of each part that has one.
     pub fn values<'p>(
         &self,
         pairs: impl Iterator<Item = Pair<'p, Rule>>,

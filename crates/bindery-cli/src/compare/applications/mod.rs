@@ -87,7 +87,7 @@ const MORE_FOR_LINUX: u64 = 64 * MIB;
 /// zero byte.
 const CPIO_ALIGNMENT: usize = 4;
 
-/// A machine that takes longer hangs.
+/// A machine that takes longer counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Runs the applications of the arguments, and prints a line for each.

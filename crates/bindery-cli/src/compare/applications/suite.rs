@@ -30,7 +30,7 @@ pub struct Application {
     pub name: &'static str,
     /// How the application is built.
     pub build: Build,
-    /// A file beside the source that it reads, as the first argument.
+    /// A file next to the source that it reads, as the first argument.
     pub reads: Option<&'static str>,
     /// Its further arguments: the amount of work.
     pub arguments: &'static [&'static str],

@@ -18,7 +18,7 @@ use crate::size::FolioSize;
 use machines::{Bench, Measured};
 use step::Step;
 
-/// Programs in a machine: booting takes as long as several of them.
+/// The programs per machine: booting takes as long as several of them.
 const BATCH: usize = 20;
 
 /// Steps of a program, and the size of the folios that its first touches get.

@@ -13,7 +13,7 @@ pub struct Step {
     pub process: usize,
     /// The operation, by its letter in `programs/workloads/random.c`.
     pub operation: char,
-    /// The numbers that the step gets.
+    /// The arguments of the step.
     pub arguments: [u64; 6],
     /// The class in which it is counted.
     pub class: Class,
@@ -33,7 +33,7 @@ impl Step {
     }
 }
 
-/// An operation on memory of one kind: an entry of the list of dearer operations.
+/// An operation on memory of one kind: an entry of the list of operations that may cost more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct Class {
     /// The call or the access.

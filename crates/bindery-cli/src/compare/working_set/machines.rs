@@ -20,7 +20,7 @@ use crate::size::{KIB, MIB};
 /// Bytes of a frame.
 const FRAME: u64 = 4 * KIB;
 
-/// A machine that takes longer hangs.
+/// A machine that takes longer counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// The search ends at this difference between the frames of both kernels.
@@ -172,10 +172,10 @@ fn first(told: Told) -> Result<(String, Moved), Problem> {
 }
 
 /// The memory of a machine with about `wanted` frames, and its number of frames. A kernel keeps a
-/// part of its memory that grows with it, so that several are tried, from `first` on.
+/// part of its memory that grows with it, so this tries several sizes, from `first` on.
 ///
 /// # Errors
-/// Those of `frames`, or if no such memory was found.
+/// The errors of `frames`, and an error if no such memory was found.
 fn fit(
     wanted: u64,
     first: u64,

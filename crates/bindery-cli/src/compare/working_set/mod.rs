@@ -98,7 +98,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// No machine is larger.
+/// No machine has more memory.
 const MOST: u64 = 1024 * GIB;
 
 /// Runs the comparison of the arguments, and prints each run as it ends.

@@ -97,8 +97,8 @@ impl Figure {
 }
 
 /// For each kind of run the medians of all seeds, and the ratios of pages moved and of kernel
-/// instructions, Bindery to Linux. MIN is the least that any choice of victims moves in the frames
-/// that Bindery's run had.
+/// instructions, Bindery to Linux. MIN is the minimum that any choice of victims moves with the
+/// frames of Bindery's run.
 pub fn medians(lines: &[Line]) -> String {
     let kinds = kinds(lines);
     let mut text = String::new();

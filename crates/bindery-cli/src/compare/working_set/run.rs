@@ -138,7 +138,7 @@ pub struct Moved {
     pub out: u64,
     /// Frames that held pages of the working set during the visits, on average.
     pub frames: u64,
-    /// Instructions of the kernel: all, minus those that the program takes on pages in memory.
+    /// Instructions of the kernel: all, minus those of the program on pages in memory.
     pub kernel: u64,
 }
 

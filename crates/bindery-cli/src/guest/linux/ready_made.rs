@@ -90,7 +90,7 @@ fn find(directory: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Unpacks a file in its place.
+/// Replaces a compressed file by its content.
 fn unpack(packed: &Path) -> Option<PathBuf> {
     process::output(Command::new("xz").arg("--decompress").arg(packed)).ok()?;
     Some(packed.with_extension(""))
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// A module that says this of itself.
+    /// A module whose own information says this.
     fn module(information: &[u8]) -> Vec<u8> {
         let architecture = object::Architecture::X86_64;
         let mut file = Written::new(BinaryFormat::Elf, architecture, Endianness::Little);

@@ -13,7 +13,7 @@ use rustix::process::{
 
 use crate::guest::Problem;
 
-/// The time that a child has to end after a request, before it is killed.
+/// The time for a child to end after a request, before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A running child. It is killed when this is dropped.

@@ -28,7 +28,7 @@ const DEBIAN_PROGRAMS: &str = "/usr/bin";
 /// Debian's linker, in place of the one included in Rust.
 const DEBIAN_LINKER: &str = "ld.lld";
 
-/// A way to build for a target.
+/// The way to build for a target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Toolchain {
     /// The Rust in the search path, which has the target.
