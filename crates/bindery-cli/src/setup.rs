@@ -59,7 +59,7 @@ impl fmt::Display for Step {
 /// Installs the missing requirements, or prints the commands.
 ///
 /// # Errors
-/// If this is no Debian, a command fails, or a requirement is still missing.
+/// If the host is not Debian, a command fails, or a requirement is still missing.
 pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
     let missing = missing();
     if missing.is_empty() {

@@ -251,7 +251,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
         }
         assert_eq!(phase["linux"]["nanoseconds"], Value::Null, "{what}");
     }
-    // Page by page there are no huge leaves: a page has an entry of its own.
+    // Page by page there are no huge leaves: each page has its own entry.
     let name = "vmalloc 16 MiB, huge";
     assert_eq!(phase(result, name)["calls"], 2, "{what}");
     assert_eq!(phase(result, name)["floor"]["entries_written"], 16, "{what}");

@@ -16,9 +16,9 @@
 //! ```
 //!
 //! # Machines whose CPUs are busy
-//! While at most one thread is bound, every question whether a grace period is over looks at all
-//! seats, and the answer is exact. With more threads that would cost each of them the cache lines
-//! of all others. So then a question reads one number, the last time that has passed. Every
+//! While at most one thread is bound, every check whether a grace period is over reads all seats,
+//! and the answer is exact. With more threads that would cost each of them the cache lines of all
+//! others. So then a question reads one number, the last time that has passed. Every
 //! [`QUESTIONS`]th question of a CPU that is answered by no looks at the seats, and advances the
 //! number for all CPUs.
 
@@ -37,7 +37,7 @@ const SPINS: u32 = 64;
 /// A number that no thread has.
 const NOBODY: u64 = 0;
 
-/// With several bound threads, a CPU looks at all seats once in this number of questions.
+/// With several bound threads, a CPU reads all seats once in this number of checks.
 const QUESTIONS: u32 = 8;
 
 /// The time of a seat outside of read sections. The clock begins above.
@@ -322,7 +322,7 @@ impl Seats {
         self.clock.bound.load(Ordering::Relaxed) > 1
     }
 
-    /// Counts a question. Whether it is the caller's turn to look at the seats.
+    /// Counts a check. Returns whether it is the caller's turn to read the seats.
     #[inline]
     fn is_to_look(&self) -> bool {
         let questions = &self.seat(self.cpu()).questions;
@@ -332,8 +332,8 @@ impl Seats {
         number.is_multiple_of(QUESTIONS)
     }
 
-    /// Looks whether the latest grace period has passed, and notes it. Begins one if that was known
-    /// already.
+    /// Checks whether the latest grace period has passed, and records it. Begins one if that was
+    /// known already.
     #[cold]
     fn look_at_seats(&self) -> bool {
         let now = self.clock.now.load(Ordering::SeqCst);

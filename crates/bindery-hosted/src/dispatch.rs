@@ -70,7 +70,7 @@ impl FromStr for ArchitectureName {
     }
 }
 
-/// A name that is no architecture's.
+/// A name that no architecture has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnknownArchitecture(pub String);
 

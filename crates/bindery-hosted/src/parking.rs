@@ -78,9 +78,9 @@ impl Parking {
             return;
         }
         self.begin(Sleeper { sleep, cpu, word: word.into(), expected, thread: thread::current() });
-        // Acquire: a thread that finds the word changed sees all that was done before the change.
-        // The signals are checked after the thread can be found, too: `interrupt` looks for
-        // sleepers after they were sent.
+        // Acquire: a thread that finds the word changed sees everything before the change. The
+        // signals are checked after the thread can be found, too: `interrupt` looks for sleepers
+        // after they were sent.
         let stays = || word.load(Ordering::Acquire) == expected && !signals.keep_awake(cpu);
         let slept = Cell::new(0);
         let sleeps = || {
@@ -139,7 +139,7 @@ impl Parking {
     /// never joined.
     fn give_up(&self, sleep: u64) -> ! {
         let report = self.report(sleep).unwrap_or_default();
-        // Not by `eprintln`: a test's output is captured until its end, which does not come.
+        // Not by `eprintln`: a test's output is captured until its end, which is never reached.
         let _ = io::stderr().write_all(report.as_bytes());
         abort()
     }

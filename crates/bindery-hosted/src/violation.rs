@@ -28,7 +28,7 @@ pub struct Place {
 pub enum Violation {
     /// An entry that the manual calls reserved, or forbids.
     Malformed {
-        /// The access at which the MMU met it.
+        /// The access at which the MMU read it.
         place: Place,
         /// The level of the entry's table.
         level: u8,
@@ -39,7 +39,7 @@ pub enum Violation {
     },
     /// An entry refers to frames without memory, as a table or as normal memory.
     NoMemory {
-        /// The access at which the MMU met it.
+        /// The access at which the MMU read it.
         place: Place,
         /// The level of the entry's table.
         level: u8,
@@ -50,7 +50,7 @@ pub enum Violation {
     },
     /// The entries of a contiguous run disagree.
     BrokenBlock {
-        /// The access at which the MMU met it.
+        /// The access at which the MMU read it.
         place: Place,
         /// The entry of the accessed page.
         entry: u64,

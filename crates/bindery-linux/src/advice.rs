@@ -259,7 +259,7 @@ impl Validation {
 }
 
 /// `process_mrelease(2)`: frees the memory of a process that is about to exit. `find` returns the
-/// memory of the process behind the pidfd. It fails with `EBADF` if the descriptor is no pidfd,
+/// memory of the process behind the pidfd. It fails with `EBADF` if the descriptor is not a pidfd,
 /// with `ESRCH` if the process has released its memory, and with `EINVAL` if the process, or
 /// another one with the same memory, is not about to exit. Returns 0 or `-errno`.
 ///

@@ -94,7 +94,7 @@ pub use vm_copy::{CopyDirection, PendingProcessVm, process_vm, process_vm_ranges
 pub struct OpenFile<'m, P: Platform> {
     /// Its object.
     pub object: Object<'m, P>,
-    /// How it was opened.
+    /// The access with which it was opened.
     pub access: FileAccess,
 }
 
@@ -123,7 +123,7 @@ pub trait Process<'m, P: Platform> {
         None
     }
 
-    /// The memory of the process behind a pidfd; `None` if the descriptor is no pidfd. A call in
+    /// The memory of the process behind a pidfd; `None` if the descriptor is not a pidfd. A call in
     /// steps looks it up in each step, and compares addresses: the memory of an [`AddressSpace`]
     /// that has ended is not used for another while such a call is under way.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;

@@ -22,7 +22,7 @@ pub const USERFAULT_MESSAGE: usize = 32;
 /// Reads the memory of the program that makes a call.
 pub type UserMemory<'a> = dyn FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError> + 'a;
 
-/// Features that are always on, beside those of [`UserfaultFeatures`]: kinds of memory and
+/// Features that are always on, besides those of [`UserfaultFeatures`]: kinds of memory and
 /// requests. The features of hugetlbfs are among them although no pool of huge pages exists, as on
 /// a Linux whose pool is empty.
 const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP

@@ -9,7 +9,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::Problem;
 
-/// Words on a line of their own: two counters come first, then the samples of each worker.
+/// Words on their own cache line: two counters, then the samples of each worker.
 const WORDS_OF_A_LINE: usize = 16;
 
 /// Memory that the children of a process share with it.

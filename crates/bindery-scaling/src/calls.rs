@@ -199,7 +199,7 @@ impl OnLinux {
     }
 }
 
-/// brk(2): moves the end of the heap, and returns where it is then.
+/// brk(2): moves the end of the heap, and returns the new end.
 fn set_break(end: u64) -> u64 {
     // SAFETY: the heap only grows beyond what the C library uses, and shrinks to that again.
     unsafe { libc::syscall(libc::SYS_brk, end) as u64 }

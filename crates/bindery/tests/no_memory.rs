@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::{env, fs};
 
-/// Files that name `OutOfMemory` of a public error, how often, and why that is no allocation that
-/// forgets to reclaim.
+/// The files that name `OutOfMemory` of a public error, how often, and why no allocation there
+/// skips reclaim.
 const NAMED: &[(&str, usize, &str)] = &[
     ("error/errno.rs", 1, "the errno of it"),
     ("error/failure.rs", 3, "the errors themselves"),

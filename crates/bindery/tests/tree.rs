@@ -178,7 +178,7 @@ fn tables_of_files_name_every_file() {
         {
             wrong.push(format!("{}: lacks `{name}`", file.display()));
         }
-        // A path leads elsewhere, and another extension is no module.
+        // A path leads elsewhere, and a file with another extension is not a module.
         let local = listed.iter().filter(|name| !name.contains([':', '.']));
         let below = tree.names_below(file);
         for name in local.filter(|name| !below.contains(name.as_str())) {
@@ -262,7 +262,7 @@ fn rooms_of_unsafe_code(page: &str) -> BTreeSet<String> {
     files
 }
 
-/// Whether a line of code, which is no comment, begins something unsafe.
+/// Whether a line of code, not a comment, begins something unsafe.
 fn is_unsafe(line: &str) -> bool {
     let line = line.split_once("//").map_or(line, |(code, _)| code);
     let begins = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern"];

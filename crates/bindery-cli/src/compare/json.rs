@@ -32,7 +32,7 @@ pub struct ArchitectureResults {
     pub linux_kernel: Option<String>,
     /// The operations of the tables.
     pub operations: Vec<Operation>,
-    /// Phases that are no operation of the tables.
+    /// Phases that belong to no operation of the tables.
     pub other_phases: Vec<Phase>,
 }
 
@@ -103,7 +103,7 @@ impl Operation {
     }
 }
 
-/// The phases of a pair that are no operations.
+/// The phases of a pair that belong to no operation.
 pub fn other_phases(pair: &Pair) -> Vec<Phase> {
     let measured = || [&pair.bindery, &pair.linux].into_iter().flatten();
     let mut numbers: Vec<u16> =

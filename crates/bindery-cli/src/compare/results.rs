@@ -88,7 +88,7 @@ impl<'a> Comparison<'a> {
         let instructions = ours.of(Counter::Kernel);
         if let Some(target) = self.target {
             let few_invalidations = target.invalidations.is_none_or(|most| {
-                // Rare ticks and switches of address spaces are no part of the operation.
+                // Rare ticks and switches of address spaces do not belong to the operation.
                 invalidations(&ours, self.architecture).round() <= most as f64
             });
             let reached = instructions <= target.instructions as f64 && few_invalidations;

@@ -34,7 +34,7 @@ pub struct Executable {
 /// Reads a program from a file.
 ///
 /// # Errors
-/// If it cannot be read, or is no program for an architecture of the machines.
+/// If it cannot be read, or is not a program for an architecture of the machines.
 pub fn read(path: &Path) -> Result<Executable, Problem> {
     let bytes = fs::read(path).map_err(|error| Problem::io("read", path, &error))?;
     parse(&bytes).map_err(|why| Problem::Wrong(format!("{} {why}", path.display())))

@@ -55,7 +55,7 @@ impl Initramfs {
     /// Adds a file with these contents, and the directories above it.
     ///
     /// # Errors
-    /// If the path is no path from the root, is taken, or the file is too large for the format.
+    /// If the path is not absolute or is taken, or the file is too large for the format.
     pub fn file(
         &mut self,
         path: &str,
@@ -85,7 +85,7 @@ impl Initramfs {
     /// Adds a directory, and those above it. An existing one stays.
     ///
     /// # Errors
-    /// If the path is no path from the root, or is taken.
+    /// If the path is not absolute, or is taken.
     pub fn directory(&mut self, path: &str) -> Result<(), Problem> {
         let name = relative(path)?;
         self.parents(path, &name)?;
@@ -95,7 +95,7 @@ impl Initramfs {
     /// Adds a symbolic link to `target`, and the directories above the link.
     ///
     /// # Errors
-    /// If the path is no path from the root, or is taken.
+    /// If the path is not absolute, or is taken.
     pub fn symlink(&mut self, path: &str, target: &str) -> Result<(), Problem> {
         self.add(path, Entry::Symlink { target: target.to_owned() })
     }

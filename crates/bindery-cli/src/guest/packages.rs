@@ -32,7 +32,7 @@ impl PackageList {
     /// Waits until no other process uses them.
     ///
     /// # Errors
-    /// If this is no Debian, or the list cannot be fetched.
+    /// If the host is not Debian, or the list cannot be fetched.
     pub fn new(architecture: Architecture, suite: &str) -> Result<Self, Problem> {
         let source = format!(
             "deb [arch={} signed-by={KEYS}] {MIRROR} {suite} main\n",
@@ -149,8 +149,8 @@ impl PackageList {
 pub struct Sources(PackageList);
 
 impl Sources {
-    /// Those of a suite (`bookworm`, `sid`), in their current versions. Waits until no other
-    /// process uses them.
+    /// The packages of a suite (`bookworm`, `sid`), in their current versions. Waits until no other
+    /// process uses the list.
     ///
     /// # Errors
     /// As for [`PackageList::new`].

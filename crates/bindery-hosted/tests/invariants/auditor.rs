@@ -270,7 +270,7 @@ fn a_hidden_page_with_permissions_is_found() {
 fn an_absent_entry_that_means_nothing_is_found() {
     two_tables::<X86>(0, |fixture| {
         let guard = X86::encode_absent(Absent::Marker(Marker::Guard));
-        // No marker has this number, no entry has this bit, and 0 is no kind.
+        // No marker has this number, no entry has this bit, and 0 is not a kind.
         for wrong in [1 << 11, 1 << 60, 0b100] {
             let found = entry_damaged(fixture, AT, Level::PTE, |_| Entry(guard.0 ^ wrong));
             assert_eq!(found, Violation::BadAbsent(AT), "{wrong:#x}");

@@ -109,7 +109,7 @@ fn once<A: Walk>(case: Case<A>, failing: Failing) -> bool {
     failed
 }
 
-/// Nothing beforehand.
+/// No preparation.
 fn nothing<A: Walk>() -> Case<A> {
     Case { set_up: |map| map.arena().start(), call: |_, at| Ok(at), filled: 0 }
 }

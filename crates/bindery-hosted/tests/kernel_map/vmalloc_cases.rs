@@ -239,7 +239,7 @@ fn fixed_alignment<A: Walk>() {
         for (stamp, at) in (0..).zip(&areas) {
             fill(machine, map.root(), pages(*at, 5), stamp);
         }
-        // The gaps are no loss.
+        // The gaps can still be used.
         let between = map.vmalloc(200 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
         assert!(between < areas[99]);
         for (stamp, at) in (0..).zip(&areas) {

@@ -373,7 +373,7 @@ impl Scope {
     }
 }
 
-/// Which zero pages there are.
+/// The zero pages that exist.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Zeroes {
     Small,

@@ -309,7 +309,7 @@ fn failed_pages_are_tried_once_more() {
         write(&file, 1..2).unwrap();
         assert_eq!((file.sync(0, u64::MAX), stored()), (Ok(()), 1));
         audit();
-        // A lack of memory is no failure of the device.
+        // A lack of memory does not count as a failure of the device.
         assert_eq!(file.discard_failed(), Ok(1));
         assert_eq!(content(&file)[..1], [0]);
         assert_eq!(content(&file)[PAGE as usize], 2);

@@ -24,7 +24,7 @@ enum Phase {
     Chosen(Io, u64),
     /// The chosen call is held.
     Held,
-    /// The held call may go on.
+    /// The held call may continue.
     Released,
     /// The test did not release it in time.
     HeldForTooLong,

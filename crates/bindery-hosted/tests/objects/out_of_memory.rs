@@ -11,7 +11,7 @@ use crate::support::{MIB, audit, strict};
 
 type Hosted = Machine<X86_64<4>>;
 
-/// Which allocations fail.
+/// The allocations that fail.
 #[derive(Clone, Copy, Debug)]
 enum Failing {
     AllFrom(u64),

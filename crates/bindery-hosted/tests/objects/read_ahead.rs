@@ -47,7 +47,7 @@ fn at_random() -> impl Iterator<Item = u64> {
 
 #[test]
 fn a_reader_in_order_gets_windows_that_grow() {
-    // Of 1, 4, 8, 16 and then 32 pages.
+    // Requests of 1, 4, 8, 16 and then 32 pages.
     assert_eq!(requests(|_, file| read(file, 0..PAGES)), (36, PAGES));
     let faults = requests(|space, _| {
         for page in 0..PAGES {

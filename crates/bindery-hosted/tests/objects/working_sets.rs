@@ -16,10 +16,10 @@ use crate::support::{MIB, audit, options, strict};
 const PAGES: u64 = 6_000;
 const PASSES: u64 = 5;
 
-/// How a program uses a page.
+/// The way in which a program accesses a page.
 #[derive(Clone, Copy, Debug)]
 enum Use {
-    /// Of a mapping, so that the machine's MMU sets its accessed bit.
+    /// Through a mapping, so that the machine's MMU sets its accessed bit.
     Load,
     /// By a call that copies from it.
     Read,

@@ -32,7 +32,7 @@ names! {
         PROT_GROWSDOWN = 0x0100_0000,
         PROT_GROWSUP = 0x0200_0000,
     }
-    /// How memory is mapped.
+    /// Flags of mappings.
     MAP_FLAGS {
         MAP_SHARED = 0x1,
         MAP_PRIVATE = 0x2,
@@ -48,7 +48,7 @@ names! {
         MAP_SYNC = 0x8_0000,
         MAP_FIXED_NOREPLACE = 0x10_0000,
     }
-    /// How memory is moved.
+    /// Flags of `mremap`.
     REMAP_FLAGS {
         MREMAP_MAYMOVE = 1,
         MREMAP_FIXED = 2,
@@ -87,7 +87,7 @@ names! {
         SWAP_DEVICE = 2,
         FEW_SLOTS = 3,
     }
-    /// How memory is locked.
+    /// Flags of locking.
     LOCK_FLAGS {
         MLOCK_ONFAULT = 1,
     }
@@ -134,7 +134,7 @@ names! {
         UFFDIO_REGISTER_MODE_WP = 2,
         UFFDIO_REGISTER_MODE_MINOR = 4,
     }
-    /// How pages are supplied.
+    /// Modes of supplying pages.
     SUPPLY_MODES {
         UFFDIO_MODE_DONTWAKE = 1,
         UFFDIO_MODE_WP = 2,

@@ -135,7 +135,7 @@ operations! {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Operation {
     pub operation: OperationKind,
-    /// As in registers; 0 where there is none.
+    /// The arguments, as in registers; 0 for absent ones.
     pub arguments: [u64; 6],
     /// The vector of `process_madvise`.
     pub ranges: Vec<(u64, u64)>,

@@ -139,9 +139,9 @@ pub fn agrees(operations: &[Operation]) {
 pub enum Theme {
     /// Calls of a program about its memory.
     Memory,
-    /// Those, and requests on a userfaultfd.
+    /// These calls, and requests on a userfaultfd.
     Userfaults,
-    /// Those, while the core swaps.
+    /// These calls, while the core swaps.
     Swap,
 }
 

@@ -28,7 +28,7 @@ impl Sink for Vec<u64> {
 pub struct Shared<'a>(pub &'a [AtomicU64]);
 
 impl Shared<'_> {
-    /// How many words are written.
+    /// The number of written words.
     pub fn len(&self) -> usize {
         self.0[0].load(Ordering::SeqCst) as usize
     }

@@ -84,7 +84,7 @@ pub struct Case<A: Walk> {
     pub layout: Layout,
 }
 
-/// Which allocations fail.
+/// The allocations that fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failing {
     AllFrom(u64),

@@ -289,7 +289,7 @@ fn soak<A: Walk>(seed: u64, order: u8, device: Option<&'static SwapFile>) {
 #[test]
 fn contents_survive_swap_whatever_all_cpus_do() {
     let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
-    // Each folio size meets each machine.
+    // Each folio size runs on each machine.
     for seed in 1..if deeper { 100 } else { 16 } {
         let order = [0, 4, 9][seed as usize % 3];
         match seed % 5 {

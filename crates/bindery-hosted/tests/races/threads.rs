@@ -239,7 +239,7 @@ fn while_it_is_replaced<A: Walk>() {
         let length = REPLACED * PAGE_SIZE;
         space.mmap(&fixed(AREA, length)).unwrap();
         let touch = |cpu: u64, numbers: &mut Numbers| {
-            // A few pages here and there, so that they are met again.
+            // A few scattered pages, so that both sides meet at them.
             let page = numbers.below(8) * REPLACED / 8 + cpu;
             let (at, over) = (VirtAddr(AREA + page * PAGE_SIZE), &over[page as usize]);
             let program = Program::new(machine, space);
@@ -293,7 +293,7 @@ fn while_contents_leave<A: Walk>() {
         let over: Vec<_> = (0..LEFT).map(|_| AtomicU64::new(0)).collect();
         let (seen, met) = (AtomicU64::new(0), AtomicU64::new(0));
         space.mmap(&fixed(AREA, length)).unwrap();
-        // A few pages here and there, so that they are met again; the middle ones in a whole table.
+        // A few scattered pages, so that both sides meet at them; the middle ones in a whole table.
         let page_of = |cpu: u64, number: u64| number * (LEFT / 8) + cpu;
         let touch = |cpu: u64, numbers: &mut Numbers| {
             let page = page_of(cpu, numbers.below(8));

@@ -122,7 +122,7 @@ fn collapsing_makes_one_huge_leaf_with_the_same_contents<A: Walk>() {
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT.0, 2 * MIB)).unwrap();
     let program = Program::new(&machine, &space);
-    // Pages of its own, zero pages, and nothing.
+    // Private pages, zero pages, and empty entries.
     for number in (0..512).step_by(3) {
         program.store(page(number), number).unwrap();
     }

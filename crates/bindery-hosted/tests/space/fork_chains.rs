@@ -30,7 +30,7 @@ on_every_architecture! {
     out_of_memory => a_fork_that_contracts_may_run_out_of_memory;
 }
 
-/// Not the strict TLB: it makes 20,000 generations long.
+/// Not the strict TLB: with it, 20,000 generations take too long.
 fn plain(bytes: u64) -> (Machine<X>, Memory<Machine<X>>) {
     memory_with(Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() })
 }
@@ -320,7 +320,7 @@ fn parts_of_a_split_vma_contract_together<A: Walk>() {
     }
     // After the next fork, the VMAs of one group have a group each.
     assert!(anon_groups(&memory) <= 64 * 12, "{} groups", anon_groups(&memory));
-    // The parts have what was one group above them, so a walk for its pages comes by all of them.
+    // Both parts were one VMA with one group above, so a walk for its pages visits all of them.
     for number in 0..64 {
         assert_walk(&space, page(number), 64);
     }

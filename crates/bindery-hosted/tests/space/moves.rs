@@ -7,8 +7,8 @@ use bindery_hosted::{Program, Walk};
 
 use crate::support::{self, GIB, KIB, MIB, anywhere, audit, fixed, options, strict, use_order};
 
-/// Touches a page every `step` bytes of `length` bytes at `from`, and the last one; moves all of
-/// it to `to`; looks for the stamps there.
+/// Touches a page every `step` bytes of `length` bytes at `from`, and the last one. Moves
+/// everything to `to`, and verifies the stamps there.
 fn move_sparse<A: Walk>(from: u64, to: u64, length: u64, step: u64) {
     let (machine, memory) = strict::<A>(256 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -140,8 +140,8 @@ fn shift_huge<A: Walk>() {
     let before = space.counts();
     space.mremap(VirtAddr(GIB), length, length, Remap::To(to)).unwrap();
     let cost = space.counts() - before;
-    // Each huge leaf is cleared once, and its 512 pages are written where they belong; in the end,
-    // the entry is looked at that names the source's table.
+    // Each huge leaf is cleared once, and its 512 pages are written at their new addresses. At the
+    // end, the entry that refers to the source's table is read.
     assert_eq!(cost.entries_read, 16 + 1, "{cost:?}");
     assert_eq!(cost.entries_written - cost.tables_allocated, 16 + 16 * 512 + 1, "{cost:?}");
     assert_eq!(cost.invalidations, 1, "{cost:?}");

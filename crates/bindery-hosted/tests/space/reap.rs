@@ -1,4 +1,5 @@
-//! The memory of a process that is about to end: freed and kept pages, none of which comes back.
+//! The memory of a process that is about to exit: some pages are freed, others kept, and no freed
+//! page reappears.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -119,7 +119,7 @@ impl<'m> Scene<'m> {
         }
     }
 
-    /// How many of the 2 MiB spans from `at` on are huge leaves.
+    /// The number of huge leaves among the 2 MiB spans from `at` on.
     pub fn huge_leaves(&self, at: u64, spans: u64) -> u64 {
         let is_huge = |span: &u64| {
             let at = VirtAddr(at + span * 2 * MIB);

@@ -220,7 +220,7 @@ fn four_blocks<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     });
 }
 
-/// Which of the pages are in a contiguous run.
+/// The pages that are in a contiguous run.
 fn blocked<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: u64) -> Vec<u64> {
     let contiguous = |page: &u64| {
         let found = fixture.space.inspect(VirtAddr(at + page * PAGE));

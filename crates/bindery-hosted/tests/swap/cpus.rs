@@ -169,8 +169,8 @@ fn requests_of_an_offline_cpu_are_found<A: Walk>() {
     });
 }
 
-/// Several CPUs fill a small area again and again, and bring all pages back: the area never has
-/// more than its slots, and none is lost.
+/// Several CPUs fill a small area repeatedly, and swap all pages in: the area never has more than
+/// its slots, and none is lost.
 fn cpus_fill_an_area_together<A: Walk>() {
     const PAGES: u64 = 400;
     with_swap::<A>(0, 2 * RUN, |swapping| {

@@ -50,7 +50,7 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
     }
 }
 
-/// Only the pages between those that one word fills reach the device: raw beside zero, in one
+/// Only the pages between the word-filled ones reach the device: raw pages and zero pages in one
 /// folio.
 fn filled_pages_never_reach_the_device<A: Walk>() {
     let device = device(SLOTS, SwapService::AtOnce);
@@ -264,7 +264,7 @@ fn swapoff_waits_for_the_device_interruptibly() {
     });
 }
 
-/// Pages come back one space at a time, from a device that is slow.
+/// Pages are swapped in one space at a time, from a slow device.
 #[test]
 fn swapoff_brings_everything_back() {
     let device = device(SLOTS, SwapService::Shuffled(5, Duration::from_micros(100)));
@@ -321,7 +321,7 @@ fn a_pin_waits_for_the_write() {
     });
 }
 
-/// Nothing is allocated on the way to a device, so the last frame need not be free.
+/// A write to a device allocates nothing, so the last frame need not be free.
 #[test]
 fn pages_reach_a_device_without_free_frames() {
     for order in [0, 4, 9] {

@@ -202,7 +202,7 @@ fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     let space = space(memory);
     space.mmap(&fixed(AT, pages * PAGE)).unwrap();
     for page in 0..pages {
-        // Not one word throughout, which no device gets.
+        // Not a single word throughout, which would not reach the device.
         space.write_user(VirtAddr(AT + page * PAGE), &[1]).unwrap();
     }
     space.madvise(VirtAddr(AT), pages * PAGE, Advice::PageOut).unwrap();

@@ -38,7 +38,7 @@ fn a_fault_that_reads_is_major<A: Walk>() {
                 swapping.program.load(VirtAddr(AT + page * PAGE)).unwrap();
             }
             assert_eq!(major_faults(swapping), 2 * faults);
-            // Swapoff is no fault.
+            // Swapoff does not count as a fault.
             page_out(swapping, 32);
             swapping.memory.stop_swapping_to(&swapping.area);
             swapping.space.swap_in_area(&swapping.area).unwrap();

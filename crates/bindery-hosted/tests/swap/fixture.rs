@@ -37,9 +37,9 @@ pub fn with_little_memory<A: Walk>(
     with_area(bytes, order, turn_on, scenario);
 }
 
-/// As [`with_little_memory`], with the slots on a device whose requests the scenario serves: with
-/// threads of its own, or one by one. At the end, all that wait are served. Faults read nothing
-/// around what they need, unless the scenario says so.
+/// As [`with_little_memory`], with the slots on a device whose requests the scenario completes:
+/// with its own threads, or one by one. At the end, all pending ones are completed. Faults read
+/// nothing around the needed pages, unless the scenario enables it.
 #[track_caller]
 pub fn with_device<A: Walk>(
     bytes: u64,
@@ -134,7 +134,7 @@ impl<A: Walk> Swapping<'_, '_, A> {
             for _ in 0..2 {
                 scope.spawn(|| device.serve(self.memory));
             }
-            // Stopped even where a test fails: a scope waits for its threads.
+            // Stopped even if a test fails: a scope waits for its threads.
             let _stop = StopAtEnd(device);
             let result = work();
             self.memory.wait_for_swap_writes().unwrap();
@@ -147,7 +147,7 @@ impl<A: Walk> Swapping<'_, '_, A> {
         self.memory.swap_areas().map(|area| area.taken).sum()
     }
 
-    /// How many of the pages are in swap.
+    /// The number of the pages that are in swap.
     pub fn swapped(&self, at: u64, pages: u64) -> u64 {
         let is_out = |page: &u64| {
             let at = VirtAddr(at + page * 4096);

@@ -83,7 +83,7 @@ fn assert_found(child: &AddressSpace<'_, Machine<Amd64>>, at: u64) {
     assert!(walk.found > 0 && walk.found == walk.mappings, "{walk:?}");
 }
 
-/// Calls a function until it says yes, even where the test fails: a scope waits for its threads.
+/// Calls a function until it returns true, even if the test fails: a scope waits for its threads.
 struct ServedUntil<F: FnMut() -> bool>(F);
 
 impl<F: FnMut() -> bool> Drop for ServedUntil<F> {
@@ -133,7 +133,8 @@ fn a_taken_back_folio_belongs_to_its_vma() {
     });
 }
 
-/// Some pages of the folio are mapped again when others come to the second VMA, of another group.
+/// Some pages of the folio are mapped again while others are mapped in the second VMA, which has
+/// another group.
 #[test]
 fn a_folio_of_two_groups_has_an_ancestor() {
     for old_first in [true, false] {

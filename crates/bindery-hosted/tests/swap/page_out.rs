@@ -78,7 +78,7 @@ fn a_run_comes_back_as_one_folio<A: Walk>() {
     }
 }
 
-/// Which of the pages the MMU may hold together.
+/// The pages that the MMU may cache together.
 fn folded<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64) -> Vec<bool> {
     let is_folded = |page: u64| match swapping.space.inspect(VirtAddr(AT + page * 4096)) {
         Inspection::Page { contiguous, .. } => contiguous,

@@ -53,7 +53,7 @@ fn slots_that_are_partly_cached_come_back_in_pieces<A: Walk>() {
 }
 
 /// 1. A folio of 16 pages is swapped out. One thread reads only page 5; the device is slow.
-/// 2. Another wants the whole run: 5 is busy, so it gets the largest folio beside it.
+/// 2. Another thread needs the whole run: 5 is busy, so it gets the largest folio next to it.
 /// 3. When 5 is present, the next fault gets the rest around it.
 fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
     let device = device(4096, SwapService::InOrder);

@@ -131,7 +131,7 @@ fn a_fault_waits_for_a_read_around_page() {
     });
 }
 
-/// An unreadable page in a window is no error: its own fault tries again.
+/// An unreadable page in a window is not an error: its own fault tries again.
 fn an_error_around_is_no_error<A: Walk>() {
     with_pages::<A>(16, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 1, AT);
@@ -170,7 +170,7 @@ fn compressed_memory_and_large_folios_are_read_alone() {
         swapping.page_out(AT, 64);
         swapping.assert_filled(AT, 64, AT);
         assert_eq!(events(swapping), (0, 0, 4));
-        // A page of a run without its first page comes back singly.
+        // A page of a run without its first page is swapped in alone, as a single page.
         swapping.page_out(AT, 16);
         swapping.space.madvise(VirtAddr(AT), PAGE, Advice::DontNeed).unwrap();
         swapping.assert_filled(AT + PAGE, 15, AT + 1);

@@ -152,7 +152,7 @@ fn lazily_freed_folios_share_one_flush() {
     });
 }
 
-/// Hot pages get colder with the turns of the clock, not with the looks at their neighbors.
+/// Hot pages get colder with the turns of the clock, not with examinations of their neighbors.
 #[test]
 fn a_folio_is_examined_once_in_a_turn() {
     with_little_memory::<X86_64<4>>(BYTES, 0, 1 << 12, |swapping| {

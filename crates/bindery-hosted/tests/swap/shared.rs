@@ -230,7 +230,7 @@ fn truncation_and_holes_free_slots<A: Walk>() {
             shared.object.punch_hole(5 * PAGE, 7 * PAGE).unwrap();
             assert_eq!(shared.swapping.taken(), 1024 - 7);
             shared.audit();
-            // Cut in the middle of pages, which come back and are zeroed in part.
+            // Truncated in the middle of pages, which are swapped in and zeroed partly.
             shared.object.punch_hole(100 * PAGE + 16, 2 * PAGE).unwrap();
             assert_eq!(shared.read(100), AT + 100);
             assert_eq!(shared.read(101), 0);

@@ -10,7 +10,7 @@ use crate::support::{GIB, MIB, audit};
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 
-/// Pages in swap from [`AT`] on that went out by calls of `each` pages.
+/// Pages in swap from [`AT`] on that were swapped out by calls of `each` pages.
 fn send_out<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64, each: u64) {
     swapping.map(AT, pages);
     swapping.fill(AT, pages);
@@ -20,7 +20,7 @@ fn send_out<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64, each: u64) {
     assert_eq!(swapping.swapped(AT, pages), pages);
 }
 
-/// How many pages an access to one brings back.
+/// The number of pages that an access to one swaps in.
 fn brought_by<A: Walk>(swapping: &Swapping<'_, '_, A>, page: u64) -> u64 {
     let before = swapping.swapped(AT, 1024);
     assert_eq!(swapping.program.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
@@ -36,8 +36,8 @@ fn a_folio_comes_back_as_it_went_out<A: Walk>() {
     }
 }
 
-/// Calls for a part of a folio split it, and its pages come back by themselves, though their slots
-/// lie in a row.
+/// Calls for a part of a folio split it, and its pages are swapped in singly, though their slots
+/// are consecutive.
 fn pages_that_went_out_alone_come_back_alone<A: Walk>() {
     for (order, each) in [(4, 1), (9, 1), (9, 16), (4, 2)] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -78,7 +78,7 @@ fn swapoff_brings_back_what_the_policy_allows<A: Walk>() {
     });
 }
 
-/// On a device, pages that went out by themselves are read around others, whatever the policy.
+/// On a device, pages that were swapped out singly are read around others, whatever the policy.
 fn pages_that_went_out_alone_are_read_around<A: Walk>() {
     let device = device(4096, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 4, device, |swapping| {

@@ -41,7 +41,7 @@ fn a_signal_interrupts_it<A: Walk>() {
             assert_eq!(memory.swap_off(&area), Err(SwapError::InUse));
             audit(machine, memory, &[space]);
         }
-        // It was given up: pages go out as before.
+        // The call was abandoned: pages are swapped out as before.
         memory.resume_swapping_to(&area);
         swapping.assert_filled(AT, PAGES, AT);
         swapping.page_out(AT, PAGES);
@@ -110,8 +110,8 @@ fn forks_and_ends_are_met_again<A: Walk>() {
     }
 }
 
-/// Pages that came back to a parent keep their slots, which the child still names. Reclaim must not
-/// send them there again.
+/// Pages that were swapped in for a parent keep their slots, to which the child still refers.
+/// Reclaim must not write them there again.
 fn a_stopped_area_gets_no_page_again<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -136,8 +136,8 @@ fn a_stopped_area_gets_no_page_again<A: Walk>() {
     }
 }
 
-/// Pages that were read beside a page that was needed are in the cache, and in swap as they are: a
-/// stopped area lets them go, and nothing is written.
+/// Pages that were read around a needed page are in the cache, and in swap unchanged: a stopped
+/// area releases them, and nothing is written.
 #[test]
 fn a_stopped_area_releases_pages_it_has() {
     let device = device(4096, SwapService::AtOnce);

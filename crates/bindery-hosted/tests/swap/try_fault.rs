@@ -98,7 +98,7 @@ fn a_wait_that_is_given_up_leaves_nothing() {
     for sharing in [Sharing::Private, Sharing::Shared] {
         with_pages(sharing, |swapping, device| {
             for _ in 0..3 {
-                // Nothing serves the device.
+                // Nothing completes requests.
                 drop(blocked(swapping.space, Access::Read));
                 audit(swapping.machine, swapping.memory, &[swapping.space]);
             }
@@ -122,7 +122,7 @@ fn a_polled_wait_needs_no_thread() {
                 let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("it is read") };
                 assert!(!parked.has_changed());
                 assert_eq!(device.waiting(), 1);
-                // Nothing has come yet.
+                // No request is complete yet.
                 assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
                 assert_eq!(device.waiting(), 1);
                 let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("it is read") };
@@ -221,7 +221,7 @@ fn polls_share_the_requests_of_a_device() {
     });
 }
 
-/// More waits than the device has requests lie in a queue: they hold none, so others go on.
+/// More waits than the device has requests are queued. They hold no requests, so others continue.
 #[test]
 fn waits_in_a_queue_hold_nothing() {
     let device = device(4096, SwapService::InOrder);

@@ -50,8 +50,8 @@ fn serve_all<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
     swapping.memory.wait_for_swap_writes().unwrap();
 }
 
-/// Loads and stores while the device does nothing. The slots are taken until it is done; then the
-/// pages go out as any others, with what they hold now.
+/// Loads and stores while the device is idle. The slots are taken until it is done; then the pages
+/// are swapped out as any others, with their present content.
 fn an_access_does_not_wait<A: Walk>() {
     for order in [0, 4, 9] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -92,7 +92,7 @@ fn a_slot_is_reused_when_the_old_write_is_done<A: Walk>() {
     });
 }
 
-/// Pages that came back, and pages that did not, are unmapped before the device is done.
+/// Pages that were swapped in, and pages that were not, are unmapped before the device is done.
 fn what_is_unmapped_meanwhile_is_free_afterwards<A: Walk>() {
     for order in [0, 4] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -219,7 +219,8 @@ fn an_error_of_a_write_that_is_not_wanted_is_none<A: Walk>() {
     }
 }
 
-/// Words that fill pages are known, and not submitted: these pages come back with the others.
+/// Words that fill pages are kept in the slots, and not written: these pages are swapped in with
+/// the others.
 #[test]
 fn word_filled_pages_come_back_with_others() {
     let device = device(SLOTS, SwapService::InOrder);

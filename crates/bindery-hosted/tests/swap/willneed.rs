@@ -1,4 +1,4 @@
-//! `MADV_WILLNEED`: what is in swap comes in before it is used, and nothing else changes.
+//! `MADV_WILLNEED`: pages in swap are swapped in before their use, and nothing else changes.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Level, X86_64};
@@ -170,7 +170,7 @@ fn nothing_comes_in_where_memory_is_short<A: Walk>() {
             let after = memory.events();
             assert_eq!(after.pages_swapped_out, before.pages_swapped_out, "hot pages went out");
             assert_eq!((swapping.swapped(AT, PAGES), swapping.swapped(hot, pages)), (PAGES, 0));
-            // With room for some, some come in, and there is no shortage afterwards.
+            // With memory for some, some are swapped in, and there is no shortage afterwards.
             swapping.space.munmap(VirtAddr(hot), 512 * PAGE).unwrap();
             will_need(swapping, AT, PAGES).unwrap();
             let came = PAGES - swapping.swapped(AT, PAGES);
@@ -299,7 +299,7 @@ fn shared_memory_on_a_device_is_not_awaited() {
     });
 }
 
-/// Two mappings show pages that an early read has brought: none of them is one process's own.
+/// Two mappings show pages that an early read has loaded: none of them is private to one process.
 #[test]
 fn early_read_shared_memory_is_mapped_twice() {
     let device = device(4096, SwapService::InOrder);

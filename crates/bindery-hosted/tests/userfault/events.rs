@@ -290,7 +290,7 @@ fn a_fault_comes_before_events_that_are_older() {
             }
             let fault = fixture.spawn(scope, 2, |program| program.load(at(5)));
             let mut fault_read = false;
-            // The fault may not be queued yet: then the event comes first, and it second.
+            // The fault may not be queued yet: then the event is first, and the fault second.
             for _ in 0..2 {
                 match fixture.fd.read().unwrap() {
                     UserfaultMessage::Fault(_) => fault_read = true,

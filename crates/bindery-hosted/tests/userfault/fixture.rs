@@ -35,7 +35,7 @@ pub struct Fixture<'s, 'm> {
     pub fd: &'s Fd<'m>,
 }
 
-/// How a test wants its fixture.
+/// The fixture's options for a test.
 #[derive(Clone, Copy)]
 pub struct Wish {
     pub features: UserfaultFeatures,

@@ -91,7 +91,7 @@ fn the_destination_is_one_of_the_same_userfaultfd() {
         let modes = UserfaultModes::MISSING;
         space.register_userfault(&other, VirtAddr(FROM), PAGES * PAGE, modes).unwrap();
         space.handler(&other).move_pages(source(0), at(0), PAGE, mode).unwrap();
-        // Copies and zeroes may come by any userfaultfd of the address space.
+        // Any userfaultfd of the address space may supply copies and zeroes.
         let none = FillMode::empty();
         assert_eq!(space.handler(&other).fill_zeroes(at(2), PAGE, none), Ok(()));
         space.close_userfault(other);

@@ -1,4 +1,4 @@
-//! Calls that stop where they would wait for a handler, and go on.
+//! Calls that stop where they would wait for a handler, and continue later.
 
 use std::thread;
 

@@ -37,7 +37,7 @@ enum Kind {
     Private,
 }
 
-/// How it is filled.
+/// The way in which it is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum By {
     Copy,

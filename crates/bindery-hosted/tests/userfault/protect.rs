@@ -43,7 +43,7 @@ impl Fixture<'_, '_> {
         }
     }
 
-    /// Writes to a page on another CPU; the write waits, and goes on after `serve`.
+    /// Writes to a page on another CPU. The write waits, and continues after `serve`.
     #[track_caller]
     fn blocked(&self, page: u64, serve: impl FnOnce(UserfaultFault)) {
         thread::scope(|scope| {
@@ -185,7 +185,7 @@ fn unregistering_and_closing_lift_it() {
     space.register_userfault(&fd, at(0), 8 * PAGE, modes).unwrap();
     space.write_user(at(0), &[1]).unwrap();
     space.handler(&fd).write_protect(at(0), 8 * PAGE, PROTECT).unwrap();
-    // The VMA goes on to name it.
+    // The VMA still refers to it.
     drop(fd);
     space.write_user(at(0), &[2]).unwrap();
     space.write_user(at(4), &[2]).unwrap();

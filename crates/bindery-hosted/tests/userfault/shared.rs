@@ -185,7 +185,7 @@ fn protected_pages_survive(drop: impl FnOnce(&Fixture<'_, '_>, &Object<'_, Machi
             assert_protected(fixture, page, byte);
         }
         assert_protected(fixture, 6, 0);
-        // The pages beside were never protected.
+        // The neighboring pages were never protected.
         fixture.space.write_user(here(8), &[1]).unwrap();
         protect(fixture, 0, 8, LIFT);
         fixture.space.write_user(here(0), &[1]).unwrap();

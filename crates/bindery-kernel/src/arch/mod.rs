@@ -108,7 +108,7 @@ pub use self::x86_64::*;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 compile_error!("the kernel runs on x86-64 and AArch64; RISC-V follows");
 
-/// How the machine ends.
+/// The end of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
     /// The first program has ended with this status.

@@ -11,7 +11,7 @@ use bindery::check::AccessFault;
 
 use super::decode_fault;
 
-/// Set in the result of a routine, beside the processor's code of the fault.
+/// Set in the result of a routine, in addition to the processor's code of the fault.
 pub(super) const FAULTED: u64 = 1 << 63;
 
 /// The result of a routine, in two registers.

@@ -53,7 +53,7 @@ pub struct Attributes {
     pub number: u64,
     /// Permission bits.
     pub mode: u32,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u32,
     /// Owner and group.
     pub owner: (u32, u32),

@@ -46,7 +46,7 @@ impl Description {
         Ok(Arc::new(Self { place, node, position, flags: AtomicU32::new(flags) }))
     }
 
-    /// How it was opened.
+    /// The mode of its opening.
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
     }

@@ -41,7 +41,7 @@ impl Start {
     }
 }
 
-/// How a transfer is made.
+/// The mode of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Manner {
     /// Whether it may sleep.
@@ -86,8 +86,8 @@ impl Manner {
     }
 }
 
-/// How many of `count` bytes may be written at `at`: `RLIMIT_FSIZE` bounds writes to a regular
-/// file.
+/// The number of bytes, up to `count`, that may be written at `at`: `RLIMIT_FSIZE` bounds writes to
+/// a regular file.
 ///
 /// # Errors
 /// `EFBIG` if `at` is not below the limit; the running thread then gets `SIGXFSZ`.

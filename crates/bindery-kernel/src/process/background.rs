@@ -119,7 +119,7 @@ fn work() {
             let woken = flags.iter().any(|flag| flag.load(Ordering::Relaxed));
             (woken || WANTED.load(Ordering::Relaxed) != scans).then_some(())
         };
-        // A timeout is no failure.
+        // A timeout is not a failure.
         let _ = SLEEPER.wait(scans.then_some(deadline), woken);
         if ENDS.load(Ordering::Relaxed) {
             return;

@@ -97,7 +97,7 @@ impl Credentials {
         }
     }
 
-    /// Whether it may do this.
+    /// Whether it has the capability.
     pub fn can(&self, what: Capability) -> bool {
         self.effective & 1 << what as u32 != 0
     }

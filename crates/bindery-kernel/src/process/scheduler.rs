@@ -239,8 +239,8 @@ pub fn yield_if_due() {
     }
 }
 
-/// How many threads are in the middle of long work of the core, and have given the CPU away: some
-/// of them may be about to free memory.
+/// The number of threads that have yielded the CPU in the middle of long work of the core: some of
+/// them may be about to free memory.
 pub fn yielded() -> u32 {
     YIELDED.load(Ordering::Relaxed)
 }

@@ -57,7 +57,7 @@ const fn set_of(signals: &[u32]) -> u64 {
     set
 }
 
-/// Those that cannot be blocked, caught or ignored.
+/// Signals that cannot be blocked, caught or ignored.
 pub(super) const UNBLOCKABLE: u64 = set_of(&[SIGKILL, SIGSTOP]);
 /// Signals whose default action is to be ignored.
 const DEFAULT_IGNORED: u64 = set_of(&[SIGCHLD, SIGCONT, SIGURG, SIGWINCH]);

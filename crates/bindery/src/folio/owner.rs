@@ -59,8 +59,8 @@ impl FolioIndex {
         Self(page & INDEX_MASK)
     }
 
-    /// Of a folio whose page `number` has the index `page`. `None` if the folio has no room there:
-    /// the index of its first page would be below zero.
+    /// The index of a folio whose page `number` has index `page`. `None` if the index of its first
+    /// page would be negative.
     #[inline(always)]
     pub(crate) const fn for_folio(page: u64, number: u32) -> Option<Self> {
         match page.checked_sub(number as u64) {

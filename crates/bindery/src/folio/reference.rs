@@ -12,7 +12,7 @@
 //!    be the last one by now; then dropping it frees the folio.
 //!
 //! Step 3 prevents this:
-//! 1. CPU A, looking for frame 0x47, reads in its tail: head 0x40, order 4.
+//! 1. CPU A needs frame 0x47, and reads in its tail: head 0x40, order 4.
 //! 2. CPU B unmaps that folio; its frames become a page at 0x40 and a table at 0x47.
 //! 3. CPU A takes a reference at 0x40, and would take the table for a page of a folio.
 //!
@@ -78,7 +78,7 @@ fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Foli
     reaches.then_some(folio)
 }
 
-/// A reference was added to a folio that does not have the frame: it has to go back.
+/// The reference was added to a folio that does not contain the frame: it has to be released.
 #[derive(Debug)]
 pub(super) struct Mistaken(pub(super) Folio);
 

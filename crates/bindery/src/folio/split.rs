@@ -56,8 +56,8 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// 2. CPU B, which knows a frame's number, adds one, and works on a folio of 16 pages;
     /// 3. CPU A cuts that into four.
     ///
-    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2; it
-    /// comes back part by part, each when all of its metadata is written.
+    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2. The
+    /// parts are published one by one, each when all of its metadata is written.
     ///
     /// Each part inherits dirty, whether instructions are synchronized, its pages' anon-exclusive
     /// bits, and the owner with its own first index; an anonymous part without mappings has no

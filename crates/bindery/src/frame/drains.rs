@@ -52,7 +52,7 @@ pub(crate) trait Machine {
 #[inline]
 pub(crate) fn note_put<M: Machine>(machine: &M) {
     if machine.state() != UNKNOWN {
-        // Not a plain store: the end of a drain is in the same order as this.
+        // Not a plain store: the end of a drain must be in the same modification order.
         machine.disturb();
     }
 }

@@ -152,7 +152,7 @@ struct Shared(Rc<World>);
 // SAFETY: the model's threads share the world and run one at a time; the last one drops it.
 unsafe impl Send for Shared {}
 
-/// CPU 0 frees and allocates, beside the allocations of `others` CPUs.
+/// CPU 0 frees and allocates, concurrently with allocations of `others` CPUs.
 fn explore(omit: Omit, others: usize) -> bool {
     let free = move |world: &World| world.free(others as u64 + 1);
     check(omit, others, UNKNOWN, free, World::allocate)
@@ -163,7 +163,7 @@ fn explore_refill(omit: Omit, others: usize) -> bool {
     check(omit, others, EMPTY, |_| {}, World::allocate_by_front)
 }
 
-/// CPU 0 runs `before`, and allocates, beside `others` CPUs that allocate by `allocate`.
+/// CPU 0 runs `before`, and allocates, concurrently with `others` CPUs that run `allocate`.
 fn check(
     omit: Omit,
     others: usize,

@@ -193,7 +193,7 @@ impl<P: Platform> Allocator<P> {
             self.shrink(locked, limit.saturating_sub(most.pages()));
         }
         let mut buddy = self.lists.buddy.lock();
-        // The metadata of two frames are on one line, so both go to one CPU if a pair is free.
+        // The metadata of two frames share a cache line, so one CPU gets both if a pair is free.
         let mut take_block = || {
             let pairs = buddy.take_for_front(self.metas(), order.max(Order(1)), most);
             pairs.or_else(|| buddy.take_for_front(self.metas(), order, most))

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// `left` of an allocator that does not fail on purpose.
 const NEVER: u64 = u64::MAX;
 
-/// Which allocations fail.
+/// The allocations that fail.
 pub(crate) struct Inject {
     /// Allocations that still succeed.
     left: AtomicU64,

@@ -88,10 +88,10 @@ pub(crate) const SWAP_CACHED: u32 = 1 << 15;
 /// Reclaim's last examination found the folio used. Combined with [`HOT`] it has another meaning:
 /// see `folio::aging`.
 pub(crate) const REFERENCED: u32 = 1 << 16;
-/// The folio was found used twice, or came back soon after it was evicted.
+/// The folio was found used twice, or was swapped in soon after its eviction.
 pub(crate) const HOT: u32 = 1 << 17;
 
-/// Whether the last turn of reclaim's clock in which the folio was looked at has an odd number.
+/// Whether the last turn of reclaim's clock that examined the folio has an odd number.
 pub(crate) const LOOKED: u32 = 1 << 18;
 
 /// The folio was read from swap since another page was wanted, and no fault has wanted it yet.
@@ -103,14 +103,14 @@ pub(crate) const SHARED_SHIFT: u32 = 20;
 pub(crate) const SHARED_EIGHTHS: u32 = 0xf << SHARED_SHIFT;
 /// Reclaim's examination found the folio locked into memory, see `folio::unevictable`.
 pub(crate) const UNEVICTABLE: u32 = 1 << 24;
-/// The lock of the folio is held by a request that a swap device is writing. Set only beside the
-/// lock, and cleared with it.
+/// The lock of the folio is held by a request that a swap device is writing. Set only together with
+/// the lock, and cleared with it.
 pub(crate) const WRITEBACK: u32 = 1 << 28;
-/// A thread may be parked on `state`, for the folio's lock. Set only beside the lock, and cleared
-/// with it or right after it (`folio::lock::see_to_marks`).
+/// A thread may be parked on `state`, for the folio's lock. Set only together with the lock, and
+/// cleared with it or right after it (`folio::lock::see_to_marks`).
 pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
-/// The folio loses its owner when the lock is released. Set only beside the lock, and cleared as
-/// [`FOLIO_PARKED`] is.
+/// The folio loses its owner when the lock is released. Set only together with the lock, and
+/// cleared as [`FOLIO_PARKED`] is.
 pub(crate) const ORPHAN: u32 = 1 << 30;
 /// Bit lock of a folio, taken only by a holder of a reference or a mapping. Tables have another.
 pub(crate) const FOLIO_LOCK: u32 = 1 << 31;

@@ -1,5 +1,5 @@
-//! The count of pending flushes of one table, apart from where it is stored, so that the very same
-//! code runs under a model checker (`loom_model`). [`crate::tlb`] explains its use.
+//! The count of pending flushes of one table, separate from its storage, so that the same code runs
+//! under a model checker (`loom_model`). [`crate::tlb`] explains its use.
 //!
 //! ```text
 //! raise     under the table's lock, before the first narrowing store     0 -> 1

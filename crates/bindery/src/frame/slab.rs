@@ -192,7 +192,7 @@ impl<T, P: Platform> Slab<T, P> {
         self.allocate_with(frames, || value)
     }
 
-    /// As [`Slab::allocate`], of what `make` returns: a large value is built where it stays,
+    /// As [`Slab::allocate`], for the value that `make` returns: a large value is built in place,
     /// instead of being copied there.
     #[inline]
     pub(crate) fn allocate_with(

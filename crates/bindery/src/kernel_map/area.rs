@@ -45,7 +45,7 @@ pub(super) struct AreaTraits {
     pub(super) memory: MemoryType,
 }
 
-/// A bit in an area's state, beside [`State::Busy`]: a thread waits for the claim to end.
+/// A bit in an area's state, combined with [`State::Busy`]: a thread waits for the claim to end.
 const WANTED: u8 = 1 << 7;
 
 /// The owner of an area.

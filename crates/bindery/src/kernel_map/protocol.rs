@@ -151,7 +151,7 @@ pub(super) fn descend<T: KernelTree>(
 /// Each entry is read once. A second read of the last entry could find a table:
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
-/// 3. the dump reads the entry again, finds no leaf, and goes on after the table: a hole.
+/// 3. the dump reads the entry again, finds no leaf, and continues after the table: a hole.
 pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> FoundEntry<T::Arch> {
     let EntryAt { node, index, entry } = descend(tree, at, &mut Counts::default());
     let paused = !entry.is_empty() && entry.0 & T::Arch::PRESENT == 0;
@@ -195,7 +195,7 @@ pub(super) fn clear_leaves<T: KernelTree>(
     passed.max(1)
 }
 
-/// Detaches the highest tables that cover a part of `own` and nothing outside of `free`, and shows
+/// Detaches the highest tables that cover a part of `own` and nothing outside of `free`, and passes
 /// them to `met`. The root's entries stay. Called with the lock of the areas held.
 pub(super) fn detach<T: KernelTree>(
     tree: &T,

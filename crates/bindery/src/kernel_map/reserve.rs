@@ -20,7 +20,7 @@ pub(super) struct Placement {
     pub(super) congruent: u64,
 }
 
-/// Which try a retried operation is at.
+/// The attempt of a retried operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReserveAttempt {
     First,

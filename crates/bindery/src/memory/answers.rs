@@ -1,4 +1,4 @@
-//! Answers of pagers that come in any context, and the threads that wait for them.
+//! Answers of pagers that arrive in any context, and the threads that wait for them.
 //!
 //! An answer to a request that a thread waits for stays in the record of the request, and only
 //! wakes the thread. The others are kept here, in lists without a lock: an interrupt handler adds

@@ -56,7 +56,7 @@ pub(crate) unsafe fn unmap_pages<P: Platform>(
     after_unmapping(memory, batch, folio, freed);
 }
 
-/// As [`unmap_pages`], of frames that are known to be dirty or not.
+/// As [`unmap_pages`], for frames that are known to be dirty or clean.
 ///
 /// # Safety
 /// 1. and 2. As there.

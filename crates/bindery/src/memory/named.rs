@@ -9,7 +9,7 @@ use crate::collections::interval_tree::{
 
 use super::Opaque;
 
-/// A name that an embedder gives: a number in one of its number spaces. 0 is no number space.
+/// A name given by an embedder: a number in one of its number spaces. 0 is not a number space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Name {
     pub(crate) space: u64,
@@ -35,7 +35,7 @@ pub(crate) struct NameLinks {
 }
 
 impl NameLinks {
-    /// Those of a record that is not among the named ones.
+    /// The links of a record that has no name.
     pub(crate) const fn new(name: Name) -> Self {
         Self { links: IntervalLinks::new(), name, record: AtomicPtr::new(ptr::null_mut()) }
     }
@@ -85,9 +85,9 @@ pub(crate) fn find_named<'t>(
 pub(crate) struct Records {
     /// The first of the list of all.
     pub(crate) first: AtomicPtr<Opaque>,
-    /// Those with a name.
+    /// Records with a name.
     pub(crate) named: NamedTree,
-    /// Those with pages that are to be stored.
+    /// Records with pages that should be stored.
     pub(crate) unsaved: ListEnds,
 }
 

@@ -12,9 +12,9 @@ use crate::platform::Platform;
 /// Frames that the core does not use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FrameUser {
-    /// Those of a block of [`Memory::allocate_frames`], by its first frame.
+    /// Frames of a block of [`Memory::allocate_frames`], by its first frame.
     Embedder(Frame),
-    /// Those that are not of the memory.
+    /// Frames outside the memory.
     Other,
 }
 

@@ -56,7 +56,7 @@ pub(super) struct TransferEnd<W = AtomicU32> {
     settled: W,
 }
 
-/// How it has ended.
+/// Its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Settled {
     /// As the pager's answer says.

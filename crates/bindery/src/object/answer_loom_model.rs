@@ -1,5 +1,5 @@
 //! Reads that a wait follows, under loom: the words of [`super::answer`] and the wait of
-//! [`super::polled_wait`], with a pager that answers beside it.
+//! [`super::polled_wait`], with a pager that answers concurrently.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib answer_loom_model`.
 //!
@@ -171,7 +171,7 @@ fn spawn(world: &Arc<World>, work: impl FnOnce(&World) + Send + 'static) -> thre
     thread::spawn(move || work(&world))
 }
 
-/// A wait beside the answer.
+/// A wait concurrent with the answer.
 fn wait_beside_answer(omit: Omit) {
     let slept = check(omit, |world| {
         let pager = spawn(world, World::supply);
@@ -181,7 +181,7 @@ fn wait_beside_answer(omit: Omit) {
     assert!(slept, "no wait slept");
 }
 
-/// A wait beside the answer, and another thread that settles it.
+/// A wait concurrent with the answer, and with another thread that settles it.
 fn wait_beside_settlement(omit: Omit) {
     let slept = check(omit, |world| {
         let other = spawn(world, |world| {
@@ -194,7 +194,7 @@ fn wait_beside_settlement(omit: Omit) {
     assert!(slept, "no wait slept");
 }
 
-/// A wait beside the answer, which reclaim takes and puts back.
+/// A wait concurrent with the answer, which reclaim takes and restores.
 fn wait_beside_reclaim(omit: Omit) {
     let slept = check(omit, |world| {
         let other = spawn(world, |world| {

@@ -44,7 +44,7 @@ impl Fetch {
         Self { page: first, needed: 0, ahead: end - first, orders, end, reserve: 0 }
     }
 
-    /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to look
+    /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to check
     /// again: the page was present, another call fetched it, or a truncation canceled the read.
     /// Called without locks. May sleep.
     ///
@@ -94,8 +94,8 @@ impl Fetch {
         Ok(begun.ok().map(|begun| (pages, begun.leave())))
     }
 
-    /// Begins to read the page, and those expected to be used, for a wait that follows the read.
-    /// `None` tells the caller to look again.
+    /// Starts to read the page, and those expected to be used, for a wait that follows the read.
+    /// `None` tells the caller to check again.
     ///
     /// # Errors
     /// [`Failure::NoMemory`]; the error for no commitment left.
@@ -266,8 +266,8 @@ fn fits<P: Platform>(
     first.is_multiple_of(count) && first + count <= end && free()
 }
 
-/// The largest folio that may begin at page `first`, if that lies before `after` and is left to be
-/// brought in.
+/// The largest folio that may begin at page `first`, if that is before `after` and still has to be
+/// read.
 fn following<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,

@@ -151,7 +151,7 @@ impl<P: Platform> Object<'_, P> {
             let count = done - part.start;
             match read {
                 Ok(stopped) => return Ok(Moved { count, stopped }),
-                // The next call, for the rest, meets the error first.
+                // The next call, for the rest, gets the error first.
                 Err(stop) if count > 0 => {
                     if let Some(read) = stop.begun_read() {
                         drop(read.finish(self.memory));

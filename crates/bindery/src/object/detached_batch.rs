@@ -238,7 +238,7 @@ pub(crate) fn settle_written<P: Platform>(memory: &Memory<P>) {
     }
 }
 
-/// A batch that any thread settles, and whose end a call looks for.
+/// A batch that any thread settles; a call checks whether it has ended.
 pub(super) struct FollowedBatch<'m, P: Platform> {
     memory: &'m Memory<P>,
     batch: NonNull<DetachedBatch>,

@@ -1,17 +1,17 @@
-//! Fetch: brings pages of an object into memory.
+//! Fetch: loads pages of an object into memory.
 //!
 //! ```text
 //! folio    allocated --> filled (zeroes, the pager, or the bytes of a write) --> in the page index
 //!                                              '-> another thread was faster: freed
 //! ```
 //!
-//! [`obtain`] brings in a page that needs no pager at once, under the caller's locks. For a page
-//! that the pager has, it returns a [`Fetch`], which the caller serves after it has released all
+//! [`obtain`] loads a page that needs no pager at once, under the caller's locks. For a page that
+//! the pager has, it returns a [`Fetch`], which the caller performs after it has released all
 //! locks. While the pager works, a record of the read is in the object's list
 //! ([`super::in_flight`]).
 //!
 //! A folio is filled before it is inserted into the page index, so no thread sees it half filled.
-//! If two threads bring in the same page, the later one frees its folio.
+//! If two threads load the same page, the later one frees its folio.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -34,7 +34,7 @@ use super::swap_in::{Swapped, swap_in, swap_in_here};
 use super::wait::{Stop, Wait};
 use crate::collections::page_tree::{PageIndex, PageStretch};
 
-/// How to bring in a page.
+/// The way in which a page is loaded.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     /// The orders that its folio may have; bit n for order n. Order 0 is always allowed.
@@ -186,8 +186,8 @@ fn await_page<P: Platform>(
     Stop::Wait(Wait::Pages(Fetch { page, needed, ahead, orders, end, reserve }))
 }
 
-/// Brings in a page that the lookup did not find, in the largest folio possible without the pager,
-/// which has the pages below `stored`. Does nothing if another thread brought it in first.
+/// Loads a page that the lookup did not find, in the largest folio possible without the pager,
+/// which has the pages below `stored`. Does nothing if another thread loaded it first.
 ///
 /// # Errors
 /// As [`obtain`]. If the source of the write yields no byte, any error, with [`Writing::filled`]

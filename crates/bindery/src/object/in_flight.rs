@@ -131,11 +131,11 @@ pub(super) struct InFlight {
 #[must_use]
 pub(crate) struct Ticket {
     ended: u32,
-    /// Any thread may end the record, once its answers have come.
+    /// Any thread may end the record, once it is answered.
     pub(super) is_detached: bool,
 }
 
-/// The words beside the list that are read without the index lock.
+/// The words outside the list that are read without the index lock.
 pub(super) struct Ends {
     /// Changes whenever a record ends; waiters park on it.
     ended: AtomicU32,

@@ -101,8 +101,8 @@ fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
 /// Gives up the record of an object; the last one frees it.
 ///
 /// # Safety
-/// 1. The caller keeps the record, and gives that up. It is no holder, or the last one, which has
-///    left.
+/// 1. The caller keeps the record, and gives that up. It is not a holder, or was the last one,
+///    which has left.
 pub(super) unsafe fn free_record<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
     // SAFETY: the caller keeps the record (obligation 1).
     if !unsafe { node.as_ref() }.drop_record() {

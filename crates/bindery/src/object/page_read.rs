@@ -49,13 +49,13 @@ use super::transfers::Refused;
 pub(super) enum Taker {
     /// The thread that started the read.
     Beginner,
-    /// Any, since the wait for the pages is polled.
+    /// Any thread, because the wait for the pages is polled.
     Follower,
     /// Any thread: no thread waits for the pages yet.
     Any,
 }
 
-/// A read that is drawn up, begun or answered.
+/// A read before its start, in progress or answered.
 pub(crate) struct PageRead {
     /// In the object's list from the beginning to the end.
     pub(super) record: FlightRecord,
@@ -293,7 +293,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
     /// was canceled.
     ///
     /// # Errors
-    /// That of the pager; [`Failure::NoMemory`] if the page index lacks memory.
+    /// The pager's error; [`Failure::NoMemory`] if the page index lacks memory.
     pub(super) fn finish(
         self,
         page: u64,

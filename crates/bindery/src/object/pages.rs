@@ -265,7 +265,7 @@ pub(crate) fn mark_dirty<P: Platform>(
 ///
 /// # Errors
 /// Too many pages are dirty, and some are to be stored before.
-// Not inlined: shared memory does without.
+// Not inlined: shared memory does not need it.
 #[inline(never)]
 pub(crate) fn may_dirty<P: Platform>(
     memory: &Memory<P>,

@@ -31,8 +31,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
         self.first + u64::from(self.folio.pages())
     }
 
-    /// The next pages from `from` on that the index has in the folio. A dropped page may have come
-    /// back in another one.
+    /// The next pages from `from` on that the index has in the folio. A dropped page may since be
+    /// in another one.
     pub(super) fn next_run(
         &self,
         index: &PageIndex,
@@ -62,7 +62,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         let (mut from, end) = (self.first, self.end());
         let platform = self.memory.platform();
         while let Some(run) = self.object.pages.look(platform, |index| index.next_run(from, end)) {
-            // A dropped page may have come back in another folio.
+            // A dropped page may since be in another folio.
             if run.frame == self.folio.head.plus((run.page - self.first) as u32) {
                 return true;
             }

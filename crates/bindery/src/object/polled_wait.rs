@@ -82,7 +82,7 @@ pub(crate) enum Polled<'w, 'm, P: Platform> {
     Ready(Option<FolioRef<'m, P>>),
     /// There is nothing to do until this word changes.
     Pending(ParkedOn<'w>),
-    /// Only a thread that may sleep can go on.
+    /// Only a thread that may sleep can continue.
     NeedsThread,
 }
 

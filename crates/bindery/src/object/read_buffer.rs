@@ -133,7 +133,7 @@ impl<'a> ReadBuffer<'a> {
     /// `fill` is not called if nothing is left.
     ///
     /// # Errors
-    /// Those of `fill`; nothing is appended.
+    /// The errors of `fill`; nothing is appended.
     pub fn append_with(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, PagerError>,

@@ -33,7 +33,7 @@ pub(super) enum ReadFate {
 /// Ends a read: its folios enter the page index, or are free; the record leaves the list.
 ///
 /// # Errors
-/// That of the pager; [`Failure::NoMemory`].
+/// The pager's error; [`Failure::NoMemory`].
 ///
 /// # Safety
 /// 1. The pager has answered, the answer is the caller's, and the object lives until the record has

@@ -42,7 +42,7 @@ impl<P: Platform> Object<'_, P> {
 /// The sources that pages may come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sources {
-    /// Any; for slow ones, the reads are only begun.
+    /// Any source; for slow ones, the reads are only started.
     All,
     /// Compressed memory.
     Memory,

@@ -51,7 +51,7 @@ impl WriteErrors {
         Self(AtomicU64::new(0))
     }
 
-    /// Records the failure of a write. Memory that runs out is no error of the storage: the caller
+    /// Records the failure of a write. A lack of memory is not an error of the storage: the caller
     /// of the write tries again.
     pub(super) fn record(&self, error: PagerError) {
         let code = match error {

@@ -18,7 +18,7 @@ use super::sweep::Which;
 /// The number of places that map a folio, as far as a walk has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mapped {
-    /// The walk met no mapping.
+    /// The walk found no mapping.
     Nowhere,
     /// One table of one VMA.
     InOne,

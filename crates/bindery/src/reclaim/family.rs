@@ -55,7 +55,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         freed + send_family(self.memory, folios) + self.finish()
     }
 
-    /// Keeps in the stretch only the unused folios whose mappings were all met.
+    /// Keeps in the stretch only the unused folios whose mappings were all visited.
     fn age_family(&mut self, folios: &mut SharedFolios<'m, P>, turn: Turn) {
         let memory = self.memory;
         let mut kept = None;

@@ -23,7 +23,7 @@
 //! *A move* takes entries from V to M. M is in the trees before the first entry moves, and each
 //! hold in which entries arrive ends with a new stamp for M. An entry that moved before the walk
 //! began is in M, whose stamp is at least as old. An entry that moves later is met in V, or else:
-//! 1. The walk releases the lock before it has come to the entry in V.
+//! 1. The walk releases the lock before it has reached the entry in V.
 //! 2. The entry moves to M, after or before the place of the walk; M gets a stamp above those of
 //!    this pass.
 //! 3. The walk passes V. The next pass visits M.
@@ -102,7 +102,7 @@ pub(crate) struct WalkProgress {
     /// The visitor is done with the range up to here. If that is not the end, the walk calls it
     /// again for the rest.
     pub(crate) until: VirtAddr,
-    /// An upper bound of the entries that it has looked at.
+    /// An upper bound of the number of entries that it has visited.
     pub(crate) entries: u64,
 }
 

@@ -84,7 +84,7 @@ pub(crate) trait MovePermit {
     fn keeps_protection(&self, destination: &Vma) -> bool;
 }
 
-/// The number of times that a folio with references is looked at again before it counts as busy.
+/// The number of times that a folio with references is checked again before it counts as busy.
 const TRIES: u32 = 64;
 
 /// Moves the pages of the source, in one private anonymous mapping, to the destination, in one of

@@ -52,8 +52,8 @@ pub struct PartialCopy {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Reads `into.len()` bytes at `at`, like loads of the program: faults bring pages in. The
-    /// program need not be the running one. (Linux: `copy_from_user`, `process_vm_readv(2)`.)
+    /// Reads `into.len()` bytes at `at`, like loads of the program: missing pages are faulted in.
+    /// The program need not be the running one. (Linux: `copy_from_user`, `process_vm_readv(2)`.)
     ///
     /// Context: may sleep. Complexity: in the pages that the bytes touch.
     ///

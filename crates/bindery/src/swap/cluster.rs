@@ -34,7 +34,7 @@ pub(super) struct Cluster<P: Platform> {
     pub(super) previous: AtomicU32,
 }
 
-/// The state that the cluster's lock guards, besides the cells.
+/// The state that the cluster's lock guards, in addition to the cells.
 pub(super) struct ClusterState {
     taken: Bitmap,
     pub(super) free: u32,

@@ -43,7 +43,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         done
     }
 
-    /// As [`CachedFolio::write_pages`], of a base page.
+    /// As [`CachedFolio::write_pages`], for a base page.
     #[inline(always)]
     fn write_base_page(&self, written: &mut FilledPages) -> bool {
         let Memory { swap, frames, .. } = self.memory;
@@ -394,7 +394,7 @@ unsafe fn load_folio<P: Platform>(
         cpu::note_swapped_in(memory, run.count);
         return true;
     }
-    // The values of a device's slots are no handles of the store.
+    // The values of a device's slots are not handles of the store.
     if memory.swap.area(run.area).is_some_and(SlotArea::has_device) {
         return false;
     }

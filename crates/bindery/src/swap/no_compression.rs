@@ -62,7 +62,7 @@ impl<P: Platform> CompressedStore<P> {
     }
 
     /// # Safety
-    /// None of the caller; the real store has obligations.
+    /// No obligation of the caller; the real store has some.
     #[inline]
     pub(crate) unsafe fn store(
         &self,

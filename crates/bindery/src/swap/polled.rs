@@ -114,7 +114,7 @@ impl PolledSlot {
         }
     }
 
-    /// Ends the wait. A read that was begun goes on.
+    /// Ends the wait. A read in progress continues.
     pub(crate) fn end<P: Platform>(&mut self, memory: &Memory<P>) {
         if core::mem::replace(&mut self.has_entered, false) {
             memory.swap.completions.leave();

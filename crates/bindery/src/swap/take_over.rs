@@ -65,7 +65,7 @@ unsafe fn take_lock_over<'m, P: Platform>(
     let (cluster, cells, _) = SlotRun::of_folio(folio, place).cells(stay, memory)?;
     let _state = cluster.state.lock();
     let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
-    // Not a read of read-around, whose slot has the content.
+    // Not a read by read-around, whose slot has the content.
     let is_written = |(page, cell): (u32, &AtomicU64)| {
         load(cell).frame() == Some(folio.head.plus(page))
             && load(cell).has(SlotState::BUSY)

@@ -368,7 +368,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         self.cover
     }
 
-    /// The entry for `addr` above tables of `level`, where there is a table for it and the cursor
+    /// The entry for `addr` above tables of `level`, if there is a table for it and the cursor
     /// holds it.
     pub(crate) fn parent_of(
         &mut self,

@@ -51,7 +51,7 @@ impl<P: Platform> PageTable<'_, P> {
         gather.note_mark(table);
     }
 
-    /// As [`PageTable::mark_pending`], of either end of a move.
+    /// As [`PageTable::mark_pending`], for either end of a move.
     pub(crate) fn mark_moving(&self, table: Frame, gather: &mut Gather) {
         if !gather.has_lately_marked(table) {
             pending::raise(self.meta(table).pending());

@@ -70,7 +70,7 @@ pub(crate) enum MappedRun {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stretch<A: Arch> {
     pub(crate) range: VirtRange,
-    /// Of its entries.
+    /// The level of its entries.
     pub(crate) level: Level<A>,
     pub(crate) what: MappedRun,
 }

@@ -346,7 +346,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         true
     }
 
-    /// As [`PageTable::try_lock_leaf_table`], of the table of `node`, whatever its level.
+    /// As [`PageTable::try_lock_leaf_table`], for the table of `node`, whatever its level.
     pub(crate) fn try_lock_table(
         &self,
         section: &ReadSection<'_, P>,

@@ -48,7 +48,7 @@ pub(super) struct LazyNarrowing<'c, 'e, 'm, P: Platform> {
     narrowed: u32,
 }
 
-/// Entries of one locked table that may come to allow more.
+/// Entries of one locked table that may be widened.
 pub(crate) struct Widening<'c, A: Arch> {
     entries: &'c [AtomicU64],
     run: Run<'c, A>,
@@ -254,7 +254,7 @@ impl<A: Arch> Narrowing<'_, A> {
         }
     }
 
-    /// As [`Narrowing::suspend_each`], of leaves among empty entries.
+    /// As [`Narrowing::suspend_each`], for leaves among empty entries.
     #[inline(always)]
     pub(super) fn suspend_mapped(&self) {
         for word in self.entries {

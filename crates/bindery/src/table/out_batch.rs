@@ -232,8 +232,8 @@ impl OutBatch {
     }
 }
 
-/// Whether a folio that is leaving has references besides those of the cache and the caller: a
-/// device may write to it. Then the entries that refer to its slots find it in the cache.
+/// Whether a folio that is being evicted has references besides those of the cache and the caller:
+/// a device may write to it. Then the entries that refer to its slots find it in the cache.
 fn stays_in_cache<P: Platform>(memory: &Memory<P>, folio: FolioLocked<'_>) -> bool {
     let handle = memory.frames.folio(*folio);
     if handle.pins() == 0 && handle.references() == 2 {

@@ -8,7 +8,7 @@
 #[cfg(feature = "baseline")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
-    /// One base page: the baseline that benchmarks show beside the real thing.
+    /// One base page: the baseline that benchmarks compare with the default.
     Page,
     /// Up to the end of one folio in one table.
     Folio,

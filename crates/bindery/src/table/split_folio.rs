@@ -63,7 +63,7 @@ pub(crate) fn split_folio<P: Platform>(
         at = at.offset(PAGE_SIZE);
     }
     if mapped == [0; _] {
-        // It was unmapped since the caller looked at it.
+        // It was unmapped since the caller read the entry.
         return Err(Uncut::NotMapped);
     }
     let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;

@@ -12,7 +12,7 @@ use super::locking::{LockTree, Node};
 pub(crate) enum Keep {
     /// All of them, whatever they contain.
     Nothing,
-    /// Not if one may have a guard marker.
+    /// All tables, unless one may have a guard marker.
     Guards,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct SwapIn<'l> {
     pub(crate) range: VirtRange,
     /// The attributes of the VMA's leaves.
     pub(crate) attributes: Attributes,
-    /// Which of them may allow writes.
+    /// The pages that may be writable.
     pub(crate) change: EntryPolicy,
 }
 
@@ -267,7 +267,7 @@ fn map_part<P: Platform>(
 }
 
 impl SwapIn<'_> {
-    /// Which page of the folio belongs at `at`.
+    /// The page of the folio that belongs at `at`.
     #[inline]
     fn number_of(&self, at: VirtAddr) -> u32 {
         (at.0.wrapping_sub(self.start.0) >> PAGE_SHIFT) as u32

@@ -138,8 +138,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         Ok(SwapOutStop::End)
     }
 
-    /// Makes swap entries of the run if it is all that maps its folio, and of what follows of the
-    /// folio. Says how to go on.
+    /// Makes swap entries of the run, and of the rest of its folio, if these are all mappings of
+    /// the folio. Returns how to continue.
     // The run is not copied: that would be a call for each page.
     fn store_run(&mut self, run: &mut Run<P::Arch>, first: Entry) -> AfterRun {
         let memory = self.span.page_table.memory;

@@ -39,7 +39,8 @@ pub(crate) struct SharedFolio<'m, P: Platform> {
     pub(crate) leaving: LockedFolio<'m, P>,
     /// The index of its first page.
     first: u64,
-    /// Mappings that were met, in all VMAs; on the way out, those of one VMA that were removed.
+    /// The number of visited mappings, in all VMAs; during the swap-out, of those of one VMA that
+    /// were removed.
     pub(crate) met: u32,
     /// One of them was used.
     pub(crate) used: bool,
@@ -66,7 +67,7 @@ pub(crate) struct SharedFolios<'m, P: Platform> {
     turn: Turn,
     /// Pages that are wanted.
     wanted: u64,
-    /// More folios may follow the first: no VMA was met that maps it.
+    /// More folios may follow the first: no VMA that maps it was visited yet.
     grows: bool,
 }
 

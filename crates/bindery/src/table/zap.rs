@@ -55,8 +55,8 @@ pub(crate) enum Flush {
 /// is free around it. They end up in the gather, flushed; pages and slots are released already. The
 /// caller keeps faults out of the range.
 ///
-/// Reads the runs of the edges and one entry for each whole table. Fails only where a huge leaf
-/// that must be split has no deposit; the runs before it are unmapped then.
+/// Reads the runs of the edges and one entry for each whole table. Fails only if a huge leaf that
+/// must be split has no deposit; the runs before it are unmapped then.
 #[inline]
 pub(super) fn zap<P: Platform>(
     edit: &mut Edit<'_, '_, P>,

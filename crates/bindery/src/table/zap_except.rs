@@ -92,7 +92,8 @@ fn zap_sparing_in<P: Platform>(
 ) -> Result<bool, NoMemory> {
     let page_table = edit.table();
     let (depth, whole) = match pass {
-        // Those above keep: to detach one, all below it would have to be marked in one lock span.
+        // Upper tables stay: to detach one, all tables below it would have to be marked in one lock
+        // span.
         Pass::Tables => (Depth::LeafEdges, WholeTables::LowestYielded),
         Pass::Entries => (Depth::Floor(Level::PTE), WholeTables::Entered),
     };

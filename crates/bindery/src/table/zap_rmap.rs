@@ -268,7 +268,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         unsafe { self.shared(entries, index, folio, entry) }
     }
 
-    /// As [`RmapZap::run`], of zero pages or frames that are not the core's.
+    /// As [`RmapZap::run`], for zero pages or the embedder's frames.
     #[inline(never)]
     fn without_folio(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let frame = P::Arch::frame(entry);
@@ -340,7 +340,7 @@ pub(super) unsafe fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>,
     unsafe { zap.range(node, base, part) };
 }
 
-/// As [`drop_suspended`], of the entries `leaves` of a table that is locked without a cursor.
+/// As [`drop_suspended`], for the entries `leaves` of a table that is locked without a cursor.
 ///
 /// # Safety
 /// 1. As there.
@@ -390,7 +390,7 @@ unsafe fn drop_single_pages<P: Platform>(
     dropped
 }
 
-/// As [`drop_single_pages`], of single anonymous pages that have other mappings.
+/// As [`drop_single_pages`], for single anonymous pages with other mappings.
 ///
 /// # Safety
 /// 1. and 2. As [`RmapZap::run`].

@@ -184,7 +184,7 @@ pub(crate) struct Gather {
     uncharge: Uncharge,
 }
 
-/// When pages of detached tables are counted down, beside the unlock of the mutex.
+/// When pages of detached tables are counted down: next to the unlock of the mutex.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Uncharge {
     /// The default: the VMA is removed, and keeps its anon group until its pages are counted down.

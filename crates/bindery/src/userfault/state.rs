@@ -394,7 +394,7 @@ impl fmt::Debug for QueuedFault<'_> {
 /// The signals that end a wait for a handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitSignals {
-    /// Any: the program repeats its access.
+    /// Any message: the program repeats its access.
     Signal,
     /// Fatal ones: a call of the kernel accesses the page.
     FatalSignal,

@@ -9,8 +9,8 @@ use super::MappingFlags;
 /// The attributes of an entry, with no permission that its mapping lacks. They start as those of
 /// the mapping. The methods remove permissions, and add none.
 ///
-/// All entries that faults and calls make come from these (`tests/layers`): so an entry past its
-/// mapping's permissions cannot be written down.
+/// All entries that faults and calls make are built from these (`tests/layers`), so no entry
+/// exceeds its mapping's permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MappingAttributes(Attributes);
 

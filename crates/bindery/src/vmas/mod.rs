@@ -73,7 +73,7 @@ pub(crate) struct Bounds {
 
 /// The VMAs of an address space, with the mutex that guards changes, and the accounts.
 ///
-/// The fields come in an order in which a call that changes the set writes three lines: the gaps of
+/// The fields are ordered so that a call that changes the set writes three cache lines: the gaps of
 /// the index' head; the rest of the index, and the mutex; the usage. A fault reads none of them.
 #[repr(C, align(64))]
 pub(crate) struct VmaIndex<P: Platform> {
@@ -213,7 +213,7 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
         vma.try_read(platform)
     }
 
-    /// The set, for changes. All views that exist beside the set are lent by it.
+    /// The set, for changes. It lends all views that exist at the same time.
     ///
     /// # Safety
     /// 1. Set and page table are those of one address space.

@@ -72,7 +72,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         Ok(self.new_vma_in(self.reserve()?, range, purpose, page_offset))
     }
 
-    /// As [`VmaSet::new_vma`], in memory that was reserved before.
+    /// As [`VmaSet::new_vma`], in reserved memory.
     #[inline]
     pub(crate) fn new_vma_in(
         &self,

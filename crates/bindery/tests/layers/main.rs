@@ -2,7 +2,7 @@
 //!
 //! The layers are the table under "Layers" in the docs of a crate, lowest first. The test follows
 //! the `mod` items from the crate's root and resolves every path: one that begins with `crate`,
-//! `super`, `self`, a child module, or a name that a `use` brings (paths in the arguments and
+//! `super`, `self`, a child module, or a name that a `use` imports (paths in the arguments and
 //! bodies of macros too). A path counts as the item behind all re-exports on its way. So a module
 //! that only re-exports may be in a high layer, and its name in a path costs nothing.
 //!

@@ -159,14 +159,14 @@ impl<'a> Visit<'a> for Finder {
         self.tokens(invocation.tokens.clone());
     }
 
-    /// The visibility of an item is no path that its code depends on.
+    /// The visibility of an item does not count as a path that its code depends on.
     fn visit_visibility(&mut self, _: &'a syn::Visibility) {}
 
     fn visit_attribute(&mut self, _: &'a Attribute) {}
 }
 
 impl Finder {
-    /// Whether a `use` brings this name.
+    /// Whether a `use` imports this name.
     pub(crate) fn brings(&self, name: &str) -> bool {
         self.imports.iter().any(|import| import.name == name)
     }
@@ -227,7 +227,7 @@ pub(crate) fn is_built(attributes: &[Attribute]) -> bool {
     conditions.map(|cfg| cfg.parse_args::<Meta>().unwrap()).all(|cfg| holds(&cfg) != Some(false))
 }
 
-/// Whether the condition holds in every product or in none; `None` where it depends.
+/// Whether the condition holds in every product or in none; `None` if it depends.
 fn holds(condition: &Meta) -> Option<bool> {
     match condition {
         Meta::Path(path) => {

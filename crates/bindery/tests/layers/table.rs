@@ -54,7 +54,7 @@ impl Tree {
     pub(crate) fn targets(&self, module: &Names) -> Vec<Names> {
         let found = &self.modules[module].found;
         let brought = found.imports.iter().map(|import| (&import.path, import.name == "*"));
-        // A path of one name is brought by a `use` or belongs to the module.
+        // A path of one name is imported by a `use` or belongs to the module.
         let used = found.paths.iter().filter(|path| path.len() > 1).map(|path| (path, false));
         let absolute = brought.chain(used).filter_map(|(path, is_glob)| {
             let target = self.target(self.absolute(path, module)?);

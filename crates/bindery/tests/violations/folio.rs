@@ -109,14 +109,14 @@ pub(crate) fn end_lock<P: Platform>(leaving: LockedFolio<'_, P>, frozen: FrozenF
     let _ = (leaving.into_frozen(), frozen); //~ E0061
 }
 
-/// A fresh folio is published once: afterwards it is no fresh one, which could be freed unasked.
+/// A fresh folio is published once: afterwards it cannot be discarded.
 pub(crate) fn publish_twice<P: Platform>(fresh: FreshFolio<'_, P>) {
     let _ = fresh.map(1);
     #[cfg(lock_violations = "moves")]
     fresh.discard(); //~ E0382
 }
 
-/// The number of a folio is no fresh folio.
+/// The number of a folio does not prove that the folio is fresh.
 pub(crate) fn overwrite_owner<P: Platform>(frames: &Frames<P>, fresh: &FreshFolio<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
     let _ = (frames, fresh.set_owner(LiveOwner::NONE, FolioIndex::NONE));

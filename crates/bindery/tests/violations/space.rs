@@ -1,10 +1,10 @@
 //! Calls without the lock that they need, without reclaim, or past a VMA's permissions: none of
 //! them compiles. A module of `space`, which sees the private items that the rules are made of.
 //!
-//! Each pair of lines is one call, as it is right and as it is wrong. `tests/locks.rs` builds the
+//! Each pair of lines is the same call, once correct and once wrong. `tests/locks.rs` builds the
 //! crate with the wrong lines of one kind, and expects the error that the comment names at each,
-//! and no other. (The compiler reports errors of types before it looks at moves and borrows: two
-//! builds.) Nothing here ever runs.
+//! and no other. (The compiler reports type errors before it checks moves and borrows: two builds.)
+//! Nothing here ever runs.
 
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
@@ -238,7 +238,7 @@ pub(crate) fn use_entry_later<P: Platform>(
     let _ = (drop(section), page_table.entries(found.node.table).len()); //~ E0505
 }
 
-/// The entries of a table are those of one that was found: a number is no proof.
+/// The entries of a table come from a table that was found: a number proves nothing.
 pub(crate) fn use_number<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
     let Some(found) = page_table.leaf_table(section, VirtAddr(0)) else { return };
     #[cfg(not(lock_violations = "types"))]
@@ -311,7 +311,7 @@ pub(crate) fn allocate<P: Platform>(frames: &Frames<P>) {
     let _ = frames.allocate(Order::PAGE); //~ E0061
 }
 
-/// Work on the slots of a folio ends with the folio locked: its number is no proof of that.
+/// Work on the slots of a folio ends with the folio locked: its number does not prove that.
 pub(crate) fn settle<P: Platform>(memory: &Memory<P>, lock: &FolioLock<'_, P>, place: SwapPlace) {
     #[cfg(not(lock_violations = "types"))]
     CachedFolio::new(memory, lock.locked(), place).unlock(&PageSet::EMPTY);
@@ -400,7 +400,7 @@ pub(crate) fn claim<P: Platform>(memory: &Memory<P>, fresh: FreshFolio<'_, P>, s
     let _ = ClaimedFolio::claim(memory, fresh, slots).is_some(); //~ E0061
 }
 
-/// An entry that only comes to allow more is not suspended: no flush would follow.
+/// An entry that is only widened is not suspended: no flush would follow.
 pub(crate) fn widen<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     #[cfg(not(lock_violations = "types"))]
     span.narrow_until_flush(run).suspend_each();
@@ -420,7 +420,7 @@ pub(crate) fn narrow_unlocked<P: Platform>(mut span: Span<'_, '_, P>, run: &Run<
     let _ = (drop(span), narrowing.suspend_each()); //~ E0505
 }
 
-/// An attempt that ran out of memory is no result of a call.
+/// The error of an attempt that ran out of memory cannot be the result of a call.
 pub(crate) fn give_up<P: Platform>(
     memory: &Memory<P>,
     attempt: impl Fn() -> Result<(), Failure>,
@@ -440,7 +440,8 @@ pub(crate) fn leaf<P: Platform>(frame: Frame, attributes: Attributes) -> Entry {
     return P::Arch::leaf(frame, Level::PTE, attributes); //~ E0308
 }
 
-/// The index of an entry comes from an address or another index, and is no count or address.
+/// The index of an entry is made from an address or another index. Counts and addresses have other
+/// types.
 pub(crate) fn index<P: Platform>(entry: Entry, at: VirtAddr) -> Entry {
     #[cfg(not(lock_violations = "types"))]
     return P::Arch::clear_contig(entry, Level::<P::Arch>::PTE.index_of(at));

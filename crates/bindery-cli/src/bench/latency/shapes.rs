@@ -199,7 +199,7 @@ fn calls<A: Walk>() -> Vec<Call<A>> {
         filling("MADV_POPULATE_WRITE", advice!(PopulateWrite)),
         filling("MADV_COLLAPSE", |space, range| {
             match space.madvise(range.start(), range.len(), Advice::Collapse) {
-                // Sixteen pages are no whole span.
+                // Sixteen pages are less than a span.
                 Err(Error::Invalid) if range.len() < TABLE => Ok(()),
                 other => other,
             }

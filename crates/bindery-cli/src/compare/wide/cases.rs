@@ -155,7 +155,7 @@ fn reuse() -> Case {
     })
 }
 
-/// As [`reuse`], of many pages, which are written in order.
+/// As [`reuse`], for many pages, which are written in order.
 fn reuse_all() -> Case {
     const LENGTH: u64 = 64 * MIB;
     repeated(|case| {

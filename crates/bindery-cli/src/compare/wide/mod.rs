@@ -196,7 +196,7 @@ fn of_cases(architecture: Architecture, text: &str) -> Result<Vec<Line>, Problem
     Ok(lines)
 }
 
-/// The mean instructions of each operation of a case. A step that fails is no operation.
+/// The mean instructions of each operation of a case. A failed step does not count as an operation.
 fn means(
     case: &Case,
     executed: &[machines::Executed],

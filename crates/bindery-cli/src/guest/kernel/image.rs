@@ -23,7 +23,7 @@ const MAXIMUM: u64 = 256 << 20;
 /// Makes the flat image of an ELF file.
 ///
 /// # Errors
-/// If it is no ELF file of 64 bits with segments to load, or its segments are far apart.
+/// If it is not a 64-bit ELF file with segments to load, or its segments are far apart.
 pub fn flat(elf: &[u8]) -> Result<Vec<u8>, Problem> {
     let header = FileHeader64::<Endianness>::parse(elf).map_err(no_elf)?;
     let endian = header.endian().map_err(no_elf)?;

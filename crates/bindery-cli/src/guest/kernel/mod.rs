@@ -43,9 +43,9 @@ pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
 /// The features of the core that a kernel is built with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Features {
-    /// Those that are on by default.
+    /// The default features.
     All,
-    /// None of them: calls that need one fail.
+    /// No features: calls that need one fail.
     None,
 }
 
@@ -87,7 +87,7 @@ pub fn build_with(architecture: Architecture, features: Features) -> Result<Kern
     Ok(Kernel { architecture, image, elf, symbols, toolchain })
 }
 
-/// The file that cargo built is no ELF file.
+/// The file that cargo built is not an ELF file.
 fn no_elf(error: impl fmt::Display) -> Problem {
     Problem::Failed(format!(
         "the kernel that was built is not an ELF file ({error}); remove target/kernel and try again"

@@ -14,7 +14,7 @@ use crate::guest::Problem;
 /// The symbols of an ELF file.
 ///
 /// # Errors
-/// If it is no ELF file.
+/// If it is not an ELF file.
 pub fn text(elf: &[u8]) -> Result<String, Problem> {
     let file = object::File::parse(elf).map_err(super::no_elf)?;
     let mut names: BTreeMap<u64, String> = BTreeMap::new();

@@ -18,7 +18,7 @@ pub struct Text {
 /// The text of an ELF file.
 ///
 /// # Errors
-/// If it is no ELF file.
+/// If it is not an ELF file.
 pub fn of(elf: &[u8]) -> Result<Text, Problem> {
     let file = object::File::parse(elf).map_err(super::no_elf)?;
     let sections = file.sections().filter(|section| section.kind() == SectionKind::Text);

@@ -24,7 +24,7 @@ const SUITE: &str = "sid";
 /// The list that has the newest Linux, for other packages of the same suite.
 ///
 /// # Errors
-/// If this is no Debian, or the list cannot be fetched.
+/// If the host is not Debian, or the list cannot be fetched.
 pub fn packages(architecture: Architecture) -> Result<PackageList, Problem> {
     PackageList::new(architecture, SUITE)
 }

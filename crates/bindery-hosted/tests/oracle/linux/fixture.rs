@@ -149,8 +149,8 @@ fn open_files() {
         let file = unsafe { libc::memfd_create(c"file".as_ptr(), flags) };
         rename(file, number);
     }
-    // Both at once; the one for writing takes the place of that for both.
-    // SAFETY: the path is a string that ends in a zero.
+    // Opened together; the second descriptor replaces the one for both. SAFETY: the path is a
+    // string that ends in a zero.
     let [reading, writing] = [libc::O_RDONLY, libc::O_WRONLY]
         .map(|flags| unsafe { libc::open(c"/proc/self/fd/204".as_ptr(), flags) });
     rename(reading, READ_ONLY);

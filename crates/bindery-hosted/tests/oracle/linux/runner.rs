@@ -43,7 +43,7 @@ pub struct Runner<'a> {
 pub struct Other {
     hear: i32,
     tell: i32,
-    /// The child, where it is the child.
+    /// The child's process id, in the parent.
     child: i32,
 }
 

@@ -41,7 +41,7 @@ pub struct Theatre<'m, A: Walk> {
     files: Vec<Object<'m, Machine<A>>>,
     /// The first process and its child.
     processes: [Option<Process<'m, A>>; 2],
-    /// Which of them acts.
+    /// The index of the acting process.
     acting: usize,
     /// The process's mappings before the scenario, and the maximum that it may lock if it is
     /// limited.

@@ -44,7 +44,7 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct Outcome {
     pub verdict: Verdict,
-    /// How many steps A passed before it was held, or in all.
+    /// The number of steps that A passed before it was held, or in all.
     pub steps: u32,
     pub step: Option<Step>,
     pub problems: Vec<String>,

@@ -60,7 +60,7 @@ pub enum Role {
     Obstacle,
 }
 
-/// How far a call is.
+/// The progress of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Phase {
     #[default]
@@ -108,7 +108,7 @@ thread_local! {
 }
 
 impl Stops {
-    /// Runs `role` on this thread. `None` where the call panicked.
+    /// Runs `role` on this thread. `None` if the call panicked.
     pub fn act<R>(
         self: &Arc<Self>,
         role: Role,
@@ -265,7 +265,8 @@ pub fn pass(step: Step) {
     }
 }
 
-/// The calling thread is about to take the spin lock at this address. That is no numbered step.
+/// The calling thread is about to take the spin lock at this address. This does not count as a
+/// step.
 pub fn takes_spin_lock(address: usize) {
     NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push(address)));
     let chosen = HERE.with_borrow_mut(|here| {

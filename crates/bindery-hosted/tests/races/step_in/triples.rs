@@ -109,7 +109,7 @@ impl<'m, A: Walk> World<'m, A> {
         out(8).unwrap();
         memory.resume_swapping_to(&compressed);
         let child = space.fork().unwrap();
-        // These are the space's own again; only such pages can be moved.
+        // These are private to the space again; only such pages can be moved.
         for page in (0..8).chain(24..PAGES) {
             space.fault(at(FROM, page), Access::Write).unwrap();
         }
@@ -255,7 +255,7 @@ fn meet<A: Walk>(calls: [&Verb<A>; 3], places: [u32; 2]) -> Met {
         for role in [Role::Meanwhile, Role::Held] {
             stops.release(role);
         }
-        // Nothing else completes requests, and calls may wait for one.
+        // The test alone completes requests, and calls may wait for one.
         while running.iter().any(|call| !call.is_finished()) {
             if !device.complete(&memory) {
                 thread::sleep(Duration::from_micros(50));

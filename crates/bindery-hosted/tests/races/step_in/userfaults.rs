@@ -55,7 +55,7 @@ struct World<'m, A: Walk> {
     /// As descriptors: a thread that uses one keeps it open.
     descriptors: [Mutex<Option<Arc<Fd<'m, A>>>>; 2],
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
-    /// Of children whose messages were read.
+    /// Messages of children that were read.
     inherited: Mutex<Vec<Fd<'m, A>>>,
 }
 

@@ -58,8 +58,8 @@ const SYSTEM_CONTROL: u64 = 1 << 0
     | 1 << 28
     | 1 << 29;
 
-/// `SCTLR_EL1.BT0`, of FEAT_BTI: `PACIASP` and `PACIBSP` are no landing pads for `BR` by another
-/// register than x16 and x17.
+/// `SCTLR_EL1.BT0`, of FEAT_BTI: `PACIASP` and `PACIBSP` are not landing pads for `BR` through
+/// registers other than x16 and x17.
 const STRICT_PADS: u64 = 1 << 35;
 
 /// The same with the MMU and the caches off: only the bits that are always 1.

@@ -25,7 +25,7 @@ mod psci {
 /// Whether a semihosting call was refused: this emulator does not implement them.
 static ABSENT: AtomicBool = AtomicBool::new(false);
 
-/// How PSCI is called.
+/// The conduit of PSCI calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Conduit {
     /// By `HVC`.

@@ -20,7 +20,7 @@ pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
 
 const STACK_SIZE: usize = 16 << 10;
 
-/// How long a CPU may take to come up, in nanoseconds; it is started twice.
+/// The time for a CPU to start, in nanoseconds; it is started twice.
 const PATIENCE: u64 = 100_000_000;
 
 /// Commands of the local APIC (Intel SDM volume 3A, "Local Interrupt Command Register").

@@ -32,7 +32,7 @@ pub fn invalidate_local(root: Frame, what: &Invalidation) {
     invalidate(root, what);
 }
 
-/// How many CPUs have come up.
+/// The number of running CPUs.
 static UP: AtomicU32 = AtomicU32::new(0);
 
 /// The number of flushes of kernel addresses on the other CPUs, and the last one that each CPU, by

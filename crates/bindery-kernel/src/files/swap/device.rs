@@ -41,7 +41,7 @@ pub const NUMBER: (u32, u32) = (252, 0);
 pub struct Disk {
     /// The written bytes, until a reset; `None` until the device has a size.
     pub content: Option<DeviceContent>,
-    /// How often it is open.
+    /// The number of its openings.
     opened: u32,
     /// The swap area on it.
     pub active: Option<Active>,

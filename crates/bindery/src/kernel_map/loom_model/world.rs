@@ -66,7 +66,7 @@ pub(super) struct Seen {
     pub(super) waits: AtomicUsize,
     /// Reservations refused because their addresses were not free yet.
     pub(super) refusals: AtomicUsize,
-    /// Walks that met a paused entry, and faults of CPUs there.
+    /// Walks that read a paused entry, and faults of CPUs there.
     pub(super) pauses: AtomicUsize,
     /// Walks that found an empty entry for a page mapped before or afterwards.
     pub(super) absences: AtomicUsize,

@@ -79,9 +79,9 @@ enum OnFailure {
     Fails,
     /// It fails; the caller may try again if memory was short (`mlock`).
     FailsForNow,
-    /// It goes on with the next mapping, but fails for a fatal signal (`mlockall`).
+    /// It continues with the next mapping, but fails for a fatal signal (`mlockall`).
     Passes,
-    /// It goes on with the next mapping. A fatal signal ends it: its call has succeeded already
+    /// It continues with the next mapping. A fatal signal ends it: its call has succeeded already
     /// (`MAP_POPULATE`).
     Ignores,
 }
@@ -179,7 +179,7 @@ impl Populate {
     }
 
     /// Maps pages, until all are mapped or one has to be waited for. `ready` is the end of the wait
-    /// that the last step has returned. Without it, the page is looked at as if there had been no
+    /// that the last step has returned. Without it, the page is checked as if there had been no
     /// wait: an error of the pager is not known, and the pager is asked again.
     ///
     /// Sleeps for locks, and for the frames of a large folio that are collected, but for no pager,
@@ -188,7 +188,7 @@ impl Populate {
     /// Complexity: linear in the mappings, and in the folios that are allocated.
     ///
     /// # Errors
-    /// Those of the call that has begun it. The pages before the error are mapped.
+    /// The errors of the call that has begun it. The pages before the error are mapped.
     pub fn step<'s, 'm, P: Platform>(
         &mut self,
         space: &'s AddressSpace<'m, P>,

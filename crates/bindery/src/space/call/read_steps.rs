@@ -41,7 +41,7 @@ use super::steps::{CallReady, CallWait, Step};
 /// ```
 ///
 /// # Context
-/// Context: may sleep. The drop, too, like that of an [`Object`].
+/// Context: may sleep. So may the drop, as for an [`Object`].
 #[derive(Debug)]
 #[must_use = "the bytes are read by its steps"]
 pub struct PendingRead<'m, P: Platform>(ReadSteps<'m, P>);

@@ -38,9 +38,9 @@ pub struct CallWait<'s, 'm, P: Platform>(CallEvent<'s, 'm, P>);
 /// The event that ends a wait.
 #[derive(Debug)]
 enum CallEvent<'s, 'm, P: Platform> {
-    /// That of a fault.
+    /// The wait of a fault.
     Fault(FaultWait<'s, 'm, P>),
-    /// That of pages of an object: a pager or a device has read or stored them, or a change of
+    /// The wait for pages of an object: a pager or a device has read or stored them, or a change of
     /// them is over.
     Object(ObjectWait<'m, P>),
 }
@@ -48,11 +48,11 @@ enum CallEvent<'s, 'm, P: Platform> {
 /// The progress of a wait ([`CallWait::poll`]).
 #[derive(Debug)]
 pub enum CallPoll<'w, 'm, P: Platform> {
-    /// It is over: the call goes on with this.
+    /// The wait is over: the call continues with this.
     Ready(CallReady<'m, P>),
     /// There is nothing to do until this word changes.
     Pending(ParkedOn<'w>),
-    /// Only a thread that may sleep can go on, by [`CallWait::wait`].
+    /// Only a thread that may sleep can continue, by [`CallWait::wait`].
     NeedsThread,
 }
 
@@ -63,7 +63,7 @@ pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 
 /// The way in which a wait has ended.
 pub(in crate::space) enum CallEnd<'m, P: Platform> {
-    /// That of the fault of this page.
+    /// The wait of the fault of this page.
     Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
     /// That for a page of an object.
     Object(PageReady<'m, P>),

@@ -1,4 +1,4 @@
-//! `MADV_WILLNEED`: brings pages of a range in before they are used.
+//! `MADV_WILLNEED`: loads pages of a range before they are used.
 //!
 //! | the content is in | effect |
 //! |---|---|
@@ -71,7 +71,7 @@ enum FoundInSwap {
     NoneBefore(VirtAddr),
 }
 
-/// Brings the pages of `range` in. Linear in the entries, and in the runs that are brought in.
+/// Loads the pages of `range`. Linear in the entries, and in the runs that are read.
 ///
 /// # Errors
 /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;

@@ -117,7 +117,7 @@ pub(super) struct FaultRequest {
     pub(super) origin: Origin,
 }
 
-/// How a fault was resolved, so that the access can be repeated.
+/// The way in which a fault was resolved. The access can be repeated.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;

@@ -329,7 +329,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     }
 }
 
-/// The step of a fault that has met `stop` in an object.
+/// The next step of a fault that has stopped at `stop` in an object.
 pub(in crate::space) fn stopped(stop: Stop) -> Stepped {
     match stop {
         Stop::Wait(wait) => Ok(Next::Wait(wait)),

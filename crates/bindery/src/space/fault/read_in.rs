@@ -76,7 +76,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         Err(Failure::NoMemory)
     }
 
-    /// The orders that folios of the VMA may have when they come back from swap.
+    /// The permitted orders of folios of the VMA that are swapped in.
     // Always, and the next: they are part of each fault on a page in swap.
     #[inline(always)]
     pub(in crate::space) fn swap_in_orders(&self) -> Orders {

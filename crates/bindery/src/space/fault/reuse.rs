@@ -74,7 +74,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         Some(Resolved::MadeWritable)
     }
 
-    /// As [`Fault::reuse_in_place`], of a huge leaf, which keeps its size.
+    /// As [`Fault::reuse_in_place`], for a huge leaf, which keeps its size.
     #[inline(never)]
     pub(super) fn reuse_huge(&self, section: &ReadSection<'_, P>) -> Option<Resolved> {
         if !is_reusable(self.vma) {
@@ -223,7 +223,7 @@ fn leaves_of<A: Arch>(
     let is_whole = Level::<A>::PTE.kind(head) == Kind::Leaf
         && A::frame(A::clear_contig(head, first)) == folio.head
         && differ & A::compare_mask(Equal::empty()) == 0
-        // The compiler keeps the loads, even where no leaf is in a contiguous run.
+        // The compiler keeps the loads, even if no leaf is in a contiguous run.
         && (A::CONTIG_ENTRIES == 1 || !entries.iter().any(|word| A::is_contig(load(word))));
     let leaves = if differ == 0 && A::is_saturated(head) {
         LeafUniformity::Alike(head)
@@ -266,7 +266,7 @@ fn make_alike_writable<A: Arch>(entries: &[AtomicU64], head: Entry) -> u32 {
 
 /// Makes all entries of a folio writable before their writes. All are leaves, none of them in a
 /// contiguous run. Returns the number of entries that were not writable.
-// Not part of its caller, which has no registers left for the loop.
+// Out of line: its caller has no registers left for the loop.
 #[inline(never)]
 fn make_leaves_writable<A: Arch>(entries: &[AtomicU64]) -> u32 {
     let mut written = 0;

@@ -202,7 +202,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
         self.cursor_of(section, self.range())
     }
 
-    /// As [`Fault::cursor`], of a range around the page.
+    /// As [`Fault::cursor`], for a range around the page.
     #[inline(always)]
     pub(super) fn cursor_of<'a>(
         &'a self,

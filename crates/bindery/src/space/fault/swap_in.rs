@@ -63,7 +63,7 @@ pub(in crate::space) struct FaultSlot {
 }
 
 impl FaultSlot {
-    /// The order of the folio in which the page went out.
+    /// The order of the folio in which the page was swapped out.
     #[inline]
     pub(super) fn went_out(self) -> Order {
         self.state.map_or(Order::PAGE, SlotState::order)

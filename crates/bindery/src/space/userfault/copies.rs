@@ -82,7 +82,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
     /// them as far as the entries are empty. Returns the end of that.
     ///
     /// # Errors
-    /// As [`super::handler::UserfaultHandler::fill_copy`], of the first page.
+    /// As [`super::handler::UserfaultHandler::fill_copy`], for the first page.
     pub(super) fn copy_pages(
         &self,
         at: VirtAddr,

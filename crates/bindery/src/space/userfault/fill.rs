@@ -1,7 +1,7 @@
 //! Pages that a handler supplies: copies (`UFFDIO_COPY`) and zeroes (`UFFDIO_ZEROPAGE`).
 //!
 //! A copy is made before anything is locked, into fresh folios: the source may fault, and wait for
-//! a handler itself. Then the VMA is locked and looked at again, and the folio is mapped where the
+//! a handler itself. Then the VMA is locked and checked again, and the folio is mapped where the
 //! entry is empty.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -51,7 +51,7 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct FillMode: u8 {
-        /// The faults that wait for the pages go on waiting.
+        /// The faults that wait for the pages are not woken.
         const DONT_WAKE = 1 << 0;
         /// The pages are write-protected.
         const WRITE_PROTECT = 1 << 1;
@@ -366,7 +366,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                 None => op.fill_private(at, self.mode, &mut supplied),
             })
         });
-        // Nothing of it is mapped.
+        // None of it is mapped.
         if let Some(folio) = supplied.fresh {
             folio.discard();
         }

@@ -136,8 +136,8 @@ fn userfault_range<P: Platform>(
         .ok_or(Error::OutOfRange { limit })
 }
 
-/// Whether a handler serves the VMA, or write-protects it. As on Linux, pages may come by any
-/// userfaultfd of the address space.
+/// Whether a handler handles the VMA's faults, or write-protects it. As on Linux, any userfaultfd
+/// of the address space may supply pages.
 fn is_served(vma: &Vma) -> bool {
     vma.userfault().is_some_and(|state| !state.is_closed())
 }

@@ -114,7 +114,7 @@ impl<P: Platform> SlotArea<P> {
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
         let of_order = [List::Room(order), List::Free, List::Freed, List::Holes];
         let all = of_order.into_iter().chain(rooms);
-        // Blocks come from the first three lists, single slots from all.
+        // Blocks are taken from the first three lists, single slots from all.
         let choices = all.take(if order == Order::PAGE { usize::MAX } else { 3 });
         for list in choices {
             let mut next = lists.head(list).map_or(NONE, |head| *head);

@@ -231,8 +231,8 @@ fn beside_a_cpu_that_goes(omit: Omit) {
     });
 }
 
-/// The last slots of CPU 0's cluster are freed by two threads, one of which lists it late, beside a
-/// discard and an allocation of CPU 0.
+/// The last slots of CPU 0's cluster are freed by two threads, one of which lists it late,
+/// concurrently with a discard and an allocation of CPU 0.
 fn beside_a_discard(omit: Omit) {
     check(omit, true, |world| {
         let first = world.take_listed(0).expect("all are free");

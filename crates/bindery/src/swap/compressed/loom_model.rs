@@ -163,7 +163,7 @@ fn three_frames_serve_two_cpus(omit: Omit) {
     });
 }
 
-/// The only frame is freed beside a store that may be refused: the refusal is not remembered.
+/// The only frame is freed during a store that may be refused: the refusal is not remembered.
 fn a_refusal_ends_with_a_free(omit: Omit) {
     check(omit, 1, |world| {
         assert!(world.store(0));

@@ -31,7 +31,7 @@ pub(crate) struct LockSet {
 }
 
 impl LockSet {
-    // Not `const`: a constant would be copied whole, room for tables and all.
+    // Not `const`: a constant would be copied as a whole, with its room for tables.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self {

@@ -152,7 +152,7 @@ pub(crate) fn has_no_pending_flush<T: LockTree>(tree: &T, table: Frame) -> bool 
     !tree.is_locked(table) && !tree.is_pending(table)
 }
 
-/// How far down locks are taken.
+/// The lowest level at which locks are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Depth<A: Arch> {
     /// All overlapping tables at this level and above.

@@ -16,7 +16,7 @@ use super::world::{INITIAL, Inside, Life, Omit, ROOT, Table, World, count, index
 /// Bits of a table's state, as in `frame::meta`.
 const LOCK: u32 = 1;
 const STRAY: u32 = 2;
-/// Should be stray: what the model knows, even where it leaves out the mark.
+/// Should be stray: the model records it, even if it omits the mark.
 const GONE: u32 = 4;
 /// Of the VMA's lock, as in `vma`; the bits below count readers.
 const WRITER: u32 = 1 << 31;

@@ -1,7 +1,7 @@
 //! Flushes that come after the lock is released, and tables that are carried away from lockers.
 //!
-//! The model has one more CPU, which only remembers: its TLB allows stores to every page until a
-//! flush. Each call that revokes looks at that TLB when it returns.
+//! The model has one more CPU, which only caches: its TLB allows stores to every page until a
+//! flush. Each call that revokes checks that TLB when it returns.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
@@ -24,7 +24,8 @@ impl Cpu {
         self.world.tlb.fetch_and(!bits, Ordering::SeqCst);
     }
 
-    /// Asserts the promise of each call that unmaps page `number` or revokes writing it.
+    /// Asserts the guarantee of each call that unmaps page `number` or revokes its write
+    /// permission.
     fn promise(&self, number: u64) {
         let allows = self.world.tlb.fetch_or(0, Ordering::SeqCst) & 1 << number != 0;
         assert!(!allows, "a TLB still allows what the call has revoked");

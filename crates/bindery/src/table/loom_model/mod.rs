@@ -77,7 +77,7 @@ fn without<const N: usize>(omit: Omit, work: [fn(&Cpu); N]) {
     explore(omit, work, |_| {});
 }
 
-// One table, and tables beside each other.
+// One table, and adjacent tables.
 
 #[test]
 fn operations_in_one_table_exclude_each_other() {
@@ -251,7 +251,7 @@ fn three_moves_in_a_ring_never_deadlock() {
 
 #[test]
 fn a_move_within_a_table_locks_once() {
-    // All in X; from X and Y to Y; from Y to Y and what comes after.
+    // All in X; from X and Y to Y; from Y to Y and beyond.
     for work in [
         [(|cpu| cpu.transfer(3, 0, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
         [|cpu| cpu.transfer(2, 5, 3), |cpu| cpu.operate(pages(1, 1))],
@@ -329,7 +329,7 @@ fn a_move_detaches_emptied_tables_under_locks() {
     }
 }
 
-// The VMA's lock: moves of whole tables, and unmapping beside tables that stay.
+// The VMA's lock: moves of whole tables, and unmapping next to tables that stay.
 
 #[test]
 fn a_fault_never_writes_a_moved_tables_source() {

@@ -64,11 +64,11 @@ pub(super) enum Omit {
     LockCarried,
     /// A CPU that narrows an entry leaves no mark.
     Mark,
-    /// A CPU that meets a mark does not flush.
+    /// A CPU that finds a mark does not flush.
     Honor,
     /// The mark is a flag, which every flusher clears.
     Count,
-    /// A CPU that meets the mark of a move flushes its own range alone, not the move's source.
+    /// A CPU that finds the mark of a move flushes only its own range, not the move's source.
     OldPlace,
     /// A CPU that passes over an empty entry does not ask for its table's lock and marks.
     Settle,
@@ -107,7 +107,7 @@ pub(super) struct Inside {
     pub(super) visits: [u32; 4],
     /// Pages that may not be written any more, at level 1.
     pub(super) narrowed: [bool; 4],
-    /// Pages that a move has brought, at level 1.
+    /// Pages that a move has moved, at level 1.
     pub(super) arrived: [bool; 4],
 }
 

@@ -31,7 +31,7 @@ impl Moving {
         if many { Some(everything) } else { self.source() }
     }
 
-    /// Called before a move beside faults marks its first table.
+    /// Called before a move concurrent with faults marks its first table.
     pub(crate) fn begin_beside_faults(&self) {
         // Relaxed: the lock of the table that is marked publishes it.
         self.beside_faults.fetch_add(1, Ordering::Relaxed);

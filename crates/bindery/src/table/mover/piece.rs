@@ -133,8 +133,8 @@ impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
         }
     }
 
-    /// The target's table of `level` for `at`, created where it is missing. Fails if no table is
-    /// free at once.
+    /// The target's table of `level` for `at`, created if it is missing. Fails if no table is free
+    /// at once.
     #[inline]
     pub(super) fn target_table(
         &mut self,

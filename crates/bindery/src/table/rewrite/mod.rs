@@ -64,8 +64,7 @@ enum Change {
 /// rest. Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`] had such a
 /// bit.
 ///
-/// Fails only where a huge leaf that must be split has no deposit; the runs before it are
-/// rewritten.
+/// Fails only if a huge leaf that must be split has no deposit; the runs before it are rewritten.
 // Always: `decide` and the changes that it can answer with are known to the caller.
 #[inline(always)]
 fn rewrite<P: Platform>(

@@ -54,7 +54,7 @@ impl UseBits {
             Some(Absent::Swap { .. } | Absent::ProtNone { .. }) if self == Self::SoftDirty => {
                 Change::AbsentBits { cleared: absent::SOFT_DIRTY, set: 0 }
             }
-            // The content is nowhere in memory: bringing it in is more work than a new page.
+            // The content is not in memory: swapping it in is more work than a new page.
             Some(Absent::Swap { .. } | Absent::Marker(Marker::Poison))
                 if self == Self::AccessedAndDirty =>
             {

@@ -49,7 +49,7 @@ fn swap_entry_of<A: Arch>(
 }
 
 /// Makes swap entries of a run of `PROT_NONE` entries of the folio, from its page `number` on. The
-/// caller has looked at the first one, with the lock of the table held.
+/// caller has read the first one, with the lock of the table held.
 pub(in crate::table) fn write_without_access<P: Platform>(
     page_table: &PageTable<'_, P>,
     run: &Run<P::Arch>,
@@ -73,7 +73,7 @@ pub(in crate::table) fn write_without_access<P: Platform>(
 }
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
-    /// As [`SwapOut::store_run`], of absent entries.
+    /// As [`SwapOut::store_run`], for absent entries.
     #[cold]
     #[inline(never)]
     pub(super) fn store_absent(&mut self, run: &Run<P::Arch>, first: Entry) -> AfterRun {

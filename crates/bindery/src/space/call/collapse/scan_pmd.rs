@@ -14,7 +14,7 @@ pub(in crate::space) struct PmdScan {
     /// A huge leaf maps the span already.
     pub(in crate::space) huge: bool,
     pub(in crate::space) present: u32,
-    /// Those of `present` that map the zero page.
+    /// The entries of `present` that map the zero page.
     pub(in crate::space) zero: u32,
     pub(in crate::space) shared: u32,
     pub(in crate::space) pinned: bool,

@@ -87,7 +87,7 @@ fn moved_offset(vma: &Vma, source: VirtRange, target: VirtRange) -> u64 {
     }
 }
 
-/// As [`move_vma`], of a VMA with a userfaultfd: it follows, if it subscribed to moves.
+/// As [`move_vma`], for a VMA with a userfaultfd: it follows the move, if it subscribed to moves.
 #[cold]
 fn move_served<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,

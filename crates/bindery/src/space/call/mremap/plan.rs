@@ -175,7 +175,7 @@ mod tests {
             ((10, [4, 1], MayMove), (11, 14, false)),
             ((12, [8, 1], InPlace), (13, 20, false)),
             ((12, [8, 6], InPlace), (18, 20, false)),
-            // Up to the next mapping it grows where it is.
+            // It grows in place up to the next mapping.
             ((10, [4, 10], InPlace), (14, 14, false)),
             ((12, [2, 8], MayMove), (14, 14, false)),
             ((10, [4, 11], MayMove), (14, 14, true)),

@@ -53,7 +53,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return Err(self.parts_of_folio(at, folio, number, count));
         };
         for page in at..at + count {
-            // Not in one table, perhaps.
+            // Perhaps not in one table.
             self.target_table(self.target_at(page), Level::PTE)?;
         }
         // SAFETY: 1. the run at the source, whose table is locked.
@@ -65,7 +65,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         let range = self.source_pages(at, count);
         if frames.folio(folio).is_pinned_since() {
             if P::Arch::CONTIG_ENTRIES > 1 {
-                // Contiguous runs come back as single pages.
+                // Contiguous runs become single pages.
                 self.page_table.invalidate_now(range, Level::PTE, self.counts);
             }
             for page in at..at + count {

@@ -61,8 +61,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(())
     }
 
-    /// The target table for `at`, created where it is missing. Called before the entries that go
-    /// there are taken; fails if no table is free at once.
+    /// The target table for `at`, created if it is missing. Called before the entries to be moved
+    /// there are cleared; fails if no table is free at once.
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Table<'s>, NoMemory> {
         let base = at & !(self.piece.level.table_span() - 1);

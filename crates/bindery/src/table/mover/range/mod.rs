@@ -91,8 +91,8 @@ impl MovePolicy for ForWriting<'_> {
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Lends a move of `source` to the range of its length at `to`. Tables come from the pool
-    /// first.
+    /// Lends a move of `source` to the range of its length at `to`. Tables come from the pool if it
+    /// has some.
     #[inline]
     pub(crate) fn move_range<R>(
         &mut self,

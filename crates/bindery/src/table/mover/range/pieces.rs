@@ -35,7 +35,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         while let Some(mut piece) = next {
             let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
-                // Not congruent, so all that follows is of level 1 too.
+                // Not congruent, so everything that follows is of level 1 too.
                 let left = self.kind.source.range.end().0 - piece.source;
                 piece.len = piece.len.max((PREALLOCATED_TABLES * span).min(left));
             }
