@@ -1,4 +1,4 @@
-//! [`DelayedFiles`]: a pager that answers when a test says so.
+//! [`DelayedFiles`]: a pager that answers on a test's command.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -91,7 +91,7 @@ pub struct DelayedFiles {
 }
 
 impl DelayedFiles {
-    /// Keeps reads. All files are empty, and no read was asked for.
+    /// Keeps reads. All files are empty, and no read was requested.
     pub fn new() -> Self {
         let files = Self::default();
         files.keep_reads(true);
@@ -149,7 +149,7 @@ impl DelayedFiles {
         self.requests.lock().keeps_writes = keeps;
     }
 
-    /// All reads that were asked for so far.
+    /// All reads that were requested so far.
     pub fn log(&self) -> Vec<Asked> {
         self.requests.lock().log.clone()
     }

@@ -66,7 +66,7 @@ impl File {
 pub struct PagerCounts {
     /// Calls of [`Pager::read`].
     pub reads: u64,
-    /// Pages that they asked for.
+    /// Pages that they requested.
     pub pages_read: u64,
     /// Calls of [`Pager::write`].
     pub writes: u64,

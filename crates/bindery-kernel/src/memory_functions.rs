@@ -46,7 +46,7 @@ fn fill(bytes: &mut Bytes) {
     }
 }
 
-/// Panics unless each byte is as `expected` says.
+/// Panics unless each byte equals the result of `expected`.
 #[inline(always)]
 fn expect(function: &str, call: [usize; 3], bytes: &Bytes, expected: impl Fn(usize) -> u8) {
     for (at, found) in bytes.iter().enumerate() {

@@ -98,7 +98,7 @@ pub struct OpenFile<'m, P: Platform> {
     pub access: FileAccess,
 }
 
-// Derived, it would ask the platform to be `Clone`.
+// A derived implementation would require the platform to be `Clone`.
 impl<P: Platform> Clone for OpenFile<'_, P> {
     fn clone(&self) -> Self {
         Self { object: self.object.clone(), access: self.access }

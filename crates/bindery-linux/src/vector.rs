@@ -3,9 +3,9 @@
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, CallReady, CallWait, Errno, PendingUserCopy, Platform, Step};
 
-/// The most ranges of one call (`UIO_MAXIOV`).
+/// The maximum number of ranges in a call (`UIO_MAXIOV`).
 pub(super) const MOST_RANGES: u64 = 1024;
-/// The most bytes of one call, truncated as on Linux (`MAX_RW_COUNT`).
+/// The maximum number of bytes in a call, truncated as on Linux (`MAX_RW_COUNT`).
 pub(super) const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
 
 /// A range of a program's memory: `struct iovec`.

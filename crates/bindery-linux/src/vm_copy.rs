@@ -104,7 +104,7 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     Ok(done)
 }
 
-/// Cuts the ranges to the most bytes of one call. Returns their number of bytes.
+/// Truncates the ranges to the maximum of a call. Returns their number of bytes.
 fn limit(local: &mut [IoRange]) -> u64 {
     let mut left = MOST_BYTES;
     for range in local.iter_mut() {

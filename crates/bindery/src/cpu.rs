@@ -62,7 +62,7 @@ impl<T: Sync> CpuTable<T> {
     /// # Safety
     /// 1. The [`SLOTS_SIZE`] bytes at `slots` are zero, aligned for a pointer, and only this
     ///    table's for as long as it lives.
-    /// 2. The table has none yet, and no other thread gives it any.
+    /// 2. The table has none yet, and no other thread sets it.
     pub(crate) unsafe fn give_slots(&self, slots: NonNull<u8>) {
         self.slots.store(slots.cast().as_ptr(), Release);
     }

@@ -105,7 +105,7 @@ macro_rules! counts {
     };
 }
 
-/// The number of mapped pages after which a CPU tells the others of them ([`CpuStats::add`]).
+/// The number of mapped pages after which a CPU publishes them ([`CpuStats::add`]).
 pub(crate) const FOLD_PAGES: u64 = 32;
 
 #[inline(always)]

@@ -137,7 +137,7 @@ mod arm {
 
     const FRAME_MASK: u64 = 0x0000_ffff_ffff_f000;
 
-    /// The flags by which the other crate would say `attributes`; the bits are its own.
+    /// The flags of the other crate for `attributes`; the bits are its own.
     fn theirs(attributes: Attributes) -> El1Attributes {
         let has = |permission| attributes.permissions.contains(permission);
         let when = |set: bool, flag: El1Attributes| if set { flag } else { El1Attributes::empty() };
@@ -185,7 +185,7 @@ mod arm {
                 )
                 .unwrap();
                 let bytes = root.translation().as_bytes();
-                // Its tables lie one behind the other, in the order of the walk.
+                // Its tables are contiguous, in the order of the walk.
                 let entry = |table: u32, at: Level<_>| {
                     let index = at.index_of(addr).position();
                     let start = table as usize * 4096 + index * 8;
@@ -210,8 +210,8 @@ mod arm {
         let page = |attributes| AArch64::page_entry(Frame(0x1230), Level::PTE, attributes);
         for old in all_attributes() {
             for new in all_attributes() {
-                // The other crate is stricter for AP[1], the user's permission, and for GP, the
-                // guard of branch targets, in both directions; the manual has no such rule.
+                // The other crate is stricter in both directions for AP[1], the user's permission,
+                // and for GP, the guard of branch targets. The manual has no such rule.
                 let stricter = El1Attributes::USER | El1Attributes::GP;
                 if (flags(page(old)) ^ flags(page(new))).intersects(stricter) {
                     continue;

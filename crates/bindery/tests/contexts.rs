@@ -1,4 +1,4 @@
-//! Contexts: every public function says where it may be called.
+//! Contexts: every public function documents where it may be called.
 //!
 //! The crate's docs define three contexts ("Contexts"). A function's docs have a paragraph
 //! `Context: ` with one of them, before the first section (`# Errors`, `# Safety`); or its type,

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines of README that a newcomer is asked to read.
+/// The maximum number of lines in README.
 const README_LINES: usize = 180;
 /// Lines that all committed tables have together.
 const TABLE_LINES: usize = 3_100;
@@ -56,7 +56,7 @@ fn figures_are_recognized() {
     assert_eq!(found, ["1,234", "12,345,678", "1,000"]);
 }
 
-/// Rows of tables are what a reader compares. A paragraph may round, or tell of former figures.
+/// Readers compare rows of tables. A paragraph may round, or cite former figures.
 #[test]
 fn table_figures_are_those_of_the_committed_tables() {
     let tables: String =

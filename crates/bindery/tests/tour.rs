@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The maximum number of files that a reader is asked to visit.
+/// The maximum number of files that the tour visits.
 const FILES: usize = 15;
 const FUNCTIONS: usize = 30;
 

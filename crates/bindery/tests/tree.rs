@@ -31,7 +31,7 @@ fn sources(folder: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// A file that Cargo compiles by itself: the root of a library, a program, a test or an example.
+/// A file that Cargo compiles as a crate root: a library, a program, a test or an example.
 fn is_root(file: &Path) -> bool {
     let from_crate = file.strip_prefix(crates()).unwrap();
     let parts: Vec<_> = from_crate.iter().skip(1).map(|part| part.to_str().unwrap()).collect();
@@ -365,7 +365,7 @@ fn tests_of(text: &str) -> Vec<&str> {
     names
 }
 
-/// A longer one says in a name what belongs into the comment above it.
+/// A longer name contains what belongs into the comment above it.
 #[test]
 fn test_names_have_at_most_eight_words() {
     let (all, _) = tree();

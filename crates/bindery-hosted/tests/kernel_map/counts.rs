@@ -310,7 +310,7 @@ fn riscv_maps_64_kib_as_one_region() {
     assert_eq!(shape(&map, at, MIB), [(64 * KIB, MIB)]);
     kernel::fill(&machine, map.root(), pages(at, 256), 3);
     assert_eq!(machine.cached(bindery::platform::Cpu(0), map.root()).len(), 16);
-    // Above level 1 the privileged specification has no such regions.
+    // The privileged specification defines such regions only at level 1.
     let at = map.ioremap(PhysAddr(16 * GIB), 32 * MIB, MemoryType::Uncached).unwrap();
     assert_eq!(shape(&map, at, 32 * MIB), [(2 * MIB, 32 * MIB)]);
     audit(&machine, &memory, &[&map]);

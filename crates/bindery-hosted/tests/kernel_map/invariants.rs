@@ -142,7 +142,7 @@ fn behind<A: Walk>() {
     with_fixture::<A>(|fixture| {
         let leaf = fixture.page(Frame(0x8_0000), Permissions::READ);
         for at in [after(fixture.vmalloc, 20), after(fixture.vmap, 20), after(fixture.vmap, 25)] {
-            // The table's count tells.
+            // The table's count shows it.
             let (table, _) = fixture.slot(at, Level::PTE);
             let found = fixture.broken(at, Level::PTE, |_| leaf);
             let expected = |says, holds| Violation::LiveCount { table, says, holds };

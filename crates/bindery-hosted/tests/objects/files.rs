@@ -47,7 +47,7 @@ fn written_pages_are_stored_in_runs() {
         file.write(5 * PAGE + 1, &[2]).unwrap();
         file.write(7 * PAGE, &[3]).unwrap();
         file.write(8 * PAGE, &[3]).unwrap();
-        // Only what is asked for.
+        // Only the requested pages.
         file.sync(0, 7 * PAGE).unwrap();
         assert_eq!((files.counts().writes, files.counts().pages_written), (2, 22));
         file.sync(8 * PAGE, 1).unwrap();

@@ -257,7 +257,7 @@ fn advice_begins_reads_and_waits_for_none() {
         let asked = pager.log();
         assert_eq!(asked.iter().map(|asked| asked.pages).sum::<u64>(), PAGES);
         assert!(asked.iter().all(|asked| asked.ahead));
-        // Pages that are being read are not asked for again.
+        // Pages that are being read are not requested again.
         space.madvise(VirtAddr(AT), PAGES * PAGE, Advice::WillNeed).unwrap();
         assert_eq!(pager.log().len(), asked.len());
         pager.answer_all(memory);

@@ -187,7 +187,7 @@ fn saved<A: Walk>() {
             let before = files.counts();
             program.store(VirtAddr(AT + 3 * PAGE), 42).unwrap();
             program.store(VirtAddr(AT + 4 * PAGE), 43).unwrap();
-            // The end of the file lies before it.
+            // The end of the file is before it.
             program.store(VirtAddr(AT + 20 * PAGE + 200), 44).unwrap();
             assert_eq!(files.counts(), PagerCountsBefore(before).with_reads_of(files.counts()));
             file.sync(0, u64::MAX).unwrap();

@@ -326,8 +326,8 @@ fn a_file_larger_than_memory_is_read() {
     }
 }
 
-/// Calls that copy use what they copy: pages that are read again and again stay, while a program
-/// reads a file that is larger than memory once.
+/// Calls that copy mark the copied pages as used: pages that are read repeatedly stay, while a
+/// program reads a file larger than memory once.
 #[test]
 fn hot_pages_of_a_file_survive_a_scan() {
     const HOT: u64 = 512;

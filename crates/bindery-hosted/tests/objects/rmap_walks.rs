@@ -59,7 +59,7 @@ fn area(elsewhere: bool, page: u64) -> VirtAddr {
     VirtAddr(if elsewhere { ELSEWHERE } else { AT } + page * PAGE)
 }
 
-/// A failed operation changes nothing, which serves as well.
+/// A failed operation changes nothing, which is a valid case too.
 fn apply<'m>(op: Op, spaces: &mut Vec<Space<'m>>, object: &Object<'m, Machine<X>>) {
     let nth = |n: usize| n % spaces.len();
     match op {

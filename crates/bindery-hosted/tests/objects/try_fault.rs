@@ -112,7 +112,7 @@ fn a_polled_wait_needs_no_thread() {
         let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("the pager has it") };
         assert!(!parked.has_changed());
         assert!(!pager.log()[0].ahead, "a fault needs the page");
-        // The answer changes the word that the task was told.
+        // The answer changes the word that the task has received.
         pager.answer(memory, pager.take(|asked| asked.first == 0), Ok(()));
         assert!(parked.has_changed());
         let Ok(FaultPoll::Ready(ready)) = wait.poll() else { panic!("the answer is there") };

@@ -378,7 +378,7 @@ fn a_scan_without_memory_ends_where_it_protected() {
         let range = VirtRange::from_len(end, 6 * MIB).unwrap();
         let [region] = left.found() else { panic!("{:?}", left.found()) };
         assert_eq!(region.range, range);
-        // The next scan says why.
+        // The next scan returns the reason.
         let rest = PageScan { range, ..protecting() };
         let mut none = PageRegions::new(&mut room);
         assert_eq!(space.scan_pages(&rest, Some(&mut none)), Err(Error::OutOfMemory));

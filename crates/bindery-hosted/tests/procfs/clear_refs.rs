@@ -216,7 +216,7 @@ fn forks<A: Walk>() {
         assert_eq!(written(&child, AT, 64), [40]);
         fixture.audit(&[space, &child]);
         drop(child);
-        // Pages that belong to no other process any more are watched as well.
+        // Pages that no other process maps any more are tracked as well.
         store(program, 41);
         assert_eq!(written(space, AT, 64), [3, 40, 41]);
     });

@@ -319,7 +319,7 @@ fn contents_survive_a_slow_and_failing_device() {
     soak_on_devices(true);
 }
 
-/// Pages are taken back from it while it writes them.
+/// Pages are taken over from it while it writes them.
 #[test]
 fn contents_survive_a_device_that_bears_changes() {
     soak_on_devices(false);

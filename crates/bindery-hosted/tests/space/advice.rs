@@ -80,8 +80,8 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Each base page is lazy by itself. Those that a pin or another process may write stay as they
-/// are.
+/// Each base page becomes lazy separately. Pages that a pin or another process may write do not
+/// change.
 fn base_pages_are_lazy_one_by_one<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
     support::use_order(&memory, 0);
@@ -346,7 +346,7 @@ fn few_pages_of_a_table_are_dropped<A: Walk>() {
             audit(&machine, &memory, &[&space]);
         }
         space.madvise(page(200), 4 * PAGE_SIZE, Advice::GuardInstall).unwrap();
-        // A table that may have guards is unmapped all the same.
+        // A table that may have guards is unmapped nevertheless.
         space.munmap(page(198), 4 * PAGE_SIZE).unwrap();
         audit(&machine, &memory, &[&space]);
         for (number, kept) in (0..).zip(kept) {

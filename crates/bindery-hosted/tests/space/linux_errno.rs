@@ -30,7 +30,7 @@ type Space<'m> = AddressSpace<'m, Machine<X86_64<4>>>;
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 0x2000_0000_0000;
 const END: u64 = X86_64::<4>::USER_END;
-/// Around the window nothing of the process's own lies.
+/// Nothing of the process's own is around the window.
 const AROUND: u64 = 1 << 30;
 
 /// The addresses of the calls.
@@ -236,7 +236,7 @@ fn address(pointer: *mut c_void) -> u64 {
     pointer.addr() as u64
 }
 
-/// Whether the range, rounded up to pages, lies in user space.
+/// Whether the range, rounded up to pages, is in user space.
 fn valid(start: u64, length: u64) -> bool {
     let end = length.checked_next_multiple_of(PAGE).and_then(|length| start.checked_add(length));
     end.is_some_and(|end| end <= END)
@@ -246,7 +246,8 @@ fn valid(start: u64, length: u64) -> bool {
 fn free(start: u64, length: u64) -> bool {
     let end = start.saturating_add(length);
     let around = start >= WINDOW - AROUND && end <= WINDOW + AROUND;
-    // Programs do not lie so low, and the top gigabytes of user space are left to chance.
+    // Programs are not loaded at such low addresses, and the top gigabytes of user space are
+    // random.
     let low = end <= 64 * PAGE;
     let high = start >= END - 4 * PAGE && end <= END;
     !valid(start, length) || around || low || high

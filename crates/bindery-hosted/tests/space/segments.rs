@@ -182,7 +182,7 @@ fn permissions_bind_those_without_privilege() {
         assert_eq!([control(&stranger, STAT), control(&friend, STAT)], [denied, 0]);
         let forbidden = refused(Errno::EPERM);
         assert_eq!([RMID, SET, LOCK].map(|command| control(&friend, command)), [forbidden; 3]);
-        // The owner gives it away, and keeps what its maker may.
+        // The owner transfers it, and keeps the creator's rights.
         assert_eq!(control(&owner, STAT), 0);
         space.write_user(VirtAddr(BUFFER + 4), &7_u32.to_le_bytes()).unwrap();
         assert_eq!(control(&owner, SET), 0);

@@ -121,7 +121,7 @@ fn a_call_lacking_a_frame_has_one_round() {
     audit(&machine, memory, &space);
 }
 
-/// Other CPUs take what each round has freed, and leave 20 frames. The call fails all the same.
+/// Other CPUs take the frames that each round has freed, and leave 20. The call fails nevertheless.
 #[test]
 fn later_rounds_want_bounded_amounts() {
     const LEFT: u64 = 20;

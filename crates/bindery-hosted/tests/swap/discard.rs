@@ -67,7 +67,7 @@ fn what_was_not_told_is_handed_out<A: Walk>() {
     });
 }
 
-/// A stopped area is about to be removed: its device is not told any more.
+/// A stopped area is about to be removed: its device gets no more discards.
 fn a_stopped_area_is_left_alone<A: Walk>() {
     let file = device(2 * RUN, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 0, file, |swapping| {

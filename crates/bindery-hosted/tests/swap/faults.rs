@@ -31,7 +31,7 @@ fn a_fault_that_reads_is_major<A: Walk>() {
             page_out(swapping, 32);
             swapping.assert_filled(AT, 32, AT);
             assert_eq!(major_faults(swapping), faults);
-            // A page of one repeated word is in no store, but is read all the same.
+            // A page of one repeated word is in no store, but is read nevertheless.
             swapping.program.fill(VirtAddr(AT), 32 * PAGE, 0x5a).unwrap();
             page_out(swapping, 32);
             for page in 0..32 {

@@ -123,7 +123,7 @@ fn a_folio_with_a_hole_goes_out_by_runs<A: Walk>() {
     });
 }
 
-/// A move by less than the size of the folio lets two tables map it.
+/// After a move by less than the size of the folio, two tables map it.
 fn a_folio_across_tables_goes_out<A: Walk>() {
     for advice in [Advice::PageOut, Advice::Free] {
         with_swap::<A>(4, 4096, |swapping| {

@@ -70,7 +70,7 @@ fn pages_in_falling_order_are_read_ahead<A: Walk>() {
     });
 }
 
-/// Pages that are far from each other say nothing about their neighbors.
+/// Pages that are far from each other predict nothing about their neighbors.
 fn pages_far_from_each_other_are_read_alone<A: Walk>() {
     with_pages::<A>(512, SwapService::AtOnce, |swapping, device| {
         for page in [10, 100, 200, 300, 400] {

@@ -261,7 +261,7 @@ fn the_next_attempt_maps_no_unmapped_page() {
         swapping.space.munmap(VirtAddr(AT), PAGES * 4096).unwrap();
         let ready = wait_elsewhere(swapping, device, wait);
         audit(swapping.machine, swapping.memory, &[swapping.space]);
-        // The mutex says that no mapping grows there.
+        // The mutex shows that no mapping grows there.
         let wait = blocked(swapping.space, Access::Read);
         assert!(!wait.is_for_storage());
         assert_eq!(wait.wait().err(), Some(FaultError::NotMapped));

@@ -44,7 +44,7 @@ fn with_writes<A: Walk>(
     });
 }
 
-/// Serves all requests that wait, and lets the core finish them.
+/// Completes all pending requests, and makes the core finish them.
 fn serve_all<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
     while device.serve_one(swapping.memory) {}
     swapping.memory.wait_for_swap_writes().unwrap();

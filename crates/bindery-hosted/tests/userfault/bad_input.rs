@@ -172,7 +172,7 @@ fn ranges_across_mappings_are_refused() {
         assert_eq!(space.handler(fd).fill_zeroes(last, 2 * PAGE, none), absent);
         assert_eq!(space.handler(fd).fill_poison(last, 2 * PAGE, none), absent);
         assert_eq!(space.handler(fd).fill_present(last, 2 * PAGE, none), absent);
-        // Two registered mappings are two all the same.
+        // Two registered mappings still count as two.
         space.mprotect(at(100), PAGE, bindery::Protection::READ).unwrap();
         let absent = Err(PartialFill { done: 0, error: Error::NotMapped(at(99)) });
         assert_eq!(fixture.copy(99, 2 * PAGE, 1), absent);

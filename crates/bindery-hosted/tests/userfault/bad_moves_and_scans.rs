@@ -222,7 +222,7 @@ fn expected_scan(words: &[u64; SCAN_WORDS]) -> Option<Result<(), Errno>> {
     if room != 0 && !accessible(room, length.checked_mul(24)) {
         return Some(Err(Errno::EFAULT));
     }
-    // An empty range touches nothing, wherever it lies.
+    // An empty range has no effect at any address.
     let touches =
         |first: u64, pages: u64| start < end && start < first + pages * PAGE && end > first;
     let others = touches(AT + PAGES * PAGE, OTHERS) || touches(FROM, SOURCES);

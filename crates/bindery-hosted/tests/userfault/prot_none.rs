@@ -160,7 +160,7 @@ impl<'f, 'm, A: Walk> Filled<'f, 'm, A> {
         }
     }
 
-    /// Whether each page reads as `byte` says.
+    /// Whether each page reads as `byte` returns.
     #[track_caller]
     fn reads(&self, case: Case, byte: impl Fn(u64) -> u8) {
         for offset in (0..case.length).step_by(PAGE as usize) {

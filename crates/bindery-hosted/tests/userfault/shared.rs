@@ -311,7 +311,7 @@ fn shared_memory_is_mapped_by_whole_folios() {
         space.write_user(at, &[1]).unwrap();
         let last = VirtAddr(at.0 + 15 * PAGE);
         assert!(matches!(space.inspect(last), Inspection::Page { .. }));
-        // A part that begins inside a folio has no such place.
+        // A part that begins inside a folio cannot be mapped so.
         let mapped = MapObject { offset: PAGE, ..mapped };
         let request = MapRequest { length: LENGTH - PAGE, ..request };
         let next = space.mmap_object(&request, &mapped).unwrap();

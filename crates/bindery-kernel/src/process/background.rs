@@ -68,8 +68,8 @@ static COLLECT: AtomicBool = AtomicBool::new(false);
 static DUE: AtomicBool = AtomicBool::new(false);
 static SLEEPER: WaitQueue = WaitQueue::new();
 
-/// Called when the policies have changed: `wanted` says whether any large folios are allowed, and
-/// `scanned` whether those that the thread makes are.
+/// Called when the policies have changed. `wanted`: whether any large folios are allowed;
+/// `scanned`: whether those of the thread's size are.
 ///
 /// # Errors
 /// `ENOMEM` if the thread is needed and there is no memory for it.

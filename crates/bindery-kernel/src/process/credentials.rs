@@ -407,7 +407,7 @@ pub(super) fn capget(header_at: u64, at: u64) -> Outcome {
     let (words, id) = header(header_at)?;
     let words = match words {
         Some(words) => words,
-        // A null pointer only asks for the version.
+        // A null pointer requests only the version.
         None if at == 0 => return Ok(0),
         None => return Err(Errno::EINVAL),
     };

@@ -185,7 +185,7 @@ pub(super) fn signal_return(registers: &mut Registers) {
 pub(super) const DISABLED: u32 = 2;
 pub(super) const ON_STACK: u32 = 1;
 
-/// Whether a stack pointer lies in the stack.
+/// Whether a stack pointer is in the stack.
 pub(super) fn is_on(alternate: &Alternate, at: u64) -> bool {
     at > alternate.base && at - alternate.base <= alternate.size
 }

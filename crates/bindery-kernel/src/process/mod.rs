@@ -33,10 +33,10 @@
 //!
 //! # No preemption
 //! The kernel is not preempted, so code between two sleeps is atomic. Each call of the core that
-//! allocates is a sleep, since reclaim gives the CPU away in between, and each copy to or from a
-//! program is one. `docs/kernel.md` lists the consequences for each part. The locks of this
-//! directory only protect against their own holder: none is held across a sleep, or while another
-//! function takes the same lock.
+//! allocates is a sleep, because reclaim yields the CPU; so is each copy to or from a program.
+//! `docs/kernel.md` lists the consequences for each part. The locks of this directory only prevent
+//! use by their own holder: none is held across a sleep, or while another function takes the same
+//! lock.
 
 pub mod background;
 mod barriers;

@@ -276,7 +276,7 @@ fn raise(information: Information) {
     thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
 }
 
-/// Sends a signal of the kernel's own to a process (`SIGPIPE` to the running one, say).
+/// Sends a signal of the kernel to a process (such as `SIGPIPE` to the running one).
 pub fn send(process: &Arc<Process>, signal: u32) {
     // Standard signals always find room.
     let _ = send_information(process, None, Information::of_kernel(signal));

@@ -165,7 +165,7 @@ impl fmt::Display for VirtAddr {
 pub struct PhysAddr(pub u64);
 
 impl PhysAddr {
-    /// The frame that the address lies in; `None` from 16 TiB on, where frames have no number.
+    /// The frame of the address; `None` from 16 TiB on, where frames have no number.
     #[inline]
     pub const fn frame(self) -> Option<Frame> {
         let number = self.0 >> PAGE_SHIFT;
@@ -304,7 +304,7 @@ impl VirtRange {
         (0..self.pages()).map(move |page| VirtAddr(self.start.0 + (page << PAGE_SHIFT)))
     }
 
-    /// Whether `addr` lies in the range.
+    /// Whether `addr` is in the range.
     #[inline]
     pub const fn contains(self, addr: VirtAddr) -> bool {
         self.start.0 <= addr.0 && addr.0 < self.end.0
@@ -316,7 +316,7 @@ impl VirtRange {
         self.start.0 < other.end.0 && other.start.0 < self.end.0
     }
 
-    /// Whether every address of `other` lies in this range.
+    /// Whether every address of `other` is in this range.
     #[inline]
     pub const fn covers(self, other: Self) -> bool {
         self.start.0 <= other.start.0 && other.end.0 <= self.end.0

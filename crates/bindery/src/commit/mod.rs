@@ -56,8 +56,8 @@ pub enum Overcommit {
 /// The additional pages that a CPU takes from the word at once.
 const BATCH: i64 = 256;
 
-/// The most credit that a CPU keeps: 4 PiB. Without a limit on commitments, pages that one CPU
-/// commits and another returns would add up until the sum overflows.
+/// The maximum credit of a CPU: 4 PiB. Without a limit on commitments, pages that one CPU commits
+/// and another returns would add up until the sum overflows.
 const MOST: i64 = 1 << 40;
 
 /// Credit that its CPU must not use, under the lock.
@@ -209,7 +209,7 @@ impl CommitState {
     #[inline]
     fn take(&self, credits: &impl Credits, pages: i64, most: i64) -> bool {
         let taken = match credits.own() {
-            // A limit that was lowered may lie below what the word holds.
+            // A lowered limit may be less than the word.
             Some(own) => (most == ANY || self.word.load(Relaxed) <= most) && own.take(pages),
             None => self.raise(pages, most),
         };

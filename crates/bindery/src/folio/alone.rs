@@ -35,7 +35,7 @@ use crate::platform::Platform;
 /// The maximum of a note: it permits no walk.
 const ALL_EIGHTHS: u32 = 8;
 
-/// The most mappings of a folio of `pages` pages with which its note allows a walk.
+/// The maximum number of mappings of a folio of `pages` pages with which its note permits a walk.
 const fn allowed(pages: u32, note: u32) -> u32 {
     pages * (ALL_EIGHTHS - note) / ALL_EIGHTHS
 }
@@ -79,7 +79,7 @@ impl OtherMappings<'_> {
     /// by the locks of their tables.
     pub(crate) fn note(self, ours: u32) {
         if mappings_in(self.head.count.load(Relaxed)) <= ours {
-            // Only a reference prevented the reuse, which tells nothing for later.
+            // Only a reference prevented the reuse, which says nothing about later writes.
             return;
         }
         let pages = self.pages;

@@ -49,7 +49,7 @@ impl<'a> FolioBatch<'a> {
     }
 
     /// # Safety
-    /// 1. [`FolioBatch::has`] says yes to the number.
+    /// 1. [`FolioBatch::has`] returns true for the number.
     #[inline(always)]
     unsafe fn head(self, number: u64) -> &'a FrameMeta {
         debug_assert!(self.has(number), "no frame has the number {number}");
@@ -95,8 +95,8 @@ impl<'a> FolioBatch<'a> {
         (is_large && state & KIND_AND_ORDER == state_of(MetaKind::Folio, order)).then_some(order)
     }
 
-    /// As [`FolioBatch::try_lock_single`], of the folio of an order that
-    /// [`FolioBatch::large_order`] has said.
+    /// As [`FolioBatch::try_lock_single`], for a folio of the order that
+    /// [`FolioBatch::large_order`] returned.
     #[inline(always)]
     pub(crate) fn try_lock_large(self, number: u64, order: Order) -> Option<LockedHead<'a>> {
         if !self.has(number) || !self.has(number + 1) {

@@ -289,7 +289,7 @@ pub(super) const fn is_counted_for_object(word: u64) -> bool {
     word >> 63 != 0
 }
 
-/// Whether the `word` of a folio's head says that an anon group owns it.
+/// Whether the owner in the `word` of a folio's head is an anon group.
 #[inline]
 pub(super) const fn is_anonymous(word: u64) -> bool {
     word >> KIND_SHIFT == 1

@@ -34,7 +34,7 @@ enum Omit {
     OneAtATime,
     /// The lists are tried again after a drain that found nothing.
     TryAgain,
-    /// A refill tells of its frames before it unlocks the lists.
+    /// A refill publishes its frames before it unlocks the lists.
     NoteInside,
     /// A drain that found frames, and an allocation that did not, are repeated.
     Repeat,

@@ -182,7 +182,7 @@ impl<P: Platform> Locked<'_, P> {
         }
     }
 
-    /// Keeps no block of [`HUGE`] until the CPU asks for one again.
+    /// Keeps no block of [`HUGE`] until the CPU requests one again.
     pub(super) fn want_no_huge(&mut self) {
         self.runs.keeps_huge = false;
     }
@@ -240,7 +240,7 @@ impl<P: Platform> Locked<'_, P> {
 struct FreedRuns {
     /// The sum of all runs in the ring.
     held: u32,
-    /// Whether the CPU has asked for a block of [`HUGE`] since the front was last emptied.
+    /// Whether the CPU has requested a block of [`HUGE`] since the front was last emptied.
     keeps_huge: bool,
     /// A block of [`HUGE`], kept outside the ring.
     huge: Option<Frame>,

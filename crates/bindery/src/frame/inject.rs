@@ -60,7 +60,7 @@ impl Inject {
         self.left.store(after.unwrap_or(NEVER), Relaxed);
     }
 
-    /// Whether an allocation fails: asked once for each.
+    /// Whether an allocation fails. Called once for each.
     pub(super) fn fails(&self) -> bool {
         let exhausted = if self.once.load(Relaxed) { NEVER } else { 0 };
         let before = self.left.fetch_update(Relaxed, Relaxed, |left| match left {

@@ -64,7 +64,7 @@ const KIND_MASK: u32 = 0xf;
 pub(crate) const ORDER_SHIFT: u32 = 4;
 /// The bits of `state` that hold the order, or a table's level.
 pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
-/// The bits of `state` that say what a frame is.
+/// The bits of `state` that encode the kind of a frame.
 pub(crate) const KIND_AND_ORDER: u32 = KIND_MASK | ORDER_MASK;
 /// Bit lock of a table.
 pub(crate) const LOCK: u32 = 1 << 8;

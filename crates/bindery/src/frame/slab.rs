@@ -49,8 +49,8 @@ struct Shape {
     count: u16,
 }
 
-/// The frame in which an object of a slab lies. Only the address of `object` counts: a pointer made
-/// of a reference may reach no further than the object.
+/// The frame that contains an object of a slab. Only the address of `object` counts: a pointer made
+/// from a reference may reach no further than the object.
 ///
 /// # Safety
 /// 1. A live object of a slab has the address.

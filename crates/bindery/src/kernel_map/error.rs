@@ -37,7 +37,7 @@ pub enum KernelMapError {
     BadFrames,
     /// The permissions allow no access, or user mode, or execution of device memory.
     BadPermissions,
-    /// The architecture has no such type of memory.
+    /// The architecture lacks this memory type.
     NoSuchMemoryType,
     /// Physical memory ran out.
     OutOfMemory,

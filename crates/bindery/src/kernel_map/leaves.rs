@@ -143,7 +143,7 @@ impl<'k, P: Platform> Walk<'k, '_, P> {
             return Err(());
         }
         if map.reach.is_page() {
-            // Each entry is checked, made and stored by itself.
+            // Each entry is checked, made and stored separately.
             for (word, ahead) in words.iter().zip(0..) {
                 word.store(leaves.leaf(first.plus(ahead), level).0, Ordering::Relaxed);
             }

@@ -72,7 +72,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Handles a fault of the kernel at `at`, for an access that needs `needed`: waits while the
-    /// address is paused, and says whether to retry.
+    /// address is paused, and returns whether to retry.
     ///
     /// Call it only for faults that the tables explain: not mapped, or no permission. (For an
     /// alignment fault or an external abort of AArch64 the answer would be "retry" forever.)
@@ -170,7 +170,7 @@ impl<P: Platform> KernelMap<'_, P> {
 /// permissions. The CPU that changed the entry invalidates it on all CPUs. But it may not have
 /// begun that, or may be waiting for this very CPU, whose fault handler runs with interrupts off:
 /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
-/// 2. CPU A makes the entry again, and asks B to forget the old one.
+/// 2. CPU A makes the entry again, and tells B to drop the old one.
 /// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
 fn flush_local<P: Platform>(map: &KernelMap<'_, P>, at: VirtAddr) {
     let start = at.align_down(PAGE_SIZE).0;
@@ -222,7 +222,7 @@ fn next_piece<P: Platform>(
     }
 }
 
-/// The part of a leaf at `index` of a table that lies in the range.
+/// The part of a leaf at `index` of a table that is in the range.
 fn piece<A: Arch>(
     leaf: Entry,
     level: Level<A>,

@@ -50,7 +50,7 @@ struct LeafStretch<'k, A: Arch> {
     until: EntryIndex,
     /// The address of the first.
     base: u64,
-    /// The entries that lie entirely in the range of the change.
+    /// The entries that are entirely in the range of the change.
     inside: Range<EntryIndex>,
     /// The new attributes of leaves inside, without their frames, if permissions change.
     new: Option<Entry>,

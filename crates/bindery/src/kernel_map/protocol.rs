@@ -218,7 +218,7 @@ pub(super) fn detach<T: KernelTree>(
             // SAFETY: 1. just read in `table`.
             let child = unsafe { tree.below(T::Arch::frame(entry)) };
             let start = at.align_down(span).0;
-            // Saturating: no area lies above the table of the highest addresses.
+            // Saturating: no area is above the table of the highest addresses.
             let end = start.saturating_add(span);
             if free.start().0 <= start && end <= free.end().0 && level < T::Arch::ROOT {
                 // Relaxed: the areas' lock orders it before any later reservation under the table.

@@ -26,7 +26,7 @@ use super::leaves::{LeafRun, Leaves};
 use super::protocol::{self, KernelTree, MapTables};
 use super::{KernelMap, KernelMapError};
 
-/// The most table levels that an architecture has.
+/// The maximum number of table levels of any architecture.
 const MAX_LEVELS: usize = 5;
 
 /// A walk of a map: the tables from the root down to `level` that lead to `at`.

@@ -45,7 +45,7 @@ impl DirtyLimit {
         self.limit.load(Relaxed)
     }
 
-    /// Sets the limit. A lower one stores nothing by itself.
+    /// Sets the limit. A lower limit does not store any pages.
     pub fn set_limit(&self, pages: u64) {
         self.limit.store(pages, Relaxed);
     }

@@ -53,8 +53,8 @@ impl RecordKind {
         Self::DetachedBatch,
     ];
 
-    /// The slab of the kind. Kinds that calls and faults of one program allocate again and again
-    /// have magazines.
+    /// The slab of the kind. Kinds that calls and faults of one program allocate frequently have
+    /// magazines.
     const fn new_slab<P: Platform>(self) -> Slab<Opaque, P> {
         match self {
             Self::Vma => Slab::with_magazine(0),

@@ -59,7 +59,7 @@ pub(super) struct TransferEnd<W = AtomicU32> {
 /// Its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Settled {
-    /// As the pager's answer says.
+    /// The result in the pager's answer.
     Answered = 1,
     /// The page index had no memory for them.
     NoMemory = 2,

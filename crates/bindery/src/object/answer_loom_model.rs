@@ -42,7 +42,7 @@ struct World {
     omit: Omit,
     answer: Answer<AtomicU32>,
     end: TransferEnd<AtomicU32>,
-    /// 1 while the answer lies with the memory.
+    /// 1 while the memory has the answer.
     answers: AtomicU32,
     completions: Completions<AtomicU32>,
     sleepers: Sleepers,

@@ -1,8 +1,8 @@
 //! [`Fetch`]: asks the pager for pages.
 //!
 //! A fetch takes the largest folio that fits around the page, and others for the pages after it
-//! that are expected to be used, up to [`super::read_buffer::FOLIOS`]. If memory or the pager
-//! refuses them, it asks for less.
+//! that are expected to be used, up to [`super::read_buffer::FOLIOS`]. If there is no memory for
+//! them or the pager fails, it requests fewer.
 
 use crate::Memory;
 use crate::addr::{Order, Orders, PageRange};
@@ -145,7 +145,7 @@ impl Fetch {
         index.get(self.page).is_none() && pages.end <= pages_of(size)
     }
 
-    /// The folios of a read that nothing has asked for.
+    /// The folios of a read that no access has requested.
     fn rest_of<P: Platform>(&self, read: &NewRead<'_, '_, P>) -> Option<PageRange> {
         if self.ahead <= self.needed {
             return None;
@@ -230,7 +230,7 @@ impl Fetch {
     }
 }
 
-/// Marks folios that nothing has asked for, if the pager has kept the request.
+/// Marks folios that no access has requested, if the pager has kept the request.
 fn mark_rest(object: &ObjectState, rest: Option<PageRange>, kept: RequestKept) {
     if let (Some(rest), RequestKept::Yes) = (rest, kept) {
         object.ahead.set(rest);

@@ -38,7 +38,7 @@ use super::in_flight::{FlightRecord, Ticket};
 use super::save::{Rules, SaveBatch, Saved};
 use super::write_request::{PageWrite, WriteRequest};
 
-/// The most runs of a batch: the record fits into a slab.
+/// The maximum number of runs in a batch: the record fits into a slab.
 const RUNS: usize = 7;
 
 type Writes = ArrayVec<PageWrite<'static>, RUNS>;

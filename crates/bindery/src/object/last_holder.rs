@@ -60,8 +60,8 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
             Leave::Left => break,
             Leave::Unsaved(found) => {
                 let all = PageRange { first: 0, end: PAGE_LIMIT };
-                // A pager that lacks memory is asked again, after reclaim. A program is not ended
-                // for it: its end may be this call.
+                // A pager that lacks memory is called again, after reclaim. No program is ended for
+                // it: its end may be this call.
                 let save = || sync::save(memory, object, all, sync::Until::End);
                 let _ = memory.retry_without_hook(save);
                 // Before the object leaves: an open must not wait for reads that nothing needs.

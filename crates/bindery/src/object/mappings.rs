@@ -18,7 +18,7 @@ const TABLES: u64 = 512;
 /// The treatment of the copies that private mappings have made of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MappingCopies {
-    /// They are dropped too: the object has no such pages any more.
+    /// They are dropped too: the object no longer has these pages.
     Dropped,
     /// They stay with the program.
     Kept,

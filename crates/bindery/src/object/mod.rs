@@ -179,7 +179,7 @@ pub(crate) use {
     state::{ObjectState, map_removed},
 };
 
-/// The most bytes that an object can have, as on Linux.
+/// The maximum size of an object in bytes, as on Linux.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 /// A handle to shared memory or a file, like a kernel's open file description. Clones are handles

@@ -363,7 +363,7 @@ pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, read: NonNull<Page
 pub(super) struct FollowedRead<'m, P: Platform> {
     memory: &'m Memory<P>,
     read: NonNull<PageRead>,
-    /// The number of pages that the pager was asked for.
+    /// The number of requested pages.
     pub(super) pages: u64,
 }
 

@@ -222,7 +222,7 @@ pub(crate) fn get_ahead<P: Platform>(
 /// pages are writable; otherwise:
 /// 1. CPU A marks page 3;
 /// 2. CPU B saves the object: clears the mark, removes write permission, stores the page;
-/// 3. CPU A lets page 3 be written, and no later `sync` saves the write.
+/// 3. CPU A allows writes to page 3, and no later `sync` saves the write.
 ///
 /// # Errors
 /// If one of the pages is being stored, the end of that, to wait for before retrying. None is

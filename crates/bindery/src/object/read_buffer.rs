@@ -73,7 +73,7 @@ impl<'a> ReadBuffer<'a> {
     /// assert_eq!(&bytes, b"ab\0\0\0");
     /// ```
     ///
-    /// A pager may fill the buffer that the core gave to it from the one that `read` gets:
+    /// A pager may fill the core's buffer from the one that `read` gets:
     ///
     /// ```
     /// fn read(into: &mut bindery::ReadBuffer<'_>) {

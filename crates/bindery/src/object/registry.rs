@@ -126,8 +126,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         object.try_hold()
     }
 
-    /// Gives up a holder. The last one of a file stays until its pages are saved: `saved` is what
-    /// the call before has said.
+    /// Drops a holder. The last one of a file stays until its pages are saved: `saved` is the
+    /// result of the previous call.
     ///
     /// # Safety
     /// 1. The caller is one of the holders counted. For any result but [`Leave::Unsaved`] it gives

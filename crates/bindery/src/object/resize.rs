@@ -188,7 +188,7 @@ impl<P: Platform> Object<'_, P> {
         let (memory, object) = (self.memory, self.state());
         let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
         if first > after {
-            // Both ends lie in one page.
+            // Both ends are in one page.
             pages::zero_part(memory, object, offset, end, proof.rest_stays());
             return;
         }

@@ -1,4 +1,4 @@
-//! Seals: changes of an object that are forbidden for good (`fcntl(2)`, `F_ADD_SEALS`).
+//! Seals: permanently forbidden changes of an object (`fcntl(2)`, `F_ADD_SEALS`).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -28,7 +28,7 @@ fn rules_up_to(end: u64) -> Rules {
     Rules { end, turn: u64::MAX, most: PAGES, tried: Tried::Once }
 }
 
-/// The number of changes of one page that a sync in steps lets pass before it makes the next ones
+/// The number of changes of one page for which a sync in steps waits before it makes the next ones
 /// wait.
 const PATIENCE: u32 = 8;
 
@@ -236,7 +236,7 @@ pub(crate) struct FollowedSave<'m, P: Platform> {
     save: Save,
     /// The batch that it has begun.
     batch: Option<FollowedBatch<'m, P>>,
-    /// The number of changes of the next page that it has let pass.
+    /// The number of changes of the next page for which it has waited.
     passed: u32,
 }
 

@@ -112,7 +112,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             if mapped == Mapped::Nowhere {
                 entries = hit.range.pages();
                 let met = look::mapped_pages(&hit.page_table, hit.range, folio);
-                // A folio that lies in two tables has a run in each, and no run is all of it.
+                // A folio in two tables has a run in each, and neither run is all of it.
                 let span = P::Arch::PMD.span();
                 let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);
                 if met >= mappings && table.pages() << PAGE_SHIFT <= span {

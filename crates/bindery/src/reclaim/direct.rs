@@ -14,7 +14,7 @@ use crate::platform::Platform;
 /// The number of pages that the first round tries to free; each later round may try twice the last
 /// number.
 const FIRST_ROUND: u64 = 32;
-/// Rounds before a call fails: together they may ask for more than 2 million pages.
+/// Rounds before a call fails: together they may request more than 2 million pages.
 const ROUNDS: u32 = 16;
 
 impl<P: Platform> Memory<P> {

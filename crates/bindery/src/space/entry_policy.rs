@@ -1,4 +1,5 @@
-//! The permissions that a mapping gives its entries: for faults, and for the calls that change it.
+//! The permissions that entries get from their mapping: for faults, and for the calls that change
+//! it.
 
 use crate::table::protect::{EntryPolicy, Watched, Writable};
 use crate::vma::{MappingFlags, Vma};

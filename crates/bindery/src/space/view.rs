@@ -264,8 +264,7 @@ impl<P: Platform> FolioView<'_, P> {
         self.memory.frames.folio(self.folio).is_of_object()
     }
 
-    /// Whether its own state says that it was written since it was saved. The dirty bits of entries
-    /// are not considered.
+    /// Whether its own state is dirty. The dirty bits of entries are not considered.
     #[inline]
     pub fn is_dirty(&self) -> bool {
         self.memory.frames.folio(self.folio).is_dirty()

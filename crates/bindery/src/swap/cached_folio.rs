@@ -111,7 +111,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     /// 2. the first process drops a page of its part, and the slot is free if the other has dropped
     ///    it too;
     /// 3. it writes to a new page at that address, which is swapped out to the same slot.
-    // Always: each fault on a page in swap asks it.
+    // Always inlined: each fault on a page in swap calls it.
     #[inline(always)]
     pub(crate) fn pages_in_cache(&self, first: u32, count: u32) -> u32 {
         // Read after the table's lock: the slot was free before the entry was stored.

@@ -1,4 +1,4 @@
-//! Folios taken back from a device, under loom: the code of [`super::requests`] and of the folio's
+//! Folios taken over from a device, under loom: the code of [`super::requests`] and of the folio's
 //! lock, and the steps of [`super::take_over`].
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.

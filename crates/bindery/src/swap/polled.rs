@@ -134,7 +134,7 @@ enum Lock {
 /// that finishes a request.
 const PATIENCE: u32 = 128;
 
-/// The state of the folio's lock. A write that the device allows to be overtaken is taken back.
+/// The state of the folio's lock. If the device allows it, a write is taken over.
 fn look_at<P: Platform>(memory: &Memory<P>, held: &FolioRef<'_, P>) -> Lock {
     let handle = memory.frames.folio(**held);
     for _ in 0..PATIENCE {

@@ -72,7 +72,7 @@ pub(crate) fn allocate_slots<P: Platform>(
     most: u32,
 ) -> Option<SlotRun> {
     let areas = &memory.swap.areas;
-    // Also below: other CPUs write the lists of a stopped area, which has no slots to give.
+    // Also below: other CPUs write the lists of a stopped area, from which no slots are allocated.
     let is_usable = |area: &SlotArea<P>| area.is_on() && area.may_allocate();
     let mut below = i32::MAX;
     loop {

@@ -363,7 +363,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         VirtRange::raw(self.range.start().0, self.at.min(self.range.end().0))
     }
 
-    /// The table under which all of the range lies.
+    /// The table that covers all of the range.
     pub(crate) fn cover(&self) -> Node<P::Arch, Table<'a>> {
         self.cover
     }

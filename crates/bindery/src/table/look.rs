@@ -91,8 +91,8 @@ pub(crate) fn mapped_pages<P: Platform>(
     pages
 }
 
-/// Calls `f` for every entry that covers a part of `range`, in rising order, until it says false.
-/// One call for each leaf, absent entry, and empty entry of the lowest table that exists.
+/// Calls `f` for every entry that covers a part of `range`, in rising order, until it returns
+/// false. One call for each leaf, absent entry, and empty entry of the lowest table that exists.
 pub(crate) fn look<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,

@@ -28,7 +28,7 @@ impl RunLimit {
         Reach::Table,
     );
 
-    /// The limit that a benchmark or a test asks for.
+    /// The limit that a benchmark or a test requests.
     #[cfg(feature = "baseline")]
     pub(crate) fn of(reach: Reach) -> Self {
         Self(reach)

@@ -148,7 +148,7 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
     }
 }
 
-/// The frame of the first page that the run maps, in a VMA whose leaves say `attributes`, and
+/// The frame of the first page that the run maps, in a VMA whose leaves have `attributes`, and
 /// whether one was used.
 fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, bool)> {
     match run.what {

@@ -22,7 +22,7 @@ use super::run;
 use super::zap_rmap::{absent_run, drop_suspended_few, release_absent};
 use super::{PageTable, ReadSection, Table};
 
-/// The most pages that are few: a folio of 64 KiB.
+/// The maximum number of pages for this path: a folio of 64 KiB.
 const FEW: u64 = 16;
 
 /// A table of level 1 that is locked without a cursor. The lock ends when it is dropped.

@@ -106,7 +106,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
         self.state().faults(self.memory.platform())
     }
 
-    /// The number of times that forks and unmappings have asked whether they have prepared a
+    /// The number of times that forks and unmappings have checked whether they have prepared a
     /// message for it.
     #[cfg(any(test, feature = "measure"))]
     pub fn times_asked(&self) -> u64 {

@@ -264,7 +264,7 @@ impl<W: Word<u32>> Queues<W> {
         Ok(Some(content))
     }
 
-    /// Removes a waiter, and lets its thread continue.
+    /// Removes a waiter, and wakes its thread.
     fn end(&mut self, node: &Waiter<W>, how: u32, wake: impl FnOnce(*const W)) {
         self.take(node);
         let word = &raw const node.word;

@@ -47,7 +47,7 @@ struct LastNotice {
     call: AtomicU64,
     /// The child's state, if the call is a fork. It lives as long as the call's list of messages.
     child: AtomicPtr<UserfaultState>,
-    /// The number of calls that have asked.
+    /// The number of calls that have checked.
     #[cfg(any(test, feature = "measure"))]
     asked: AtomicU64,
 }
@@ -217,7 +217,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.last_notice.call.store(call, Ordering::Relaxed);
     }
 
-    /// The number of times that calls have asked whether they have prepared a message for it.
+    /// The number of times that calls have checked whether they have prepared a message for it.
     #[cfg(any(test, feature = "measure"))]
     pub(super) fn times_asked(&self) -> u64 {
         self.last_notice.asked.load(Ordering::Relaxed)

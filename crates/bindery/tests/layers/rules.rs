@@ -62,7 +62,7 @@ pub(crate) fn stray_methods(source: &Path) -> Vec<String> {
     found
 }
 
-/// The most lines that the body of a forward has.
+/// The maximum number of lines in the body of a forward.
 pub(crate) const FORWARD: usize = 5;
 
 /// Methods of the standard library that a higher layer defines as well.

@@ -1,5 +1,5 @@
-//! Folios that are freed, locked and given away past their types: none of it compiles. A module of
-//! `space`, as `space.rs`, which says how to read the pairs.
+//! Folios that are freed, locked and released in violation of their types: none of it compiles. A
+//! module of `space`, as `space.rs`, which explains how to read the pairs.
 
 use crate::addr::Frame;
 use crate::folio::{
@@ -124,7 +124,7 @@ pub(crate) fn overwrite_owner<P: Platform>(frames: &Frames<P>, fresh: &FreshFoli
     let _ = frames.folio(**fresh).set_owner(LiveOwner::NONE, FolioIndex::NONE); //~ E0599
 }
 
-/// The number of a folio drops no hold, but where the caller says whose hold that is.
+/// Holds of a folio are dropped by number only if the caller states whose hold it is.
 pub(crate) fn release_number<P: Platform>(frames: &Frames<P>, held: FolioRef<'_, P>) {
     let folio = *held;
     #[cfg(not(lock_violations = "moves"))]

@@ -105,7 +105,7 @@ pub(crate) fn outlive<P: Platform>(vmas: &VmaIndex<P>) {
     let _ = (drop(guard), found.map(Vma::start)); //~ E0505
 }
 
-/// A fault gives its VMA up before it waits, and does not use the VMA afterwards.
+/// A fault releases its VMA before it waits, and does not use the VMA afterwards.
 pub(crate) fn fault_unlocked<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaReadGuard<'_, P>) {
     let fault = Fault::new(space, vma.vma(), VirtAddr(0), Access::Read);
     #[cfg(not(lock_violations = "moves"))]
@@ -172,7 +172,7 @@ pub(crate) fn sleep<P: Platform>(space: &AddressSpace<'_, P>, waits: [Wait; 3]) 
     let _ = (call.wait(third), drop(cursor)); //~ E0502
 }
 
-/// The wait for a handler does not outlive the message, which lies in the frame of the call.
+/// The wait for a handler does not outlive the message, which is in the stack frame of the call.
 pub(crate) fn handler_outlived<P: Platform>(
     platform: &P,
     state: &UserfaultState,
@@ -432,7 +432,7 @@ pub(crate) fn give_up<P: Platform>(
 }
 
 /// The attributes of a VMA without access make no leaf: only `Arch::page_entry` turns attributes
-/// into an entry, and asks whether they allow something.
+/// into an entry, and checks whether they permit something.
 pub(crate) fn leaf<P: Platform>(frame: Frame, attributes: Attributes) -> Entry {
     #[cfg(not(lock_violations = "types"))]
     return P::Arch::page_entry(frame, Level::PTE, attributes);

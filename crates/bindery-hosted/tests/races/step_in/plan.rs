@@ -47,7 +47,7 @@ impl Tally {
 /// The runs of one architecture.
 struct Plan<A: Walk> {
     operations: Vec<Operation<A>>,
-    /// The number of steps of each call by itself.
+    /// The number of steps of each call when it runs alone.
     steps: Vec<u32>,
     folio_order: u8,
     pairs: BTreeMap<(usize, usize), Tally>,

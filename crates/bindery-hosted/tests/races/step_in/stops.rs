@@ -329,7 +329,7 @@ pub fn relaxes() {
     }
 }
 
-/// The calling thread is about to sleep, if `unchanged` still says so once it may.
+/// The calling thread is about to sleep, if `unchanged` still returns true once it may.
 pub fn parks(unchanged: impl Fn() -> bool) {
     pass(Step::Park);
     if unchanged() {

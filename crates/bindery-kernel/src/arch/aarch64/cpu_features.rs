@@ -11,7 +11,7 @@ use aarch64_cpu::registers::{
     Readable,
 };
 
-/// A field of an identification register: its lowest bit, the least value that means the
+/// A field of an identification register: its lowest bit, the minimum value that means the
 /// capability, and the bit of the capability (Linux, arch/arm64/include/uapi/asm/hwcap.h).
 type Field = (u32, u64, u32);
 

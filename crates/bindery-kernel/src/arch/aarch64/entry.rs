@@ -1,6 +1,7 @@
 //! Entry from a program into the kernel and return to it: the vector table.
 //!
-//! All registers of the program lie at the top of the thread's kernel stack as [`Registers`].
+//! All registers of the program are stored at the top of the thread's kernel stack as
+//! [`Registers`].
 
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
@@ -61,10 +62,10 @@ global_asm!(
     b       return_to_program
     .endm
 
-    // A fault on an overrun stack would only fault again: first the MMU is asked whether the word
-    // right below the stack pointer, which may be the stack's end, is mapped, and then the words
-    // further down. SP_EL0 is free here, since a program's is saved in its registers; nothing else
-    // uses PAR_EL1.
+    // A fault on an overflowed stack would only fault again. So the entry code first asks the MMU
+    // whether the word right below the stack pointer, which may be the stack's end, is mapped, and
+    // then checks the words further down. SP_EL0 is free here, because the program's is saved in
+    // its registers; nothing else uses PAR_EL1.
     .macro  from_kernel number
     .balign 128
     msr     sp_el0, x0

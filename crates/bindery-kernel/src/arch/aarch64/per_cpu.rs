@@ -7,7 +7,7 @@ pub fn begin(number: u64) {
     TPIDR_EL1.set(number);
 }
 
-/// The CPU that asks.
+/// The number of the calling CPU.
 #[inline]
 pub fn cpu() -> u16 {
     TPIDR_EL1.get() as u16

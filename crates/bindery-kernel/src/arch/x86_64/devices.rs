@@ -1,4 +1,4 @@
-//! The devices whose registers lie in memory.
+//! The devices with memory-mapped registers.
 
 use crate::memory::map_device;
 

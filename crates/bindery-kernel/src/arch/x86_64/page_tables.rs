@@ -25,7 +25,7 @@ use super::{EntryFormat, cpu_features, tlb};
 const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
-/// The bytes that the boot tables map; new tables have to lie in them.
+/// The bytes that the boot tables map; new tables have to be within them.
 const REACH: u64 = 1 << 30;
 
 /// The maximum size of the direct map: one entry of the root.
@@ -113,7 +113,8 @@ impl Tables {
     }
 }
 
-/// Lays the kernel's tables and loads them. Takes memory for them, and says so in `reserved`.
+/// Builds the kernel's tables and loads them. Allocates memory for them, and records it in
+/// `reserved`.
 pub fn begin(information: &mut Information) -> Tables {
     for memory in &mut information.memory {
         memory.end = memory.end.min(MOST);

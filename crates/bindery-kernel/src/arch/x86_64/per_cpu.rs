@@ -137,8 +137,8 @@ fn pointer<T>(table: *const T) -> DescriptorTablePointer {
 /// The entry of system calls, on all CPUs.
 static SYSTEM_CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the gates and sets the first CPU up. `system_calls` is where those lead, and `exceptions`
-/// gives it for a vector.
+/// Makes the gates and sets up the first CPU. `system_calls` is the entry of system calls;
+/// `exceptions` returns that of a vector.
 pub fn begin(system_calls: u64, exceptions: impl Fn(usize) -> u64) {
     SYSTEM_CALLS.store(system_calls, Ordering::Relaxed);
     const BREAKPOINT: usize = 3;
@@ -174,7 +174,7 @@ fn gate(handler: u64, stack: u64, privilege: PrivilegeLevel) -> u128 {
     u128::from(low) | u128::from(handler >> 32) << 64
 }
 
-/// The CPU that asks.
+/// The number of the calling CPU.
 #[inline]
 pub fn cpu() -> u16 {
     let number: u32;

@@ -86,8 +86,8 @@ const RED_ZONE: u64 = 128;
 const HAS_HEADER: u64 = 1;
 const STACK_SEGMENT: u64 = 6;
 
-/// The words at the end of the legacy image that say what lies behind it (`struct
-/// _fpx_sw_bytes`), and the word behind it all.
+/// The words at the end of the legacy image that describe the state behind it (`struct
+/// _fpx_sw_bytes`), and the word behind all of it.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Description {

@@ -153,7 +153,7 @@ fn legacy_call(_number: u32, _arguments: [u64; 6]) -> Option<Outcome> {
     None
 }
 
-/// Reads or writes, as the call's number says.
+/// Reads or writes, depending on the call's number.
 fn move_bytes(
     number: u32,
     descriptor: i32,

@@ -58,7 +58,7 @@
 //! 1. A reader that looks for C is on A.
 //! 2. The writer removes A and inserts it again, after C.
 //! 3. The reader reads A's new link and has passed C without seeing it. If A were moved to the
-//!    front again and again, the reader would walk forever.
+//!    front repeatedly, the reader would walk forever.
 //!
 //! *Unlinking stores with Release too:*
 //! 1. One CPU inserts C.

@@ -118,7 +118,7 @@ fn read_owner_at_once(world: &World) {
     });
 }
 
-/// A device writes the folio, which is taken back and stays unmapped.
+/// A device writes the folio. A fault takes the lock over, and the folio stays unmapped.
 fn reclaim_lock(world: &World) {
     world.with_lock_of_request(FIRST, || {});
 }

@@ -52,7 +52,7 @@ pub(super) enum Omit {
     LockOwner,
     /// A CPU that takes the last mapping away leaves the owner.
     Orphan,
-    /// The mark of an orphan is asked for before the lock is given back, not together with it.
+    /// The mark of an orphan is checked before the lock is released, not in the same step.
     MarkWithLock,
     /// A CPU that removes the last mapping holds no reference while it removes the owner.
     KeepToOrphan,

@@ -21,7 +21,7 @@ fn excessive_counts_and_references_are_answers() {
     assert!(frames.folio(folio).other_mappings().may_be_none(16), "the reference is not noted");
 }
 
-/// One of two processes gives up its pages one by one while the other keeps `others`.
+/// One of two processes unmaps its pages one by one while the other keeps `others`.
 fn walks(order: Order, others: u32) -> u32 {
     let frames = new_frames(2048);
     let folio = frames.new_folio(order).unwrap().leave();

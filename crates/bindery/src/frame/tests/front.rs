@@ -180,7 +180,7 @@ fn a_double_free_in_a_front_is_found() {
     frames.check_free_lists().unwrap();
 }
 
-/// The block of 2 MiB that CPU 0 uses again and again.
+/// The block of 2 MiB that CPU 0 uses repeatedly.
 fn with_huge_block(frames: &Frames<Machine>) -> Frame {
     let block = take(frames, HUGE).unwrap();
     free_run(frames, block, HUGE.pages());

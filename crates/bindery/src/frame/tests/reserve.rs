@@ -1,4 +1,5 @@
-//! The frames that are kept for reclaim: exact, and asked for by every way to a frame.
+//! The frames that are reserved for reclaim: the number is exact, and every allocation of a frame
+//! respects it.
 
 use std::boxed::Box;
 use std::thread;

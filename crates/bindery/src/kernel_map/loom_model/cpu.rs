@@ -194,7 +194,7 @@ impl Cpu {
         self.world.with(&self.world.areas, |areas| areas.retain(|area| !purged(area)));
     }
 
-    /// `Platform::invalidate_kernel`: a CPU is asked between two accesses, never inside one.
+    /// `Platform::invalidate_kernel`: a CPU is interrupted between two accesses, never inside one.
     fn invalidate(&self, range: VirtRange, tables: Tables) {
         for tlb in &self.world.tlbs {
             self.world.with(tlb, |tlb| {

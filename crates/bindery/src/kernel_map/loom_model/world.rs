@@ -44,7 +44,7 @@ pub(super) enum Omit {
     Release,
     /// Tables are installed by a plain store.
     Exchange,
-    /// Tables are detached although areas lie under them.
+    /// Tables are detached although there are areas under them.
     AskWhetherFree,
     /// Empty entries are written again.
     LeaveEmpty,

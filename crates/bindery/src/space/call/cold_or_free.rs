@@ -86,7 +86,7 @@ fn clear_use_of_cut_folios<P: Platform>(
         if !whole && !split_if_alone(op.edit.table(), range.start()) {
             continue;
         }
-        // Pages of another folio may lie between pages of this one.
+        // Pages of another folio may be between pages of this one.
         let all = folio_range(vma, range.start(), number, folio).intersection(part);
         op.edit.clear_use(all, bits, |found, run| {
             found.is_some_and(|found| {

@@ -160,7 +160,7 @@ fn remove_contents<P: Platform>(
                 return Err(error);
             }
             let object = space.object_of(vma).ok_or(Error::Invalid)?;
-            // Saturated, the offset lies behind the largest object: `Invalid`, as on Linux.
+            // Saturated, the offset is beyond the maximum size: `Invalid`, as on Linux.
             let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
             (object, offset, part.len())
         };

@@ -61,7 +61,7 @@ impl<'o> MapSource<'o> {
     }
 }
 
-/// The flags of all mappings of the object, besides those that the request asks for.
+/// The flags of all mappings of the object, besides the requested ones.
 fn object_flags(object: &ObjectState) -> MappingFlags {
     if object.is_secret() {
         MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP

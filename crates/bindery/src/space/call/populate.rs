@@ -388,7 +388,7 @@ pub(in crate::space) fn populate_frames<P: Platform>(
     done.map(|_| ()).map_err(|error| error_at(at, error))
 }
 
-/// Faults the missing pages from `at` to `end` in, and advances `at`. They lay in one mapping when
+/// Faults in the missing pages from `at` to `end`, and advances `at`. They were in one mapping when
 /// it was looked up.
 #[inline]
 fn fill<P: Platform>(

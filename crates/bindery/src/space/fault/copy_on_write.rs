@@ -45,8 +45,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         alone
     }
 
-    /// Marks a folio as exclusive, and gives it to `owner`, the anon group of this VMA. The caller
-    /// has found all of its mappings in the VMA, and has locked their tables.
+    /// Marks a folio as exclusive, and sets its owner to `owner`, the anon group of this VMA. The
+    /// caller has found all of its mappings in the VMA, and has locked their tables.
     #[inline(always)]
     pub(super) fn take_over(&self, folio: Folio, owner: OwnerMark) {
         let pages = folio.pages();

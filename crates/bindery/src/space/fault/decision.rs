@@ -83,8 +83,8 @@ pub(super) enum Decision {
     NotifyWrite,
     /// Make all pages of the folio writable that are exclusive, or shared on purpose.
     Reuse,
-    /// If no other process maps the folio, do as the decision for an exclusive one says; otherwise,
-    /// copy the page.
+    /// If no other process maps the folio, do what an exclusive one requires; otherwise, copy the
+    /// page.
     Claim,
 }
 

@@ -213,7 +213,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         slots: SlotRun,
     ) -> Result<Stepped, UnreadSlot> {
         let (folio, place, page) = (locked.folio(), slots.place(), self.page);
-        // The folio may have pages below the one of the fault: the address tells the number.
+        // The folio may have pages below the one of the fault: the address determines the number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
         let cached = CachedPage { folio: locked.locked(), place, number: inside as u32 };
         let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
@@ -224,7 +224,7 @@ impl<P: Platform> Fault<'_, '_, P> {
 
 /// The reason why nothing was read.
 enum UnreadSlot {
-    /// The slots are not as the entries said.
+    /// The slots are not those of the entries.
     Slots,
     /// The device has lost the content.
     Content,

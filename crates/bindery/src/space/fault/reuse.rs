@@ -36,7 +36,7 @@ use super::Resolved;
 use super::copy_on_write::folio_range;
 use super::slow::Fault;
 
-/// The most base pages that one fault makes writable ahead of their writes.
+/// The maximum number of base pages that one fault makes writable ahead of their writes.
 const MOST_AHEAD: usize = 64;
 
 impl<P: Platform> Fault<'_, '_, P> {
@@ -114,7 +114,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         Some(())
     }
 
-    /// Counts what was done, and lets the program repeat the access.
+    /// Updates the counts. The program then repeats the access.
     #[inline(always)]
     fn finish_reuse(&self, section: &ReadSection<'_, P>, counts: &Counts) {
         let page_table = self.page_table();

@@ -81,7 +81,7 @@ pub(super) fn fault_slow<P: Platform>(
         if access == Access::Write && !flags.contains(MappingFlags::SHARED) {
             if fault.vma.group_pointer().is_none() {
                 if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
-                    // As on Linux, an access to a guard gives the mapping no anon group.
+                    // As on Linux, an access to a guard does not give the mapping an anon group.
                     return Err(FaultError::NotMapped.into());
                 }
                 // Once for each mapping: the mutex guards its anon group.

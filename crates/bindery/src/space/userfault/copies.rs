@@ -50,8 +50,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         run::count_empty(&space.page_table.entries(found.table)[first.positions(pages)])
     }
 
-    /// Maps fresh folios of one page at the beginning of `range`, which lies in one table, as far
-    /// as the entries are empty. Returns their number.
+    /// Maps fresh folios of one page at the beginning of `range`, which is in one table, as far as
+    /// the entries are empty. Returns their number.
     ///
     /// # Safety
     /// 1. The caller has left the folios ([`FreshFolio::leave`]), and takes the first ones, as many

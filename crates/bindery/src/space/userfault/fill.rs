@@ -93,8 +93,7 @@ impl From<Error> for PartialFill {
     }
 }
 
-/// Supplies what pages are filled with: gets the offset from the beginning, and a buffer that lies
-/// in one page.
+/// Supplies the content of pages: gets the offset from the beginning, and a buffer within one page.
 ///
 /// ```
 /// use bindery::FillSource;

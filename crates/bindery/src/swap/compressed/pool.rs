@@ -126,7 +126,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
                     extents.push(extent);
                 }
                 Err(error) => {
-                    // Pieces before the last lie in shared frames, which do not become empty.
+                    // Pieces before the last are in shared frames, which do not become empty.
                     extents.iter().for_each(|extent| _ = self.clear(*extent));
                     return Err(error);
                 }

@@ -129,7 +129,7 @@ fn write_twice(world: &World) {
     write(world);
 }
 
-/// Checks twice whether the readers have left, and gives up otherwise.
+/// Checks twice whether the readers have left, and fails otherwise.
 fn write_if_free(world: &World) {
     let mut left = 2;
     let again = || {

@@ -409,7 +409,7 @@ impl Cpu {
         self.with_vma(number, || self.operate(pages(number, 1)));
     }
 
-    /// `munmap` of the VMA, with what lies around it in `range`.
+    /// `munmap` of the VMA, with the surrounding `range`.
     pub(super) fn unmap(&self, range: VirtRange) {
         self.change_vma(pages(0, 0), || self.zap(range));
     }

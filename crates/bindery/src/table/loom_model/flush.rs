@@ -128,7 +128,7 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move of a page from X to Y, and more pages elsewhere: the locks are let go before the
+    /// A move of a page from X to Y, and of more pages elsewhere: the locks are released before the
     /// flush.
     fn shift(&self, from: u64, to: u64) {
         let source = pages(from, 1);

@@ -40,7 +40,7 @@ const HOOKED: [(usize, usize); 5] = [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5)];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
-    /// A CPU that has locked a table does not ask whether it is stray.
+    /// A CPU that has locked a table does not check whether it is stray.
     StrayCheck,
     /// Only the detached table is marked, not those of level 1 below it.
     StrayBelow,
@@ -70,7 +70,7 @@ pub(super) enum Omit {
     Count,
     /// A CPU that finds the mark of a move flushes only its own range, not the move's source.
     OldPlace,
-    /// A CPU that passes over an empty entry does not ask for its table's lock and marks.
+    /// A CPU that skips an empty entry does not check its table's lock and marks.
     Settle,
     /// The entry of a detached table is cleared by a relaxed store.
     ReleaseClear,

@@ -76,7 +76,7 @@ impl<P: Platform, S> Drop for LockedPiece<'_, '_, '_, P, S> {
 
 /// The content below an address.
 pub(super) enum Below<'s, A: Arch> {
-    /// A table of the level that was asked for.
+    /// A table of the requested level.
     Table(Table<'s>),
     /// An empty entry above that level.
     Nothing(EntryAt<A, Table<'s>>),

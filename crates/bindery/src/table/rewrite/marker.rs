@@ -46,8 +46,8 @@ pub(in crate::table) fn unmark<P: Platform>(
     unmarked.map(|_| ())
 }
 
-/// Calls `visit` for each part of `range` that lies under one entry of level 2, with the part
-/// locked, until it fails for more than tables.
+/// Calls `visit` for each part of `range` under one level-2 entry, with the part locked, until it
+/// fails for more than tables.
 #[inline]
 pub(super) fn for_each_leaf_table<'m, P: Platform>(
     page_table: &PageTable<'m, P>,
@@ -82,7 +82,7 @@ pub(super) fn mark_whole_table<P: Platform>(
     Ok(())
 }
 
-/// Puts a marker into each entry of `part`, which lies in one table of level 1.
+/// Puts a marker into each entry of `part`, which is in one level-1 table.
 fn mark_pages<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,

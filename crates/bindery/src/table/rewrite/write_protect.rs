@@ -88,7 +88,7 @@ pub(in crate::table) fn userfault_mark<P: Platform>(
     })
 }
 
-/// Puts markers into the empty entries of `part`, which lies under one entry of level 2.
+/// Puts markers into the empty entries of `part`, which is under one level-2 entry.
 fn mark_vacant<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,

@@ -66,7 +66,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
                     userfault,
                     ..self.attributes
                 };
-                // The next store asks whether the page may be written.
+                // The next store checks whether the page may be written.
                 attributes.permissions -= Permissions::WRITE;
                 Some(attributes)
             }

@@ -169,7 +169,7 @@ fn move_all<'m, P: Platform>(
         if !seen && vma.start() > at {
             break;
         }
-        // A mapping with a userfaultfd moves only by itself, as on Linux.
+        // A mapping with a userfaultfd can only be moved alone, as on Linux.
         let is_served = vma.flags().intersects(MappingFlags::USERFAULT);
         if is_served && (seen || vma.end() < end) {
             return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());

@@ -160,7 +160,7 @@ fn threads_of_several_cpus_keep_to_the_limit() {
                     assert!(store.pools.granted() <= LIMIT);
                     if live.len() > 12 || round % 3 == 0 && !live.is_empty() {
                         let (handle, seed) = live.swap_remove(round as usize % live.len());
-                        // A page is freed by a CPU that has not stored it, now and then.
+                        // Sometimes a CPU frees a page that it has not stored.
                         CPU.set(Cpu((thread + round as u16 % 2) % 4));
                         // SAFETY: 1. stored above, and freed below. 2. the page is this thread's.
                         unsafe { store.load(frames, &handle, page) }.unwrap();

@@ -8,7 +8,8 @@ use crate::table::locking::Depth;
 
 use super::{Piece, RangeMover, for_each_target};
 
-/// The most leaf tables that are preallocated under one set of locks; with those above, 64 KiB.
+/// The maximum number of leaf tables that are preallocated under one set of locks; with the upper
+/// ones, 64 KiB.
 const PREALLOCATED_TABLES: u64 = 12;
 /// More levels than any architecture has.
 const MAX_LEVELS: u8 = 5;

@@ -12,7 +12,7 @@ use crate::table::{NoMemory, TableEntry, run};
 
 use super::RangePiece;
 
-/// The most pages that a contiguous run of any architecture has.
+/// The maximum number of pages in a contiguous run of any architecture.
 const MOST_PAGES: usize = 16;
 
 impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
@@ -124,7 +124,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(size)
     }
 
-    /// Writes `count` pages that have left the source; the target may lie in two tables, both of
+    /// Writes `count` pages that have left the source; the target may cross two tables, both of
     /// which exist (`targets`).
     pub(super) fn arrive(&mut self, first: Entry, count: u32, page: u32) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);
