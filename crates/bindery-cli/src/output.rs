@@ -48,7 +48,7 @@ pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
     }
 }
 
-/// Prints to standard output. A reader that closes the pipe (`| head`) is no error.
+/// Prints to standard output. A reader that closes the pipe (`| head`) does not cause an error.
 ///
 /// # Errors
 /// If it cannot be printed.

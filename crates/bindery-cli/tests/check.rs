@@ -367,7 +367,7 @@ fn numbers_that_do_not_fit_are_refused() {
 
 #[test]
 fn all_wrong_lines_are_shown_once() {
-    // The second line would have defined `a`, so its use is no error.
+    // The second line would have defined `a`, so its use is not an error.
     let (_, err) = fails("mmpa\nlet a = mmap 0 4K\nread a\nread\n", 2);
     let places: Vec<&str> = err.lines().filter(|line| line.starts_with(" -->")).collect();
     let wanted = [1, 2, 4].map(|line| format!("standard input:{line}:"));

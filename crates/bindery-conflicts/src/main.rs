@@ -160,7 +160,7 @@ fn run_side<'o>(
     }
 }
 
-/// Tells where a value is.
+/// Prints the location of a value.
 fn report_region<T>(name: &str, value: &T) {
     let start = std::ptr::from_ref(value).addr();
     println!("region {name} {start:x} {:x}", start + size_of::<T>());

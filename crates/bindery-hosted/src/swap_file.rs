@@ -122,14 +122,13 @@ impl SwapFile {
         Ok(Self { file, slots, needs_stable_pages: true, queue, changed })
     }
 
-    /// Lets pages change while the device writes them
-    /// ([`SwapDevice::needs_stable_pages`]).
+    /// Allows pages to change while the device writes them ([`SwapDevice::needs_stable_pages`]).
     #[must_use]
     pub fn without_stable_pages(self) -> Self {
         Self { needs_stable_pages: false, ..self }
     }
 
-    /// Lets the requests fail for which `fails` is true. It is called once for each, in the order
+    /// Makes requests fail for which `fails` returns true. It is called once for each, in the order
     /// of service.
     pub fn fail(&self, fails: impl Fn(&SwapRequest) -> bool + Send + Sync + 'static) {
         self.queue.lock().fails = Box::new(fails);
@@ -170,12 +169,12 @@ impl SwapFile {
         }
     }
 
-    /// Lets threads serve again after [`SwapFile::stop`].
+    /// Allows threads to serve again after [`SwapFile::stop`].
     pub fn start(&self) {
         self.queue.lock().stopped = false;
     }
 
-    /// Lets the threads in [`SwapFile::serve`] return.
+    /// Makes the threads in [`SwapFile::serve`] return.
     pub fn stop(&self) {
         self.queue.lock().stopped = true;
         self.changed.notify_all();

@@ -69,7 +69,7 @@ impl Unanswered {
         Ok(Self { start, pages, vector })
     }
 
-    /// Asks about the next pages.
+    /// Requests the next pages.
     fn ask<P: Platform>(
         &self,
         space: &AddressSpace<'_, P>,

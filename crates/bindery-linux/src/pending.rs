@@ -1,4 +1,5 @@
-//! Calls that stop where they would wait for a pager, a swap device or a handler, and go on later.
+//! Calls that stop where they would wait for a pager, a swap device or a handler, and continue
+//! later.
 
 use bindery::{
     CallReady, CallWait, MappedWriteback, Operation, PendingProtect, Platform, Populate, Step,
@@ -9,8 +10,8 @@ use super::mincore::PendingMincore;
 use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, protect, raw};
 
 /// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
-/// would wait, and goes on where it was. Nothing is done twice: no argument is looked at again, no
-/// change is made again, and the pager is asked once.
+/// would wait, and continues there. Nothing is done twice: no argument is read again, no change is
+/// made again, and the pager is asked once.
 ///
 /// The first step makes the call up to its waits. Most calls are done then. These stop at each page
 /// that has to be waited for: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`, `mlock`, `mlock2`,

@@ -55,7 +55,7 @@ pub fn strict<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Machine<A>>) {
     memory_with(Config { memory: bytes, ..Config::default() })
 }
 
-/// Lets faults use folios of 2^`order` pages wherever they fit.
+/// Allows faults to use folios of 2^`order` pages wherever they fit.
 pub fn use_order<A: Walk>(memory: &Memory<Machine<A>>, order: u8) {
     if order > 0 {
         memory.folio_policy().set(Order(order), SizeMode::Always);

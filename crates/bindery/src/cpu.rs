@@ -57,7 +57,7 @@ impl<T: Sync> CpuTable<T> {
         !self.slots.load(Relaxed).is_null()
     }
 
-    /// Gives the table the memory for its pointers.
+    /// Sets the memory for the table's pointers.
     ///
     /// # Safety
     /// 1. The [`SLOTS_SIZE`] bytes at `slots` are zero, aligned for a pointer, and only this

@@ -206,7 +206,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         self.objects.insert(object.identity(), name);
     }
 
-    /// Gives a number a name, or records why it is missing.
+    /// Sets the number of a name, or records why it is missing.
     pub fn name_number(&mut self, name: &str, meaning: Meaning<u64>) {
         self.numbers.insert(name.to_owned(), meaning);
     }

@@ -130,7 +130,7 @@ impl Event {
     }
 }
 
-/// Prints to standard output. A reader that closes the pipe (`| head`) is no error.
+/// Prints to standard output. A reader that closes the pipe (`| head`) does not cause an error.
 fn print(text: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

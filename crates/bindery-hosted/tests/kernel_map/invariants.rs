@@ -37,7 +37,7 @@ struct Fixture<'s, 'm, A: Walk> {
     vmap: VirtAddr,
 }
 
-/// Lets `scenario` break the map, if it repairs it before it ends.
+/// Runs `scenario`, which may break the map if it repairs it before it ends.
 fn with_fixture<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(32 * MIB);
     {

@@ -313,7 +313,7 @@ pub const FILE_PAGES_LOOKED_AT: u64 = 64;
 /// Marks a digest that is a signal instead of contents.
 const SIGNALED: u64 = 1 << 63;
 
-/// Says a digest in words.
+/// Describes a digest.
 pub fn digest_in_words(digest: u64) -> String {
     if digest & SIGNALED != 0 {
         format!("{:?}", Signal::from_word(digest & !SIGNALED))

@@ -264,7 +264,7 @@ fn play_some(
     }
 }
 
-/// Asks Linux twice.
+/// Runs Linux twice.
 pub fn linux_agrees_with_itself(theme: Theme, count: u64) {
     if !able() {
         return;

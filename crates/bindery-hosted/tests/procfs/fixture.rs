@@ -51,7 +51,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         self.memory.file(self.files, 1, size).unwrap()
     }
 
-    /// Lets faults use folios of 2^`order` pages, in memory of all kinds.
+    /// Allows faults to use folios of 2^`order` pages, in memory of all kinds.
     pub fn use_order(&self, order: u8) {
         let memory = self.memory;
         let kinds =

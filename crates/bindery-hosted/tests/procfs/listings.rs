@@ -150,7 +150,7 @@ fn slow_reader<A: Walk>() {
     });
 }
 
-/// Has room for this number of bytes.
+/// A buffer for this number of bytes.
 struct Short(usize);
 
 impl Write for Short {

@@ -144,7 +144,7 @@ fn references_by_frame_number_hold_only_folios() {
         };
     }
     assert!(held > 10_000, "only {held} references were taken");
-    println!("{held} references from nothing");
+    println!("{held} references by number");
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub struct Swapping<'s, 'm, A: Walk> {
     pub area: SwapArea,
 }
 
-/// Lets `scenario` have an address space on a machine with folios of 2^`order` pages and `slots`
+/// Runs `scenario` with an address space on a machine with folios of 2^`order` pages and `slots`
 /// slots.
 #[track_caller]
 pub fn with_swap<A: Walk>(order: u8, slots: u64, scenario: impl FnOnce(&Swapping<'_, '_, A>)) {

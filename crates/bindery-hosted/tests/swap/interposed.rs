@@ -41,7 +41,7 @@ impl Interposed {
         self.acts.lock().unwrap().insert(moment, Box::new(act));
     }
 
-    /// Says whether there is something to do at that moment.
+    /// Whether there is something to do at that moment.
     fn comes(&self, moment: Moment) -> bool {
         let act = self.acts.lock().unwrap().remove(&moment);
         let Some(mut act) = act else { return false };

@@ -14,7 +14,7 @@ use crate::support::{GIB, MIB, audit, use_order};
 const AT: u64 = GIB;
 const BYTES: u64 = 64 * MIB;
 
-/// Lets faults use folios of these orders, and no others.
+/// Allows faults to use folios of these orders, and no others.
 fn use_orders<A: Walk>(swapping: &Swapping<'_, '_, A>, orders: &[u8]) {
     for order in 1..=9 {
         swapping.memory.folio_policy().set(Order(order), SizeMode::Never);

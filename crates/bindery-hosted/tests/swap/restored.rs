@@ -60,7 +60,7 @@ fn with_all_references<'a>(memory: &Memory<Interposed>, frame: Frame, f: Box<dyn
     }
 }
 
-/// Lets `scenario` have an address space with [`PAGES`] pages, in folios of 2^`order`, and swap.
+/// Runs `scenario` with an address space with [`PAGES`] pages, in folios of 2^`order`, and swap.
 fn with_pages(
     order: u8,
     scenario: impl FnOnce(&Machine<AArch64>, &Memory<Interposed>, &AddressSpace<'_, Interposed>),

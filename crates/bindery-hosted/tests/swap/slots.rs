@@ -14,7 +14,7 @@ fn page_out<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) {
     swapping.space.madvise(VirtAddr(at), pages * 4096, Advice::PageOut).unwrap();
 }
 
-/// Lets faults use smaller folios from now on.
+/// Allows faults to use only smaller folios from now on.
 fn use_instead<A: Walk>(swapping: &Swapping<'_, '_, A>, order: u8, smaller: u8) {
     swapping.memory.folio_policy().set(Order(order), SizeMode::Never);
     use_order(swapping.memory, smaller);

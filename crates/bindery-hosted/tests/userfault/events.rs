@@ -138,7 +138,7 @@ fn dropped_contents_are_told() {
     });
 }
 
-/// Gives advice on another CPU, and returns the messages that it sends before it is over.
+/// Calls `madvise` on another CPU, and returns the messages that it sends before it returns.
 fn told(fixture: &Fixture<'_, '_>, advice: Advice) -> (Result<(), Error>, Vec<VirtRange>) {
     let mut ranges = Vec::new();
     let result = thread::scope(|scope| {

@@ -53,7 +53,7 @@ impl Default for Wish {
     }
 }
 
-/// Lets `scenario` use memory that is registered for missing pages.
+/// Runs `scenario` with memory that is registered for missing pages.
 pub fn with_fixture(scenario: impl FnOnce(&Fixture<'_, '_>)) {
     with_wish(Wish::default(), scenario);
 }
@@ -63,7 +63,7 @@ pub fn with_features(features: UserfaultFeatures, scenario: impl FnOnce(&Fixture
     with_wish(Wish { features, ..Wish::default() }, scenario);
 }
 
-/// Lets `scenario` use a fixture; nothing is left of it afterwards.
+/// Runs `scenario` with a fixture. Nothing may be left afterwards.
 pub fn with_wish(wish: Wish, scenario: impl FnOnce(&Fixture<'_, '_>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 4, ..Config::default() });

@@ -70,7 +70,7 @@ struct Filled<'f, 'm, A: Walk> {
     fd: &'f Userfault<'m, Machine<A>>,
 }
 
-/// Lets `scenario` use memory that allows no access and is registered. Nothing is left afterwards.
+/// Runs `scenario` with registered memory without access. Nothing may be left afterwards.
 #[track_caller]
 fn with_case<A: Walk>(case: Case, scenario: impl FnOnce(&Filled<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);

@@ -30,7 +30,7 @@ fn here(page: u64) -> VirtAddr {
     VirtAddr(HERE + page * PAGE)
 }
 
-/// Lets `scenario` use shared memory that is registered at [`HERE`].
+/// Runs `scenario` with shared memory that is registered at [`HERE`].
 fn with_shared(
     features: UserfaultFeatures,
     modes: UserfaultModes,
@@ -173,7 +173,7 @@ fn assert_protected(fixture: &Fixture<'_, '_>, page: u64, byte: u8) {
     });
 }
 
-/// Lets `drop` remove the mappings of eight protected pages, four of which have `8`.
+/// Calls `drop` to remove the mappings of eight protected pages, four of which have `8`.
 fn protected_pages_survive(drop: impl FnOnce(&Fixture<'_, '_>, &Object<'_, Machine<A>>), byte: u8) {
     with_shared(UserfaultFeatures::empty(), UserfaultModes::WRITE_PROTECT, |fixture, object| {
         object.write(0, &[8; 4 * 4096]).unwrap();

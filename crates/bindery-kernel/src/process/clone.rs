@@ -337,7 +337,7 @@ fn announce(thread: &Arc<Thread>, wanted: &Wanted) {
     }
 }
 
-/// Lets the thread run.
+/// Starts the thread.
 fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     let mut state = thread.process.state.lock();
     let joins = Arc::ptr_eq(&parent.process, &thread.process);

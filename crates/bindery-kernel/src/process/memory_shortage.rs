@@ -137,7 +137,7 @@ pub fn memory_ran_out() -> bool {
     signal::must_end(&thread)
 }
 
-/// Lets threads finish that yielded while they freed memory: reclaim, or the end of a process. A
+/// Waits for threads that yielded while they freed memory: reclaim, or the end of a process. A
 /// thread that finds no memory itself calls this too, and is not waited for: the last one
 /// continues.
 fn wait_for_interrupted(thread: &Thread) {

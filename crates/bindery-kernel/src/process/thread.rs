@@ -219,7 +219,8 @@ impl Thread {
         core::mem::replace(&mut *self.credentials.lock(), new)
     }
 
-    /// Gives it the number of its process: it is the only remaining thread, and runs a new program.
+    /// Sets its number to that of its process: it is the only remaining thread, and runs a new
+    /// program.
     pub(super) fn become_first(&self) {
         self.id.store(self.process.id, Ordering::Relaxed);
     }

@@ -93,7 +93,7 @@ pub enum Violation {
     WrongProtNone(VirtAddr),
     /// An absent entry cannot be decoded.
     BadAbsent(VirtAddr),
-    /// A leaf maps a frame that is no folio of the memory, or not aligned to its size.
+    /// A leaf maps a frame that is in no folio of the memory, or not aligned to its size.
     NotAFolio {
         /// The address that it maps.
         at: VirtAddr,

@@ -37,7 +37,7 @@ pub(crate) enum Age {
     Referenced,
     /// It was used before each of two scans, or was needed soon after its eviction.
     Hot,
-    /// It was needed by a program that goes on from page to page.
+    /// A program needed it that continues from page to page.
     Passing,
 }
 

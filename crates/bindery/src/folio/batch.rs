@@ -137,7 +137,7 @@ impl LockedHead<'_> {
         self.0.count.load(Ordering::SeqCst) & !REFERENCES == u64::from(mappings) * MAPPING
     }
 
-    /// Gives the folio to another owner, with the index `number` after the first of the run.
+    /// Sets another owner of the folio, with the index `number` after the first of the run.
     #[inline(always)]
     pub(crate) fn give_to(&self, owner: OwnerRun, number: u64) {
         owner.write(self.0, number);

@@ -178,8 +178,8 @@ pub(super) fn see_to_marks<W: Word<u32>>(state: &W, parking: &impl Parking<W>, d
     }
 }
 
-/// Has the owner removed under the lock, by the caller or by the lock's holder; never waits. The
-/// caller has a reference.
+/// Makes the caller or the lock's holder remove the owner under the lock; never waits. The caller
+/// has a reference.
 #[inline]
 pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     if state.set(FOLIO_LOCK | ORPHAN, Ordering::AcqRel) & FOLIO_LOCK == 0 {

@@ -1,7 +1,7 @@
 //! References: holders of a folio that neither map nor pin it.
 //!
 //! Most references come from a holder of a mapping or of another reference. A walker that has only
-//! a frame number (from a list, or from a walk over all memory) takes one *from nothing*:
+//! a frame number (from a list, or from a walk over all memory) takes one *by number*:
 //!
 //! 1. The metadata says which folio the frame is a page of. That is a guess: the folio may be freed
 //!    or split at any time.
@@ -36,7 +36,7 @@ use crate::frame::{Allocator, Frames};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
-/// The metadata that a reference from nothing reads, or loom's.
+/// The metadata that a reference by number reads, or loom's.
 pub(super) trait Heads {
     type Count: Word<u64>;
     /// Whether there is metadata of the frame.

@@ -51,7 +51,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// the folio (by the locks of all tables that map it). `mappings_of` returns the number of
     /// entries that map a page, by its index; it is called twice.
     ///
-    /// References from nothing are not kept out by any lock:
+    /// No lock prevents references by number:
     /// 1. CPU A reads the count: one reference, its own;
     /// 2. CPU B, which knows a frame's number, adds one, and works on a folio of 16 pages;
     /// 3. CPU A cuts that into four.

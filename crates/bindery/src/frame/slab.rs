@@ -228,7 +228,7 @@ impl<T, P: Platform> Slab<T, P> {
         Some(unsafe { Self::take_slot(lists, frames, frame) })
     }
 
-    /// Takes back the memory of an object that was not needed. Does not sleep. O(1).
+    /// Returns the memory of an object that was not needed. Does not sleep. O(1).
     ///
     /// # Safety
     ///

@@ -148,8 +148,8 @@ impl Area {
         self.state.store(state as u8, Release);
     }
 
-    /// Asks to be woken when the claim ends. Returns whether the area is still busy. The caller
-    /// holds the lock of the freed list, so that the area is not freed.
+    /// Requests a wakeup at the end of the claim. Returns whether the area is still busy. The
+    /// caller holds the lock of the freed list, so that the area is not freed.
     pub(super) fn want(&self) -> bool {
         self.state.fetch_or(WANTED, AcqRel) & !WANTED == State::Busy as u8
     }

@@ -234,8 +234,7 @@ impl<'m, P: Platform> Areas<'m, P> {
         self.memory.platform().unpark(&self.claims_ended);
     }
 
-    /// Gives a claimed area the addresses for `pages` pages and a guard page, if those after it are
-    /// free.
+    /// Extends a claimed area to `pages` pages and a guard page, if those after it are free.
     pub(super) fn extend(&self, area: &Claim<'_>, pages: u64) -> bool {
         let _writer = self.freed.lock();
         let Some(end) = area.start().checked_add((pages + 1) * PAGE_SIZE) else { return false };

@@ -128,7 +128,7 @@ pub(crate) struct Reservation<'m, P: Platform> {
 }
 
 impl<P: Platform> Reservation<'_, P> {
-    /// Lets the pages stay committed.
+    /// Keeps the pages committed after the guard's end.
     #[inline]
     pub(crate) fn stay(mut self) {
         self.pages = 0;

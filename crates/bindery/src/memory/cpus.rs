@@ -20,7 +20,7 @@ use crate::platform::{Cpu, MAX_CPUS, Platform};
 use crate::swap::{self, StorePart, SwapPart};
 use crate::sync::Mutex;
 
-/// The records of the CPUs, of the layers above the allocator.
+/// The parts of the CPUs' records that belong to the layers above the allocator.
 pub(crate) struct Cpus<P: Platform> {
     /// Held while a CPU comes online or is taken offline.
     change: Mutex<P::SpinLock, ()>,

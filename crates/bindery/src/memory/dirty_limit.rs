@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 ///
 /// A write or a write fault that would make a page dirty at the limit stores others first, of the
 /// same file or the same file system, with no lock held. It waits for nothing else: if its file
-/// system has no page that could be stored, it goes on. So the limit may be passed by the pages of
-/// one call or one fault for each thread that writes. Punched holes and pins pass it.
+/// system has no page that could be stored, it continues. So the limit may be passed by the pages
+/// of one call or one fault for each thread that writes. Punched holes and pins pass it.
 ///
 /// ```
 /// use bindery::{DirtyLimit, FileSystem, Memory, Pager, Platform};

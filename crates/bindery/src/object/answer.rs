@@ -102,7 +102,7 @@ impl<W: Word<u32>> TransferEnd<W> {
         }
     }
 
-    /// Gives up a holder. Returns whether it was the last.
+    /// Drops a holder. Returns whether it was the last.
     pub(super) fn leave(&self) -> bool {
         // Release: the holder's accesses to the record come before. Acquire: so do the other's.
         self.holders.sub(1, Ordering::AcqRel) == 1

@@ -83,7 +83,7 @@ pub(super) unsafe fn answer<P: Platform>(memory: &Memory<P>, batch: NonNull<Deta
     }
 }
 
-/// Gives up a part of the count of unanswered requests. Returns whether it was the last one.
+/// Drops a part of the count of unanswered requests. Returns whether it was the last one.
 ///
 /// # Safety
 /// 1. The part is the caller's: the batch lives.
@@ -207,7 +207,7 @@ unsafe fn settle<P: Platform>(memory: &Memory<P>, batch: NonNull<DetachedBatch>)
     memory.answers.completions.note(memory.platform());
 }
 
-/// Gives up a holder of the record; the last one frees it.
+/// Drops a holder of the record; the last one frees it.
 ///
 /// # Safety
 /// 1. The caller is one of the holders counted, and gives that up. The record is in no list, unless

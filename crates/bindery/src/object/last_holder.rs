@@ -98,7 +98,7 @@ fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     unsafe { Registry::of(memory).forget_name(object) };
 }
 
-/// Gives up the record of an object; the last one frees it.
+/// Releases the record of an object; the last release frees it.
 ///
 /// # Safety
 /// 1. The caller keeps the record, and gives that up. It is not a holder, or was the last one,

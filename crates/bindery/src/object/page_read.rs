@@ -274,7 +274,7 @@ pub(super) enum RequestKept {
 }
 
 impl<'m, P: Platform> BegunRead<'_, 'm, P> {
-    /// Gives the request to the pager. Called without locks.
+    /// Passes the request to the pager. Called without locks.
     fn ask(self) -> (RequestKept, AskedRead<'m, P>) {
         let Self { memory, object, read, taker } = self;
         // Before the pager has it: the pager may panic.
@@ -313,7 +313,7 @@ impl<'m, P: Platform> BegunRead<'_, 'm, P> {
         (self.leave(), followed)
     }
 
-    /// Has the pager read; another thread takes the answer.
+    /// Makes the pager read; another thread takes the answer.
     pub(super) fn leave(self) -> RequestKept {
         let (kept, asked) = self.ask();
         core::mem::forget(asked);
@@ -346,7 +346,7 @@ impl<P: Platform> Drop for AskedRead<'_, P> {
     }
 }
 
-/// Gives up a holder of the record; the last one frees it.
+/// Drops a holder of the record; the last one frees it.
 ///
 /// # Safety
 /// 1. The caller is one of the holders counted, and gives that up. The record is in no list, unless

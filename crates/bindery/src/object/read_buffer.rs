@@ -123,7 +123,7 @@ impl<'a> ReadBuffer<'a> {
         self.filled - before
     }
 
-    /// Lets `fill` write the next bytes in place. It receives the rest of a piece, which may be
+    /// Calls `fill` to write the next bytes in place. It receives the rest of a piece, which may be
     /// shorter than [`ReadBuffer::left`], and returns the number of bytes that it wrote from its
     /// beginning on, like a function that reads a file. A number beyond the piece's length counts
     /// as that length. Returns the number. `fill` must not read the bytes before it has written

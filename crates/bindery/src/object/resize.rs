@@ -202,8 +202,9 @@ impl<P: Platform> Object<'_, P> {
         pages::zero_part(memory, object, after << PAGE_SHIFT, end, stay);
     }
 
-    /// Brings in all pages of `length` bytes from `offset` on, so that later writes to them need no
-    /// memory, and lets the object grow over them (Linux: `fallocate(2)`). Only for shared memory.
+    /// Allocates or swaps in all pages of `length` bytes from `offset` on, so that later writes to
+    /// them need no memory, and grows the object over them (Linux: `fallocate(2)`). Only for shared
+    /// memory.
     ///
     /// Context: may sleep. Complexity: in the pages.
     ///

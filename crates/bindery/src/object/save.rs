@@ -309,7 +309,7 @@ struct WritebackBatch<'a, P: Platform> {
 }
 
 impl<P: Platform> WritebackBatch<'_, P> {
-    /// Has the pager store all groups, which a device may do side by side, and waits for all
+    /// Makes the pager store all groups, which a device may do concurrently, and waits for all
     /// answers.
     fn store(&self) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };

@@ -96,7 +96,7 @@ pub(super) fn save<P: Platform>(
 #[derive(Debug)]
 struct Save {
     range: PageRange,
-    /// The page from which on dirty pages are stored.
+    /// The first page of the dirty pages to store.
     from: u64,
     /// The first error.
     result: Result<(), Failure>,

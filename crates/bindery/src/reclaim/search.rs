@@ -171,8 +171,8 @@ impl Search {
 
     /// Records that a wait for a device has freed `freed` pages. After as many waits without a page
     /// as there were requests, the pages in flight are those of threads that free them themselves,
-    /// or of a device that fails. The search goes on without them, and counts on those that begin
-    /// later: so beside a steady writer it may wait so often again, between two of its steps.
+    /// or of a device that fails. The search continues without them, and relies on writes that
+    /// begin later. So with a steady writer it may wait as often again between two of its steps.
     /// Otherwise:
     /// 1. Two threads alternate: while one processes its completed write, the other is writing.
     /// 2. The pages of that write would be enough, so this thread waits for it.

@@ -216,7 +216,7 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
         &self.state
     }
 
-    /// Gives the cluster to a CPU, if it has free slots left.
+    /// Makes a CPU the owner of the cluster, if it has free slots left.
     pub(super) fn own(&mut self, owner: Option<Cpu>) {
         self.state.own(owner);
     }

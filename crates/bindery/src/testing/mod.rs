@@ -454,8 +454,8 @@ pub fn with_folio_locked<P: Platform, R>(
     work()
 }
 
-/// Lets the next `after` allocations (frames, folios, VMAs; each counts as one) succeed, the one
-/// after them fail, and all later ones succeed again; with `None`, none fails.
+/// Makes one allocation fail, the one after the next `after` ones (frames, folios, VMAs; each
+/// counts as one). With `None`, none fails.
 pub fn fail_one_allocation<P: Platform>(memory: &Memory<P>, after: Option<u64>) {
     memory.frames.inject.fail_once_after(after);
 }

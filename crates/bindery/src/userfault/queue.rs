@@ -284,7 +284,7 @@ impl<W: Word<u32>> Queues<W> {
         WaitingFaults { unread, all: unread + count(&self.read) }
     }
 
-    /// Lets the faults in `range` continue. Calls `wake` with the address of each one's word.
+    /// Wakes the faults in `range`. Calls `wake` with the address of each one's word.
     pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const W)) {
         for first in [self.unread.first, self.read.first] {
             let mut next = first;

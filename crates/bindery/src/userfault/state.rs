@@ -315,7 +315,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
-    /// Lets the faults in `range` continue, which check again.
+    /// Wakes the faults in `range`, which check again.
     pub(crate) fn wake(&self, parking: &impl Parking<W>, range: VirtRange) {
         self.with_queues(parking, |queues| queues.wake(range, |word| parking.unpark(word)));
     }

@@ -38,7 +38,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         Ok(())
     }
 
-    /// Lets a VMA without an anon group belong to `group`, one of this address space.
+    /// Adds a VMA without an anon group to `group`, one of this address space.
     pub(super) fn adopt(&mut self, vma: &'op Vma, group: &AnonGroup) {
         self.assert_has(vma);
         assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");

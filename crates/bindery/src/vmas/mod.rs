@@ -226,7 +226,7 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
         VmaSet { view: VmaView { vmas: self.vmas }, page_table, removed }
     }
 
-    /// Tells the index that the bounds of `vma` have changed. For tests that break invariants.
+    /// Updates the index after a change of the bounds of `vma`. For tests that break invariants.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn bounds_changed(&self, vma: &Vma) {
         self.vmas.index.bounds_changed(vma);

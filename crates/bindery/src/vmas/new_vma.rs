@@ -70,7 +70,7 @@ impl<P: Platform> NewVma<'_, '_, P> {
         self.vma().end()
     }
 
-    /// Gives the node to the set, which frees it after its removal.
+    /// Passes the node to the set, which frees it after its removal.
     #[inline]
     pub(super) fn into_node(self) -> NonNull<Vma> {
         ManuallyDrop::new(self).node

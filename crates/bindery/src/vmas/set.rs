@@ -126,7 +126,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         vma
     }
 
-    /// Lets the VMA hold its object, anon group and userfaultfd.
+    /// Makes the VMA a holder of its object, anon group and userfaultfd.
     #[inline]
     fn hold_for(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let node = new.into_node();
@@ -191,7 +191,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.count(vma.flags(), vma.pages() as i64 - before);
     }
 
-    /// Looks the neighbors of a VMA up, for [`VmaSet::slide_held`].
+    /// Looks up the neighbors of a VMA, for [`VmaSet::slide_held`].
     #[inline]
     pub(crate) fn between(&self, vma: &'op Vma) -> Between<'op> {
         let spot = self.vmas.index.spot(vma);
@@ -199,8 +199,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         Between { vma, spot, free }
     }
 
-    /// Gives a whole VMA another range between its neighbors, and other flags and another offset;
-    /// its pages have moved along. It is locked, and so are its trees.
+    /// Moves a whole VMA to another range between its neighbors, and other flags and another
+    /// offset; its pages have moved along. It is locked, and so are its trees.
     #[inline]
     pub(crate) fn slide_held(
         &mut self,
@@ -289,8 +289,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         Ok(done?)
     }
 
-    /// Gives all VMAs of `range` the flags that `flags` returns, in ascending order. Skips those
-    /// that have them, so that a second attempt continues.
+    /// Sets the flags of all VMAs in `range` to those that `flags` returns, in ascending order.
+    /// Skips VMAs that already have them, so that a second attempt continues.
     ///
     /// # Errors
     /// [`Error::NotMapped`] at a hole; those of a split. The part before the error has changed.
@@ -312,7 +312,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         Ok(())
     }
 
-    /// Gives each VMA the flags that `flags` returns.
+    /// Sets the flags of each VMA to those that `flags` returns.
     pub(crate) fn set_all_flags(&mut self, flags: impl Fn(&Vma) -> MappingFlags) {
         let mut at = 0;
         while let Some(vma) = self.first_ending_after(at) {

@@ -35,7 +35,7 @@ impl Gate {
         }
     }
 
-    /// It may go on.
+    /// The caller may continue.
     pub fn open(&self) {
         self.opened.store(true, SeqCst);
     }

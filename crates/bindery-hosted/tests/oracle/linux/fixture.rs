@@ -91,7 +91,7 @@ impl Fixture {
     /// Runs a sequence in a new process. Returns its observations.
     pub fn run(&mut self, operations: &[Operation]) -> Vec<u64> {
         self.shared.clear();
-        // SAFETY: the child goes on with what it has; it needs no other thread, and allocates
+        // SAFETY: the child continues with what it has; it needs no other thread, and allocates
         // nothing.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork");
@@ -166,7 +166,7 @@ fn open_files() {
     rename(call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) as i32, USERFAULTFD);
 }
 
-/// Gives an open file another descriptor.
+/// Moves an open file to another descriptor.
 fn rename(file: i32, number: u64) {
     assert!(file >= 0, "file {number} cannot be opened");
     // SAFETY: the descriptors are ours; none of the numbers was in use.

@@ -191,7 +191,7 @@ impl Runner<'_> {
     fn fork(&mut self, step: usize) -> Next {
         if self.other.is_none() {
             let (to_child, to_parent) = (pipe(), pipe());
-            // SAFETY: the child is a copy that goes on below with what it has; no other thread of
+            // SAFETY: the child is a copy that continues below with what it has; no other thread of
             // this process holds anything that it needs, as it allocates nothing.
             let child = unsafe { libc::fork() };
             assert!(child >= 0, "fork");

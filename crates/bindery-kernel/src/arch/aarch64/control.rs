@@ -52,7 +52,7 @@ semihosting_instruction:
     "#
 );
 
-/// Says how PSCI is called.
+/// Sets the conduit of PSCI calls.
 pub fn begin(conduit: Conduit) {
     BY_SECURE_MONITOR.store(conduit == Conduit::SecureMonitor, Ordering::Relaxed);
 }

@@ -45,7 +45,7 @@ pub fn find<H: Hal>() -> Option<Found> {
 }
 
 impl Found {
-    /// Lets the device interrupt.
+    /// Enables the device's interrupt.
     pub fn begin(interrupt: u32) {
         interrupts::route(interrupt, crate::disk::interrupt);
     }

@@ -135,7 +135,7 @@ unsafe extern "C" {
 /// pages unless it is cleared.
 static HAS_PAN: AtomicU64 = AtomicU64::new(0);
 
-/// Asks the processor.
+/// Reads the processor's features.
 pub(super) fn begin() {
     HAS_PAN.store(u64::from(ID_AA64MMFR1_EL1.read(ID_AA64MMFR1_EL1::PAN) != 0), Ordering::Relaxed);
 }

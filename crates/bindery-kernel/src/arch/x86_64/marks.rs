@@ -13,7 +13,7 @@ pub fn mark_begin<const PHASE: u32>() {
     }
 }
 
-/// Tells that it ends.
+/// Marks its end.
 #[inline(always)]
 pub fn mark_end<const PHASE: u32>() {
     // SAFETY: does nothing.

@@ -398,7 +398,7 @@ impl PageIndex {
         Some(run)
     }
 
-    /// Gives the present ones of `count` pages from `first` on the flags, and no others. Reads the
+    /// Sets exactly these flags on the present ones of `count` pages from `first` on. Reads the
     /// slots in the range of all nodes of level 0, O(h) to reach each.
     pub(crate) fn set_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
         let others = PageFlags::all() - flags;

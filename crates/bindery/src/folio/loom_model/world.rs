@@ -32,7 +32,7 @@ pub(super) enum Omit {
     Nothing,
     /// A fresh folio is published by a relaxed store.
     Release,
-    /// A reference from nothing is added without acquiring.
+    /// A reference by number is added without acquire ordering.
     Acquire,
     /// A reference is added to zero too.
     NeverFromZero,

@@ -217,7 +217,7 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     // SAFETY: 1. as above.
     assert!(unsafe { frames.folio(folio).lock_of_request() }.is_none());
     assert!(try_lock(&frames, folio).is_none());
-    // SAFETY: 1. that of `kept`, which went to the request.
+    // SAFETY: 1. the request has the reference of `kept`.
     drop(unsafe { lock.with_reference() });
     assert_all_free(&frames);
 }

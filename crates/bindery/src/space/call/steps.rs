@@ -28,7 +28,7 @@ pub enum Step<'s, 'm, P: Platform> {
 
 /// The thing that a call has to wait for, as a [`FaultWait`]. It may be moved to another thread,
 /// and may be queued: it holds no lock and no request. Dropping it cancels the wait: nothing is
-/// read for the call, unless a poll has begun it. Writes that a step has begun go on.
+/// read for the call, unless a poll has begun it. Writes that a step has begun continue.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]

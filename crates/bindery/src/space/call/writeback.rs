@@ -58,8 +58,8 @@ impl<'m, P: Platform> Writeback<'m, P> {
     /// nothing.
     ///
     /// Sleeps for locks, and reclaims if the pager lacks memory. Waits for the pager only if there
-    /// is no memory for a record of 1 KiB, or if other threads go on to drop or replace the page
-    /// that comes next.
+    /// is no memory for a record of 1 KiB, or if other threads continue to drop or replace the next
+    /// page.
     ///
     /// Complexity: linear in the dirty pages that it begins to store, plus one walk over the
     /// mappings of any of them.

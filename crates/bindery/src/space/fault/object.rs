@@ -28,7 +28,7 @@ use super::{Access, Resolved, refused};
 use crate::space::entry_policy::entry_policy;
 
 /// A read maps the object's pages in the part of this size around the address (Linux:
-/// `fault_around_bytes`), and in a longer one that goes on where mapped pages end.
+/// `fault_around_bytes`), and in a longer one that continues where mapped pages end.
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
 /// The number of runs of frames that a read maps under one table lock.

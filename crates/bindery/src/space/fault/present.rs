@@ -128,8 +128,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         flush_local(page_table, self.range());
     }
 
-    /// Gives the exclusive pages in `range` the permissions of the VMA, and records the write to
-    /// the page.
+    /// Sets the entries of the exclusive pages in `range` to the permissions of the VMA, and
+    /// records the write to the page.
     fn reuse(&self, range: VirtRange) -> Stepped {
         let page_table = self.page_table();
         page_table.edit(|edit| edit.protect(range, &entry_policy(self.vma)))?;

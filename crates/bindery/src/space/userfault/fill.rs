@@ -270,8 +270,8 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         self.space.page_table.count(&Counts { bytes_copied, ..Counts::default() });
     }
 
-    /// Lets `work` fill from an address on, up to an end at most, until all `length` bytes at `to`
-    /// are done, and wakes the faults that wait for what was done.
+    /// Calls `work` to fill from an address on, up to an end at most, until all `length` bytes at
+    /// `to` are done, and wakes the faults that wait for what was done.
     pub(super) fn pages(
         &self,
         to: VirtAddr,

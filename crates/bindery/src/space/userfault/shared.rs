@@ -246,7 +246,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         Ok(Order::PAGE)
     }
 
-    /// Gives a filled folio to the object behind `at`, and maps it. Returns its end; `at` if a
+    /// Adds a filled folio to the object behind `at`, and maps it. Returns its end; `at` if a
     /// smaller one may fit.
     pub(super) fn fill_shared(
         &self,

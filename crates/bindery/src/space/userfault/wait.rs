@@ -30,7 +30,7 @@ pub(in crate::space) enum Served<'a, P: Platform> {
     Mapped,
 }
 
-/// Lets a fault in a registered VMA wait for its handler, if the userfaultfd serves it.
+/// Makes a fault in a registered VMA wait for its handler, if the userfaultfd handles it.
 ///
 /// The message is queued with the VMA locked, so that no change of the registration comes between.
 /// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message is in the stack

@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
-/// Lets threads wait: a platform, or its model.
+/// Parks threads: a platform, or its model.
 pub(crate) trait Parking<W> {
     /// Like [`Platform::park`].
     fn park(&self, word: &W, expected: u32);

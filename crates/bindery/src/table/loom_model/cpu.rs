@@ -184,7 +184,7 @@ impl Cpu {
         frame
     }
 
-    /// Lets the entry of `node` for `at` name `table`.
+    /// Makes the entry of `node` for `at` refer to `table`.
     pub(super) fn install(&self, node: Node<Tiny>, at: VirtAddr, table: Frame) {
         let parent = self.table(node.table);
         let released = self.world.omit != Omit::Release;

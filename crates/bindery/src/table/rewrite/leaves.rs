@@ -75,8 +75,8 @@ pub(in crate::table) fn clear_accessed<P: Platform>(
     }
 }
 
-/// Gives the leaves of `run`, which agree with `first`, the permissions and the key of `new`. Stale
-/// ranges are in the gather.
+/// Sets the leaves of `run`, which agree with `first`, to the permissions and the key of `new`.
+/// Stale ranges are in the gather.
 #[inline(always)]
 pub(super) fn permit<P: Platform>(
     span: &mut Span<'_, '_, P>,

@@ -44,7 +44,7 @@ pub(crate) enum Watched {
     SoftDirty,
 }
 
-/// Gives every page in `range` the permissions of `policy`. Stale ranges are in the gather. The
+/// Sets every page in `range` to the permissions of `policy`. Stale ranges are in the gather. The
 /// caller keeps faults out of the range.
 pub(in crate::table) fn protect<P: Platform>(
     edit: &mut Edit<'_, '_, P>,

@@ -113,7 +113,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             there.store(entry, Ordering::Release);
             return self.count_moved(from.table, to.at.table, 1);
         };
-        // A walker may know the empty table by the target's address, where it would go on to read
+        // A walker may have cached the empty table under the target's address. There it would read
         // what is mapped at the source from now on.
         there.store(0, Ordering::Release);
         self.gather.stale_tables(self.piece.target());
@@ -423,7 +423,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             };
             // The folio is locked, and so are the tables of all entries that map it.
             let count = if folio.order == Order::PAGE { 1 } else { frames.folio(folio).mappings() };
-            // SAFETY: 1. `claim` left it locked, and each folio of the table is met once.
+            // SAFETY: 1. `claim` left it locked, and each folio of the table is visited once.
             let lock = unsafe { frames.folio(folio).lock_of_batch() };
             if !moves {
                 let what = self.policy.what;
