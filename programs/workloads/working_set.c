@@ -173,8 +173,11 @@ int main(int count, char **words)
     enum pattern pattern = chosen_pattern(count, words);
     int swaps = flag(count, words, "--swap");
     if (pages == 0 || processes == 0 || processes > MOST_PROCESSES || pattern == PATTERNS) {
-        say("--mib must not be 0, --processes from 1 to %d, and --pattern one of those there are\n",
+        say("working_set: a bad option: --mib must be above 0, --processes from 1 to %d, and --pattern",
             MOST_PROCESSES);
+        for (int named = 0; named < PATTERNS; named++)
+            say("%s %s", named == 0 ? "" : named == PATTERNS - 1 ? " or" : ",", pattern_names[named]);
+        say("\n");
         return 2;
     }
     struct task task = {pages / processes, option(count, words, "--passes", 3), pattern};
