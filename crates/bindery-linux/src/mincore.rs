@@ -115,7 +115,7 @@ pub(super) struct PendingMincore {
 }
 
 impl PendingMincore {
-    /// The call. Nothing is told yet.
+    /// The call. Nothing is reported yet.
     pub(super) fn new<P: Platform>(
         space: &AddressSpace<'_, P>,
         [addr, length, vector]: [u64; 3],
@@ -124,7 +124,7 @@ impl PendingMincore {
         Ok(Self { rest, told: None, bits: Default::default() })
     }
 
-    /// Goes on until all is told, or the vector has to be waited for.
+    /// Continues until all is reported, or the call would have to wait for the vector.
     pub(super) fn step<'s, 'm, P: Platform>(
         &mut self,
         space: &'s AddressSpace<'m, P>,

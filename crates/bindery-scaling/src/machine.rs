@@ -129,7 +129,8 @@ unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
     #[inline]
     fn direct_map(&self, frame: Frame) -> NonNull<u8> {
         let offset = (frame.0 - FIRST.0) as usize * PAGE_SIZE as usize;
-        // SAFETY: the core asks for frames of the machine, which the allocation holds.
+        // SAFETY: the core passes only frames of the machine, and the allocation contains all of
+        // them.
         unsafe { self.start.add(offset) }
     }
 

@@ -82,7 +82,7 @@ pub(crate) unsafe fn read_by_words(from: NonNull<u8>, into: &mut [u8]) {
     let (first, inside) = word_at(from);
     for_each_word(inside..inside + into.len(), |word, part, at| {
         // SAFETY: the word contains a byte that the caller may read, and lies in that byte's page;
-        // others use it by atomics.
+        // other threads access it by atomics.
         let bytes = unsafe { first.add(word).as_ref() }.load(Relaxed).to_ne_bytes();
         into[at..at + part.len()].copy_from_slice(&bytes[part]);
     });

@@ -29,10 +29,10 @@ const SPACES: usize = 3;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Object(Op),
-    /// In the address space, at the word.
+    /// In a space, the word of this number.
     Load(usize, u64),
     Store(usize, u64, u64),
-    /// This number of pages lose their entries.
+    /// In a space, unmaps pages and maps them again: from a page on, this number of them.
     Unmap(usize, u64, u64),
 }
 

@@ -60,7 +60,7 @@ struct Watching {
     spins: AtomicU64,
 }
 
-// SAFETY: all that is promised is what the machine inside promises, and `Slow` is a lock.
+// SAFETY: the machine inside keeps the contract, and `Slow` is a lock.
 unsafe impl Platform for Watching {
     type Arch = X86_64<4>;
     type Mutex = LockApi05<parking_lot::RawMutex>;

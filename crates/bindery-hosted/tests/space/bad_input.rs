@@ -180,7 +180,7 @@ fn a_protection_stops_at_a_hole() {
         assert_eq!(fixture.space.mprotect(at, all, Protection::READ), Err(hole));
         let layout = fixture.layout();
         let [written, read_only] = layout[..] else { panic!("{layout:?}") };
-        // The written one still counts as committed memory, so they stay two.
+        // The written mapping still counts as committed memory, so the two do not merge.
         for (part, at) in [(written, AT), (read_only, AT + 16 * PAGE)] {
             assert_eq!((part.range.start(), part.range.len()), (VirtAddr(at), 16 * PAGE));
             assert_eq!(part.protection, Protection::READ);

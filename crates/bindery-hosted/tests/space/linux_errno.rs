@@ -137,8 +137,8 @@ impl Call {
     /// Makes the call to Linux.
     fn make_to_linux(self) -> Outcome {
         let read_write = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: what the calls change lies in the window or around it, where nothing but this
-        // test is (`harmless` has seen to that), or is refused.
+        // SAFETY: a call changes only memory in or around the window, which only this test uses
+        // (`harmless` ensures it), or it is refused.
         let done = unsafe {
             match self {
                 Self::Map { place, length } => {
@@ -260,7 +260,7 @@ const PARTS: [(u64, u64, Protection); 3] =
 fn lay_out(space: &Space<'_>) {
     let around = VirtAddr(WINDOW - AROUND);
     space.munmap(around, 2 * AROUND).unwrap();
-    // SAFETY: around the window nothing but this test is.
+    // SAFETY: only this test uses the memory around the window.
     unsafe { mm::munmap(pointer(around.0), 2 * AROUND as usize).unwrap() };
     for (first, pages, protection) in PARTS {
         let at = WINDOW + first * PAGE;

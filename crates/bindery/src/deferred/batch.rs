@@ -59,7 +59,7 @@ impl<T: Linked> Chain<T> {
     pub(crate) fn append(&mut self, other: Self) {
         let Some(first) = other.first else { return };
         match self.last {
-            // SAFETY: what is on the chain lives (`push`, 1).
+            // SAFETY: records on the chain are live (`push`, 1).
             Some(last) => unsafe { last.as_ref() }.next().store(first.as_ptr(), Relaxed),
             None => self.first = Some(first),
         }
@@ -71,7 +71,8 @@ impl<T: Linked> Chain<T> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         let mut next = self.first;
         core::iter::from_fn(move || {
-            // SAFETY: what is on the chain lives (`push`, 1), and stays on it while it is borrowed.
+            // SAFETY: records on the chain are live (`push`, 1), and stay on it while the chain is
+            // borrowed.
             let node = unsafe { next?.as_ref() };
             next = NonNull::new(node.next().load(Relaxed));
             Some(node)
@@ -92,7 +93,7 @@ impl<T: Linked> Chain<T> {
     pub(super) unsafe fn free<P: Platform>(self, memory: &Memory<P>) {
         let mut next = self.first;
         while let Some(node) = next {
-            // SAFETY: what is on the chain lives (`push`, 1).
+            // SAFETY: records on the chain are live (`push`, 1).
             next = NonNull::new(unsafe { node.as_ref() }.next().load(Relaxed));
             // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (1).
             unsafe { memory.slab::<T>().free(&memory.frames, node) };
@@ -209,7 +210,7 @@ impl<P: Platform> RecordChain<P> {
 
     fn of<T: Linked>(chain: Chain<T>) -> Self {
         let (Some(first), Some(last)) = (chain.first, chain.last) else { return Self::NONE };
-        // SAFETY: what is on the chain lives (`Chain::push`, 1).
+        // SAFETY: records on the chain are live (`Chain::push`, 1).
         let last = ptr::from_ref(unsafe { last.as_ref() }.next());
         let (first, last) = (first.as_ptr().cast(), last.cast());
         Self { first, last, count: chain.count, free: Self::free_as::<T> }
@@ -224,8 +225,8 @@ impl<P: Platform> RecordChain<P> {
             *self = other;
             return;
         }
-        // SAFETY: what is on the chain lives (`Chain::push`, 1). All pointers to records are alike
-        // in memory, so their links are.
+        // SAFETY: records on the chain are live (`Chain::push`, 1). All pointers to records have
+        // one layout, so their links do.
         unsafe { &*self.last }.store(other.first, Relaxed);
         self.last = other.last;
         self.count += other.count;
@@ -239,7 +240,7 @@ impl<P: Platform> RecordChain<P> {
     unsafe fn free_as<T: Linked>(&mut self, memory: &Memory<P>, most: u32) {
         for _ in 0..most.min(self.count) {
             let Some(node) = NonNull::new(self.first.cast::<T>()) else { return };
-            // SAFETY: what is on the chain lives (`Chain::push`, 1), and has the type (1).
+            // SAFETY: records on the chain are live (`Chain::push`, 1), and have the type (1).
             self.first = unsafe { node.as_ref() }.next().load(Relaxed).cast();
             self.count -= 1;
             // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (2).

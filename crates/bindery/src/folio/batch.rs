@@ -66,7 +66,7 @@ impl<'a> FolioBatch<'a> {
             return None;
         }
         let free = state_of(MetaKind::Folio, Order::PAGE) | EXCLUSIVE;
-        // SAFETY: 1. asked above.
+        // SAFETY: 1. checked above.
         let head = unsafe { self.head(number) };
         Self::try_lock(head, KIND_AND_ORDER | EXCLUSIVE, free)
     }
@@ -88,7 +88,7 @@ impl<'a> FolioBatch<'a> {
         if !self.has(number) {
             return None;
         }
-        // SAFETY: 1. asked above.
+        // SAFETY: 1. checked above.
         let state = unsafe { self.head(number) }.state.load(Ordering::Relaxed);
         let order = Order((state >> ORDER_SHIFT & ORDER_MASK >> ORDER_SHIFT) as u8);
         let is_large = order > Order::PAGE && order.pages() <= WORD_PAGES;
@@ -102,14 +102,13 @@ impl<'a> FolioBatch<'a> {
         if !self.has(number) || !self.has(number + 1) {
             return None;
         }
-        // Of up to 64 pages, the bits are in the first tail.
-        // SAFETY: 1. asked above.
+        // Of up to 64 pages, the bits are in the first tail. SAFETY: 1. checked above.
         let exclusive = unsafe { self.head(number + 1) }.word.load(Ordering::Relaxed);
         let all = u64::MAX >> (WORD_PAGES - order.pages());
         if exclusive & all != all {
             return None;
         }
-        // SAFETY: 1. asked above.
+        // SAFETY: 1. checked above.
         let head = unsafe { self.head(number) };
         Self::try_lock(head, KIND_AND_ORDER, state_of(MetaKind::Folio, order))
     }
@@ -122,7 +121,7 @@ impl<'a> FolioBatch<'a> {
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn unlock(self, number: u64) -> bool {
-        // SAFETY: 1. asked when it was locked (obligation 1).
+        // SAFETY: 1. checked when it was locked (obligation 1).
         let head = unsafe { self.head(number) };
         lock::unlock_at_once(&head.state)
     }

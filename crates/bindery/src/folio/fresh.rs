@@ -136,8 +136,8 @@ impl<P: Platform> FreshFolio<'_, P> {
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         let state = self.0.state().load(Relaxed) & KIND_AND_ORDER;
         if count == 0 && state == state_of(MetaKind::Folio, folio.order) {
-            // SAFETY: 1. and 2. it is a folio that was never mapped nor published, since that
-            // consumes the value; so only its maker knows it, which gives it up here.
+            // SAFETY: 1. and 2. the folio was never mapped or published, since that consumes the
+            // value; so only its creator knows it, and frees it here.
             unsafe { frames.free(folio.head, folio.order) };
         } else {
             frames.refuse();

@@ -49,7 +49,7 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
     pub(crate) fn free_all(&mut self) {
         // No call for none.
         if self.count > 0 {
-            // SAFETY: 1. and 2. asked of each frame when it was pushed; none is here any more.
+            // SAFETY: 1. and 2. `push` required it of each frame; the batch is empty afterwards.
             unsafe { self.frames.free_run(Frame(self.first), self.count) };
             self.count = 0;
         }
@@ -66,7 +66,7 @@ impl<P: Platform> Allocator<P> {
     /// Frees `count` consecutive frames.
     ///
     /// # Safety
-    /// 1. All of them are `Kind::Tail`.
+    /// 1. All of them are `MetaKind::Tail`.
     /// 2. They have no user, and nothing else frees them.
     #[inline(never)]
     unsafe fn free_run(&self, first: Frame, count: u32) {

@@ -23,8 +23,8 @@ impl<P: Platform> Allocator<P> {
         self.front_limit.load(Relaxed) != 0
     }
 
-    /// Shows what the lists have to readers without the lock, which is held, and whether frames may
-    /// enter fronts. Without fronts, [`Allocator::publish`] is enough.
+    /// Publishes the state of the lists to readers without the lock, and whether frames may enter
+    /// fronts. Called with the lock held. Without fronts, [`Allocator::publish`] is enough.
     #[inline]
     pub(super) fn publish_to_fronts(&self, buddy: &Buddy) {
         self.publish(buddy);

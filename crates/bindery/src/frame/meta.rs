@@ -278,8 +278,7 @@ pub(crate) struct Metas<'a> {
     _array: PhantomData<&'a FrameMeta>,
 }
 
-// SAFETY: the array holds nothing but atomics, and any thread may share those; it does not move
-// while it is lent.
+// SAFETY: the array holds only atomics, which threads may share; it does not move while it is lent.
 unsafe impl Send for Metas<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Metas<'_> {}

@@ -417,7 +417,7 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
         let (shift, order) = (below.span_shift(), below.order());
         let leaves =
             Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
-        // SAFETY: 1. a table of the pool; no other thread knows it yet.
+        // SAFETY: 1. the table came from the pool, and no other thread knows it yet.
         let words = map.entries(unsafe { Table::new(table) });
         let part = |index: EntryIndex, count: u32| {
             let start = base.0 + (u64::from(index) << shift);

@@ -150,7 +150,8 @@ unsafe fn free<P: Platform>(memory: &Memory<P>, frames: FrameRange) -> bool {
     let state = &memory.frames.meta(frames.first).state;
     let known = state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     if known {
-        // SAFETY: 1. the state said so, and says so no more; 2. the caller's obligation 2.
+        // SAFETY: 1. the state was this block's, and was changed just now; 2. the caller's
+        // obligation 2.
         unsafe { memory.frames.free(frames.first, order) };
     }
     known

@@ -25,9 +25,9 @@ use super::{MAX_SIZE, Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
     /// Drops the clean pages of a file in `length` bytes from `offset` on, recently used or not:
-    /// the next access asks the pager again. Pages stay that are dirty, locked or pinned, that
-    /// another thread uses, or whose folio reaches out of the range. Returns the number of freed
-    /// pages; 0 for an object that is not a file. (Linux: `POSIX_FADV_DONTNEED` of
+    /// the next access asks the pager again. Dirty, locked and pinned pages stay, as do pages that
+    /// another thread uses and those of a folio that extends beyond the range. Returns the number
+    /// of freed pages; 0 for an object that is not a file. (Linux: `POSIX_FADV_DONTNEED` of
     /// `posix_fadvise(2)`, which leaves mapped pages.) `evict(0, u64::MAX)` is
     /// [`Memory::drop_clean_pages`] of one object.
     ///

@@ -69,7 +69,7 @@ impl<P: Platform> Memory<P> {
     /// (Linux: `memfd_secret(2)`.)
     ///
     /// It guards against the users of this library, not against the embedder's own bugs: the frames
-    /// stay in [`Platform::direct_map`], where Linux takes them out of its own map.
+    /// stay in [`Platform::direct_map`], whereas Linux removes them from its own map.
     ///
     /// Context: may sleep.
     ///
@@ -103,9 +103,9 @@ impl<P: Platform> Memory<P> {
         add(self, backing, size, Seals::SEAL)
     }
 
-    /// A file of `size` bytes that lives with `pager`, under the number `file`; its pages are
-    /// fetched when they are accessed or read. A file must have at most one object at a time: two
-    /// would each have pages of their own. [`Memory::file_system`] sees to that.
+    /// A file of `size` bytes of `pager`, under the number `file`; its pages are fetched when they
+    /// are accessed or read. A file must have at most one object at a time: two would each have
+    /// pages of their own. [`Memory::file_system`] sees to that.
     ///
     /// The pager outlives the object and all its holders: the lifetimes of handles and address
     /// spaces cannot be shortened.
@@ -118,7 +118,7 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     ///
-    /// With an object that lives shorter, the same does not compile:
+    /// With an object of a shorter lifetime, this does not compile:
     ///
     /// ```compile_fail
     /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};
@@ -180,8 +180,8 @@ fn add_or_find<P: Platform>(
         let objects = memory.slab::<ObjectState>();
         Ok(objects.allocate(&memory.frames, state).ok_or(NoMemory)?)
     })?;
-    // SAFETY: 1. it is freed here, if it is not added, or by `last_holder`, when it has left and
-    // its name is free.
+    // SAFETY: 1. it is freed here if it is not added, otherwise by `last_holder`, once it has left
+    // and its name is free.
     if let Err(found) = unsafe { Registry::of(memory).add(state) } {
         // SAFETY: it came from this slab, and no other thread has seen it.
         unsafe { memory.slab::<ObjectState>().free(&memory.frames, state) };

@@ -88,8 +88,8 @@ pub(super) unsafe fn answer<P: Platform>(memory: &Memory<P>, batch: NonNull<Deta
 /// # Safety
 /// 1. The part is the caller's: the batch lives.
 unsafe fn count_down(batch: NonNull<DetachedBatch>) -> bool {
-    // SAFETY: it lives (obligation 1). Release: what the caller has stored comes before. Acquire:
-    // and so does what the others have.
+    // SAFETY: it lives (obligation 1). Release: the caller's stores come before. Acquire: so do the
+    // others'.
     unsafe { batch.as_ref() }.unanswered.fetch_sub(1, Ordering::AcqRel) == 1
 }
 

@@ -71,7 +71,7 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
         }
     }
     if object.is_last_record() {
-        // SAFETY: 1. `is_last_record` says so.
+        // SAFETY: 1. `is_last_record` checked it.
         return unsafe { free(memory, node) };
     }
     Registry::of(memory).note_kept(true);

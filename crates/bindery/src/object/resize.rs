@@ -86,8 +86,8 @@ impl<P: Platform> Object<'_, P> {
     /// pager is working on none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
         if let Some((pager, file)) = self.state().file().filter(|_| bytes != old) {
-            // Before the invalidate lock is taken: nothing beyond the new end is read or stored any
-            // more.
+            // Before the invalidate lock is taken. The pager neither reads nor stores bytes beyond
+            // the new end any more.
             pager.resize(file, bytes)?;
         }
         self.cut_pages(bytes);

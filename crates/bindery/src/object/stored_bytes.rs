@@ -95,8 +95,8 @@ impl<'a> StoredBytes<'a> {
     /// The `length` bytes from `start` on.
     ///
     /// # Safety
-    /// 1. The bytes lie in the direct maps of consecutive frames that an object has, which keeps
-    ///    them for `'a`.
+    /// 1. The bytes lie in the direct maps of consecutive frames of an object, which keeps the
+    ///    frames for `'a`.
     /// 2. No reference forbids reading them.
     pub(super) unsafe fn new<P: Platform>(
         platform: &'a P,

@@ -81,7 +81,7 @@ fn enter<'m, P: Platform>(
         // No step can fail any more. Takes one reference for each page that the index will refer
         // to, before another thread finds it there. By number: a value that moves through the
         // closure costs 50 instructions a page. SAFETY: 1. `fresh` has the value of this number,
-        // and gives it up below if this was reached, which happens once.
+        // and forgets it below if this was reached, which happens once.
         unsafe { frames.fresh(folio) }.publish(pages);
         index.set(first, folio.head, pages);
         // Before another thread can drop the pages.

@@ -68,7 +68,7 @@ impl AnonGroup {
     ///    lock is held: children and siblings leave the lists under it, and a dead group is
     ///    contracted under it.
     unsafe fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
-        // SAFETY: what is in the tree is freed after it has left it (obligation 1).
+        // SAFETY: a group is freed only after it has left the tree (obligation 1).
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
     }
 
@@ -327,8 +327,8 @@ impl AnonGroup {
         self.family_lock().with_write(platform, || {
             // SAFETY: 1. it holds the group (obligation 2).
             unsafe { vma.set_group(Some(self.node())) };
-            // SAFETY: 1. the lock is held; 2. the caller's obligation 1; 3. what the VMA maps
-            // changes only through `RmapGuard`, which renews it (`Rekeyed`).
+            // SAFETY: 1. the lock is held; 2. the caller's obligation 1; 3. the VMA's range changes
+            // only through `RmapGuard`, which updates the tree (`Rekeyed`).
             unsafe { self.vmas.insert(vma) };
         });
     }

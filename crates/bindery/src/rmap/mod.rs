@@ -126,8 +126,8 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
     pub(crate) unsafe fn add(&self, other: &Vma) {
         self.assert_alike(other);
         // SAFETY: 1. the locks are held, which are those of its trees (`assert_alike`); 2. the
-        // caller's obligation 1; 3. what it maps changes only through the methods below
-        // (`Rekeyed`), which renew it.
+        // caller's obligation 1; 3. its range changes only through the methods below (`Rekeyed`),
+        // which update the tree.
         unsafe {
             if let Some(object) = other.object() {
                 object.mappers.insert(other);

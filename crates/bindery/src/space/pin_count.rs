@@ -70,7 +70,7 @@ impl PinCount {
         // SAFETY: obligation 1.
         if unsafe { count.as_ref() }.0.fetch_sub(taken, Ordering::AcqRel) == taken {
             // SAFETY: the count came from this slab (`PinCounts::get_or_allocate`). It is zero, so
-            // neither the address space nor a pin knows it any more.
+            // neither the address space nor a pin refers to it any more.
             unsafe { memory.slab::<PinCount>().free(&memory.frames, count) };
         }
     }

@@ -172,8 +172,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
         // and reads the slot again.
         let handle = memory.frames.folio(leaving.folio());
-        // SAFETY: 1. one is the guard's, which ends below; the other is the cache's, which has the
-        // folio and gives it up in the same span of the cluster's lock.
+        // SAFETY: 1. one reference is the guard's, which ends below; the other is the cache's,
+        // which drops the folio while the cluster's lock is still held.
         let freeze = || unsafe { handle.freeze(2) };
         let cached = CachedFolio::new(memory, leaving.locked(), place);
         let frozen = cached.change(freeze, done).frozen?;

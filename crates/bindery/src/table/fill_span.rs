@@ -61,8 +61,9 @@ impl<'a, P: Platform> FillSpan<'_, 'a, '_, P> {
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Locks the tables of level 1 of `range` and lends them to `work`, anew until there are tables
-    /// for it. Called without table locks and outside of read sections.
+    /// Locks the tables of level 1 of `range` and lends them to `work`. Allocates missing tables
+    /// and tries again until `work` has all it needs. Called without table locks and outside of
+    /// read sections.
     #[inline]
     pub(crate) fn with_tables<R>(
         &self,

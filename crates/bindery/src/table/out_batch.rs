@@ -95,7 +95,7 @@ impl OutBatch {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
         for (folio, pages) in self.lazy.drain(..) {
-            // SAFETY: 1. their entries were cleared, and each is met once; 2. the caller's
+            // SAFETY: 1. their entries were cleared, and each is visited once; 2. the caller's
             // obligation 1.
             unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
             dropped += u64::from(pages);
@@ -211,7 +211,7 @@ impl OutBatch {
                 let pages = u64::from(folio.pages());
                 slot += pages;
                 // SAFETY: 1. and 2. the folios of runs were left to this batch, each with a
-                // reference, and each is met once.
+                // reference, and each is visited once.
                 let leaving = unsafe { memory.frames.folio(folio).folio_of_batch() };
                 if kept && stays_in_cache(memory, leaving.locked()) {
                     continue;

@@ -72,7 +72,8 @@ pub(crate) struct SharedFolios<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> SharedFolios<'m, P> {
-    /// The folio, which belongs there, and up to about `wanted` pages of those that follow it.
+    /// A batch of the folio `leaving`, at `owner`, and up to about `wanted` pages of the folios
+    /// that follow it.
     pub(crate) fn new(
         leaving: LockedFolio<'m, P>,
         owner: FolioOwner,

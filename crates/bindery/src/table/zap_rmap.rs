@@ -467,7 +467,7 @@ pub(super) fn free_deposit<P: Platform>(
         debug_assert!(false, "{holder:?} is not locked");
         return;
     }
-    // SAFETY: 1. asked above.
+    // SAFETY: 1. checked above.
     unsafe { free_deposit_held(memory, holder, counts) };
 }
 

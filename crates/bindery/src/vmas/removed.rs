@@ -55,15 +55,15 @@ impl Removed {
         for vma in vmas.iter() {
             unlocked |= vma.has(MappingFlags::LOCKED);
             if let Some(group) = vma.group_pointer() {
-                // SAFETY: 1. the VMA's own holder, which it gives up here.
+                // SAFETY: 1. the reference is the VMA's own, and is released here.
                 unsafe { Groups::release(memory, group, &mut groups) };
             }
             if let Some(object) = vma.object_pointer() {
-                // SAFETY: 1. the VMA's own holder, which it gives up here.
+                // SAFETY: 1. the reference is the VMA's own, and is released here.
                 unsafe { object::map_removed(memory, object, vma.flags()) };
             }
             if let Some(userfault) = vma.userfault_pointer() {
-                // SAFETY: 1. the VMA's own hold, which it gives up here.
+                // SAFETY: 1. the reference is the VMA's own, and is released here.
                 unsafe { release_userfault(memory, userfault) };
             }
         }

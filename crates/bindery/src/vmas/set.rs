@@ -130,8 +130,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     #[inline]
     fn hold_for(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let node = new.into_node();
-        // SAFETY: 1. the node was `new`'s. From here on only the `LinkedVma` leads to it, and
-        // that allows only its insertion into the index.
+        // SAFETY: 1. the node was `new`'s. From here on only the `LinkedVma` refers to it, and that
+        // type allows only its insertion into the index.
         let vma = unsafe { self.vma(node) };
         if let Some(object) = vma.object() {
             object.map_added(vma.flags());
@@ -388,7 +388,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// 1. No other thread uses the address space, except walkers of the reverse map.
     pub(crate) unsafe fn remove_all(&mut self) {
         while let Some(vma) = self.first_ending_after(0) {
-            // SAFETY: 1. and 2. the caller's obligation 1; walkers only read what stays as it is.
+            // SAFETY: 1. and 2. the caller's obligation 1; walkers only read fields that do not
+            // change.
             self.remove(unsafe { vma.written(self.platform()) });
             // A reclaimer that found the VMA before continues without the locks of its trees.
             vma.wait_for_readers(self.platform());

@@ -45,7 +45,7 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// The first VMA that ends after `addr`.
     pub(crate) fn first_ending_after(self, addr: u64) -> Option<&'op Vma> {
-        // SAFETY: 1. the index gives it, with the mutex held.
+        // SAFETY: 1. it came from the index, and the mutex is held.
         self.vmas.index.first_ending_after(addr).map(|node| unsafe { self.vma(node) })
     }
 
@@ -61,7 +61,7 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// The last VMA that starts at or before `addr`.
     pub(crate) fn last_at_or_before(self, addr: u64) -> Option<&'op Vma> {
-        // SAFETY: 1. the index gives it, with the mutex held.
+        // SAFETY: 1. it came from the index, and the mutex is held.
         self.vmas.index.find_at_or_before(addr).map(|node| unsafe { self.vma(node) })
     }
 
@@ -78,19 +78,19 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// All VMAs, in rising order. The VMA that was yielded last may be changed or removed.
     pub(crate) fn iter(self) -> impl Iterator<Item = &'op Vma> {
-        // SAFETY: 1. the index gives it, with the mutex held.
+        // SAFETY: 1. it came from the index, and the mutex is held.
         self.vmas.index.iter().map(move |node| unsafe { self.vma(node) })
     }
 
     /// The VMA after `vma`.
     pub(crate) fn next(self, vma: &Vma) -> Option<&'op Vma> {
-        // SAFETY: 1. the index gives it, with the mutex held.
+        // SAFETY: 1. it came from the index, and the mutex is held.
         self.vmas.index.next(vma).map(|node| unsafe { self.vma(node) })
     }
 
     /// The VMA before `vma`.
     pub(crate) fn previous(self, vma: &Vma) -> Option<&'op Vma> {
-        // SAFETY: 1. the index gives it, with the mutex held.
+        // SAFETY: 1. it came from the index, and the mutex is held.
         self.vmas.index.previous(vma).map(|node| unsafe { self.vma(node) })
     }
 

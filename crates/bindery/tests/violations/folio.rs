@@ -24,7 +24,7 @@ pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number:
     let _ = lock.set_owner(LiveOwner::NONE, page.wrapping_sub(number.into())); //~ E0308
 }
 
-/// A folio is found by the metadata of a frame, which exists then. It is not made of a number.
+/// A folio comes from the metadata of a frame, so it exists. It cannot be made from a number.
 pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32> {
     #[cfg(not(lock_violations = "types"))]
     let folio = frames.folio_of(frame)?;

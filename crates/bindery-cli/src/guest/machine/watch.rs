@@ -52,8 +52,8 @@ impl Watched {
         // The signal is sent when the thread that started the child ends, so that thread must wait
         // for it: `wait` takes `self`, and nothing sends a `Watched` to another thread.
         //
-        // SAFETY: what runs between fork and exec must be safe to call in a signal handler; this is
-        // one system call, which touches no memory and takes no lock.
+        // SAFETY: code between fork and exec must be async-signal-safe; this is one system call,
+        // which touches no memory and takes no lock.
         unsafe {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }

@@ -251,7 +251,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
             return assert_eq!(result, Err(expected));
         }
         match result {
-            // A normal memory type without memory would be a violation at the first access.
+            // The first access would be a violation: there is no memory behind the normal type.
             Ok(at) if memory == MemoryType::Normal => self.map.free_ioremap(at).unwrap(),
             Err(problem) => self.short(problem, count, PAGE_SIZE),
             Ok(given) => {

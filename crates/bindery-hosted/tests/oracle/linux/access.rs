@@ -39,7 +39,7 @@ pub fn load(at: u64) -> Result<u64, Signal> {
 /// Stores eight bytes.
 pub fn store(at: u64, value: u64) -> Result<(), Signal> {
     let signal: u64;
-    // SAFETY: as above; what is overwritten is a program's, and no reference to it exists.
+    // SAFETY: as above; the overwritten bytes belong to a program, and no reference to them exists.
     unsafe {
         asm!(
             "lea r10, [rip + 2f]",
@@ -88,8 +88,8 @@ pub fn handle_signals() {
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = on_signal as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: the handler does only what may be done in one, and leaves all else to the
-        // default; see there.
+        // SAFETY: the handler makes only calls that a signal handler may make, and leaves other
+        // faults to the default action; see there.
         let installed = unsafe { libc::sigaction(signal, &action, ptr::null_mut()) };
         assert_eq!(installed, 0, "sigaction");
     }

@@ -91,8 +91,7 @@ impl Fixture {
     /// Runs a sequence in a new process. Returns its observations.
     pub fn run(&mut self, operations: &[Operation]) -> Vec<u64> {
         self.shared.clear();
-        // SAFETY: the child continues with what it has; it needs no other thread, and allocates
-        // nothing.
+        // SAFETY: the child needs no other thread, and allocates nothing.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork");
         if child == 0 {

@@ -57,9 +57,9 @@ enum Next {
 
 /// Makes a system call. Returns its result; errors are negative.
 pub fn call(number: libc::c_long, a: [u64; 6]) -> i64 {
-    // SAFETY: what calls of a sequence change lies in the region, where this process keeps
-    // nothing of its own, or in `SCRATCH`; the generator sees to that. All else concerns files
-    // and limits.
+    // SAFETY: calls of a sequence change memory only in the region, where this process keeps
+    // nothing of its own, or in `SCRATCH`; the generator ensures it. Other calls concern files and
+    // limits.
     let returned = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
     if returned == -1 {
         return -i64::from(io::Error::last_os_error().raw_os_error().unwrap_or_default());
@@ -191,8 +191,8 @@ impl Runner<'_> {
     fn fork(&mut self, step: usize) -> Next {
         if self.other.is_none() {
             let (to_child, to_parent) = (pipe(), pipe());
-            // SAFETY: the child is a copy that continues below with what it has; no other thread of
-            // this process holds anything that it needs, as it allocates nothing.
+            // SAFETY: the child is a copy that continues below. It allocates nothing, so it needs
+            // no lock that another thread of this process may hold.
             let child = unsafe { libc::fork() };
             assert!(child >= 0, "fork");
             if child == 0 {

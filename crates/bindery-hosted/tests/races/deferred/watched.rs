@@ -96,8 +96,8 @@ pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
     (machine, memory)
 }
 
-// SAFETY: all that is promised is what the machine inside promises, and `Counted` is a lock. To say
-// of no grace period that it is over is always right.
+// SAFETY: the machine inside keeps the contract, and `Counted` is a lock. It is always valid to
+// report that no grace period has ended.
 unsafe impl<A: Walk> Platform for Watched<A> {
     type Arch = A;
     type Mutex = Counted;

@@ -123,8 +123,8 @@ unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
     }
 }
 
-// SAFETY: all is the hosted machine's doing, which keeps the promises. A call that is held takes
-// longer for what it does, and returns no earlier.
+// SAFETY: each call goes to the hosted machine, which keeps the contract. A held call takes longer,
+// and returns no earlier.
 unsafe impl<A: Walk> Platform for Stepped<A> {
     type Arch = A;
     type Mutex = SteppedLock<true>;

@@ -70,7 +70,7 @@ pub fn is_absent_semihosting(registers: &mut Registers) -> bool {
 
 fn semihosting(operation: u64, argument: &[u64]) {
     if !ABSENT.load(Ordering::Relaxed) {
-        // SAFETY: the host reads the argument's words, and what they say it may.
+        // SAFETY: the host reads the argument's words and the memory that they describe.
         unsafe { semihosting_call(operation, argument.as_ptr()) };
     }
 }

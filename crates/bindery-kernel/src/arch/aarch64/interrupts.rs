@@ -161,9 +161,9 @@ pub enum Taken {
 /// Acknowledges a pending interrupt, if any.
 pub fn take() -> Taken {
     let number: u64;
-    // SAFETY: takes the interrupt, ICC_IAR1_EL1, and says at once that it is served,
-    // ICC_EOIR1_EL1: another thread may run before this function returns. The timer goes on asking
-    // until it is set anew, which `trap::timer` does.
+    // SAFETY: reads the interrupt's number from ICC_IAR1_EL1 and ends it at once by ICC_EOIR1_EL1,
+    // since another thread may run before this function returns. The timer keeps its interrupt
+    // pending until `trap::timer` programs it again.
     unsafe {
         asm!(
             "mrs {number}, s3_0_c12_c12_0",

@@ -62,7 +62,7 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     } else {
         several(start, end, what);
     }
-    // SAFETY: as above: all CPUs are done, and this one walks anew.
+    // SAFETY: as above: waits for all CPUs, and makes this one walk again.
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
@@ -78,8 +78,8 @@ pub fn invalidate_local(root: Frame, what: &Invalidation) {
 
 #[inline]
 fn one(page: u64, tables: Tables) {
-    // SAFETY: forgetting a translation changes nothing but speed. Bits 43:0 are the page, the
-    // address-space identifier above them is 0; a program's page has no higher bits.
+    // SAFETY: invalidating a translation costs only time. Bits 43:0 are the page, the address-space
+    // identifier above them is 0; a program's page has no higher bits.
     unsafe {
         match tables {
             Tables::Unchanged => {

@@ -158,7 +158,7 @@ fn step_or_breakpoint() -> u32 {
 fn x87_code() -> u32 {
     let (status, control): (u16, u16);
     let mut word = 0_u16;
-    // SAFETY: both instructions look and change nothing but `word`, and raise nothing.
+    // SAFETY: both instructions only query; they write only `word` and raise no exception.
     unsafe {
         asm!("fnstsw ax", out("ax") status, options(nomem, nostack, preserves_flags));
         asm!("fnstcw [{}]", in(reg) &raw mut word, options(nostack, preserves_flags));

@@ -46,12 +46,12 @@ pub(super) fn fault_address() -> u64 {
     address
 }
 
-/// Ends the routine that caused this fault. `false` if the fault is none of theirs.
+/// Ends the routine that caused this fault. `false` if no routine did.
 pub(super) fn ends(registers: &mut Registers) -> bool {
     if !is_expected(fault_address()) {
         return false;
     }
-    // SAFETY: nothing lies on the stack of a routine but where it returns to.
+    // SAFETY: a routine's stack holds only its return address.
     registers.rip =
         unsafe { core::ptr::with_exposed_provenance::<u64>(registers.rsp as usize).read() };
     registers.rsp += size_of::<u64>() as u64;

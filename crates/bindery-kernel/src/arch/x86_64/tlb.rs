@@ -88,7 +88,7 @@ fn invalidate_one_by_one(what: &Invalidation) -> bool {
         return false;
     }
     loop {
-        // SAFETY: an entry that is forgotten is read anew.
+        // SAFETY: the CPU reads an invalidated entry again.
         unsafe { asm!("invlpg [{}]", in(reg) at, options(nostack, preserves_flags)) };
         at += stride;
         if at >= end {

@@ -51,7 +51,7 @@ pub(crate) struct Machine {
     pub(crate) released: Mutex<Vec<(Frame, u32)>>,
 }
 
-// SAFETY: the memory is used as the platform's contract says.
+// SAFETY: the tests use the memory as the platform's contract requires.
 unsafe impl Send for Machine {}
 // SAFETY: as above.
 unsafe impl Sync for Machine {}

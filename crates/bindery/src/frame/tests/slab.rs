@@ -139,7 +139,7 @@ fn announce(frames: &Frames<Machine>, cpus: u16) {
 
 /// Frees an object of a test.
 fn free<T>(slab: &Slab<T, Machine>, frames: &Frames<Machine>, object: NonNull<T>) {
-    // SAFETY: 1. each test frees once what it has allocated. 2. nothing uses it.
+    // SAFETY: 1. each test frees its objects once. 2. nothing uses them.
     unsafe { slab.free(frames, object) };
 }
 

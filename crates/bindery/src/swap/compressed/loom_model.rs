@@ -24,11 +24,11 @@ use crate::sync::word::Word;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// A search returns all credit before it tries.
+    /// A search returns the credit of all pools before it tries.
     Return,
     /// No pool keeps credit during a search.
     KeepsNone,
-    /// A frame that is freed ends the memory of a search that found nothing.
+    /// Freeing a frame clears the note that a search found nothing.
     NotePut,
 }
 

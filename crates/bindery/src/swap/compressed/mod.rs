@@ -203,7 +203,7 @@ impl<P: Platform> CompressedStore<P> {
         // The lock is free again.
         let Ok(emptied) = released else { return frames.refuse() };
         for frame in emptied {
-            // SAFETY: 1. the pool released it. 2. no object lies in it, so no thread reads it.
+            // SAFETY: 1. the pool released it. 2. it holds no object, so no thread reads it.
             unsafe { frames.free(frame, Order::PAGE) };
         }
     }

@@ -52,7 +52,7 @@ fn requests_of_an_overflowed_group_are_found() {
     };
     let taken: std::vec::Vec<_> = (0..5).map(|_| begin(2)).collect();
     assert_eq!(taken, [8, 9, 10, 11, 12], "one of the next group");
-    // No CPU is sure to call that has its group first, or, from then on, any other.
+    // The CPUs whose first group this is may never call, so from now on each CPU checks all groups.
     end(12, 2);
     end(8, 6);
     // A new one keeps the table as it is, after all others of the group have ended.
@@ -96,9 +96,9 @@ fn an_offline_cpus_late_request_is_found() {
     requests.adopt_group(Cpu(0));
     requests.share_group(Cpu(2));
     assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle");
-    // A thread had its number before.
+    // A thread read its CPU number before the CPU went offline.
     assert!(end(2, 6) && end(2, 5));
-    // Nor does the end of an overflow change it.
+    // The end of an overflow does not change that.
     requests.note_overflow();
     assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle again");
     assert!(end(2, 6) && !end(3, 6));

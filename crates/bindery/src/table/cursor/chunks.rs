@@ -12,8 +12,8 @@ use super::Cursor;
 
 impl<P: Platform> PageTable<'_, P> {
     /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power
-    /// of two. Flushes that are pending for `own` stay so. The caller keeps new tables out of the
-    /// range, or can miss those that are made during the call.
+    /// of two. Flushes that are pending for `own` stay pending. The caller keeps new tables out of
+    /// the range, or can miss those that are made during the call.
     pub(crate) fn first_part(
         &self,
         range: VirtRange,
@@ -63,8 +63,8 @@ fn first_table<P: Platform>(
 }
 
 /// A range that is locked part by part, each as long as one set of locks may be
-/// ([`super::locking`]). Stretches under which there is no table are passed over in one step,
-/// whatever their size. The caller keeps new tables out of the range.
+/// ([`super::locking`]). A gap without tables is skipped in one step, whatever its size. The caller
+/// keeps new tables out of the range.
 pub(crate) struct Chunks {
     range: VirtRange,
     /// The last address at which the locks of the next part may end: the end of a table of level 2,
@@ -83,7 +83,7 @@ impl Chunks {
         self.range = VirtRange::raw(at.0, self.range.end().0);
     }
 
-    /// Locks `part`, which is the next ([`Chunks::next_part`]), or its front.
+    /// Locks `part`, which is the next one ([`Chunks::next_part`]), or the front of it.
     // Always: as `PageTable::cursor`.
     #[inline(always)]
     pub(crate) fn lock<'a, 'm, P: Platform>(
@@ -99,8 +99,8 @@ impl Chunks {
         cursor
     }
 
-    /// The range that the locks of the next part are to begin with. The caller locks it, or its
-    /// front, and goes on from the end of that.
+    /// The range of the next locks. The caller locks it, or the front of it, and continues from the
+    /// end of that.
     #[inline(always)]
     pub(in crate::table) fn next_part<P: Platform>(
         &mut self,

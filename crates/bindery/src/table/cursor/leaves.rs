@@ -1,4 +1,4 @@
-//! Leaves of level 1 that an operation takes together, although they form many runs.
+//! Leaves of level 1 that one operation handles at once, even if they form many runs.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

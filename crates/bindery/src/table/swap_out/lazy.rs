@@ -54,7 +54,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.span.counts.unmapped(OwnerKind::Anonymous, pages);
-            // SAFETY: 1. their entries were cleared, and each is met once; 2. flushed above.
+            // SAFETY: 1. their entries were cleared, and each is visited once; 2. flushed above.
             unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
         }
     }

@@ -118,7 +118,7 @@ impl Fixture {
 
     fn load(&self, handle: &Handle) -> Result<Page, Corrupt> {
         write(&self.frames, self.page, 0, &[0x5a; PAGE]);
-        // SAFETY: 1. this thread is the only one, so what is stored stays. 2. the page is ours.
+        // SAFETY: 1. this is the only thread, so the stored bytes stay. 2. the page is ours.
         unsafe { self.store.load(&self.frames, handle, self.page) }?;
         Ok(read(&self.frames, self.page))
     }
