@@ -7,29 +7,21 @@
 // beside one that has no answer yet. In between another file is synchronized, and with it the blocks
 // of all files. The next start must not find in a file what a removed file had in its blocks.
 
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "settings.h"
+#include "disk.h"
 
-#define PAGE 4096
 #define PAGES 16
 #define ANSWERS 8
 
 static char content[PAGES * PAGE];
-
-static int opened(const char *path) {
-    int file = open(path, O_RDWR | O_CREAT, 0600);
-    NEED(file >= 0);
-    return file;
-}
 
 // A child that waits for the store of a file.
 static pid_t storer(const char *path, size_t size) {
     pid_t child = fork();
     NEED(child >= 0);
     if (child == 0) {
-        int file = opened(path);
+        int file = disk_open(path);
         _exit(write(file, content, size) == (ssize_t)size && fsync(file) == 0);
     }
     usleep(100000);
@@ -38,9 +30,9 @@ static pid_t storer(const char *path, size_t size) {
 }
 
 static void first_time(void) {
-    EQUAL(write_setting("/proc/sys/vm/dirty_writeback_centisecs", "0"), 1, "no thread stores pages");
+    disk_has_no_writer();
     memset(content, 's', sizeof content);
-    int removed = opened("/disk/removed"), other = opened("/disk/other");
+    int removed = disk_open("/disk/removed"), other = disk_open("/disk/other");
     NEED(write(removed, content, sizeof content) == sizeof content && fsync(removed) == 0);
     NEED(unlink("/disk/removed") == 0 && close(removed) == 0);
     for (int turn = 1; turn < ANSWERS; turn++)
@@ -53,16 +45,12 @@ static void first_time(void) {
     NEED(kill(child, SIGKILL) == 0 && waitpid(child, 0, 0) == child);
     storer("/disk/begun", 4 * PAGE);
     EQUAL(msync(map, PAGE, MS_SYNC), 0, "another file is synchronized meanwhile");
-    // A machine that stops so tells of no failure.
-    if (test_failures > 0)
-        return;
-    syscall(SYS_reboot, 0xfee1dead, 672274793, 0x4321fedc, 0);
-    CHECK(0, "the machine has stopped");
+    disk_power_fails();
 }
 
 // The disk may have any size of the file that it had, and zeroes for content that it never got.
 static int is_clean(const char *path) {
-    int file = opened(path);
+    int file = disk_open(path);
     ssize_t count = read(file, content, sizeof content);
     for (ssize_t at = 0; at < count; at++)
         if (content[at] != 0)

@@ -25,9 +25,9 @@ use crate::sync::{self, Mutex};
 use crate::time::{self, Event};
 use crate::{arch, log, options};
 use hal::KernelMemory;
-use trouble::Passed;
+use trouble::{Fate, Passed};
 
-pub use trouble::{end_silence, give_up, lose_power, lose_power_after};
+pub use trouble::{end_silence, give_up, lose_power, plan};
 
 /// The size of a block of the file system, in bytes.
 pub const BLOCK_SIZE: usize = 4096;
@@ -74,6 +74,13 @@ struct Piece {
     job: usize,
 }
 
+impl Piece {
+    /// The block behind it.
+    fn end(&self) -> u64 {
+        self.block + (self.length / BLOCK_SIZE) as u64
+    }
+}
+
 /// An entry of the list. The order is kept around flushes: pieces before one are done first, and
 /// those behind it begin afterwards, so no flush waits for later pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,6 +93,8 @@ enum Waiting {
 struct Slot {
     token: u16,
     piece: Piece,
+    /// What a test wants of it.
+    fate: Fate,
 }
 
 #[derive(Default)]
@@ -232,7 +241,7 @@ impl Driver {
         let token = self.device.peek_used()?;
         let used = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.token == token);
         let index = self.slots.iter().position(used).expect("the device returns what it was given");
-        let Slot { piece, .. } = self.slots[index].take()?;
+        let Slot { piece, fate, .. } = self.slots[index].take()?;
         let mut buffers = self.buffers(index);
         // SAFETY: the slot's buffers are the device's no more, and the piece's memory belongs to
         // the job's request until that is answered. They are those that `start` passed.
@@ -250,7 +259,7 @@ impl Driver {
             }
         };
         self.start_waiting();
-        Some(self.done(piece.job, outcome.is_ok()))
+        Some(self.done(piece.job, outcome.is_ok() && fate != Fate::Failed))
     }
 
     /// A piece of the job is done, or its last one was added.
@@ -288,7 +297,12 @@ impl Driver {
         if !is_next || self.slots.iter().any(Option::is_some) {
             return None;
         }
-        let flushed = if self.has_written { self.device.flush() } else { Ok(()) };
+        let flushed = if self.has_written {
+            trouble::before_a_flush();
+            self.device.flush()
+        } else {
+            Ok(())
+        };
         self.has_written &= flushed.is_err();
         self.waiting.pop_front();
         self.start_waiting();
@@ -309,14 +323,24 @@ impl Driver {
     fn start(&mut self, piece: Piece) {
         let free = self.slots.iter().position(Option::is_none);
         let index = free.expect("the caller has found a free slot");
-        if piece.direction == Direction::Write {
-            trouble::before_a_write();
-        }
+        let fate = match piece.direction {
+            Direction::Write => trouble::before_a_write(&piece),
+            Direction::Read => {
+                trouble::before_a_read(&piece);
+                Fate::Written
+            }
+        };
         let [_, pieces, bytes] = &TRANSFERS[piece.direction as usize];
         pieces.fetch_add(1, Ordering::Relaxed);
         bytes.fetch_add(piece.length as u64, Ordering::Relaxed);
         self.has_written |= piece.direction == Direction::Write;
-        let sector = piece.block as usize * (BLOCK_SIZE / SECTOR_SIZE);
+        let sector = match fate {
+            Fate::Written => piece.block as usize * (BLOCK_SIZE / SECTOR_SIZE),
+            // To the disk's last blocks, which those tests leave free.
+            Fate::Lost | Fate::Failed => {
+                self.device.capacity() as usize - piece.length / SECTOR_SIZE
+            }
+        };
         let mut buffers = self.buffers(index);
         // SAFETY: the slot is free, so the device does not use its buffers; the piece's memory
         // belongs to the job's request until that is answered, which comes after `complete`.
@@ -331,7 +355,7 @@ impl Driver {
         };
         // Each slot has its share of the queue.
         let token = token.expect("the queue has room for each slot");
-        self.slots[index] = Some(Slot { token, piece });
+        self.slots[index] = Some(Slot { token, piece, fate });
     }
 }
 

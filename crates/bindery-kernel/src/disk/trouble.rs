@@ -1,8 +1,8 @@
-//! Troubles that the command line asks for: content that fails, late answers, none at all, and a
-//! machine whose power fails between two writes.
+//! Troubles that the command line asks for: content that fails, late answers, none at all, and
+//! writes after which the power fails, or that fail themselves, or that a cache loses.
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bindery::Platform;
 
@@ -11,7 +11,7 @@ use crate::platform::Machine;
 use crate::sync::Mutex;
 use crate::{control, options};
 
-use super::{Answer, JOBS, finish};
+use super::{Answer, JOBS, Piece, finish};
 
 /// The most jobs whose answers a silent device withholds. It fails those after them, so that other
 /// transfers find free jobs.
@@ -27,8 +27,36 @@ static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
 static SILENCE: Mutex<Vec<(u32, usize, Answer)>> = Mutex::new(Vec::new());
 /// Stretches of content that were written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// The pieces of all kinds that the device still writes: then the power fails.
-static POWER: AtomicU64 = AtomicU64::new(u64::MAX);
+/// What a test has planned, if it has.
+static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
+/// Whether there is a plan.
+static IS_PLANNED: AtomicBool = AtomicBool::new(false);
+
+/// The pieces to which something happens, by their numbers; 0 for none.
+#[derive(Default)]
+struct Plan {
+    /// The pieces of all kinds that were written since it was made.
+    pieces: u64,
+    /// The power fails before this one.
+    power: u64,
+    /// The device's cache has this one, and loses it: the power fails at the next flush.
+    lost: u64,
+    /// This one fails.
+    failed: u64,
+    /// The first block of the lost piece, and the one behind it.
+    hole: (u64, u64),
+}
+
+/// The fate of a piece that is about to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It is written.
+    Written,
+    /// It is not, and the device says that it is.
+    Lost,
+    /// It is not, and the device says so.
+    Failed,
+}
 
 /// Reads the command line.
 pub fn begin() {
@@ -44,18 +72,57 @@ pub fn is_silent() -> bool {
     ANSWERED.load(Ordering::Relaxed) == 0
 }
 
-/// Has the power fail after so many pieces more.
-pub fn lose_power_after(pieces: u64) {
-    POWER.store(pieces, Ordering::Relaxed);
+/// Has something happen to pieces that are written from now on. The number of the one before which
+/// the power fails has 16 bits, and so have those of the lost one and of the one that fails above
+/// it.
+pub fn plan(numbers: u64) {
+    let number = |at: u32| numbers >> (16 * at) & 0xffff;
+    let plan = Plan { power: number(0), lost: number(1), failed: number(2), ..Plan::default() };
+    *PLAN.lock() = Some(plan);
+    IS_PLANNED.store(true, Ordering::Relaxed);
 }
 
-/// The device is about to be given a piece to write. Earlier ones are written.
-pub fn before_a_write() {
-    match POWER.load(Ordering::Relaxed) {
-        u64::MAX => {}
-        0 => lose_power(),
-        left => POWER.store(left - 1, Ordering::Relaxed),
+/// Looks at the plan, if there is one: most machines pay a comparison.
+fn planned<T>(look: impl FnOnce(&mut Plan) -> T) -> Option<T> {
+    if !IS_PLANNED.load(Ordering::Relaxed) {
+        return None;
     }
+    PLAN.lock().as_mut().map(look)
+}
+
+/// The device is about to be given a piece to write. Earlier ones are written or lost.
+pub fn before_a_write(piece: &Piece) -> Fate {
+    let fate = planned(|plan| {
+        plan.pieces += 1;
+        if plan.power == plan.pieces {
+            lose_power();
+        }
+        if plan.lost == plan.pieces {
+            plan.hole = (piece.block, piece.end());
+            return Fate::Lost;
+        }
+        if plan.failed == plan.pieces { Fate::Failed } else { Fate::Written }
+    });
+    fate.unwrap_or(Fate::Written)
+}
+
+/// The device is about to be given a piece to read. The power fails if a lost one was there: a
+/// device that has it in its cache would show it.
+pub fn before_a_read(piece: &Piece) {
+    planned(|plan| {
+        if piece.block < plan.hole.1 && plan.hole.0 < piece.end() {
+            lose_power();
+        }
+    });
+}
+
+/// The device is about to keep all that it was given. The power fails first if one was lost.
+pub fn before_a_flush() {
+    planned(|plan| {
+        if plan.hole.1 > 0 {
+            lose_power();
+        }
+    });
 }
 
 /// Stops the machine at once.

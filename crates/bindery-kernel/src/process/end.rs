@@ -337,7 +337,7 @@ pub(super) fn reboot(first: u64, second: u64, command: u64, argument: u64) -> Ou
         command if ENDS.contains(&command) && provoke::loses_power() => {
             match argument {
                 0 => disk::lose_power(),
-                pieces => disk::lose_power_after(pieces - 1),
+                numbers => disk::plan(numbers),
             }
             Ok(0)
         }

@@ -45,8 +45,8 @@ fn use_after_free() {
 }
 
 /// Whether `reboot(2)` stops the machine at once, as if its power failed (`provoke=power-loss`): a
-/// test thus knows that nothing was stored afterwards. With an argument N above 0 it returns, and
-/// the power fails when the disk is about to write the Nth piece from then on.
+/// test thus knows that nothing was stored afterwards. With an argument above 0 it returns, and
+/// something happens to pieces that the disk writes from then on ([`crate::disk::plan`]).
 pub fn loses_power() -> bool {
     options::value("provoke") == Some("power-loss")
 }
