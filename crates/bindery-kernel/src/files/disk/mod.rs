@@ -5,10 +5,12 @@
 //! | [`layout`] | the blocks of the disk |
 //! | [`volume`], [`page_set`], [`extents`] | files and free blocks in memory |
 //! | [`placements`] | blocks of stores in progress |
+//! | [`cuts`] | pages that become holes |
 //! | [`storage`] | the pager, and the changes of the disk |
 //! | [`node`] | the nodes of the files |
 //! | [`writer`] | the thread that stores dirty pages early |
 
+mod cuts;
 mod extents;
 mod layout;
 mod node;

@@ -90,7 +90,7 @@ impl Volume {
         }
         let Some(Some(placement)) = self.placements.0.get(store) else { return Ok(false) };
         let Some(first) = placement.extents.first().copied() else { return Ok(false) };
-        let new = self.placements.extents_of(file);
+        let new = self.placements.extents_of(file) + self.room_for_cut(file);
         let extents = &mut self.record(file).ok_or(PagerError::InputOutput)?.extents;
         let continues = usize::from(extents::continues(extents, &first));
         if extents.len() + new - continues > EXTENTS_MAX {

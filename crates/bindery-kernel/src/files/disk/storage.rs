@@ -14,6 +14,7 @@ use crate::platform::Machine;
 use crate::sync::{Mutex, SleepingMutex};
 use crate::time;
 
+use super::cuts::{self, Cut};
 use super::layout::{self, Block, FILES, Record, Superblock, TABLE};
 use super::volume::{NewRecord, RecordEnd, Volume};
 
@@ -165,8 +166,18 @@ impl Storage {
     /// The device's failure; that of [`Volume::begin_record`].
     pub fn write_record(&self, number: u64) -> Result<(), PagerError> {
         // Held until the block is written, so the last one to come writes the last state.
-        let mut own = self.own.lock();
-        let new = self.volume.lock().begin_record(number, &mut own.record)?;
+        self.write_record_from(number, &mut self.own.lock())
+    }
+
+    fn write_record_from(&self, number: u64, own: &mut Own) -> Result<(), PagerError> {
+        let new = {
+            let mut volume = self.volume.lock();
+            let begun = volume.begin_record(number, &mut own.record);
+            if begun.is_err() {
+                volume.has_changed(number);
+            }
+            begun?
+        };
         let lists = self.write_lists(number, &new, &mut own.page);
         // The device may keep blocks in any order. Those that the file's block names come first.
         let has_new = new.has_changed || !new.lists.is_empty();
@@ -174,7 +185,7 @@ impl Storage {
         let (outcome, end) = match kept {
             Err(_) => (kept, RecordEnd::NotWritten),
             Ok(()) => {
-                let Own { page, record } = &mut *own;
+                let Own { page, record } = own;
                 bytes(page).copy_from_slice(&record[..]);
                 let at = TABLE + number;
                 let mut written = disk::transfer(Direction::Write, at, *page, BLOCK_SIZE);
@@ -242,7 +253,7 @@ impl Storage {
 
     /// Frees a file without a name.
     pub fn remove(&self, number: u64) -> Result<(), PagerError> {
-        self.cut(number, 0..u64::MAX)?;
+        self.cut(number, cuts::ALL, None)?;
         let mut volume = self.volume.lock();
         volume.records[number as usize] = None;
         // The next file of this number has its own.
@@ -250,17 +261,31 @@ impl Storage {
         Ok(())
     }
 
-    /// Makes pages of a file holes.
-    fn cut(&self, number: u64, pages: Range<u64>) -> Result<(), PagerError> {
-        let cut = self.volume.lock().cut(number, pages)?;
-        // Before a block is used again, the disk does not name it any more. If this fails, the
-        // blocks stay out of use until the next mount.
-        self.write_record(number)?;
+    /// Makes pages of a file holes; with `size`, the file ends there from then on.
+    ///
+    /// # Errors
+    /// The device's failure; those of [`Volume::cut`] and [`Volume::begin_record`]. The file is as
+    /// it was then.
+    fn cut(&self, number: u64, pages: Range<u64>, size: Option<u64>) -> Result<(), PagerError> {
+        // Held throughout: no other thread writes the file's block before the outcome is known.
+        let mut own = self.own.lock();
+        let cut = self.volume.lock().cut(number, pages, size)?;
+        let stored = self.store_cut(&cut, size, &mut own);
+        let mut volume = self.volume.lock();
+        match stored {
+            Ok(()) => volume.release(&cut),
+            Err(_) => volume.put_back(cut),
+        }
+        stored
+    }
+
+    fn store_cut(&self, cut: &Cut, size: Option<u64>, own: &mut Own) -> Result<(), PagerError> {
+        self.write_record_from(cut.file, own)?;
         if cut.has_blocks() {
+            // Before a block is used again, the disk does not name it any more.
             disk::flush()?;
         }
-        self.volume.lock().release(&cut);
-        Ok(())
+        size.map_or(Ok(()), |size| self.clear_end(cut.file, size, &mut own.page))
     }
 
     /// Adds the transfers of pages in one piece of memory to a job. Holes are zeroed.
@@ -327,15 +352,19 @@ impl Storage {
     }
 
     /// Zeroes the rest of a file's last block, so that it reads as zeroes if the file grows.
-    fn clear_end(&self, file: u64, size: u64) -> Result<(), PagerError> {
+    fn clear_end(&self, file: u64, size: u64, page: &mut u64) -> Result<(), PagerError> {
         let run = self.volume.lock().run(None, file, size / PAGE_SIZE..size / PAGE_SIZE + 1);
         let (Some(block), true) = (run.block, !size.is_multiple_of(PAGE_SIZE)) else {
             return Ok(());
         };
-        let mut own = self.own.lock();
-        let page = &mut own.page;
         disk::transfer(Direction::Read, block, *page, BLOCK_SIZE)?;
-        bytes(page)[(size % PAGE_SIZE) as usize..].fill(0);
+        let rest = &mut bytes(page)[(size % PAGE_SIZE) as usize..];
+        if rest.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        rest.fill(0);
+        // Or the disk could have the zeroes, and the old size.
+        disk::flush()?;
         disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
     }
 }
@@ -380,24 +409,22 @@ impl Pager for Storage {
     }
 
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
-        let old = {
+        {
             let mut volume = self.volume.lock();
-            let record = volume.record(file).ok_or(PagerError::InputOutput)?;
-            let old = core::mem::replace(&mut record.size, size);
             volume.note_change(file, time::real_time());
-            old
-        };
-        if size >= old {
-            // Its block is written when the file is synchronized or closed, by `msync`, and by the
-            // thread that stores pages early.
-            return Ok(());
+            let record = volume.record(file).ok_or(PagerError::InputOutput)?;
+            if size >= record.size {
+                // Its block is written when the file is synchronized or closed, by `msync`, and by
+                // the thread that stores pages early.
+                record.size = size;
+                return Ok(());
+            }
         }
-        self.cut(file, size.div_ceil(PAGE_SIZE)..u64::MAX)?;
-        self.clear_end(file, size)
+        self.cut(file, size.div_ceil(PAGE_SIZE)..u64::MAX, Some(size))
     }
 
     fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
-        self.cut(file, first_page..first_page.saturating_add(pages))
+        self.cut(file, first_page..first_page.saturating_add(pages), None)
     }
 
     fn removed(&self, file: u64) {

@@ -7,7 +7,7 @@ use bindery::PagerError;
 use bindery::addr::PAGE_SIZE;
 
 use super::extents::{self, Extent, Run};
-use super::layout::{self, Block, CONTENT, EXTENTS_MAX, FILES, IN_LIST, Record, WITHIN};
+use super::layout::{self, Block, CONTENT, FILES, IN_LIST, Record, WITHIN};
 use super::page_set::PageSet;
 use super::placements::Placements;
 
@@ -20,18 +20,20 @@ pub struct Volume {
     blocks: u64,
     free: u64,
     /// The holes of each file that have a right to a block.
-    reservations: Vec<PageSet>,
+    pub(super) reservations: Vec<PageSet>,
     /// The number of all of them. That many free blocks are kept for them.
-    reserved: u64,
+    pub(super) reserved: u64,
     /// The write of each file that has one.
-    writes: Vec<Option<Write>>,
+    pub(super) writes: Vec<Option<Write>>,
     /// The blocks of extents of all files.
     listed: u64,
     /// The stores in progress.
     pub(super) placements: Placements,
+    /// The room for extents that a cut in progress may need again, if it has one.
+    pub(super) room_of_cut: Option<(u64, usize)>,
     /// The dirty pages of each file that calls have written. The others were written through
     /// mappings.
-    called: Vec<PageSet>,
+    pub(super) called: Vec<PageSet>,
     /// The time of a change of each file's content of which its node has not heard yet.
     news: Vec<Option<u64>>,
     /// Files without a name that wait for memory to be removed.
@@ -43,25 +45,11 @@ pub struct Volume {
 }
 
 /// A write that has reserved blocks, and has not ended.
-struct Write {
-    pages: Range<u64>,
+pub(super) struct Write {
+    pub(super) pages: Range<u64>,
     /// Those of them that had a reservation before, and have not lost it since: of pages that other
     /// writes have made dirty.
     before: PageSet,
-}
-
-/// Pages that were taken out of a file, whose blocks the disk still names.
-pub struct Cut {
-    file: u64,
-    pages: Range<u64>,
-    freed: Vec<Extent>,
-}
-
-impl Cut {
-    /// Whether the pages had blocks.
-    pub fn has_blocks(&self) -> bool {
-        !self.freed.is_empty()
-    }
 }
 
 /// A file's block that is about to be written, and the blocks of extents that it names.
@@ -98,6 +86,7 @@ impl Volume {
             writes: (0..FILES).map(|_| None).collect(),
             listed: 0,
             placements: Placements::default(),
+            room_of_cut: None,
             called: (0..FILES).map(|_| PageSet::new()).collect(),
             news: alloc::vec![None; FILES],
             orphans: alloc::vec![false; FILES],
@@ -257,7 +246,7 @@ impl Volume {
             (RecordEnd::NotWritten, _) | (_, None) => self.release_lists(&new.lists),
             (RecordEnd::Unknown, Some(_)) => {}
         }
-        if end != RecordEnd::Written && new.has_changed {
+        if end != RecordEnd::Written {
             self.has_changed(number);
         }
     }
@@ -403,7 +392,7 @@ impl Volume {
     /// As [`Volume::unreserve`], of pages that are dirty no more. A write may be about to make some
     /// of them dirty, which needs their reservations: its end takes back those that it does not
     /// use.
-    fn unreserve_beside_write(&mut self, number: u64, pages: &Range<u64>) {
+    pub(super) fn unreserve_beside_write(&mut self, number: u64, pages: &Range<u64>) {
         let mut rest = pages.start;
         if let Some(Some(write)) = self.writes.get_mut(number as usize) {
             write.before.remove(pages);
@@ -418,53 +407,6 @@ impl Volume {
     pub fn unreserve(&mut self, number: u64, pages: &Range<u64>) {
         if let Some(file) = self.reservations.get_mut(number as usize) {
             self.reserved -= file.remove(pages);
-        }
-    }
-
-    /// Takes the blocks of pages out of a file. They are free only after [`Volume::release`]: until
-    /// then the disk says that they are the file's.
-    ///
-    /// # Errors
-    /// [`PagerError::NoSpace`] if the file would have too many extents;
-    /// [`PagerError::OutOfMemory`]. Nothing was cut then.
-    pub fn cut(&mut self, file: u64, pages: Range<u64>) -> Result<Cut, PagerError> {
-        let new = self.placements.extents_of(file);
-        let mut freed = Vec::new();
-        if let Some(record) = self.record(file) {
-            let list = &mut record.extents;
-            if pages == (0..u64::MAX) {
-                freed = core::mem::take(list);
-            } else {
-                if list.len() + usize::from(extents::splits(list, &pages)) > EXTENTS_MAX {
-                    return Err(PagerError::NoSpace);
-                }
-                let has_room = list.try_reserve(new + 1).is_ok();
-                if !has_room || freed.try_reserve_exact(list.len()).is_err() {
-                    return Err(PagerError::OutOfMemory);
-                }
-                extents::cut(list, &pages, &mut freed);
-            }
-        }
-        if let Some(called) = self.called.get_mut(file as usize) {
-            called.remove(&pages);
-        }
-        self.unreserve_beside_write(file, &pages);
-        Ok(Cut { file, pages, freed })
-    }
-
-    /// Frees blocks that no block on the disk names any more. A write in progress that may be about
-    /// to make some of the pages dirty had their blocks, and gets reservations instead.
-    pub fn release(&mut self, cut: &Cut) {
-        self.release_blocks(&cut.freed);
-        let Some(Some(write)) = self.writes.get(cut.file as usize) else { return };
-        let pages = write.pages.start.max(cut.pages.start)..write.pages.end.min(cut.pages.end);
-        if cut.has_blocks() && !pages.is_empty() {
-            let file = &mut self.reservations[cut.file as usize];
-            let new = pages.end - pages.start - file.count(&pages);
-            // Without memory for the note the pages may find the disk full.
-            if file.add(pages) {
-                self.reserved += new;
-            }
         }
     }
 
