@@ -1,27 +1,22 @@
 // disk: 16M
-// starts: 18
+// starts: 35
 // option: provoke=power-loss
 // kernel-only: it needs the kernel's disk, and a machine whose power fails
 //
 // The power fails at each point of an fsync, a rename, an unlink and a truncation: before its first
-// write to the disk, before its second, and so on. Each time the next start finds the old state or
-// the new one.
+// write to the disk, before its second, and so on. Then the device loses each of these writes from
+// its cache, and keeps those behind it, up to the next flush or the end of the call. Each time the
+// next start finds the old state or the new one.
 
-#include <sys/syscall.h>
+#include "disk.h"
 
-#include "test.h"
-
-#define PAGE 4096
 #define OLD (3 * PAGE)
 #define NEW (5 * PAGE + 100)
 #define CUT 5000
+#define END (OLD - 1000)
 #define STRETCHES 320
 
 static char bytes[NEW + PAGE];
-
-static void power_fails_before(int write) {
-    NEED(syscall(SYS_reboot, 0xfee1dead, 672274793, 0x4321fedc, write) == 0);
-}
 
 static void make(const char *path, char byte, size_t size) {
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -92,14 +87,24 @@ static void make_cut(void) { make("/disk/cut", 'c', OLD); }
 
 static void cut(void) { NEED(truncate("/disk/cut", CUT) == 0); }
 
-static void check_cut(void) {
-    CHECK(is_whole("/disk/cut", 'c', OLD) || is_whole("/disk/cut", 'c', CUT),
+// The file stays open: its close would write its block again.
+static void cut_end(void) {
+    int file = open("/disk/cut", O_RDWR);
+    NEED(file >= 0 && ftruncate(file, END) == 0);
+}
+
+static void check_cut_to(long size) {
+    CHECK(is_whole("/disk/cut", 'c', OLD) || is_whole("/disk/cut", 'c', size),
           "truncate: the file is whole or cut");
-    if (read_all("/disk/cut") == CUT) {
+    if (read_all("/disk/cut") == size) {
         NEED(truncate("/disk/cut", OLD) == 0);
-        CHECK(read_all("/disk/cut") == OLD && is_all(0, CUT, OLD), "truncate: the rest is gone");
+        CHECK(read_all("/disk/cut") == OLD && is_all(0, size, OLD), "truncate: the rest is gone");
     }
 }
+
+static void check_cut(void) { check_cut_to(CUT); }
+
+static void check_cut_end(void) { check_cut_to(END); }
 
 // A file in more stretches than its block has room for.
 static void scatter(int from, int to) {
@@ -137,17 +142,19 @@ static const struct {
     {make_named, rename_over, check_named, 2},
     {make_removed, remove_it, check_removed, 1},
     {make_cut, cut, check_cut, 2},
+    {make_cut, cut_end, check_cut_end, 2},
     {make_scattered, scatter_more, check_scattered, 4},
 };
 
 #define CHANGES (int)(sizeof changes / sizeof *changes)
 
-// The points before the changes and behind each write of them, from a number on.
-static int next_point(int start, int *change) {
+// The change of a start, and its point: before a change or behind a write of it, and then a write
+// that is lost.
+static int point_of(int start, int *change) {
     for (*change = 0; *change < CHANGES; ++*change) {
-        if (start <= changes[*change].writes)
+        if (start <= 2 * changes[*change].writes)
             return start;
-        start -= changes[*change].writes + 1;
+        start -= 2 * changes[*change].writes + 1;
     }
     return -1;
 }
@@ -157,18 +164,22 @@ int main(void) {
     int start = read_all("/disk/start") <= 0 ? 0 : bytes[0];
     int change;
     if (start > 0) {
-        NEED(next_point(start - 1, &change) >= 0 || change == CHANGES);
-        if (change < CHANGES)
-            changes[change].check();
+        NEED(point_of(start - 1, &change) >= 0);
+        changes[change].check();
     }
-    int writes = next_point(start, &change);
-    if (writes >= 0 && test_failures == 0) {
+    int point = point_of(start, &change);
+    if (point >= 0 && test_failures == 0) {
         changes[change].make();
         make("/disk/start", (char)(start + 1), 1);
-        power_fails_before(writes + 1);
+        disk_has_no_writer();
+        int writes = changes[change].writes;
+        if (point <= writes)
+            disk_power_fails_before(point + 1);
+        else
+            disk_loses(point - writes);
         changes[change].change();
-        // The change had no more writes.
-        syscall(SYS_reboot, 0xfee1dead, 672274793, 0x4321fedc, 0);
+        // The change had no more writes, or no flush behind the lost one.
+        disk_power_fails();
     }
     return test_end();
 }

@@ -77,6 +77,13 @@ static void removals(void) {
     disk_fails(1);
     EQUAL(unlink("/disk/unlinked"), -1, "the block of an open file that is removed fails");
     sync();
+
+    long room = free_blocks();
+    NEED(close(made("/disk/closed", 'c')) == 0);
+    disk_fails(2);
+    EQUAL(unlink("/disk/closed"), 0, "the content of a removed file fails to go");
+    sync();
+    EQUAL(free_blocks(), room, "and goes with the next sync");
 }
 
 static void renames(void) {
@@ -89,13 +96,19 @@ static void renames(void) {
     struct stat status;
     NEED(stat("/disk/other", &status) == 0);
     EQUAL(status.st_nlink, 1, "of which they have one");
+
+    NEED(close(made("/disk/source", 's')) == 0 && close(made("/disk/target", 't')) == 0);
+    disk_fails(2);
+    EQUAL(rename("/disk/source", "/disk/target"), 0, "the end of the file that loses its name fails");
+    CHECK(access("/disk/source", F_OK) == -1 && is_at("/disk/target", 's', SIZE, 0),
+          "and the other one has it");
     EQUAL(fsync(old), 0, "the first file is stored");
     sync();
 }
 
 int main(void) {
     test_start();
-    if (access("/disk/other", F_OK) != 0) {
+    if (access("/disk/target", F_OK) != 0) {
         disk_has_no_writer();
         truncations();
         removals();
@@ -108,7 +121,10 @@ int main(void) {
     struct stat status;
     CHECK(stat("/disk/end", &status) == 0 && status.st_size == SIZE, "another has its size");
     FAILS(access("/disk/unlinked", F_OK), ENOENT, "a file that was removed is gone");
+    FAILS(access("/disk/closed", F_OK), ENOENT, "and so is the closed one");
     CHECK(is_at("/disk/old", 'o', SIZE, 0) && is_at("/disk/other", 't', SIZE, 0),
           "a rename that failed has changed nothing");
+    CHECK(access("/disk/source", F_OK) == -1 && is_at("/disk/target", 's', SIZE, 0),
+          "and the other one is whole");
     return test_end();
 }

@@ -21,8 +21,23 @@ use super::permission;
 use super::pipe::Pipe;
 use super::root::root;
 
+/// How often a path is looked up again when its file was removed before it was opened.
+const LOOK_UPS: u32 = 8;
+
 /// `openat(2)`.
 pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
+    let mut outcome = open_once(directory, path, flags, mode);
+    for _ in 0..LOOK_UPS {
+        // The file has lost its name to another one, which is found now, or altogether.
+        if outcome != Err(Errno::ESTALE) {
+            break;
+        }
+        outcome = open_once(directory, path, flags, mode);
+    }
+    outcome
+}
+
+fn open_once(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     let files = Files::current();
     let path = path::from_user(path)?;
     let start = path::beginning(&files, directory, &path)?;
@@ -271,6 +286,7 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
         target_directory.replace(&target.name, node);
         return Ok(0);
     }
+    let replaces = there.is_some();
     if let Some(there) = there {
         if flags & RENAME_NOREPLACE != 0 {
             return Err(Errno::EEXIST);
@@ -289,15 +305,18 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
             }
             (false, false) => {}
         }
-        count_links(&*there, -1);
-        if let Some(store) = store {
-            store.rename(&*node, &target.name, Some(&*there))?;
-        }
-    } else if let Some(store) = store {
-        store.rename(&*node, &target.name, None)?;
+    }
+    if let Some(store) = store {
+        store.rename(&*node, &target.name, replaces)?;
     }
     source_directory.take(&source.name);
-    target_directory.replace(&target.name, node);
+    // Before the other file goes: a look-up finds one of the two.
+    let old = target_directory.replace(&target.name, node.clone());
+    if let Some(old) = old.filter(|old| !Arc::ptr_eq(old, &node)) {
+        count_links(&*old, -1);
+        // The name is the other's, whatever becomes of the file. The store's next commit goes on.
+        let _ = store.map(|store| store.remove(&*old));
+    }
     Ok(0)
 }
 

@@ -32,14 +32,10 @@ pub trait Store: Sync {
     /// `EIO`.
     fn remove(&self, node: &dyn Node) -> Result<(), Errno>;
 
-    /// Renames a file. If `replaced` had the name, it loses it.
+    /// Renames a file. `replaces` says that another file has the new name: [`Store::remove`] of that
+    /// one follows, and at each moment one of the two has the name.
     ///
     /// # Errors
-    /// `EIO`.
-    fn rename(
-        &self,
-        node: &dyn Node,
-        name: &[u8],
-        replaced: Option<&dyn Node>,
-    ) -> Result<(), Errno>;
+    /// `EIO`. The file has its name still.
+    fn rename(&self, node: &dyn Node, name: &[u8], replaces: bool) -> Result<(), Errno>;
 }

@@ -7,13 +7,14 @@
 //! | [`placements`] | blocks of stores in progress |
 //! | [`cuts`] | pages that become holes |
 //! | [`storage`] | the pager, and the changes of the disk |
-//! | [`node`] | the nodes of the files |
+//! | [`node`], [`numbers`] | the nodes of the files, and their numbers |
 //! | [`writer`] | the thread that stores dirty pages early |
 
 mod cuts;
 mod extents;
 mod layout;
 mod node;
+mod numbers;
 mod page_set;
 mod placements;
 mod storage;
@@ -86,6 +87,11 @@ fn names(storage: &Storage) -> Vec<(u64, Vec<u8>)> {
         }
     }
     drop(volume);
+    if !old.is_empty() && crate::disk::flush().is_err() {
+        // The later file may be in the device's cache, if the machine has not lost its power. The
+        // old one goes at the next mount.
+        return names;
+    }
     for number in old {
         let _ = storage.remove(number);
     }
@@ -178,12 +184,7 @@ impl Store for Storage {
         self.unlink(number)
     }
 
-    fn rename(
-        &self,
-        node: &dyn Node,
-        name: &[u8],
-        replaced: Option<&dyn Node>,
-    ) -> Result<(), Errno> {
+    fn rename(&self, node: &dyn Node, name: &[u8], replaces: bool) -> Result<(), Errno> {
         let number = number_of(node).ok_or(Errno::EIO)?;
         let old = {
             let mut volume = self.volume.lock();
@@ -193,7 +194,9 @@ impl Store for Storage {
             record.sequence = sequence;
             record.name.replace(name.to_vec())
         };
-        self.write_record(number).map_err(|error| {
+        let flush = |()| if replaces { crate::disk::flush() } else { Ok(()) };
+        // Before the block of the other file: without that, and with the old name, one is gone.
+        self.write_record(number).and_then(flush).map_err(|error| {
             let mut volume = self.volume.lock();
             if let Some(record) = volume.record(number) {
                 record.name = old;
@@ -201,11 +204,7 @@ impl Store for Storage {
             // The disk may have either name.
             volume.has_changed(number);
             failed(error)
-        })?;
-        match replaced.and_then(number_of) {
-            Some(replaced) => self.unlink(replaced),
-            None => Ok(()),
-        }
+        })
     }
 }
 
@@ -229,20 +228,5 @@ impl Storage {
         self.write_record(number).map_err(failed)?;
         drop(object);
         Ok(())
-    }
-
-    /// Removes the files without a name for which there was no memory before.
-    fn remove_orphans(&self) {
-        let Some(system) = file_system() else { return };
-        let mut from = 0;
-        loop {
-            let next = self.volume.lock().next_orphan(from);
-            let Some(number) = next else { return };
-            if let Ok(object) = system.file(number, 0) {
-                self.volume.lock().set_orphan(number, false);
-                drop(object);
-            }
-            from = number + 1;
-        }
     }
 }

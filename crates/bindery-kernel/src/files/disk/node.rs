@@ -18,6 +18,7 @@ use super::super::memory::Regular;
 use super::super::node::{Advice, Node};
 use super::super::segments::Segments;
 use super::failed;
+use super::numbers::Held;
 use super::storage::{file_system, storage};
 use super::writer;
 
@@ -29,7 +30,7 @@ pub struct DiskFile(Arc<File>);
 
 /// A file, for its node and its openings.
 struct File {
-    number: u64,
+    held: Held,
     common: Common,
     /// The file as long as it is open: one for all openings, which share the lock of writers.
     opened: SleepingMutex<Weak<Regular>>,
@@ -37,13 +38,14 @@ struct File {
 
 /// The number of the file that a node is.
 pub fn number_of(node: &dyn Node) -> Option<u64> {
-    Some(node.special()?.downcast_ref::<DiskFile>()?.0.number)
+    Some(node.special()?.downcast_ref::<DiskFile>()?.0.held.number())
 }
 
 impl DiskFile {
     /// The file of this number, with the attributes that the disk has.
     pub fn new(number: u64) -> Result<Arc<Self>, Errno> {
         let storage = storage().ok_or(Errno::EIO)?;
+        let held = storage.hold(number).ok_or(Errno::EIO)?;
         let (mode, owner, modified) = {
             let mut volume = storage.volume.lock();
             let record = volume.record(number).ok_or(Errno::EIO)?;
@@ -56,7 +58,7 @@ impl DiskFile {
             ..Change::default()
         });
         let opened = SleepingMutex::new(Weak::new());
-        Ok(Arc::new(Self(Arc::new(File { number, common, opened }))))
+        Ok(Arc::new(Self(Arc::new(File { held, common, opened }))))
     }
 
     /// Gives a new file to its maker, and the disk its block.
@@ -68,6 +70,10 @@ impl DiskFile {
 }
 
 impl File {
+    fn number(&self) -> u64 {
+        self.held.number()
+    }
+
     fn regular(&self) -> Result<Arc<Regular>, Errno> {
         let mut opened = self.opened.lock();
         if let Some(regular) = opened.upgrade() {
@@ -75,21 +81,25 @@ impl File {
         }
         let size = self.size();
         let system = file_system().ok_or(Errno::EIO)?;
-        let object = system.file(self.number, size).map_err(|_| Errno::ENOMEM)?;
+        let object = system.file(self.number(), size).map_err(|_| Errno::ENOMEM)?;
         let storage = storage().ok_or(Errno::EIO)?;
-        let regular = Regular::stored(object, storage, self.number)?;
+        // Asked with the object, which keeps the content of a file that is there.
+        if storage.volume.lock().record(self.number()).is_none() {
+            return Err(Errno::ESTALE);
+        }
+        let regular = Regular::stored(object, storage, self.number())?;
         *opened = Arc::downgrade(&regular);
         Ok(regular)
     }
 
     /// The size that the file has; that of an open one is its object's.
     fn size(&self) -> u64 {
-        if let Some(object) = file_system().and_then(|system| system.find(self.number)) {
+        if let Some(object) = file_system().and_then(|system| system.find(self.number())) {
             return object.size();
         }
         let size = storage().and_then(|storage| {
             let mut volume = storage.volume.lock();
-            volume.record(self.number).map(|record| record.size)
+            volume.record(self.number()).map(|record| record.size)
         });
         size.unwrap_or(0)
     }
@@ -100,7 +110,7 @@ impl File {
         self.common.written();
         self.note();
         if let Some(storage) = storage() {
-            storage.volume.lock().has_changed(self.number);
+            storage.volume.lock().has_changed(self.number());
         }
         writer::written();
     }
@@ -108,7 +118,7 @@ impl File {
     /// Takes note of the changes of which the pager has heard: truncations, and stores of what
     /// programs have written through mappings.
     fn hear_news(&self) {
-        let news = storage().and_then(|storage| storage.volume.lock().take_news(self.number));
+        let news = storage().and_then(|storage| storage.volume.lock().take_news(self.number()));
         if let Some(time) = news {
             self.common.written_at(time);
         }
@@ -119,7 +129,7 @@ impl File {
         self.hear_news();
         let Attributes { mode, owner, times, .. } = self.common.attributes(0, 0);
         if let Some(storage) = storage()
-            && let Some(record) = storage.volume.lock().record(self.number)
+            && let Some(record) = storage.volume.lock().record(self.number())
         {
             (record.mode, record.owner, record.modified) = (mode, owner, times[1]);
         }
@@ -131,7 +141,7 @@ impl File {
         self.hear_news();
         let (has_name, pages) = storage().map_or((false, 0), |storage| {
             let mut volume = storage.volume.lock();
-            volume.record(self.number).map_or((false, 0), |record| {
+            volume.record(self.number()).map_or((false, 0), |record| {
                 let counts = record.extents.iter().map(|extent| u64::from(extent.count));
                 (record.name.is_some(), counts.sum())
             })
@@ -144,7 +154,7 @@ impl File {
         self.hear_news();
         self.common.change(change);
         self.note();
-        storage().ok_or(Errno::EIO)?.write_record(self.number).map_err(failed)
+        storage().ok_or(Errno::EIO)?.write_record(self.number()).map_err(failed)
     }
 }
 
@@ -197,7 +207,7 @@ impl Opened {
         let (Some(object), Some(storage)) = (self.regular.object(), storage()) else { return };
         let mut object = object.clone();
         object.set_read_pattern(pattern);
-        if let Ok(reader) = Regular::stored(object, storage, self.file.number) {
+        if let Ok(reader) = Regular::stored(object, storage, self.file.number()) {
             let old = mem::replace(&mut *self.reader.lock(), reader);
             drop(old);
         }
@@ -263,7 +273,7 @@ impl Node for Opened {
         // own.
         self.file.note();
         let storage = storage().ok_or(Errno::EIO)?;
-        let noted = storage.write_record(self.file.number).map_err(failed);
+        let noted = storage.write_record(self.file.number()).map_err(failed);
         let errno = |error: bindery::Error| Errno::from(error.errno(Operation::Object));
         object.check_errors(&mut self.mark.lock()).map_err(errno)?;
         if let Err(error) = saved

@@ -15,7 +15,7 @@ use crate::sync::{Mutex, SleepingMutex};
 use crate::time;
 
 use super::cuts::{self, Cut};
-use super::layout::{self, Block, FILES, Record, Superblock, TABLE};
+use super::layout::{self, Block, FILES, Superblock, TABLE};
 use super::volume::{NewRecord, RecordEnd, Volume};
 
 /// The dirty pages of the disk, at most.
@@ -241,16 +241,6 @@ impl Storage {
         }
     }
 
-    /// Adds a file; returns its number. `None` if there are too many.
-    pub fn add(&self, record: impl FnOnce(u64) -> Record) -> Option<u64> {
-        let mut volume = self.volume.lock();
-        let number = volume.records.iter().position(Option::is_none)?;
-        volume.sequence += 1;
-        let record = record(volume.sequence);
-        volume.records[number] = Some(record);
-        Some(number as u64)
-    }
-
     /// Frees a file without a name.
     pub fn remove(&self, number: u64) -> Result<(), PagerError> {
         self.cut(number, cuts::ALL, None)?;
@@ -258,6 +248,7 @@ impl Storage {
         volume.records[number as usize] = None;
         // The next file of this number has its own.
         volume.take_news(number);
+        volume.set_orphan(number, false);
         Ok(())
     }
 
@@ -434,7 +425,11 @@ impl Pager for Storage {
         };
         // Of pages that no write has made dirty after all.
         self.volume.lock().unreserve(file, &(0..u64::MAX));
-        // An error has no reader any more.
-        let _ = if has_name { self.write_record(file) } else { self.remove(file) };
+        // An error has no reader any more. The next commit goes on.
+        if has_name {
+            let _ = self.write_record(file);
+        } else if self.remove(file).is_err() {
+            self.volume.lock().set_orphan(file, true);
+        }
     }
 }

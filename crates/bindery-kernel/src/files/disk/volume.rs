@@ -36,7 +36,9 @@ pub struct Volume {
     pub(super) called: Vec<PageSet>,
     /// The time of a change of each file's content of which its node has not heard yet.
     news: Vec<Option<u64>>,
-    /// Files without a name that wait for memory to be removed.
+    /// The nodes of each file, also of one that was removed.
+    pub(super) holders: Vec<u32>,
+    /// Files without a name that wait to be removed.
     orphans: Vec<bool>,
     /// Files whose record has changed since their block on the disk was written.
     changed: Vec<bool>,
@@ -89,6 +91,7 @@ impl Volume {
             room_of_cut: None,
             called: (0..FILES).map(|_| PageSet::new()).collect(),
             news: alloc::vec![None; FILES],
+            holders: alloc::vec![0; FILES],
             orphans: alloc::vec![false; FILES],
             changed: alloc::vec![false; FILES],
             sequence: 0,
@@ -376,7 +379,7 @@ impl Volume {
         self.news.get_mut(number as usize)?.take()
     }
 
-    /// Notes whether a file without a name waits for memory to be removed.
+    /// Notes whether a file without a name waits to be removed.
     pub fn set_orphan(&mut self, number: u64, is_orphan: bool) {
         if let Some(orphan) = self.orphans.get_mut(number as usize) {
             *orphan = is_orphan;
