@@ -11,8 +11,11 @@ use crate::command::{Expected, run};
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 const CONTENT: u32 = 257;
-/// Extents that have no room in a file's block.
+/// Extents that have no room in a file's block, and the most in a block of extents.
 const LISTED: u32 = 299;
+const IN_LIST: u32 = 340;
+/// The most blocks of extents that a file's block names.
+const LISTS: u32 = 896;
 
 /// The trial. One architecture is enough: the file system has no code for either.
 pub fn trial() -> Trial {
@@ -34,12 +37,14 @@ pub fn trial() -> Trial {
             (image(BLOCKS, &[(0, CONTENT, 2), (2, CONTENT + 1, 2)]), damaged),
             (image(BLOCKS, &[(1, CONTENT, 1), (0, CONTENT + 1, 1)]), damaged),
             (image(BLOCKS, &[(0, CONTENT, 0)]), damaged),
+            (last_of_names(), damaged),
             (listed(CONTENT, 0, LISTED), "file\n"),
             (listed(BLOCKS as u32, 0, LISTED), damaged),
             (listed(CONTENT - 1, 0, LISTED), damaged),
             (listed(CONTENT + 1, 0, LISTED), damaged),
             (listed(CONTENT, 1, LISTED), damaged),
             (listed(CONTENT, 0, LISTED - 1), damaged),
+            (repeated(), damaged),
         ];
         for (image, output) in &images {
             let completion = mounted(image, output)?;
@@ -58,7 +63,9 @@ fn mounted(image: &[u8], output: &'static str) -> Result<Completion, Failed> {
     fs::write(&file, image)?;
     let disk = file.to_string_lossy();
     let script = "ls /disk 2>/dev/null; exit 7";
-    let arguments = ["--check", "--timeout", "60", "--disk", &disk, "busybox", "sh", "-c", script];
+    // Little: a damaged file must not ask for more than there is.
+    let machine = ["--check", "--timeout", "60", "--memory", "64m", "--disk", &disk];
+    let arguments = [&machine[..], &["busybox", "sh", "-c", script]].concat();
     let expected = Expected { status: 7, output: Some(output), message: "" };
     run(Architecture::X86_64, &arguments, &expected)
 }
@@ -82,6 +89,24 @@ fn image(blocks: u64, extents: &[(u32, u32, u32)]) -> Vec<u8> {
         for (word, value) in [page, block, count].into_iter().enumerate() {
             put(BLOCK + 512 + index * 12 + word * 4, &value.to_le_bytes());
         }
+    }
+    bytes
+}
+
+/// An image whose file was named last, so that no number is left for the next naming.
+fn last_of_names() -> Vec<u8> {
+    let mut bytes = image(BLOCKS, &[(0, CONTENT, 1)]);
+    bytes[BLOCK + 32..BLOCK + 40].fill(0xff);
+    bytes
+}
+
+/// An image whose file names one block of extents as often as it can.
+fn repeated() -> Vec<u8> {
+    let mut bytes = listed(CONTENT, 0, IN_LIST);
+    let mut put = |at: usize, word: u32| bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    put(BLOCK + 40, LISTS * IN_LIST);
+    for list in 0..LISTS as usize {
+        put(BLOCK + 512 + list * 4, CONTENT);
     }
     bytes
 }

@@ -76,6 +76,7 @@ fn bytes(page: &mut u64) -> &mut Block {
 pub fn mount() -> Result<&'static Storage, &'static str> {
     const DAMAGED: &str = "the disk cannot be read or written";
     const UNUSABLE: &str = "its file system is damaged; use a new image";
+    const NO_MEMORY: &str = "there is no memory for the extents of its files";
     let blocks = disk::blocks().ok_or("there is no disk")?;
     if blocks <= layout::CONTENT || blocks > u64::from(u32::MAX) {
         return Err("the disk must be larger than 1 MiB, and smaller than 16 TiB");
@@ -113,9 +114,11 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
     for number in 0..FILES {
         move_block(Direction::Read, TABLE + number as u64, &mut page)?;
         let Some((mut record, mut left)) = layout::read_record(bytes(&mut page)) else { continue };
+        record.extents.try_reserve_exact(left).map_err(|_| NO_MEMORY)?;
         for list in &record.lists {
             let list = u64::from(*list);
-            if !(layout::CONTENT..volume.blocks()).contains(&list) {
+            // Before it is read: a block that is named again and again has no end.
+            if !volume.adopt_list(list) {
                 return Err(UNUSABLE);
             }
             move_block(Direction::Read, list, &mut page)?;

@@ -11,6 +11,9 @@ use super::layout::{self, Block, CONTENT, FILES, IN_LIST, Record, WITHIN};
 use super::page_set::PageSet;
 use super::placements::Placements;
 
+/// The last naming that a disk may have: no machine lives to see so many more that they overflow.
+const SEQUENCE_MAX: u64 = 1 << 62;
+
 /// The mounted disk.
 pub struct Volume {
     /// Each file, by its number.
@@ -155,9 +158,22 @@ impl Volume {
         self.free += 1;
     }
 
-    /// Adds a file that was found on the disk. Refuses one whose extents are impossible: the volume
-    /// cannot be used then.
+    /// Takes a block of extents that a file on the disk names; `false` if it is none, or has
+    /// another use.
+    pub fn adopt_list(&mut self, list: u64) -> bool {
+        let is_free = list < self.blocks && !self.is_used(list);
+        if is_free {
+            self.take(list);
+        }
+        is_free
+    }
+
+    /// Adds a file that was found on the disk, whose blocks of extents were adopted. Refuses one
+    /// whose extents or whose sequence are impossible: the volume cannot be used then.
     pub fn adopt(&mut self, number: usize, record: Record) -> Result<(), Record> {
+        if record.sequence > SEQUENCE_MAX {
+            return Err(record);
+        }
         let mut next = 0;
         for extent in &record.extents {
             let Some(end) = extent.page.checked_add(extent.count) else { return Err(record) };
@@ -173,12 +189,6 @@ impl Volume {
                 self.take(block);
             }
             next = end;
-        }
-        for list in record.lists.iter().map(|list| u64::from(*list)) {
-            if list >= self.blocks || self.is_used(list) {
-                return Err(record);
-            }
-            self.take(list);
         }
         self.listed += record.lists.len() as u64;
         self.sequence = self.sequence.max(record.sequence);
