@@ -141,7 +141,7 @@ impl fmt::Display for Explained {
                 write!(f, "; {address:#x} is in the guard page behind {area}")
             }
             Some(KernelAddress::Freed { area }) => {
-                write!(f, "; {address:#x} is in {area}, which was given back")
+                write!(f, "; {address:#x} is in {area}, which was freed")
             }
         }
     }

@@ -176,11 +176,11 @@ impl PendingProcessVm {
         Self { direction, arguments, read: 0, reading, copy, done: 0, other, outcome }
     }
 
-    /// Goes on with the call, until it is done or has to wait. `ready` is the end of the wait that
-    /// the last step has returned. `caller` and `ranges` are as of [`process_vm`], the same in each
-    /// step. `find` is called once in each step that copies; if the process is gone, or another one
-    /// has its number, the call ends. Two address spaces are told apart by their addresses, so the
-    /// memory of one that has ended is not used for another while the call is under way. After the
+    /// Continues the call until it is done or has to wait. `ready` is the end of the wait that the
+    /// last step has returned. `caller` and `ranges` are those of [`process_vm`], the same in each
+    /// step. Each step that copies calls `find` once; if the process has ended, or another one has
+    /// its number, the call ends. An address space is identified by its address, so the memory of
+    /// one that has ended must not be reused for another while the call is under way. After the
     /// last step, returns the result again.
     ///
     /// Complexity: that of the part of the call, plus linear in the ranges.
@@ -197,7 +197,8 @@ impl PendingProcessVm {
         let outcome = match self.advance(caller, ready, ranges, find) {
             Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
             Ok(Step::Done) => Ok(self.done),
-            // The process is gone: what was copied counts, also of the copy that was under way.
+            // The process has ended: the bytes copied so far count, those of the unfinished copy
+            // too.
             Err(errno) => match self.moved() {
                 0 => Err(errno),
                 moved => Ok(moved),
@@ -279,8 +280,8 @@ impl PendingProcessVm {
         Ok(Step::Done)
     }
 
-    /// Reads the rest of an array, of which `before` ranges of the other array come first. Returns
-    /// the wait for the next range.
+    /// Reads the rest of an array, after `before` ranges of the other array. Returns the wait for
+    /// the next range.
     fn fetch<'s, 'm, P: Platform>(
         &mut self,
         caller: &'s AddressSpace<'m, P>,

@@ -105,7 +105,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
     };
     let use_after_free = move || {
         let arguments = ["--option", "provoke=use-after-free", "busybox", "true"];
-        let message = ", which was given back";
+        let message = ", which was freed";
         run(architecture, &arguments, &Expected { status: 101, output: None, message })
     };
     let audited_beside_a_wait = move || {

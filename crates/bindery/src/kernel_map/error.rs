@@ -119,24 +119,28 @@ impl fmt::Display for KernelMapError {
             Self::Empty => write!(f, "nothing to map"),
             Self::TooLarge => write!(f, "more than the kernel's arena has room for"),
             Self::BadAlignment => {
-                write!(f, "an alignment that is no power of two, or below a page")
+                write!(f, "the alignment is not a power of two, or is below the page size")
             }
             Self::Unaligned(at) => write!(f, "{at} is not at the start of a page"),
-            Self::BadFrames => write!(f, "frames beyond the physical addresses"),
-            Self::BadPermissions => write!(f, "permissions for nobody, or for user mode"),
+            Self::BadFrames => write!(f, "the frames lie beyond the physical address space"),
+            Self::BadPermissions => {
+                write!(f, "the permissions allow no access, or access from user mode")
+            }
             Self::NoSuchMemoryType => write!(f, "the architecture has no such type of memory"),
             Self::OutOfMemory => write!(f, "physical memory has run out"),
             Self::OutOfAddresses => write!(f, "the kernel's addresses have run out"),
-            Self::Occupied(at) => write!(f, "something is mapped at {at} already"),
+            Self::Occupied(at) => write!(f, "{at} is mapped already"),
             Self::NotAnArea(at) => write!(f, "{at} is in no area"),
-            Self::NotTheStart { area } => write!(f, "an address inside {area}, not its start"),
-            Self::Freed { area } => write!(f, "{area} was given back before"),
+            Self::NotTheStart { area } => {
+                write!(f, "the address is inside {area}, not at its start")
+            }
+            Self::Freed { area } => write!(f, "{area} was freed before"),
             Self::WrongKind { area, expected } => {
                 write!(f, "{area} is not one of {expected:?}")
             }
-            Self::CrossesArea { area } => write!(f, "a range that runs over the end of {area}"),
+            Self::CrossesArea { area } => write!(f, "the range extends beyond {area}"),
             Self::WouldPause { area } => {
-                write!(f, "{area} may not pause, which the change would take")
+                write!(f, "the change would pause accesses to {area}, which forbids pauses")
             }
             Self::Interrupted => write!(f, "a fatal signal ended the call"),
         }

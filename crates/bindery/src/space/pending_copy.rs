@@ -22,7 +22,7 @@ use super::user_copy::{Asker, COPIED_AT_ONCE, PartialCopy, UserCopy, piece_after
 /// use bindery::addr::VirtAddr;
 /// use bindery::{AddressSpace, FaultError, PendingUserCopy, Platform, Step};
 ///
-/// /// `copy_from_user`, of which another thread does the waiting.
+/// /// `copy_from_user`; another thread does the waiting.
 /// fn read<P: Platform>(
 ///     space: &AddressSpace<'_, P>, at: VirtAddr, into: &mut [u8],
 /// ) -> Result<(), FaultError> {

@@ -134,7 +134,7 @@ fn check(omit: Omit, scenario: impl Fn(&Arc<World>) + Send + Sync + 'static) {
     model::check(Some(2), move || {
         let world = Arc::new(World::new(omit));
         scenario(&world);
-        assert!(world.requests.is_idle(), "a request was not given back");
+        assert!(world.requests.is_idle(), "a request was not freed");
         assert_eq!(world.state.load(Ordering::Acquire), 0, "the folio stays locked");
         slept.fetch_or(world.sleepers.sleeps.load(Relaxed) > 0, Relaxed);
     });

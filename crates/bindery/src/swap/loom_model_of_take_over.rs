@@ -217,7 +217,7 @@ fn two_faults(omit: Omit) -> [bool; 2] {
         device.join().unwrap();
         other.join().unwrap();
         world.finish();
-        assert!(world.requests.is_idle(), "a request was not given back");
+        assert!(world.requests.is_idle(), "a request was not freed");
         let (state, cell) = (world.state.load(Acquire), SlotState(world.cell.load(Acquire)));
         assert_eq!(
             (state, cell),

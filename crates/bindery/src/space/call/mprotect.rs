@@ -72,7 +72,7 @@ type Unlocked = ArrayVec<VirtRange, 16>;
 /// use bindery::addr::VirtAddr;
 /// use bindery::{AddressSpace, Error, Platform, ProtectFrom, Protection, Step};
 ///
-/// /// `mprotect(2)`, of which another thread does the waiting.
+/// /// `mprotect(2)`; another thread does the waiting.
 /// fn protect<P: Platform>(
 ///     space: &AddressSpace<'_, P>, at: VirtAddr, size: u64, protection: Protection,
 /// ) -> Result<(), Error> {

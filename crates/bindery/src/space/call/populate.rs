@@ -97,7 +97,7 @@ enum OnFailure {
 /// use bindery::addr::VirtAddr;
 /// use bindery::{AddressSpace, Error, LockPages, Platform, Step};
 ///
-/// /// `mlock(2)`, of which another thread does the waiting.
+/// /// `mlock(2)`; another thread does the waiting.
 /// fn lock<P: Platform>(
 ///     space: &AddressSpace<'_, P>, at: VirtAddr, size: u64,
 /// ) -> Result<(), Error> {

@@ -24,7 +24,7 @@ use super::steps::{CallReady, CallWait, Step};
 /// ```
 /// use bindery::{Error, Object, PendingRead, Platform, Step};
 ///
-/// /// `pread(2)`, of which another thread does the waiting.
+/// /// `pread(2)`; another thread does the waiting.
 /// fn read<P: Platform>(
 ///     file: &Object<'_, P>, offset: u64, into: &mut [u8],
 /// ) -> Result<usize, Error> {

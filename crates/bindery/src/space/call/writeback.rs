@@ -17,7 +17,7 @@ use super::steps::{CallWait, Step};
 /// ```
 /// use bindery::{Error, Object, Platform, Step};
 ///
-/// /// `fsync(2)`, of which another thread does the waiting.
+/// /// `fsync(2)`; another thread does the waiting.
 /// fn store<P: Platform>(file: &Object<'_, P>) -> Result<(), Error> {
 ///     let mut writeback = file.begin_sync(0, u64::MAX);
 ///     loop {
