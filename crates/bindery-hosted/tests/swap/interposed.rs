@@ -25,6 +25,8 @@ pub enum Moment {
     Collection,
     /// `Platform::out_of_memory`: a call is about to fail.
     OutOfMemory,
+    /// A call asks for a fatal signal.
+    Signal,
 }
 
 type Act = Box<dyn FnMut() + Send>;
@@ -59,8 +61,7 @@ unsafe impl Platform for Interposed {
 
     pass_on! { machine:
         direct_map zero copy invalidate_local invalidate_kernel publish_entries cpu relax unpark
-        enter_read leave_read synchronize grace_period is_over seed fatal_signal frames_released
-        might_sleep
+        enter_read leave_read synchronize grace_period is_over seed frames_released might_sleep
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
@@ -76,6 +77,11 @@ unsafe impl Platform for Interposed {
     fn allocation_may_wait(&self) {
         self.machine.allocation_may_wait();
         self.comes(Moment::Allocation);
+    }
+
+    fn fatal_signal(&self) -> bool {
+        self.comes(Moment::Signal);
+        self.machine.fatal_signal()
     }
 
     fn yield_if_due(&self) {

@@ -27,6 +27,7 @@ mod parts;
 mod patterns;
 mod pending_calls;
 mod pending_reads;
+mod pending_writes;
 mod pieces;
 mod read_around;
 mod reclaim;

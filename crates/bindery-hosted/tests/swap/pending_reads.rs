@@ -15,15 +15,15 @@ use super::fixture::{Swapping, device, with_device};
 use crate::support::objects_fixture::map;
 use crate::support::{GIB, MIB, audit};
 
-type A = X86_64<4>;
-type P = Machine<A>;
+pub type A = X86_64<4>;
+pub type P = Machine<A>;
 
-const AT: u64 = GIB;
-const PAGES: u64 = 8;
-const LENGTH: usize = PAGES as usize * 4096;
+pub const AT: u64 = GIB;
+pub const PAGES: u64 = 8;
+pub const LENGTH: usize = PAGES as usize * 4096;
 
 /// Shared memory that is on a device, which serves nothing by itself.
-fn with_shared(
+pub fn with_shared(
     scenario: impl for<'m> FnOnce(&Swapping<'_, 'm, A>, &'static SwapFile, Object<'m, P>),
 ) {
     let device = device(4096, SwapService::InOrder);
@@ -42,7 +42,7 @@ fn with_shared(
 }
 
 /// Waits without a thread, or in another one.
-fn until_ready<'m>(
+pub fn until_ready<'m>(
     swapping: &Swapping<'_, 'm, A>,
     device: &SwapFile,
     mut wait: CallWait<'_, 'm, P>,

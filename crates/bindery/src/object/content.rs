@@ -28,6 +28,7 @@ use crate::vma::MappingFlags;
 
 use super::fetch::{FetchPurpose, Moved, Wanted, WriteSource, Writing, demand, obtain};
 use super::read_ahead::next_window;
+#[cfg(doc)]
 use super::seals::Seals;
 use super::state::pages_of;
 use super::transfers::Reads;
@@ -334,7 +335,7 @@ impl<P: Platform> Object<'_, P> {
     /// fetched first, and all pages between them are overwritten. So other writers see all of a
     /// write or nothing. (The exception is a source that stops in the middle of a page between
     /// them: the pager has the rest of that page.)
-    fn write_locked(
+    pub(super) fn write_locked(
         &self,
         offset: u64,
         length: usize,
@@ -343,7 +344,7 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         object.seals.forbid_writing()?;
-        let length = within_seal(object, offset, length)?;
+        let length = object.within_seal(offset, length)?;
         let end = offset + length as u64;
         let filled = Cell::new(None);
         let writing = Writing { at: offset, end, done: 0, source, filled: &filled };
@@ -481,19 +482,5 @@ impl ObjectState {
             // If it fails, the storage has zeroes after the end until the next change.
             let _ = pager.resize(file, size);
         }
-    }
-}
-
-/// The number of bytes, of `length`, that [`Seals::GROW`] allows to be written at `offset`. Linux
-/// writes page by page and stops at the first piece that would extend past the end.
-fn within_seal(object: &ObjectState, offset: u64, length: usize) -> Result<usize, Error> {
-    let size = object.size();
-    if !object.seals.get().contains(Seals::GROW) || offset + length as u64 <= size {
-        return Ok(length);
-    }
-    let end = size - size % PAGE_SIZE;
-    match end.checked_sub(offset) {
-        Some(part) if part > 0 => Ok(length.min(part as usize)),
-        _ => Err(Error::SealForbids),
     }
 }

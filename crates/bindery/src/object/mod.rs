@@ -24,7 +24,7 @@
 //! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight`, `transfers` | the pages that the pager works on; reads, changes and turns of pages, and the threads that wait for them |
 //! | `wait`, `polled_wait` | waits with all locks released, by a thread or polled |
-//! | `content`, `read_steps` | reads and writes from outside mappings; a read in steps |
+//! | `content`, `read_steps`, `write_steps` | reads and writes from outside mappings, at once or in steps |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | the ranges with and without pages |
 //! | `reclaim`, `reclaim_shared` | reclaim of a file's clean pages; of shared memory |
@@ -139,6 +139,7 @@ mod will_need;
 mod write_back;
 mod write_errors;
 mod write_request;
+mod write_steps;
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -173,6 +174,7 @@ pub(crate) use wait::{ForHandler, HandlerWait, Stop, Wait};
 pub use weak::WeakObject;
 pub use write_errors::ErrorMark;
 pub use write_request::{KeptWrite, WriteRequest};
+pub(crate) use write_steps::WriteSteps;
 pub(crate) use {
     registry::Registry,
     seals::WritableMapping,

@@ -130,7 +130,7 @@ impl<'m, P: Platform> ReadSteps<'m, P> {
 }
 
 /// Swaps in the page, if it is in swap.
-fn swap_in_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Result<(), Stop> {
+pub(super) fn swap_in_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Result<(), Stop> {
     let (memory, state) = (object.memory, object.state());
     let orders = state.orders(memory, MappingFlags::empty());
     let swap_in = |_: &_| swap_in(memory, state, page, orders);

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use bitflags::bitflags;
 
+use crate::addr::PAGE_SIZE;
 use crate::error::Error;
 use crate::platform::Platform;
 
@@ -148,6 +149,22 @@ impl ObjectState {
         let admit = |count: u32| (count & DENIED == 0).then_some(count + 1);
         let admitted = self.seals.writable.fetch_update(Ordering::AcqRel, Ordering::Relaxed, admit);
         admitted.map(|_| WritableMapping(&self.seals)).map_err(|_| Error::SealForbids)
+    }
+}
+
+impl ObjectState {
+    /// The number of bytes, of `length`, that [`Seals::GROW`] allows to be written at `offset`.
+    /// Linux writes page by page and stops at the first piece that would extend past the end.
+    pub(super) fn within_seal(&self, offset: u64, length: usize) -> Result<usize, Error> {
+        let size = self.size();
+        if !self.seals.get().contains(Seals::GROW) || offset + length as u64 <= size {
+            return Ok(length);
+        }
+        let end = size - size % PAGE_SIZE;
+        match end.checked_sub(offset) {
+            Some(part) if part > 0 => Ok(length.min(part as usize)),
+            _ => Err(Error::SealForbids),
+        }
     }
 }
 

@@ -103,6 +103,33 @@ impl Pages {
         work()
     }
 
+    /// As [`Pages::with_change`] of content that stays valid, for a caller that must not wait:
+    /// fails at once if a write or a turn is in the way, since a value that lies in a queue of the
+    /// embedder's would keep others from the pages.
+    ///
+    /// # Errors
+    /// A ticket for what has to be waited for. The next attempt may have to wait again, like that
+    /// of a fault.
+    pub(super) fn try_change<P: Platform, R>(
+        &self,
+        memory: &Memory<P>,
+        pages: PageRange,
+        work: impl FnOnce() -> R,
+    ) -> Result<R, Ticket> {
+        let (platform, record) = (memory.platform(), FlightRecord::new());
+        self.alone(platform, |_, in_flight, ends| {
+            let in_the_way = [TransferKind::Turn, TransferKind::Write];
+            if let Some(ticket) = in_flight.awaits(ends, pages, &in_the_way) {
+                return Err(ticket);
+            }
+            // SAFETY: as in `with_change`.
+            unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) };
+            Ok(())
+        })?;
+        let _listed = Listed { pages: self, platform, record: &record };
+        Ok(work())
+    }
+
     /// Runs `work` with a number once all changes that overlap the pages are younger than it; the
     /// younger ones wait for its end. Called without locks.
     pub(super) fn with_turn<P: Platform, R>(

@@ -51,7 +51,7 @@ impl<P: Platform> Memory<P> {
         &self,
         call: impl FnMut() -> Result<T, Failure<E>>,
     ) -> Result<T, E> {
-        Attempts { hook: self.fault_reserve() > 0, ..Attempts::default() }.repeat(self, call)
+        Attempts::for_content(self).repeat(self, call)
     }
 
     /// As [`Memory::retry`], but the embedder is not asked to end a program.
@@ -88,6 +88,12 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
+    /// Those of [`Memory::retry_for_content`].
+    #[inline]
+    pub(crate) fn for_content<P: Platform>(memory: &Memory<P>) -> Self {
+        Self { hook: memory.fault_reserve() > 0, ..Self::default() }
+    }
+
     /// Calls until the call does not fail for lack of memory, or no measure is left. Steps of one
     /// call take the measures once.
     #[inline]

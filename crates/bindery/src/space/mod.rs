@@ -88,6 +88,7 @@ pub use call::populate::Populate;
 pub use call::read_steps::PendingRead;
 pub use call::scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use call::steps::{CallPoll, CallReady, CallWait, Step};
+pub use call::write_steps::PendingWrite;
 pub use call::writeback::Writeback;
 pub use fault::{Access, FaultPoll, FaultReady, FaultWait, Resolved, TriedFault};
 pub use folio::FolioError;

@@ -15,7 +15,7 @@
 //! | `range` | the pages that a call names by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `steps` | calls that stop where they would wait, and go on |
-//! | `writeback`, `read_steps` | `fsync(2)` and `read(2)` in steps |
+//! | `writeback`, `read_steps`, `write_steps` | `fsync(2)`, `read(2)` and `write(2)` in steps |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 
 pub(super) mod advice;
@@ -47,4 +47,5 @@ mod shmdt;
 pub(super) mod steps;
 mod swap_off;
 mod will_need;
+pub(super) mod write_steps;
 pub(super) mod writeback;

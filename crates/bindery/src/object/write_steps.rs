@@ -1,0 +1,283 @@
+//! A write of an object that stops before its first byte where it would wait, and goes on.
+//!
+//! ```text
+//! | pages that must be read first come in: stops here, goes on here | everything is written |
+//! ```
+//!
+//! A step holds nothing at the place at which it stops: no lock, no record, no request. So a write
+//! that stops for pages that are being stored has no place among those that wait for them, unlike
+//! one that blocks. It looks again afterwards, as a fault does.
+
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use core::mem;
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_SHIFT, PageRange};
+use crate::collections::page_tree::{PageIndex, PageStretch};
+use crate::error::{Error, Failure};
+use crate::folio::FolioRef;
+use crate::interrupt;
+use crate::platform::Platform;
+use crate::reclaim::Attempts;
+
+use super::Object;
+use super::detached_batch::settle_written;
+use super::fetch::WriteSource;
+use super::polled_wait::{ObjectWait, PolledWait};
+use super::read_steps::{PageReady, swap_in_page};
+use super::state::pages_of;
+use super::wait::{Stop, Wait};
+
+/// The most pages that one look at the page index passes.
+const LOOKED_AT: u64 = 512;
+
+/// A write of an object, and how far it has come.
+pub(crate) struct WriteSteps<'m, P: Platform> {
+    object: Object<'m, P>,
+    /// The first byte of the object.
+    offset: u64,
+    /// The number of bytes to write, less those from a page on that cannot be read.
+    length: usize,
+    /// The number of bytes that were written.
+    done: usize,
+    /// That number when the source stopped last. Others see all that is written from there on, or
+    /// nothing.
+    before: usize,
+    /// Nothing is left to be done.
+    is_over: bool,
+    /// For shared memory: the page from which on pages may be in swap.
+    unprepared: u64,
+    /// The measures taken so far for a lack of memory.
+    attempts: Attempts,
+    /// The pages waited for last stay until they are written: the first and the last page may both
+    /// be needed at once.
+    kept: [Option<FolioRef<'m, P>>; 2],
+}
+
+/// The place at which one attempt has ended.
+enum Attempt {
+    /// The bytes are written, up to the end or to the place at which the source has stopped.
+    Written,
+    /// Less was written, for want of something that a blocking write does not wait for either.
+    Short,
+    /// It has to wait.
+    Wait(Wait),
+}
+
+impl<'m, P: Platform> WriteSteps<'m, P> {
+    /// Bytes that are to be written.
+    ///
+    /// # Errors
+    /// As [`Object::write`], about the position.
+    pub(crate) fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
+        object.may_move(offset, length)?;
+        Ok(Self {
+            object: object.clone(),
+            offset,
+            length,
+            done: 0,
+            before: 0,
+            is_over: false,
+            unprepared: offset >> PAGE_SHIFT,
+            attempts: Attempts::for_content(object.memory),
+            kept: [None, None],
+        })
+    }
+
+    pub(crate) fn platform(&self) -> &'m P {
+        self.object.memory.platform()
+    }
+
+    /// The number of bytes that were written.
+    pub(crate) fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Writes everything, or stops at the first page that has to be waited for. `ready` is the end
+    /// of the last wait.
+    ///
+    /// # Errors
+    /// As [`Object::write`].
+    pub(crate) fn write(
+        &mut self,
+        ready: Option<PageReady<'m, P>>,
+        copy: &mut dyn FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<Option<ObjectWait<'m, P>>, Error> {
+        let mut ready = ready;
+        if let Some(Err(Failure::Refused(error))) = ready
+            && !self.object.state().is_file()
+        {
+            ready = None;
+            if let Err(error) = self.end_before(self.unprepared, error) {
+                return self.fail(error).map(|()| None);
+            }
+        }
+        if self.is_over || self.done == self.length {
+            return Ok(None);
+        }
+        // Pages whose answers have come are not waited for.
+        settle_written(self.object.memory);
+        let (has_stopped, copy) = (Cell::new(false), RefCell::new(copy));
+        let before = self.before;
+        let source = |moved: usize, to: NonNull<u8>, length: usize| {
+            // Never borrowed twice: `copy` does not call the object.
+            let copied = copy.try_borrow_mut();
+            let count = copied.map_or(0, |mut copy| copy(before + moved, to, length).min(length));
+            has_stopped.set(count < length);
+            count
+        };
+        let (memory, mut attempts) = (self.object.memory, mem::take(&mut self.attempts));
+        let tried = attempts.repeat(memory, || self.attempt(ready.take(), &source));
+        self.attempts = attempts;
+        match tried {
+            Ok(Attempt::Wait(wait)) => {
+                let wait = PolledWait::of_call(memory, wait);
+                return Ok(Some(ObjectWait::new(self.object.clone(), wait, self.unprepared)));
+            }
+            Ok(Attempt::Written) if has_stopped.get() => self.go_on_from_here(),
+            Ok(Attempt::Written | Attempt::Short) => self.end(),
+            Err(error) => return self.fail(error).map(|()| None),
+        }
+        Ok(None)
+    }
+
+    /// Writes the rest of what others see whole, up to the first wait.
+    fn attempt(
+        &mut self,
+        ready: Option<PageReady<'m, P>>,
+        source: &WriteSource<'_>,
+    ) -> Result<Attempt, Failure> {
+        if let Some(folio) = ready.transpose()?.flatten() {
+            self.kept.rotate_right(1);
+            self.kept[0] = Some(folio);
+        }
+        let at = self.offset + self.before as u64;
+        let mut moved = self.done - self.before;
+        let written = self.prepare(at).and_then(|()| {
+            let length = self.length - self.before;
+            self.object.try_write(PlacedBytes { at, length }, source, &mut moved)
+        });
+        self.done = self.before + moved;
+        match written {
+            Ok(()) => Ok(Attempt::Written),
+            Err(Stop::Wait(wait)) => Ok(Attempt::Wait(wait)),
+            // A further attempt would write the rest after other writers have had the pages. The
+            // next call meets the error first.
+            Err(Stop::Failed(_)) if moved > 0 => Ok(Attempt::Short),
+            Err(Stop::Failed(failure)) => Err(failure),
+        }
+    }
+
+    /// Swaps in the pages of the write, unless it is forbidden. A write does not wait for them then
+    /// with the changes held, unless reclaim has taken some of them again.
+    fn prepare(&mut self, at: u64) -> Result<(), Stop> {
+        let (memory, object) = (self.object.memory, self.object.state());
+        if object.is_file() || object.pages.swapped() == 0 {
+            return Ok(());
+        }
+        object.seals.forbid_writing()?;
+        let length = object.within_seal(at, self.length - self.before)?;
+        interrupt::check(memory.platform())?;
+        let mut page = self.unprepared;
+        let end = pages_of(at + length as u64);
+        let prepared = loop {
+            if page >= end || object.pages.swapped() == 0 {
+                break Ok(());
+            }
+            let look = |index: &PageIndex| index.run(page, (end - page).min(LOOKED_AT));
+            match object.pages.look(memory.platform(), look) {
+                PageStretch::Frames(_, count) => page += u64::from(count),
+                PageStretch::Empty(count) => page += count,
+                PageStretch::Swapped(..) => {
+                    if let Err(stop) = swap_in_page(&self.object, page) {
+                        break Err(stop);
+                    }
+                }
+            }
+        };
+        self.unprepared = page;
+        match prepared {
+            Err(Stop::Failed(Failure::Refused(error))) => Ok(self.end_before(page, error)?),
+            other => other,
+        }
+    }
+
+    /// Leaves out the bytes from the page on, whose content is lost. A write that blocks writes the
+    /// pages before it and returns their length.
+    ///
+    /// # Errors
+    /// The error, if nothing is left.
+    fn end_before(&mut self, page: u64, error: Error) -> Result<(), Error> {
+        let start = page << PAGE_SHIFT;
+        let length = start.saturating_sub(self.offset).min(self.length as u64) as usize;
+        if length <= self.done {
+            return Err(error);
+        }
+        self.length = length;
+        Ok(())
+    }
+
+    /// What follows the bytes at which the source has stopped is another write.
+    fn go_on_from_here(&mut self) {
+        self.unprepared = (self.offset + self.done as u64) >> PAGE_SHIFT;
+        if self.done > self.before {
+            self.attempts = Attempts::for_content(self.object.memory);
+        }
+        self.before = self.done;
+        self.kept = [None, None];
+    }
+
+    fn end(&mut self) {
+        self.is_over = true;
+        self.kept = [None, None];
+    }
+
+    /// Ends with the error, or with the bytes that were written before it. Linux does the same: the
+    /// next call returns the error.
+    fn fail(&mut self, error: Error) -> Result<(), Error> {
+        self.end();
+        if self.done > 0 { Ok(()) } else { Err(error) }
+    }
+}
+
+/// Bytes of an object.
+#[derive(Clone, Copy)]
+struct PlacedBytes {
+    at: u64,
+    length: usize,
+}
+
+impl<P: Platform> Object<'_, P> {
+    /// Writes the rest of the bytes after `done`, and advances it, up to the first wait. For a file
+    /// it does not begin while the pager has some of the pages, or a `sync` waits for its turn.
+    fn try_write(
+        &self,
+        bytes: PlacedBytes,
+        source: &WriteSource<'_>,
+        done: &mut usize,
+    ) -> Result<(), Stop> {
+        let PlacedBytes { at, length } = bytes;
+        let (platform, object) = (self.memory.platform(), self.state());
+        let mut write = || {
+            let write = || self.write_locked(at, length, source, done);
+            object.changes.with_write(platform, write)
+        };
+        if !object.is_file() {
+            return write();
+        }
+        let pages = PageRange { first: at >> PAGE_SHIFT, end: pages_of(at + length as u64) };
+        // Reads in flight go on, as beside a write that blocks.
+        object.pages.try_change(self.memory, pages, write).map_err(Wait::Pager)?
+    }
+}
+
+impl<P: Platform> fmt::Debug for WriteSteps<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteSteps")
+            .field("offset", &self.offset)
+            .field("length", &self.length)
+            .field("done", &self.done)
+            .finish_non_exhaustive()
+    }
+}

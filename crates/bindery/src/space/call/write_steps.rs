@@ -1,0 +1,124 @@
+//! `write(2)` of an object in steps.
+
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use core::ptr::NonNull;
+
+use crate::error::Error;
+use crate::object::{Object, WriteSteps};
+use crate::platform::Platform;
+
+#[cfg(doc)]
+use super::read_steps::PendingRead;
+use super::steps::{CallReady, CallWait, Step};
+
+/// A write to an object, as [`Object::write`], that stops where it has to wait, and goes on there.
+/// No byte is written twice, and the pager is asked once for each page.
+///
+/// It stops before its first byte: for the pager's content of the first and the last page, for
+/// pages that are being stored, for pages in swap, and for room below a limit of dirty pages, which
+/// only a thread makes. Then one step writes everything, and other writers see all of it or
+/// nothing. (The exceptions are those of [`Object::write_with`].) Between two steps the object is
+/// anyone's: another write or a truncation has the effect that it has before the whole call. So a
+/// write beyond the end that a truncation has moved lets the object grow again.
+///
+/// Unlike a call that blocks, it has no place among those that wait for pages that are being
+/// stored: while other calls go on to store the pages, it may stop again.
+///
+/// It has a handle to the object, at most two pages that were waited for, and no lock. Dropping it
+/// before the last step leaves the object as it was, up to pages that have been read.
+///
+/// ```
+/// use bindery::{Error, Object, PendingWrite, Platform, Step};
+///
+/// /// `pwrite(2)`, of which another thread does the waiting.
+/// fn write<P: Platform>(
+///     file: &Object<'_, P>, offset: u64, from: &[u8],
+/// ) -> Result<usize, Error> {
+///     let mut write = PendingWrite::new(file, offset, from.len())?;
+///     let mut ready = None;
+///     loop {
+///         match write.step(ready.take(), from)? {
+///             Step::Done => return Ok(write.moved()),
+///             // On another thread, or polled, in a kernel that needs this call.
+///             Step::Blocked(wait) => ready = Some(wait.wait()),
+///         }
+///     }
+/// }
+/// ```
+///
+/// # Context
+/// Context: may sleep. The drop, too, like that of an [`Object`].
+#[derive(Debug)]
+#[must_use = "the bytes are written by its steps"]
+pub struct PendingWrite<'m, P: Platform>(WriteSteps<'m, P>);
+
+impl<'m, P: Platform> PendingWrite<'m, P> {
+    /// A write of `length` bytes at `offset`. Nothing is written yet.
+    ///
+    /// Context: any.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] as [`Object::write`]; the other errors are those of the steps.
+    pub fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
+        WriteSteps::new(object, offset, length).map(Self)
+    }
+
+    /// The number of bytes that were written so far; after the end, the result of the call.
+    pub fn moved(&self) -> usize {
+        self.0.done()
+    }
+
+    /// Writes the rest of `from`, the same `length` bytes in each step, unless something has to be
+    /// waited for first. `ready` is as in [`PendingRead::step`]. After the end, does nothing.
+    ///
+    /// Sleeps for locks, and reclaims if memory is short. It waits for the pager in
+    /// [`crate::Pager::resize`] if the object grows, and for a swap device only if reclaim has
+    /// taken a page again that was in memory, or was waited for, before. Complexity: as
+    /// [`Object::write`], and for shared memory of which pages are in swap, in the runs of pages.
+    ///
+    /// # Errors
+    /// As [`Object::write`], if nothing was written.
+    pub fn step(
+        &mut self,
+        ready: Option<CallReady<'m, P>>,
+        from: &[u8],
+    ) -> Result<Step<'m, 'm, P>, Error> {
+        let platform = self.0.platform();
+        self.step_with(ready, |done, to, length| {
+            let Some(from) = from.get(done..) else { return 0 };
+            let from = &from[..length.min(from.len())];
+            // SAFETY: the bytes are the object's, to which no reference exists.
+            unsafe { platform.write_bytes(to, from) };
+            from.len()
+        })
+    }
+
+    /// As [`PendingWrite::step`], with bytes that `copy` writes in place, as in
+    /// [`Object::write_with`]. A short count ends the step; a further one goes on with the byte at
+    /// which `copy` has stopped, as another write.
+    ///
+    /// Context: may sleep. Complexity: as there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn step_with(
+        &mut self,
+        ready: Option<CallReady<'m, P>>,
+        mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
+    ) -> Result<Step<'m, 'm, P>, Error> {
+        let wait = self.0.write(ready.and_then(CallReady::of_object), &mut copy)?;
+        Ok(wait.map_or(Step::Done, |wait| Step::Blocked(CallWait::for_object(wait))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call may go on in another thread.
+    fn _moves<P: Platform>(write: PendingWrite<'_, P>) {
+        fn is_send(_: impl Send) {}
+        is_send(write);
+    }
+}
