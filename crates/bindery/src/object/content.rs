@@ -101,15 +101,8 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
-        self.may_move(offset, length)?;
+        self.state().allow_access(offset, length)?;
         self.read_pieces(offset, length, &mut copy)
-    }
-
-    /// Whether bytes of the object may be moved between `offset` and the end.
-    pub(super) fn may_move(&self, offset: u64, length: usize) -> Result<(), Error> {
-        self.state().refuse_hidden(Error::Invalid)?;
-        let end = offset.checked_add(length as u64);
-        if end.is_none_or(|end| end > MAX_SIZE) { Err(Error::Invalid) } else { Ok(()) }
     }
 
     fn read_pieces(
@@ -297,7 +290,7 @@ impl<P: Platform> Object<'_, P> {
         length: usize,
         copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<usize, Error> {
-        self.may_move(offset, length)?;
+        self.state().allow_access(offset, length)?;
         if length == 0 {
             return Ok(0);
         }
@@ -417,7 +410,7 @@ impl<P: Platform> Object<'_, P> {
                 if filled.count > 0 {
                     let count = filled.count as u64;
                     pages::mark_dirty(memory, object, page, pages_of(count))?;
-                    self.grow_to(at + count);
+                    object.grow_to(at + count);
                 }
                 return Ok(filled);
             }
@@ -434,20 +427,30 @@ impl<P: Platform> Object<'_, P> {
         let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
         written_by_call(memory, frame);
-        self.grow_to(at + count as u64);
+        object.grow_to(at + count as u64);
         Ok(Moved { count, stopped: count < length })
-    }
-
-    /// Extends the object's size to at least `end`; the changes are held.
-    fn grow_to(&self, end: u64) {
-        let object = self.state();
-        if end > object.size() {
-            object.set_size(end);
-        }
     }
 }
 
 impl ObjectState {
+    /// Whether `length` bytes of the object at `offset` may be read and written from outside
+    /// mappings.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the object is hidden, or if they end beyond the maximum size.
+    pub(super) fn allow_access(&self, offset: u64, length: usize) -> Result<(), Error> {
+        self.refuse_hidden(Error::Invalid)?;
+        let end = offset.checked_add(length as u64);
+        if end.is_none_or(|end| end > MAX_SIZE) { Err(Error::Invalid) } else { Ok(()) }
+    }
+
+    /// Extends the size to at least `end`; the changes are held.
+    fn grow_to(&self, end: u64) {
+        if end > self.size() {
+            self.set_size(end);
+        }
+    }
+
     /// Makes sure that the object can grow to `bytes` bytes. The changes are held. The caller sets
     /// the size afterwards and calls [`ObjectState::after_growth`].
     pub(super) fn before_growth<P: Platform>(

@@ -71,7 +71,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
     /// # Errors
     /// As [`Object::write`], about the position.
     pub(crate) fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
-        object.may_move(offset, length)?;
+        object.state().allow_access(offset, length)?;
         Ok(Self {
             object: object.clone(),
             offset,
