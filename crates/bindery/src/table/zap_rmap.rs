@@ -229,27 +229,27 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             return self.without_folio(entries, index, entry);
         };
         self.counts.folios_touched += 1;
-        // The common case. A page that its object has dropped may end here too. It still counts as
-        // a page of the object, as it did when it was mapped.
-        if folio.order == Order::PAGE
+        if folio.order == Order::PAGE {
+            // The common case. A page that its object has dropped may end here too. It still counts
+            // as a page of the object, as it did when it was mapped.
             // SAFETY: 1. and 2. the caller's obligations 1 and 2, of this entry.
-            && unsafe { memory.frames.folio(folio).free_anonymous_into(self.batch, 1) }
-        {
-            // Folios of one page mostly follow each other.
-            let rest = &entries[index.position() + 1..];
-            // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
-            let more = unsafe { drop_single_pages(memory, rest, missing, self.batch) };
-            self.counts.folios_touched += u64::from(more);
-            return 1 + more;
-        }
-        let is_single = folio.order == Order::PAGE && memory.frames.folio(folio).is_anonymous();
-        if is_single && memory.frames.folio(folio).mappings() > 1 {
-            // After a fork, so do those that another process maps too.
-            // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
-            let count = unsafe { drop_shared_pages(memory, &entries[index.position()..], missing) };
-            if count > 0 {
-                self.counts.folios_touched += u64::from(count) - 1;
-                return count;
+            if unsafe { memory.frames.folio(folio).free_anonymous_into(self.batch, 1) } {
+                // Folios of one page mostly follow each other.
+                let rest = &entries[index.position() + 1..];
+                // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
+                let more = unsafe { drop_single_pages(memory, rest, missing, self.batch) };
+                self.counts.folios_touched += u64::from(more);
+                return 1 + more;
+            }
+            if memory.frames.folio(folio).is_anonymous() {
+                // After a fork, so do those that another process maps too.
+                let rest = &entries[index.position()..];
+                // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
+                let count = unsafe { drop_shared_pages(memory, rest, missing) };
+                if count > 0 {
+                    self.counts.folios_touched += u64::from(count) - 1;
+                    return count;
+                }
             }
         }
         let left = folio.head.0 + folio.pages() - frame.0;
