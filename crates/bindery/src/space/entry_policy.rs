@@ -1,12 +1,12 @@
-//! The permissions that entries get from their mapping: for faults, and for the calls that change
-//! it.
+//! The permissions that entries get from their mapping, for faults and for calls that change the
+//! mapping.
 
 use crate::table::protect::{EntryPolicy, Watched, Writable};
 use crate::vma::{MappingFlags, Vma};
 
 /// The permissions and write policy for entries of a mapping.
 pub(in crate::space) fn entry_policy(vma: &Vma) -> EntryPolicy {
-    // Read once: the compiler does not join loads of an atomic word.
+    // Read once, because the compiler does not merge loads of an atomic word.
     let flags = vma.flags();
     let writable = match vma.object() {
         _ if !flags.contains(MappingFlags::SHARED) => Writable::Exclusive,

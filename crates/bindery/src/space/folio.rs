@@ -1,5 +1,5 @@
-//! Changes of the size of mapped folios, in place: splits a folio into smaller ones, joins its
-//! leaves into a huge one.
+//! Changes the size of mapped folios in place: splits a folio into smaller ones, or joins its
+//! leaves into a huge leaf.
 
 use crate::table::PageTable;
 use crate::table::look;
@@ -21,7 +21,7 @@ use super::AddressSpace;
 use super::fault::folio_range;
 use crate::vma::Vma;
 
-/// The reason why a folio could not be split, or leaves could not be joined. Nothing visible to a
+/// The reason why a folio could not be split or leaves could not be joined. Nothing visible to a
 /// program has changed.
 ///
 /// ```
@@ -39,12 +39,12 @@ use crate::vma::Vma;
 pub enum FolioError {
     /// No folio is mapped there.
     NotMapped,
-    /// The folio is not larger than the requested parts; or the entries to be joined are not all
+    /// The folio is not larger than the requested parts; or the entries to be joined do not map all
     /// pages of one folio in order, with equal attributes.
     Unsuitable,
     /// Other mappings or holders of the folio exist.
     Busy,
-    /// No memory for the table that a huge leaf has to keep on deposit.
+    /// No memory for the table that a huge leaf must keep on deposit.
     OutOfMemory,
 }
 
@@ -62,33 +62,34 @@ impl fmt::Display for FolioError {
 impl core::error::Error for FolioError {}
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Splits the folio that is mapped at `addr` into folios of 2^`order` pages, and frees those
-    /// that have no mapping any more. Contents, permissions, accessed and dirty stay.
+    /// Splits the folio mapped at `addr` into folios of 2^`order` pages and frees those that are no
+    /// longer mapped. Contents, permissions, and the accessed and dirty bits are unchanged.
     ///
-    /// Context: may sleep. Complexity: linear in the pages of the folio.
+    /// Context: may sleep. Complexity: linear in the number of pages of the folio.
     ///
     /// # Errors
-    /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] if the folio is not larger than that;
-    /// [`FolioError::Busy`] if it has other mappings or holders, or a mapping of another VMA has a
-    /// part.
+    /// [`FolioError::NotMapped`]; [`FolioError::Unsuitable`] if the folio is not larger than the
+    /// requested parts; [`FolioError::Busy`] if it has other mappings or holders, or if another VMA
+    /// maps a part of it.
     pub fn split_folio(&self, addr: VirtAddr, order: Order) -> Result<(), FolioError> {
         self.page_table.memory.retry(|| split_once(self, addr, order))
     }
 
-    /// Replaces the leaves around `addr` by one huge leaf. They must fill a level-1 table with all
-    /// pages, in order, of one folio of that size.
+    /// Replaces the leaves around `addr` by one huge leaf. The leaves must fill a level-1 table and
+    /// map all pages, in order, of one folio of that size.
     ///
-    /// Context: may sleep. Complexity: linear in the entries of one table. One invalidation.
+    /// Context: may sleep. Complexity: linear in the number of entries of one table. One
+    /// invalidation.
     ///
     /// # Errors
-    /// [`FolioError::NotMapped`] if no VMA covers all of it; [`FolioError::Unsuitable`];
-    /// [`FolioError::OutOfMemory`].
+    /// [`FolioError::NotMapped`] if no VMA covers the whole table's span;
+    /// [`FolioError::Unsuitable`]; [`FolioError::OutOfMemory`].
     pub fn join_leaves(&self, addr: VirtAddr) -> Result<(), FolioError> {
         self.page_table.memory.outermost(|| join_leaves_locked(self, addr))
     }
 
-    /// Whether the leaf at `page` is known to be dirty, by its entry or by its folio. Waits for
-    /// operations that are under way.
+    /// Whether the leaf at `page` is known to be dirty, from its entry or from its folio. Waits for
+    /// operations in progress.
     ///
     /// Context: may sleep.
     pub fn is_dirty(&self, page: VirtAddr) -> bool {
@@ -157,7 +158,7 @@ fn join_leaves_locked<P: Platform>(
     })
 }
 
-/// Splits a folio whose pages are mapped in `range`, in their order.
+/// Splits a folio whose pages are mapped in `range`, in order.
 fn split_mapped<P: Platform>(
     page_table: &PageTable<'_, P>,
     folio: Folio,
@@ -181,9 +182,9 @@ fn split_mapped<P: Platform>(
     })
 }
 
-/// Splits the folio that is mapped at `page` into single pages, if it has no other reference and no
-/// other address space maps it. Returns whether it did; nothing has changed otherwise. The caller
-/// has the mutex: pages of the folio may be mapped by VMAs beside that of `page`.
+/// Splits the folio mapped at `page` into single pages, if the folio has no other reference and no
+/// other address space maps it. Returns whether the folio was split; otherwise nothing has changed.
+/// The caller holds the mutex, since VMAs beside that of `page` may map pages of the folio.
 #[inline(never)]
 pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: VirtAddr) -> bool {
     let frames = &page_table.memory.frames;
@@ -197,7 +198,8 @@ pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: V
     let start = page.0.saturating_sub(u64::from(frame.0 - folio.head.0) << PAGE_SHIFT);
     let end = start.saturating_add(u64::from(folio.pages()) << PAGE_SHIFT);
     let range = VirtRange::raw(start, end.min(P::Arch::USER_END));
-    // Counted before anything changes: where others map it too, its leaves stay as they are.
+    // The mappings are counted before any change: if other address spaces also map the folio, its
+    // leaves stay unchanged.
     let mut pages = 0;
     look::look(page_table, range, |looked| {
         let frame = looked.frame().map_or(u32::MAX, |frame| frame.0);
@@ -211,7 +213,7 @@ pub(super) fn split_if_alone<P: Platform>(page_table: &PageTable<'_, P>, page: V
         && split_mapped(page_table, folio, range, Order::PAGE).is_ok()
 }
 
-/// As [`AddressSpace::split_folio`], in a VMA that the caller keeps as it is.
+/// As [`AddressSpace::split_folio`], in a VMA that the caller protects from changes.
 pub(super) fn split_locked<P: Platform>(
     page_table: &PageTable<'_, P>,
     vma: &Vma,

@@ -1,4 +1,4 @@
-//! Reads mappings and their use, for tests, debuggers and `/proc`.
+//! Reads mappings and their usage, for tests, debuggers and `/proc`.
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Kind, Level};
@@ -29,7 +29,7 @@ pub enum Inspection<A: Arch> {
     Empty,
     /// A page is mapped.
     Page {
-        /// Its frame.
+        /// The frame of the page.
         frame: Frame,
         /// The attributes of the entry. In a contiguous run, the accessed and dirty bits may be in
         /// another entry of the run.
@@ -60,16 +60,16 @@ pub enum Inspection<A: Arch> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// Its addresses.
+    /// The addresses of the mapping.
     pub range: VirtRange,
-    /// The permissions of programs.
+    /// The program's permissions.
     pub protection: Protection,
-    /// The offset of its first page in its object, in pages; for anonymous memory, the page offset
-    /// of its anonymous pages.
+    /// The offset of the mapping's first page in its object, in pages; for anonymous memory, the
+    /// page offset of its anonymous pages.
     pub page_offset: u64,
     /// The flags of the whole mapping.
     pub flags: MappingFlags,
-    /// Its object, by [`crate::Object::identity`]; `None` for anonymous memory.
+    /// The mapping's object, by [`crate::Object::identity`]; `None` for anonymous memory.
     pub object: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         inspect(self, addr)
     }
 
-    /// Calls `f` for every mapping, in rising order, with the mutex held: `f` must not call
+    /// Calls `f` for every mapping, in ascending order, with the mutex held, so `f` must not call
     /// operations of this address space.
     ///
     /// Context: may sleep.
@@ -103,8 +103,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         vmas.view().iter().for_each(|vma| f(Mapping::of(vma)));
     }
 
-    /// The number of mappings that all searches for an address have visited so far, in faults and
-    /// operations alike.
+    /// The number of mappings visited so far by all address lookups of faults and operations.
     #[cfg(any(test, feature = "measure"))]
     pub fn mappings_looked_at(&self) -> u64 {
         self.vmas.looked_at()
@@ -115,7 +114,7 @@ fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspecti
     if addr >= space.limit() {
         return Inspection::Empty;
     }
-    // A table that is being moved would answer for the wrong address.
+    // The mutex excludes moves: a table in the middle of a move would answer for the wrong address.
     let _guard = space.vmas.lock();
     let page = addr.align_down(crate::addr::PAGE_SIZE);
     let range = VirtRange::raw(page.0, page.0 + crate::addr::PAGE_SIZE);
@@ -123,7 +122,7 @@ fn inspect<P: Platform>(space: &AddressSpace<'_, P>, addr: VirtAddr) -> Inspecti
     let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
     let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
     cursor.counts = crate::stats::Counts::default();
-    // A huge entry names the first of its pages.
+    // A huge entry records the frame of its first page.
     let inside = (page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
     match node.level.kind(raw) {
         Kind::Empty | Kind::Table => Inspection::Empty,

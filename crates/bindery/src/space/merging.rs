@@ -1,5 +1,6 @@
-//! The setting that allows pages with equal contents to be merged (Linux: KSM). It is stored and
-//! reported. No pages are merged, as on a Linux whose `ksmd` was not started, which is the default.
+//! The setting that allows pages with equal contents to be merged (Linux: KSM). The setting is
+//! stored and reported, but no pages are merged, as on a Linux system whose `ksmd` was not started,
+//! which is the default.
 
 use crate::platform::Platform;
 
@@ -7,18 +8,18 @@ use super::AddressSpace;
 use super::settings::Settings;
 use crate::vma::MappingFlags;
 
-/// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or nothing if it does not apply:
-/// only private memory is merged, except droppable memory and the embedder's own.
+/// [`MappingFlags::MERGEABLE`] for a mapping with these flags, or no flag if merging does not
+/// apply: only private memory is merged, except droppable memory and the embedder's own memory.
 pub(super) fn mergeable(flags: MappingFlags) -> MappingFlags {
     let others = MappingFlags::SHARED | MappingFlags::DROPPABLE | MappingFlags::DONT_EXPAND;
     if flags.intersects(others) { MappingFlags::empty() } else { MappingFlags::MERGEABLE }
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Allows or forbids that pages with equal contents are merged, in all private mappings,
-    /// present and future (`PR_SET_MEMORY_MERGE`). Setting the current value changes nothing.
+    /// Allows or forbids merging of pages with equal contents in all private mappings, present and
+    /// future (`PR_SET_MEMORY_MERGE`). Setting the current value changes nothing.
     ///
-    /// Context: may sleep. Complexity: in the mappings.
+    /// Context: may sleep. Complexity: linear in the number of mappings.
     pub fn set_merging(&self, merges: bool) {
         set_merging(self, merges)
     }

@@ -1,29 +1,29 @@
 //! Address spaces: the memory calls, and page faults.
 //!
 //! # Locks
-//! 1. The *mutex* of the address space ([`crate::vmas`]): every operation that changes VMAs takes
-//!    it (`mmap`, `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
-//! 2. The lock of each VMA: faults take it for reading, changes of the VMA for writing. It is taken
-//!    after the mutex, in address order.
-//! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` has all
+//! 1. The *mutex* of the address space ([`crate::vmas`]): every operation that changes VMAs
+//!    acquires it (`mmap`, `munmap`, `mprotect`, `mremap`, `fork`). Faults do not.
+//! 2. The lock of each VMA: faults acquire it for reading, changes of the VMA for writing. VMA
+//!    locks are acquired after the mutex, in address order.
+//! 3. The table locks (`table::locking`), innermost of these three. `docs/lock-order.md` lists all
 //!    locks.
 //!
-//! A fault that cannot take its VMA's lock waits for the mutex, never the other way round. A holder
-//! of the mutex waits for faults to finish, and those wait only for table locks.
+//! A fault that cannot acquire its VMA's lock waits for the mutex, never the other way round. A
+//! holder of the mutex waits for faults to finish, and those faults wait only for table locks.
 //!
 //! # Files
 //! | file | contents |
 //! |---|---|
-//! | `call/` | the memory calls, one a file |
+//! | `call/` | the memory calls, one per file |
 //! | `entry_policy` | the permissions that a mapping gives its entries |
 //! | `fault`, `stack_growth` | page faults; mappings that grow down |
 //! | `userfault`, `move_pages` | the calls of a userfaultfd; `UFFDIO_MOVE` |
-//! | `op`, `sleep` | one operation from its lock to its last free; a call that may sleep |
-//! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the setting of KSM |
-//! | `pin`, `pin_count` | pinned pages, and how many there may be |
-//! | `folio` | splits mapped folios, and joins their leaves |
-//! | `user_copy`, `pending_copy` | a program's memory, read and written from outside, at once or in steps |
-//! | `inspect`, `resident`, `view` | reading for tests, debuggers and listings as those of `/proc` |
+//! | `op`, `sleep` | one operation, from its lock to its last free; a call that may sleep |
+//! | `limits`, `settings`, `merging` | limits and usage; `prctl(2)`; the KSM setting |
+//! | `pin`, `pin_count` | pinned pages, and the limits on their number |
+//! | `folio` | splits mapped folios and joins their leaves |
+//! | `user_copy`, `pending_copy` | accesses to program memory from outside, blocking or in steps |
+//! | `inspect`, `resident`, `view` | reads for tests, debuggers and listings such as `/proc` |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -125,11 +125,11 @@ pub struct SpaceOptions {
     /// The lowest address that may be mapped, in bytes (Linux: `vm.mmap_min_addr`).
     pub minimum_address: VirtAddr,
     /// The address at which the search for free addresses begins, downwards; `None` for the end of
-    /// user space, but below 2^47 on x86-64 with five levels, as programs expect that do not know
-    /// of it.
+    /// user space, except on x86-64 with five levels, where the search starts below 2^47, as
+    /// programs unaware of five levels expect.
     pub search_top: Option<VirtAddr>,
-    /// The maximum number of VMAs (Linux: `vm.max_map_count`). As on Linux, `mmap` and `brk` refuse
-    /// only above it, so they may make one more; splits and moves may not.
+    /// The maximum number of VMAs (Linux: `vm.max_map_count`). As on Linux, `mmap` and `brk` fail
+    /// only above the maximum, so they may create one more VMA; splits and moves may not.
     pub maximum_mappings: usize,
 }
 
@@ -145,11 +145,11 @@ fn bounds(options: &SpaceOptions) -> Bounds {
     Bounds { minimum: minimum_address, search_top, maximum: maximum_mappings }
 }
 
-/// The memory of one process: its mappings, and the page tables that the MMU walks.
+/// The memory of one process: its mappings and the page tables that the MMU walks.
 ///
-/// All operations take `&self` and may be called from several CPUs at once. Unless an operation
-/// says otherwise, it may sleep and is not for interrupt handlers. Dropping the address space
-/// unmaps everything; no CPU may have its root loaded then.
+/// All operations take `&self` and may be called from several CPUs at once. Unless its
+/// documentation says otherwise, an operation may sleep and is not for interrupt handlers. Dropping
+/// the address space unmaps everything; no CPU may have its root loaded at that time.
 ///
 /// ```
 /// use bindery::{AddressSpace, Error, MapRequest, Memory, Platform, Protection, SpaceOptions};
@@ -164,7 +164,7 @@ fn bounds(options: &SpaceOptions) -> Bounds {
 /// }
 /// ```
 ///
-/// It ends before its memory does:
+/// The address space must be dropped before its memory:
 ///
 /// ```
 /// # use bindery::{AddressSpace, Error, Memory, Platform, SpaceOptions};
@@ -176,7 +176,7 @@ fn bounds(options: &SpaceOptions) -> Bounds {
 /// }
 /// ```
 ///
-/// The other order does not compile:
+/// The opposite order does not compile:
 ///
 /// ```compile_fail,E0505
 /// # use bindery::{AddressSpace, Error, Memory, Platform, SpaceOptions};
@@ -196,8 +196,8 @@ pub struct AddressSpace<'m, P: Platform> {
     keys: Keys,
     future_locks: FutureLocks,
     userfaults: UserfaultIdentity,
-    /// The pagers of the files that it maps live for `'m`, so it must not pass for one with a
-    /// shorter life ([`crate::Memory::file`]).
+    /// The pagers of the mapped files are borrowed for `'m`, so the address space must not coerce
+    /// to a type with a shorter lifetime ([`crate::Memory::file`]).
     _pagers: PhantomData<fn(&'m ()) -> &'m ()>,
 }
 
@@ -212,8 +212,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         Self::with_limit(memory, bounds(&options), RunLimit::NONE)
     }
 
-    /// As [`AddressSpace::new`], at a reach of the caller's choice: anything but [`Reach::Table`]
-    /// is for comparison.
+    /// As [`AddressSpace::new`], at a reach of the caller's choice. Any reach except
+    /// [`Reach::Table`] is for comparison.
     ///
     /// # Errors
     /// As [`AddressSpace::new`].
@@ -250,25 +250,27 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.page_table.root
     }
 
-    /// Records that the calling CPU is about to load the root. From here on the CPU receives
-    /// invalidations. The first time, it may allocate memory for the CPU's counters.
+    /// Records that the calling CPU is about to load the root. From this call on the CPU receives
+    /// invalidations. The first call on a CPU may allocate memory for the CPU's counters.
     ///
     /// Context: spins.
     pub fn enter(&self) {
         self.page_table.enter();
     }
 
-    /// Records that the calling CPU has loaded another root, and what its TLB may still hold.
+    /// Records that the calling CPU has loaded another root, and which translations its TLB may
+    /// still hold.
     ///
     /// With [`TlbOnLeave::Flushed`], the CPU gets no invalidation of this address space until it
     /// calls [`AddressSpace::enter`] again. The caller must meet this contract, which the core
-    /// cannot check; otherwise a program reaches frames that were freed:
-    /// 1. The CPU has loaded another root before the call. It loads this one again only after
+    /// cannot check; otherwise a program reaches freed frames:
+    /// 1. The CPU has loaded another root before the call. It loads this root again only after
     ///    [`AddressSpace::enter`].
-    /// 2. Since then, its TLB and its walker's caches hold nothing of this address space.
-    /// 3. The caller runs on that CPU, and does not change CPUs between the load and the return.
+    /// 2. Since then, its TLB and its page-walk caches hold nothing of this address space.
+    /// 3. The caller runs on that CPU and does not migrate between the load and the return.
     ///
-    /// If in doubt, pass [`TlbOnLeave::Kept`], which asks for the first and the third only.
+    /// If in doubt, pass [`TlbOnLeave::Kept`], which requires only the first and the third
+    /// condition.
     ///
     /// Context: any.
     pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
@@ -277,20 +279,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// Work done on the page table so far. Exact when no call runs.
     ///
-    /// Context: any. Complexity: linear in the CPUs that have entered.
+    /// Context: any. Complexity: linear in the number of CPUs that have entered.
     pub fn counts(&self) -> Counts {
         self.page_table.counts.read()
     }
 
-    /// The memory that the address space takes its frames from.
+    /// The memory from which the address space allocates its frames.
     ///
     /// Context: any.
     pub fn memory(&self) -> &'m Memory<P> {
         self.page_table.memory
     }
 
-    /// Sets the maximum number of VMAs ([`SpaceOptions::maximum_mappings`]); existing ones stay. A
-    /// child of [`AddressSpace::fork`] begins with its parent's.
+    /// Sets the maximum number of VMAs ([`SpaceOptions::maximum_mappings`]); existing VMAs stay. A
+    /// child of [`AddressSpace::fork`] starts with its parent's maximum.
     ///
     /// Context: any.
     pub fn set_maximum_mappings(&self, most: usize) {
@@ -316,10 +318,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         VirtAddr(P::Arch::USER_END)
     }
 
-    /// A handle to what backs the VMA, if it is not anonymous.
+    /// A handle to the object that backs the VMA, if the VMA is not anonymous.
     pub(crate) fn object_of(&self, vma: &Vma) -> Option<Object<'m, P>> {
         let memory = self.page_table.memory;
-        // SAFETY: 1. a VMA holds its object until `finish`, which comes after all references to it.
+        // SAFETY: 1. a VMA holds its object until `finish`, which follows the end of all references
+        // to the VMA.
         vma.object_pointer().map(|state| unsafe { Object::of_mapping(memory, state) })
     }
 }
@@ -338,7 +341,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
     fn drop(&mut self) {
         let mut after = AfterUnlock::new(&self.page_table);
         let mut vmas = self.vmas.lock();
-        // SAFETY: 1. both are this address space's.
+        // SAFETY: 1. both belong to this address space.
         let (mut set, _) = unsafe { after.lend(&mut vmas) };
         // SAFETY: 1. no handle of the address space is left.
         unsafe { set.remove_all() };
@@ -346,8 +349,8 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         drop(vmas);
         let end = P::Arch::ROOT.span();
         let everything = VirtRange::raw(0, P::Arch::USER_END.next_multiple_of(end));
-        // No CPU has the root loaded, so pages may leave the lists before they leave the TLBs. All
-        // tables are covered whole, so no leaf has to be split and nothing can fail.
+        // No CPU has the root loaded, so pages may leave the lists before the TLBs drop them. The
+        // range covers all tables completely, so no leaf has to be split and nothing can fail.
         let mut edit = after.edit();
         let zapped = edit.zap(everything, everything, Flush::AtEnd);
         debug_assert!(zapped.is_ok(), "unmapping everything splits no leaf");
@@ -356,7 +359,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         // SAFETY: 1. this is the drop, after which no call uses the address space.
         unsafe { self.pin_counts.release(self.page_table.memory) };
         // SAFETY: 1. no CPU has the root, and readers find no VMA that leads to it; 2. no handle is
-        // left: the VMAs, by which others made theirs, are out of all lists.
+        // left, because the VMAs, from which other threads make handles, have left all lists.
         unsafe { self.page_table.free_root() };
         crate::deferred::free_some(self.page_table.memory);
     }

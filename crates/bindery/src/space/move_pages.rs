@@ -1,7 +1,7 @@
 //! Moves pages between two addresses of one address space, concurrently with faults
 //! (`UFFDIO_MOVE`).
 //!
-//! Both VMAs are locked for reading, as for a fault (`vmas::both` has how).
+//! Both VMAs are locked for reading, as for a fault (`vmas::both` describes how).
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
@@ -27,13 +27,13 @@ use crate::vma::{MappingFlags, Protection, Vma};
 pub(crate) enum MoveError {
     /// An argument is wrong, or the mappings cannot exchange pages.
     Invalid,
-    /// No mapping is at an address, or no page at the source and holes are not allowed.
+    /// An address has no mapping, or the source has no page and holes are not allowed.
     Missing,
     /// A page of the destination is present.
     Exists,
     /// A page is shared with another process, or pinned.
     Busy,
-    /// A guard or another marker is at the source.
+    /// The source has a guard or another marker.
     Marked,
     /// Memory for tables ran out.
     OutOfMemory,
@@ -68,15 +68,16 @@ impl CallError for MoveError {
 pub(crate) struct MoveRequest {
     pub(crate) destination: VirtAddr,
     pub(crate) source: VirtAddr,
-    /// In bytes.
+    /// The length, in bytes.
     pub(crate) length: u64,
-    /// Skip holes in the source, and count them as moved (`UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`).
+    /// Whether to skip holes in the source and count them as moved
+    /// (`UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`).
     pub(crate) allows_holes: bool,
 }
 
-/// The conditions of the caller on the destination. Asked each time that both VMAs were locked.
+/// The caller's conditions on the destination, checked each time that both VMAs are locked.
 pub(crate) trait MovePermit {
-    /// Whether the mappings are being changed by a call whose event was not read yet.
+    /// Whether a call whose event was not yet read is changing the mappings.
     fn is_changing(&self) -> bool;
     /// Whether pages may move to this VMA.
     fn serves(&self, destination: &Vma) -> bool;
@@ -87,11 +88,12 @@ pub(crate) trait MovePermit {
 /// The number of times that a folio with references is checked again before it counts as busy.
 const TRIES: u32 = 64;
 
-/// Moves the pages of the source, in one private anonymous mapping, to the destination, in one of
-/// the same protection. Whole folios move, and swap entries. Returns the number of bytes that have
-/// moved, and the reason why the rest has not.
+/// Moves the pages of the source, in one private anonymous mapping, to the destination, in a
+/// private anonymous mapping with the same protection. Moves whole folios and swap entries. Returns
+/// the number of moved bytes, and the reason why the rest has not moved.
 ///
-/// Context: may sleep. Complexity: in the pages moved, and for holes in the tables.
+/// Context: may sleep. Complexity: linear in the number of moved pages, and for holes in the number
+/// of tables.
 pub(crate) fn move_in_space<P: Platform>(
     space: &AddressSpace<'_, P>,
     request: &MoveRequest,
@@ -107,7 +109,7 @@ pub(crate) fn move_in_space<P: Platform>(
 }
 
 impl MoveRequest {
-    /// Whether both ranges are whole pages that a program may have.
+    /// Whether both ranges consist of whole pages that a program may have.
     fn is_valid<A: Arch>(&self, minimum: VirtAddr) -> bool {
         let Self { destination, source, length, .. } = *self;
         let fits = |at: VirtAddr| {
@@ -120,17 +122,17 @@ impl MoveRequest {
     }
 }
 
-/// A move that may have to wait, or to wait for memory, and then continues.
+/// A move that may wait for events or for memory and then continues.
 struct MoveCall<'c, 'm, P: Platform, M> {
     space: &'c AddressSpace<'m, P>,
     request: &'c MoveRequest,
     permit: &'c M,
-    /// In bytes.
+    /// The number of moved bytes.
     moved: u64,
 }
 
 impl<P: Platform, M: MovePermit> MoveCall<'_, '_, P, M> {
-    /// Continues after the bytes that have moved.
+    /// Continues after the moved bytes.
     fn go_on(&mut self) -> Result<(), Failure<MoveError>> {
         let Self { space, request, permit, .. } = *self;
         let mut call = MaySleep::new(space);
@@ -182,15 +184,15 @@ fn wait_to_move<P: Platform>(
     call: &mut MaySleep<'_, '_, P>,
     wait: Wait,
 ) -> Result<(), Failure<MoveError>> {
-    // Waiting for a folio's lock cannot fail otherwise.
+    // A wait for a folio's lock has no other cause of failure.
     drop(call.wait(wait).map_err(|failure| failure.map(|_| MoveError::Busy))?);
-    // The thread that uses the folio may do so without its lock.
+    // The thread that uses the folio may hold no lock on it.
     call.platform().relax();
     Ok(interrupt::check(call.platform()).map_err(|_| MoveError::Interrupted)?)
 }
 
-/// Moves pages until all have moved, or returns the folio to wait for before the rest. Both VMAs
-/// are locked for reading. `tries` counts the splits that were begun.
+/// Moves pages until all have moved, or returns the folio to wait for before the rest can move.
+/// Both VMAs are locked for reading. `tries` counts the attempted splits.
 fn move_between<P: Platform>(
     page_table: &PageTable<'_, P>,
     mover: &mut PageMover<'_, '_, P>,
@@ -224,7 +226,7 @@ fn move_between<P: Platform>(
 }
 
 /// Splits the folio at `at` into parts of 2^`order` pages, so that some of them can move. Does
-/// nothing if the folio has changed. Returns the folio if another thread uses it.
+/// nothing if the folio has changed. Returns the folio if another thread is using it.
 #[cold]
 fn split_to_move<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -244,7 +246,7 @@ fn split_to_move<P: Platform>(
     }
 }
 
-/// The folio at `at`, unless it is pinned.
+/// The folio at `at`, unless the folio is pinned.
 fn folio_to_wait_for<P: Platform>(
     page_table: &PageTable<'_, P>,
     at: VirtAddr,
@@ -258,7 +260,7 @@ fn folio_to_wait_for<P: Platform>(
     (folio.pins() == 0).then(|| folio.keep())?.map(FolioRef::into_held)
 }
 
-/// Whether pages of the source may be pages of the destination, in Linux's order of errors.
+/// Whether pages of the source may become pages of the destination, with errors in Linux's order.
 fn check_vmas(
     request: &MoveRequest,
     destination: &Vma,
@@ -282,35 +284,35 @@ fn check_vmas(
         return Err(MoveError::Invalid);
     }
     if [source, destination].iter().any(|vma| vma.has(MappingFlags::REAPED)) {
-        // The process is about to end, and gets no more pages.
+        // The process is about to end and gets no more pages.
         return Err(MoveError::Interrupted);
     }
     Ok(())
 }
 
-/// Moves that answer in place of a userfaultfd.
+/// Moves with simulated answers of a userfaultfd.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod testing {
     use crate::error::{Errno, Operation};
 
     use super::{AddressSpace, MovePermit, MoveRequest, Platform, VirtAddr, Vma};
 
-    /// A move of pages, and the answers of a userfaultfd about the destination.
+    /// A move of pages, and a userfaultfd's answers about the destination.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct PageMove {
         /// The new address of the pages.
         pub destination: VirtAddr,
-        /// Their old address.
+        /// The old address of the pages.
         pub source: VirtAddr,
-        /// In bytes.
+        /// The length, in bytes.
         pub length: u64,
-        /// Holes count as moved.
+        /// Whether holes count as moved.
         pub allows_holes: bool,
-        /// The mappings are being changed.
+        /// Whether the mappings are being changed.
         pub is_changing: bool,
-        /// The destination is registered.
+        /// Whether the destination is registered.
         pub is_registered: bool,
-        /// Write-protected pages stay so.
+        /// Whether write-protected pages stay write-protected.
         pub keeps_protection: bool,
     }
 
@@ -342,8 +344,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Moves pages. Returns the number of bytes that have moved, and the reason why the rest has
-    /// not.
+    /// Moves pages. Returns the number of moved bytes, and the reason why the rest has not moved.
     pub fn move_pages<P: Platform>(
         space: &AddressSpace<'_, P>,
         what: &PageMove,
@@ -355,8 +356,8 @@ pub(crate) mod testing {
         (moved, result.map_err(errno))
     }
 
-    /// Locks the folio that is mapped at `at`, and returns a closure that unlocks it. Panics if no
-    /// folio is mapped there, or its lock is held.
+    /// Locks the folio mapped at `at` and returns a closure that unlocks the folio. Panics if no
+    /// folio is mapped there or if its lock is held.
     pub fn lock_folio<'a, P: Platform>(
         space: &'a AddressSpace<'_, P>,
         at: VirtAddr,

@@ -1,12 +1,12 @@
-//! One operation on an address space, from its lock to its last free.
+//! One operation on an address space, from its lock acquisition to its last free.
 //!
 //! | operation | holds | may |
 //! |---|---|---|
 //! | [`Op`] | the mutex | change VMAs and entries, unmap, free tables |
 //! | [`VmaOp`] | one VMA's lock, for reading | fill empty entries of that VMA |
 //!
-//! Both are lent to a closure, so that the locks are released, and what follows the unlock is done,
-//! when the closure returns. A fault builds neither: it borrows its VMA from the guard.
+//! Both are lent to a closure. When the closure returns, the locks are released and the work that
+//! follows the unlock is done. A fault builds neither: it borrows its VMA from the guard.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -24,12 +24,12 @@ use crate::vmas::{Removed, VmaSet, VmasGuard};
 
 use super::AddressSpace;
 
-/// An operation that holds the mutex. [`AddressSpace::operate`] lends it to a closure, and ends it:
-/// the closure can neither keep nor return it.
+/// An operation that holds the mutex. [`AddressSpace::operate`] lends the operation to a closure
+/// and ends it; the closure can neither keep nor return it.
 ///
-/// Its parts are borrowed separately, so that a function takes only those that it needs.
+/// The parts are borrowed separately, so that a function borrows only the parts that it needs.
 pub(in crate::space) struct Op<'op, 'm, P: Platform> {
-    /// Settings, limits and the counters of the address space.
+    /// The settings, limits and counters of the address space.
     pub(in crate::space) space: &'op AddressSpace<'m, P>,
     /// The set of VMAs.
     pub(in crate::space) vmas: VmaSet<'op, 'm, P>,
@@ -39,12 +39,12 @@ pub(in crate::space) struct Op<'op, 'm, P: Platform> {
     pub(in crate::space) notices: &'op mut Notices,
 }
 
-/// An operation in one VMA, which is locked for reading, concurrent with faults and other
-/// operations of this kind. [`AddressSpace::operate_in`] lends it to a closure.
+/// An operation in one VMA that is locked for reading, concurrent with faults and other operations
+/// of this kind. [`AddressSpace::operate_in`] lends the operation to a closure.
 ///
-/// Having one means:
-/// - the VMA keeps its bounds, flags and tables;
-/// - the mutex is not held: other VMAs may change;
+/// A value of this type proves that:
+/// - the VMA retains its bounds, flags and tables;
+/// - the mutex is not held, so other VMAs may change;
 /// - nothing is gathered: the operation narrows no entry and frees no table.
 pub(in crate::space) struct VmaOp<'op, 'm, P: Platform> {
     /// The page table, settings and counters.
@@ -66,9 +66,10 @@ impl<'m, P: Platform> Op<'_, 'm, P> {
         self.memory().platform()
     }
 
-    /// Records how many pages are resident. Called before a call unmaps pages, so that mapping them
-    /// need not. (Calls of others that unmap pages, as a truncation, do not record it.) The number
-    /// is exact if one CPU has entered; otherwise each other one may add or hide up to 31 pages.
+    /// Records the number of resident pages. Called before a call unmaps pages, so that mapping
+    /// pages need not record it. (Other threads' calls that unmap pages, such as a truncation, do
+    /// not record it.) The number is exact if one CPU has entered; otherwise each further CPU may
+    /// add or hide up to 31 pages.
     #[inline]
     pub(in crate::space) fn note_resident(&self) {
         let account = self.vmas.account();
@@ -84,7 +85,7 @@ impl<'op, 'm, P: Platform> VmaOp<'op, 'm, P> {
         self.space.page_table.memory
     }
 
-    /// The page table, in which empty entries of the VMA are filled.
+    /// The page table, for filling empty entries of the VMA.
     #[inline(always)]
     pub(in crate::space) fn page_table(&self) -> &'op PageTable<'m, P> {
         &self.space.page_table
@@ -92,23 +93,23 @@ impl<'op, 'm, P: Platform> VmaOp<'op, 'm, P> {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Does `work` with the mutex held, and ends it in the only right order:
+    /// Runs `work` with the mutex held, and ends the operation in the only correct order:
     ///
-    /// 1. *Flush*, with the mutex held: a call that takes the mutex next may rely on every TLB
-    ///    having lost what this one has unmapped, and the pages of VMAs that stay are counted down
-    ///    while their owner is the same.
+    /// 1. *Flush*, with the mutex held. The next holder of the mutex may rely on every TLB having
+    ///    dropped the translations that this call has unmapped, and the pages of VMAs that stay are
+    ///    counted down while their owner is unchanged.
     /// 2. *Unlock*: no lock is held while memory is freed.
-    /// 3. *Finish*: pages are counted down, removed VMAs release what they hold, tables and VMAs
-    ///    are freed after the readers.
-    /// 4. *Deliver* the messages to userfaultfds, and wait for their readers: no lock is held, and
-    ///    nothing of the call is left to be done.
+    /// 3. *Finish*: pages are counted down, removed VMAs release their references, and tables and
+    ///    VMAs are freed after their readers have left.
+    /// 4. *Deliver* the messages to userfaultfds and wait for their readers: no lock is held, and
+    ///    no work of the call is left.
     #[inline]
     pub(in crate::space) fn operate<R>(&self, work: impl FnOnce(&mut Op<'_, 'm, P>) -> R) -> R {
         let mut after = AfterUnlock::new(&self.page_table);
         let mut notices = Notices::default();
         let mut guard = self.vmas.lock();
         let result = {
-            // SAFETY: 1. both are this address space's.
+            // SAFETY: 1. both belong to this address space.
             let (vmas, edit) = unsafe { after.lend(&mut guard) };
             let mut op = Op { space: self, vmas, edit, notices: &mut notices };
             let result = work(&mut op);
@@ -126,7 +127,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// As [`AddressSpace::operate`], for a call of the embedder. If `work` fails for lack of
-    /// memory, frees some and repeats it ([`Memory::outermost`]).
+    /// memory, frees some memory and repeats `work` ([`Memory::outermost`]).
     #[inline(always)]
     pub(in crate::space) fn operate_with_reclaim<R, E: CallError>(
         &self,
@@ -135,8 +136,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.page_table.memory.outermost(|| self.operate(&mut work))
     }
 
-    /// Does `work` in the locked VMA, and unlocks the VMA. If the work has to wait for an event,
-    /// its result names the event, and the caller waits afterwards.
+    /// Runs `work` in the locked VMA and then unlocks the VMA. If the work has to wait for an
+    /// event, its result names the event, and the caller waits afterwards.
     #[inline(always)]
     pub(in crate::space) fn operate_in<R>(
         &self,
@@ -146,8 +147,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         work(&VmaOp { space: self, vma: locked.vma() })
     }
 
-    /// Does `work` on the set of VMAs, with the mutex held, for a caller that changes no entries:
-    /// faults prepare an anon group or grow a stack so.
+    /// Runs `work` on the set of VMAs, with the mutex held, for a caller that changes no entries:
+    /// faults use this function to prepare an anon group or grow a stack.
     #[inline]
     pub(in crate::space) fn change_vmas<R>(
         &self,
@@ -155,11 +156,11 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> R {
         let mut removed = Removed::default();
         let mut guard = self.vmas.lock();
-        // SAFETY: 1. both are this address space's.
+        // SAFETY: 1. both belong to this address space.
         let result = work(&mut unsafe { guard.set(&self.page_table, &mut removed) });
         drop(guard);
         if !removed.is_empty() {
-            // SAFETY: 1. both are of one address space.
+            // SAFETY: 1. both belong to one address space.
             unsafe { removed.free_without_tables(self.page_table.memory) };
         }
         result
@@ -167,7 +168,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 }
 
 /// The frees that an operation defers until it has unlocked. The set of VMAs and the edit borrow
-/// them, so that nothing that the operation has found is freed.
+/// this value, so nothing that the operation has found is freed.
 pub(super) struct AfterUnlock<'s, 'm, P: Platform> {
     page_table: &'s PageTable<'m, P>,
     gather: Gather,
@@ -175,7 +176,7 @@ pub(super) struct AfterUnlock<'s, 'm, P: Platform> {
 }
 
 impl<'s, 'm, P: Platform> AfterUnlock<'s, 'm, P> {
-    /// An operation on the address space of `page_table` that has left nothing yet.
+    /// A new operation on the address space of `page_table`, with nothing deferred.
     #[inline]
     pub(super) fn new(page_table: &'s PageTable<'m, P>) -> Self {
         Self { page_table, gather: Gather::new(), removed: Removed::default() }
@@ -184,7 +185,7 @@ impl<'s, 'm, P: Platform> AfterUnlock<'s, 'm, P> {
     /// The set of VMAs and the page table, for changes.
     ///
     /// # Safety
-    /// 1. The guard is that of the address space.
+    /// 1. The guard belongs to the address space.
     #[inline(always)]
     pub(super) unsafe fn lend<'op>(
         &'op mut self,
@@ -195,7 +196,7 @@ impl<'s, 'm, P: Platform> AfterUnlock<'s, 'm, P> {
         (vmas, Edit::new(self.page_table, &mut self.gather))
     }
 
-    /// The page table, for an operation that has unlocked.
+    /// The page table, for an operation that has released its locks.
     pub(super) fn edit(&mut self) -> Edit<'_, 'm, P> {
         Edit::new(self.page_table, &mut self.gather)
     }
@@ -206,7 +207,7 @@ impl<'s, 'm, P: Platform> AfterUnlock<'s, 'm, P> {
         self.gather.is_done() && self.removed.is_empty()
     }
 
-    /// Counts unmapped pages down, releases the holds of the removed VMAs, and frees the tables and
+    /// Counts unmapped pages down, releases the removed VMAs' references, and frees the tables and
     /// VMAs when no reader is left. Called without locks on VMAs or tables.
     pub(super) fn finish(&mut self) {
         let tables = self.edit().flushed().take_detached();

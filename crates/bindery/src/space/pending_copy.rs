@@ -1,4 +1,4 @@
-//! Copies from and to programs that stop where they would wait, and go on.
+//! Copies from and to programs' memory that stop instead of waiting and can be continued.
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::error::FaultError;
@@ -10,13 +10,13 @@ use super::call::steps::{CallEnd, CallReady, CallWait, Step};
 use super::fault::FaultReady;
 use super::user_copy::{Asker, COPIED_AT_ONCE, PartialCopy, UserCopy, piece_after, piece_of_both};
 
-/// A copy between memory of the caller's and a program's, as [`AddressSpace::read_user`] and
-/// [`AddressSpace::write_user`], that stops at each page that has to be waited for, and goes on
-/// there. No byte is copied twice, and a pager is asked once for each page.
+/// A copy between the caller's memory and a program's memory, as by [`AddressSpace::read_user`] and
+/// [`AddressSpace::write_user`]. The copy stops at each page that has to be waited for and
+/// continues there. No byte is copied twice, and a pager is asked once per page.
 ///
-/// Each step looks the mappings up as they are: for a page that another thread has unmapped between
-/// two steps, the copy fails, with the bytes before it copied, as one that blocks does. Dropping it
-/// ends the copy: the bytes copied so far stay.
+/// Each step reads the current mappings. If another thread has unmapped a page between two steps,
+/// the copy fails at that page like a blocking copy, and the bytes before the page stay copied.
+/// Dropping the value ends the copy; the bytes copied so far stay.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -49,7 +49,7 @@ pub struct PendingUserCopy {
 }
 
 impl PendingUserCopy {
-    /// A copy from or to `at`, as by the program itself. Nothing is copied yet.
+    /// A copy from or to `at`, as by the program itself. Nothing has been copied yet.
     ///
     /// Context: any.
     pub fn new(at: VirtAddr) -> Self {
@@ -64,20 +64,20 @@ impl PendingUserCopy {
         Self { asker: Asker::Other, ..Self::new(at) }
     }
 
-    /// The number of bytes that were copied so far.
+    /// The number of bytes copied so far.
     pub fn copied(&self) -> usize {
         self.copied
     }
 
-    /// Reads the rest of `into`, the same bytes in each step, until all is read or a page has to be
-    /// waited for. `ready` is the end of the wait that the last step has returned. Without it, the
-    /// page is looked at as if there had been no wait.
+    /// Reads the rest of `into`, the same buffer in each step, until all bytes are read or a page
+    /// has to be waited for. `ready` is the end of the wait that the last step returned. Without
+    /// `ready`, the page is treated as if no wait had taken place.
     ///
-    /// Sleeps for locks, but for no pager, no device and no handler. Complexity: in the pages that
-    /// the bytes touch.
+    /// Sleeps for locks, but never for a pager, device or handler. Complexity: linear in the number
+    /// of pages that the bytes touch.
     ///
     /// # Errors
-    /// As [`AddressSpace::read_user`]; [`PendingUserCopy::copied`] says how many bytes have been
+    /// As [`AddressSpace::read_user`]; [`PendingUserCopy::copied`] returns the number of bytes
     /// read.
     pub fn read<'s, 'm, P: Platform>(
         &mut self,
@@ -91,9 +91,9 @@ impl PendingUserCopy {
         })
     }
 
-    /// Writes the rest of `from`, as [`PendingUserCopy::read`] reads.
+    /// Writes the rest of `from` in the manner of [`PendingUserCopy::read`].
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as for [`PendingUserCopy::read`].
     ///
     /// # Errors
     /// As [`AddressSpace::write_user`].
@@ -109,8 +109,8 @@ impl PendingUserCopy {
         })
     }
 
-    /// Copies page by page. `copy` gets an address, the number of bytes before it and a length in
-    /// its page.
+    /// Copies page by page. `copy` receives an address, the number of bytes before it, and a length
+    /// within its page.
     fn run<'s, 'm, P: Platform>(
         &mut self,
         ready: Option<CallReady<'m, P>>,
@@ -133,11 +133,11 @@ impl PendingUserCopy {
     }
 }
 
-/// The page that was waited for, if the wait was for that at `at`.
+/// The result of the wait for the page at `at`, if that page was waited for.
 ///
 /// # Errors
-/// That of the wait. One about the mapping is of the mapping as it was: the copy looks at it as it
-/// is.
+/// The error of the wait. An error about the mapping concerns the mapping at that time; the copy
+/// checks the current mapping.
 fn end_of<'m, P: Platform>(
     ready: CallReady<'m, P>,
     at: VirtAddr,
@@ -152,11 +152,12 @@ fn end_of<'m, P: Platform>(
     }
 }
 
-/// A copy between the memory of two processes, as [`AddressSpace::copy_from`] and
-/// [`AddressSpace::copy_to`], that stops where it would wait, and goes on there. No byte is copied
-/// twice. It has up to 1 KiB that was read from the one and not written to the other yet, as the
-/// blocking call has on its stack. So what another thread unmaps between two steps has the effect
-/// that it has while that call waits. Dropping it ends the copy: the bytes copied so far stay.
+/// A copy between the memory of two processes, as by [`AddressSpace::copy_from`] and
+/// [`AddressSpace::copy_to`], that stops instead of waiting and can be continued. No byte is copied
+/// twice. The value holds up to 1 KiB that was read from one process and not yet written to the
+/// other, as the blocking call does on its stack. An unmapping by another thread between two steps
+/// therefore has the same effect as during a wait of the blocking call. Dropping the value ends the
+/// copy; the bytes copied so far stay.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -182,15 +183,15 @@ fn end_of<'m, P: Platform>(
 #[derive(Clone, Debug)]
 #[must_use = "the bytes are copied by its steps"]
 pub struct PendingCopy {
-    /// In the own memory.
+    /// The address in the caller's own memory.
     here: VirtAddr,
-    /// In that of the other process.
+    /// The address in the other process's memory.
     there: VirtAddr,
     direction: Direction,
     length: u64,
     copied: u64,
     piece: [u8; COPIED_AT_ONCE],
-    /// The number of bytes that were read and not written yet: the length of the piece, or 0.
+    /// The number of bytes that were read but not yet written: the length of the piece, or 0.
     read: usize,
 }
 
@@ -201,8 +202,8 @@ enum Direction {
 }
 
 impl PendingCopy {
-    /// A copy of `length` bytes at `from` in the memory of another process to `to` in the own one.
-    /// Nothing is copied yet.
+    /// A copy of `length` bytes at `from` in another process's memory to `to` in the caller's own
+    /// memory. Nothing has been copied yet.
     ///
     /// Context: any.
     pub fn from_other(to: VirtAddr, from: VirtAddr, length: u64) -> Self {
@@ -210,23 +211,25 @@ impl PendingCopy {
         Self { here: to, there: from, direction, length, copied: 0, piece, read: 0 }
     }
 
-    /// A copy of `length` bytes at `from` in the own memory to `to` in that of another process.
+    /// A copy of `length` bytes at `from` in the caller's own memory to `to` in another process's
+    /// memory.
     ///
     /// Context: any.
     pub fn to_other(from: VirtAddr, to: VirtAddr, length: u64) -> Self {
         Self { direction: Direction::ToOther, ..Self::from_other(from, to, length) }
     }
 
-    /// The number of bytes that were copied so far.
+    /// The number of bytes copied so far.
     pub fn copied(&self) -> u64 {
         self.copied
     }
 
-    /// Copies until all is copied or a page has to be waited for. `space` is the own memory and
-    /// `other` that of the other process, the same in each step. `ready` is as in
-    /// [`PendingUserCopy::read`]. After the end, does nothing.
+    /// Copies until all bytes are copied or a page has to be waited for. `space` is the caller's
+    /// own memory and `other` that of the other process; both are the same in each step. `ready` is
+    /// as in [`PendingUserCopy::read`]. After the end of the copy, does nothing.
     ///
-    /// Sleeps for locks, but for no pager, no device and no handler. Complexity: in the bytes.
+    /// Sleeps for locks, but never for a pager, device or handler. Complexity: linear in the number
+    /// of bytes.
     ///
     /// # Errors
     /// As [`AddressSpace::copy_from`].

@@ -38,19 +38,21 @@ use crate::vma::{MappingFlags, Vma};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PinTime {
-    /// For one transfer.
+    /// Until the end of one transfer.
     Short,
-    /// Until user space releases it (Linux: `FOLL_LONGTERM`). Even for reading, a private mapping
-    /// gets a page of its own first, as the object's page would not show its later writes.
+    /// Until user space releases the pin (Linux: `FOLL_LONGTERM`). Even for reading, a private
+    /// mapping first gets a page of its own, because the object's page would not show the program's
+    /// later writes.
     Long,
 }
 
-/// Pinned pages of one folio. They keep their frames, and so the program's view of them, until this
-/// is dropped. `fork` gives the child copies of them; collapse skips them; moves carry them along.
+/// Pinned pages of one folio. The pages keep their frames, and so the program's view of them, until
+/// this value is dropped. `fork` gives the child copies of the pages; collapse skips them; moves
+/// carry them along.
 ///
-/// Dropping this marks pages that were pinned for writing as dirty, even if they were saved during
-/// the pin. The file lives until then, even if all other holders have released it, so that the
-/// writes can be saved. So dropping such a pin may sleep.
+/// Dropping the value marks pages that were pinned for writing as dirty, even if they were saved
+/// during the pin. The file stays alive until then, even if all other holders have released it, so
+/// that the writes can be saved. Dropping such a pin may therefore sleep.
 ///
 /// ```
 /// use bindery::addr::{Frame, VirtAddr};
@@ -101,15 +103,15 @@ pub struct Pinned<'m, P: Platform> {
     first: Frame,
     pages: u32,
     access: Access,
-    /// The file that must learn of the writes, and the index of the first page in it.
+    /// The file that must be notified of the writes, and the index of the first page in the file.
     file: Option<(Object<'m, P>, u64)>,
-    /// The pin's share of the address space's pin count; the pin may outlive that space. Released
-    /// last.
+    /// The pin's share of the address space's pin count; the pin may outlive that address space.
+    /// Released last.
     _share: Share<'m, P>,
 }
 
 impl<P: Platform> Pinned<'_, P> {
-    /// The frame of the first page; the others are consecutive.
+    /// The frame of the first page; the frames of the other pages are consecutive.
     ///
     /// Context: any.
     pub fn first(&self) -> Frame {
@@ -132,7 +134,7 @@ impl<P: Platform> Drop for Pinned<'_, P> {
         if let Some((file, page)) = &self.file {
             pages::mark_written(file, *page, u64::from(self.pages));
         }
-        // SAFETY: 1. this value's.
+        // SAFETY: 1. the pins belong to this value.
         unsafe { self.memory.frames.folio(self.folio).unpin() };
         self.memory.clock.exhausted.forget();
     }
@@ -145,19 +147,20 @@ impl<P: Platform> fmt::Debug for Pinned<'_, P> {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Pins the page at `at` and the pages after it, up to `pages` in all, as far as they are in
-    /// the same folio and mapped consecutively with the same permissions. If the pin could not be
-    /// kept otherwise, the page first becomes the program's own: for writing, and for reading
-    /// anonymous memory that is shared with another process until one of them writes, or that was
-    /// never written. (Linux: `pin_user_pages`.)
+    /// Pins the page at `at` and up to `pages - 1` pages after it that belong to the same folio and
+    /// are mapped consecutively with the same permissions. If the pin could not be kept otherwise,
+    /// the program first gets an exclusive page: for writing, and for reading anonymous memory that
+    /// was never written or that is shared with another process until either of them writes.
+    /// (Linux: `pin_user_pages`.)
     ///
-    /// Context: may sleep. Complexity: in the pages pinned; one atomic instruction.
+    /// Context: may sleep. Complexity: linear in the number of pinned pages; one atomic
+    /// instruction.
     ///
     /// # Errors
-    /// [`PinError::Fault`] with the fault that the access would have had;
+    /// [`PinError::Fault`] with the fault that the access would have raised;
     /// [`PinError::LimitReached`] if the address space would exceed [`super::Limits::pinned`];
-    /// [`PinError::FolioLimit`] if the folio has 2^15 pins, or 2^14 and the address space more than
-    /// 1,024 pinned pages in all. An error pins nothing.
+    /// [`PinError::FolioLimit`] if the folio has 2^15 pins, or has 2^14 pins while the address
+    /// space has more than 1,024 pinned pages in all. After an error, nothing is pinned.
     pub fn pin(
         &self,
         at: VirtAddr,
@@ -192,7 +195,7 @@ fn pin<'m, P: Platform>(
             .map_or(VirtRange::raw(page.0, page.0 + PAGE_SIZE), |range| {
                 range.intersection(vma.range())
             });
-        // One table at a time: the run ends with the table or before.
+        // One table at a time: the run does not extend beyond the table.
         let table = P::Arch::PMD.span();
         let end = range.end().0.min((page.0 | (table - 1)).saturating_add(1));
         let range = VirtRange::raw(page.0, end);
@@ -201,13 +204,13 @@ fn pin<'m, P: Platform>(
         let own = match pages_to_pin(&mut cursor, access, own) {
             PinnablePage::Pages(found) => return pin_pages(space, &mut cursor, vma, found, count),
             PinnablePage::Other => own,
-            // A private mapping of an object may have it too (`UFFDIO_ZEROPAGE`), and a read
-            // would leave it in place.
+            // A private mapping of an object may also contain the zero page (`UFFDIO_ZEROPAGE`),
+            // and a read would leave it in place.
             PinnablePage::ZeroPage => true,
         };
         drop(cursor);
         drop(section);
-        // A write fault gives the program a page of its own, if writes are allowed.
+        // A write fault gives the program an exclusive page, if writes are allowed.
         let writable = vma.protection().contains(Protection::WRITE);
         drop(locked);
         let needed = if own && writable { Access::Write } else { access };
@@ -218,7 +221,7 @@ fn pin<'m, P: Platform>(
     }
 }
 
-/// Pins pages that the cursor's tables map, in a VMA that is locked.
+/// Pins pages that the cursor's tables map, in a locked VMA.
 fn pin_pages<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     cursor: &mut Cursor<'_, 'm, P>,
@@ -243,8 +246,8 @@ fn pin_pages<'m, P: Platform>(
     Ok(Pinned { memory, folio, first, pages, access, file, _share: share })
 }
 
-/// The pages mapped from the beginning of the cursor's range on, if the mapping allows the access
-/// and, with `own`, no other process maps them.
+/// The pages mapped from the start of the cursor's range on, if the mapping allows the access and,
+/// with `own`, no other process maps the pages.
 fn pages_to_pin<'s, P: Platform>(
     cursor: &mut Cursor<'s, '_, P>,
     access: Access,
@@ -284,7 +287,7 @@ fn pages_to_pin<'s, P: Platform>(
 /// The page that a pin finds.
 enum PinnablePage<'s, A: Arch> {
     Pages(PagesToPin<'s, A>),
-    /// A zero page, or a page of the huge one: only private mappings have them.
+    /// A zero page, or a page of the huge zero page; only private mappings contain these.
     ZeroPage,
     /// No page, or an unsuitable one.
     Other,
@@ -292,12 +295,12 @@ enum PinnablePage<'s, A: Arch> {
 
 /// Mapped pages of one folio that allow the access of a pin.
 struct PagesToPin<'s, A: Arch> {
-    /// The entry that maps the first.
+    /// The entry that maps the first page.
     leaf: EntryAt<A, Table<'s>>,
     folio: Folio,
     first: Frame,
     pages: u32,
     access: Access,
-    /// They are an object's own.
+    /// Whether the pages belong to an object.
     shared: bool,
 }

@@ -4,21 +4,21 @@
 //! so often that other processes cannot pin it. Two limits prevent that:
 //!
 //! 1. *Of the address space*: [`super::Limits::pinned`], as Linux counts pinned pages against
-//!    `RLIMIT_MEMLOCK` (`pinned_vm`, `account_locked_vm`). A pin is of at least one page, so the 8
-//!    MiB that a process has by default are 2,048 pins of one folio, a sixteenth of its room.
+//!    `RLIMIT_MEMLOCK` (`pinned_vm`, `account_locked_vm`). A pin covers at least one page, so the
+//!    default limit of 8 MiB per process allows 2,048 pins of one folio, a sixteenth of its room.
 //! 2. *Of the folio*: from 2^14 pins on, only address spaces with at most 1,024 pinned pages in all
-//!    may pin it. That excludes address spaces whose first limit is large or absent. So at least
-//!    sixteen address spaces that pin little find room in the upper half, even if the lower half is
-//!    full.
+//!    may pin it. The limit excludes address spaces whose first limit is large or absent. At least
+//!    sixteen address spaces that pin little therefore find room in the upper half, even if the
+//!    lower half is full.
 //!
 //! ```text
 //! pins of a folio   0 ................ 16,384 ................ 32,768
 //!                   | any address space  | few pinned pages      | none
 //! ```
 //!
-//! The price: an address space with many pins cannot pin a folio whose lower half is full. Counting
-//! per owner and folio would avoid that, but needs a record for each pair. Many address spaces
-//! together can still exhaust a folio. The embedder limits the number of a user's processes
+//! The drawback is that an address space with many pins cannot pin a folio whose lower half is
+//! full. Counting per owner and folio would avoid that, but needs a record per pair. Many address
+//! spaces together can still exhaust a folio. The embedder limits the number of processes per user
 //! (`RLIMIT_NPROC`).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -36,15 +36,15 @@ use crate::platform::Platform;
 use super::AddressSpace;
 use super::limits::Locking;
 
-/// The maximum number of pinned pages with which an address space may use the upper half of a
+/// The maximum number of pinned pages at which an address space may still use the upper half of a
 /// folio's room.
 const FEW: u64 = 1024;
 
 /// Set until the address space is dropped.
 const SPACE: u64 = 1 << 63;
 
-/// The number of pages that one address space has pinned. Freed by the last of its owners: the
-/// address space and its pins.
+/// The number of pages that one address space has pinned. Freed by the last of its owners, which
+/// are the address space and its pins.
 #[derive(Debug)]
 pub(crate) struct PinCount(AtomicU64);
 
@@ -63,14 +63,14 @@ impl PinCount {
     /// Subtracts a share of the count. The last owner frees the count.
     ///
     /// # Safety
-    /// 1. The count lives, in `memory`, and the caller, which owns the share, gives it up.
+    /// 1. The count is alive, in `memory`, and the caller owns the share and gives it up.
     unsafe fn take<P: Platform>(count: NonNull<Self>, memory: &Memory<P>, taken: u64) {
         // Release, and acquire for the last owner: all accesses of other owners happen before the
         // free.
         // SAFETY: obligation 1.
         if unsafe { count.as_ref() }.0.fetch_sub(taken, Ordering::AcqRel) == taken {
-            // SAFETY: the count came from this slab (`PinCounts::get_or_allocate`). It is zero, so
-            // neither the address space nor a pin refers to it any more.
+            // SAFETY: the count was allocated from this slab (`PinCounts::get_or_allocate`). The
+            // count is zero, so neither the address space nor a pin still refers to it.
             unsafe { memory.slab::<PinCount>().free(&memory.frames, count) };
         }
     }
@@ -101,42 +101,44 @@ impl PinCounts {
         match self.0.compare_exchange(null, made, order.0, order.1) {
             Ok(_) => Ok(new),
             Err(other) => {
-                // SAFETY: the count came from this slab, and no other thread has seen it.
+                // SAFETY: the count was allocated from this slab, and no other thread has seen it.
                 unsafe { memory.slab::<PinCount>().free(&memory.frames, new) };
                 NonNull::new(other).ok_or(NoMemory)
             }
         }
     }
 
-    /// The number of pinned pages. A page counts once for each of its pins.
+    /// The number of pinned pages. A page counts once per pin.
     pub(super) fn pages(&self) -> u64 {
         // SAFETY: the address space owns a share of the count.
         self.get().map_or(0, |count| unsafe { count.as_ref() }.pages())
     }
 
-    /// Subtracts the address space's own share when it is dropped. Its pins may outlive it.
+    /// Subtracts the address space's own share when the address space is dropped. Its pins may
+    /// outlive it.
     ///
     /// # Safety
-    /// 1. The address space does not use the count any more, and calls this once, with its memory.
+    /// 1. The address space no longer uses the count, and calls this function once, with its
+    ///    memory.
     pub(super) unsafe fn release<P: Platform>(&self, memory: &Memory<P>) {
         if let Some(count) = self.get() {
-            // SAFETY: 1. the address space owns a share of the count until here.
+            // SAFETY: 1. the address space owns a share of the count until this call.
             unsafe { PinCount::take(count, memory, SPACE) };
         }
     }
 }
 
-/// The share of one pin in the count. Dropping it subtracts the share.
+/// The share of one pin in the count. Dropping the value subtracts the share.
 pub(super) struct Share<'m, P: Platform> {
     memory: &'m Memory<P>,
-    /// Lives as long as the share: it may outlive the address space.
+    /// The count. It lives as long as the share, which may outlive the address space.
     count: NonNull<PinCount>,
     pages: u64,
     /// The part of a folio's room that the owner may use.
     pub(super) room: PinRoom,
 }
 
-// SAFETY: the count is an atomic, which any thread may use and the last owner frees.
+// SAFETY: the count is an atomic that any thread may use, and its last owner frees it.
 unsafe impl<P: Platform> Send for Share<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Share<'_, P> {}

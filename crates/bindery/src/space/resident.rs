@@ -25,9 +25,9 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// The pages that are mapped by these counts.
+    /// The numbers of mapped pages according to these counts.
     fn of(counts: &Counts) -> Self {
-        // The thread that unmaps a page may count it before the thread that mapped it does.
+        // The thread that unmaps a page may count the page before the thread that mapped it does.
         let pages = |level: u64| (level as i64).max(0) as u64;
         Self {
             anonymous: pages(counts.anonymous_pages),
@@ -36,7 +36,7 @@ impl Resident {
         }
     }
 
-    /// All of it (`VmRSS`).
+    /// The sum of all three (`VmRSS`).
     ///
     /// Context: any.
     pub fn total(&self) -> u64 {
@@ -46,9 +46,9 @@ impl Resident {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// The resident memory of the address space. Operations count pages as they map and unmap them;
-    /// those of a running call may be missing.
+    /// the result may miss pages of running calls.
     ///
-    /// Context: any. Complexity: linear in the CPUs that have entered. Takes no lock.
+    /// Context: any. Complexity: linear in the number of CPUs that have entered. Acquires no lock.
     pub fn resident(&self) -> Resident {
         Resident::of(&self.counts())
     }

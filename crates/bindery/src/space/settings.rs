@@ -31,8 +31,8 @@ pub enum LargeFolios {
     /// In all mappings that allow them, subject to the policy.
     #[default]
     Allowed,
-    /// Only on request of the program: in mappings with `MADV_HUGEPAGE`, and by `MADV_COLLAPSE`
-    /// (Linux: `PR_THP_DISABLE_EXCEPT_ADVISED`).
+    /// Only at the program's request, that is, in mappings with `MADV_HUGEPAGE`, and by
+    /// `MADV_COLLAPSE` (Linux: `PR_THP_DISABLE_EXCEPT_ADVISED`).
     Advised,
     /// In no mapping.
     Never,
@@ -60,7 +60,7 @@ pub enum ExecGain {
     RefusedHere,
 }
 
-/// All settings of an address space, in one byte, because faults read them.
+/// All settings of an address space, packed into one byte because faults read them.
 #[derive(Default)]
 pub(super) struct Settings(AtomicU8);
 
@@ -88,7 +88,7 @@ impl Settings {
         self.get() & MERGING != 0
     }
 
-    /// Must be called with the address space's lock.
+    /// The caller holds the address space's lock.
     pub(super) fn set_merges(&self, merges: bool) {
         self.change(MERGING, if merges { MERGING } else { 0 });
     }
@@ -118,7 +118,7 @@ impl Settings {
         }
     }
 
-    /// Must be called with the address space's lock.
+    /// The caller holds the address space's lock.
     fn set_exec_gain(&self, gain: ExecGain) -> Result<(), Error> {
         let value = match gain {
             ExecGain::Allowed => 0,
@@ -149,8 +149,8 @@ impl Settings {
         self.get() & NEVER == 0
     }
 
-    /// Refuses what would let memory with the flags `before` become executable, or be writable and
-    /// executable. For a new mapping, both are the flags that it shall have.
+    /// Refuses a change that would let memory with the flags `before` become executable, or be both
+    /// writable and executable. For a new mapping, both arguments are its intended flags.
     pub(super) fn refuse_exec_gain(
         &self,
         before: MappingFlags,
@@ -195,7 +195,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::SealForbids`] if another value was set before: that cannot be undone.
+    /// [`Error::SealForbids`] if a different value was set before, which cannot be undone.
     pub fn set_exec_gain(&self, gain: ExecGain) -> Result<(), Error> {
         let _guard = self.vmas.lock();
         self.settings.set_exec_gain(gain)
@@ -208,8 +208,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.settings.exec_gain()
     }
 
-    /// Takes over those settings of `parent` that children inherit (not the limits), for the
-    /// address space of a program that `parent`'s process executes. [`AddressSpace::fork`] does so
+    /// Adopts the settings of `parent` that children inherit (not the limits), for the address
+    /// space of a program that `parent`'s process executes. [`AddressSpace::fork`] does this
     /// itself.
     ///
     /// Context: any.

@@ -9,11 +9,11 @@ use crate::platform::Platform;
 
 use super::AddressSpace;
 
-/// The address space, for a call that waits between its attempts. [`MaySleep::wait`] takes it
-/// mutably; VMA locks, cursors, edits and read sections that were made from it borrow it. So none
-/// of them lives during a wait.
+/// The address space, for a call that waits between its attempts. [`MaySleep::wait`] borrows the
+/// value mutably; VMA locks, cursors, edits and read sections made from the value also borrow it,
+/// so none of them can exist during a wait.
 ///
-/// A fault needs none of these: it waits by giving up the guard of its VMA
+/// A fault needs no such value: it waits by consuming the guard of its VMA
 /// ([`wait_for_known`](super::fault::wait_for_known)), which its cursors and read sections borrow.
 pub(in crate::space) struct MaySleep<'s, 'm, P: Platform>(&'s AddressSpace<'m, P>);
 

@@ -8,8 +8,8 @@ use crate::vmas::{STACK_GUARD_GAP, VmaSet};
 
 use super::AddressSpace;
 
-/// Extends the mapping above `page` down to it, if the mapping grows down, and the limits and the
-/// mapping below allow it (Linux: `expand_stack`). Nothing is mapped at `page`.
+/// Extends the mapping above `page` down to `page`, if the mapping grows down and both the limits
+/// and the mapping below allow the growth (Linux: `expand_stack`). Nothing is mapped at `page`.
 pub(super) fn grow_down_to<P: Platform>(
     space: &AddressSpace<'_, P>,
     page: VirtAddr,
@@ -17,7 +17,7 @@ pub(super) fn grow_down_to<P: Platform>(
     space.change_vmas(|vmas| grow_down(vmas, page))
 }
 
-/// Gives the VMA around `addr` an anon group for its anonymous pages. Takes the mutex.
+/// Gives the VMA around `addr` an anon group for its anonymous pages. Acquires the mutex.
 pub(super) fn prepare_group<P: Platform>(
     space: &AddressSpace<'_, P>,
     addr: VirtAddr,

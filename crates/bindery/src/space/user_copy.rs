@@ -17,13 +17,13 @@ use super::call::steps::CallWait;
 use super::fault::{Access, TriedFault, record_access, step_fault};
 use crate::vma::MappingFlags;
 
-/// Bytes that are on the stack between a load and a store.
+/// The number of bytes that are held on the stack between a load and a store.
 pub(super) const COPIED_AT_ONCE: usize = 1024;
 
 /// The process on whose behalf memory is accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asker {
-    /// The program whose memory it is.
+    /// The program that owns the memory.
     Program,
     /// Another process.
     Other,
@@ -47,7 +47,7 @@ pub(super) enum Asker {
 pub struct PartialCopy {
     /// The number of copied bytes.
     pub copied: u64,
-    /// The fault at the next byte, or the signal that came before it.
+    /// The fault at the next byte, or the signal that preceded it.
     pub fault: FaultError,
 }
 
@@ -55,7 +55,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Reads `into.len()` bytes at `at`, like loads of the program: missing pages are faulted in.
     /// The program need not be the running one. (Linux: `copy_from_user`, `process_vm_readv(2)`.)
     ///
-    /// Context: may sleep. Complexity: in the pages that the bytes touch.
+    /// Context: may sleep. Complexity: linear in the number of pages that the bytes touch.
     ///
     /// # Errors
     /// The fault of such a load; the bytes before it have been read.
@@ -66,17 +66,18 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::read_user`], for a caller other than the program: a debugger, or another
     /// process. (Linux: `access_remote_vm`.)
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as for [`AddressSpace::read_user`].
     ///
     /// # Errors
-    /// As there; [`FaultError::Protection`] for secret memory ([`crate::Memory::secret_memory`]).
+    /// As [`AddressSpace::read_user`]; also [`FaultError::Protection`] for secret memory
+    /// ([`crate::Memory::secret_memory`]).
     pub fn read_foreign(&self, at: VirtAddr, into: &mut [u8]) -> Result<(), FaultError> {
         UserCopy::of(self, Asker::Other).read(at, into)
     }
 
     /// Writes `from` at `at`, like stores of the program.
     ///
-    /// Context: may sleep. Complexity: in the pages that the bytes touch.
+    /// Context: may sleep. Complexity: linear in the number of pages that the bytes touch.
     ///
     /// # Errors
     /// The fault of such a store; the bytes before it have been written.
@@ -86,7 +87,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// As [`AddressSpace::write_user`], for a caller other than the program.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as for [`AddressSpace::write_user`].
     ///
     /// # Errors
     /// As [`AddressSpace::read_foreign`], with the fault of a store.
@@ -94,13 +95,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         UserCopy::of(self, Asker::Other).write(at, from)
     }
 
-    /// Copies `length` bytes at `from` in another process' memory to `to` in this one, as a load of
-    /// the one program and a store of the other would. Both may be one, but the bytes must not
-    /// overlap, or what is copied is a mix of old and new. (Linux: `process_vm_readv(2)`.)
+    /// Copies `length` bytes at `from` in another process's memory to `to` in this memory, as a
+    /// load of the other program and a store of this program would. Both may be the same process,
+    /// but the bytes must not overlap; otherwise the result is a mix of old and new bytes. (Linux:
+    /// `process_vm_readv(2)`.)
     ///
-    /// No lock is held from one piece of 1 KiB to the next.
+    /// No lock is held between one piece of 1 KiB and the next.
     ///
-    /// Context: may sleep. Complexity: in the bytes.
+    /// Context: may sleep. Complexity: linear in the number of bytes.
     ///
     /// # Errors
     /// [`PartialCopy`]: the fault that a load or a store would have had
@@ -119,13 +121,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         })
     }
 
-    /// As [`AddressSpace::copy_from`], the other way round: the bytes at `from` in this memory go
-    /// to `to` in another process'. (Linux: `process_vm_writev(2)`.)
+    /// As [`AddressSpace::copy_from`], in the opposite direction: copies the bytes at `from` in
+    /// this memory to `to` in another process's memory. (Linux: `process_vm_writev(2)`.)
     ///
-    /// Context: may sleep. Complexity: in the bytes.
+    /// Context: may sleep. Complexity: linear in the number of bytes.
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::copy_from`].
     pub fn copy_to(
         &self,
         from: VirtAddr,
@@ -179,7 +181,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         Ok(())
     }
 
-    /// Reads bytes of one page, unless that has to be waited for.
+    /// Reads bytes of one page, unless the page has to be waited for.
     pub(super) fn try_read(
         &self,
         at: VirtAddr,
@@ -193,7 +195,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         Ok(None)
     }
 
-    /// Writes bytes of one page, unless that has to be waited for.
+    /// Writes bytes of one page, unless the page has to be waited for.
     pub(super) fn try_write(
         &self,
         at: VirtAddr,
@@ -218,17 +220,17 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         })
     }
 
-    /// Reads bytes of one page, if it is mapped for that.
+    /// Reads bytes of one page, if the page is mapped for reading.
     #[inline(always)]
     fn load(&self, at: VirtAddr, into: &mut [u8]) -> Result<bool, FaultError> {
         self.if_mapped(at, Access::Read, |frame, offset| {
             let length = into.len().min(PAGE_SIZE as usize - offset);
-            // SAFETY: 1. the bytes stay in a page; 2. a mapped page, whose table is locked.
+            // SAFETY: 1. the bytes lie within a page; 2. a mapped page, whose table is locked.
             unsafe { bytes::read(self.space.platform(), frame, offset, &mut into[..length]) };
         })
     }
 
-    /// Writes bytes of one page, if it is mapped for that.
+    /// Writes bytes of one page, if the page is mapped for writing.
     #[inline(always)]
     fn store(&self, at: VirtAddr, from: &[u8]) -> Result<bool, FaultError> {
         self.if_mapped(at, Access::Write, |frame, offset| {
@@ -239,16 +241,16 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         })
     }
 
-    /// Calls `work` with the frame of the page at `at` and the offset in it, if the page is mapped
-    /// for the access, which is recorded. During `work` the table is locked, so the page stays
-    /// mapped. The VMA is locked for reading, so that the bytes reach the page that the address
-    /// maps at the return. Otherwise:
+    /// Calls `work` with the frame of the page at `at` and the offset in the page, if the page is
+    /// mapped for the access, which is recorded. The table is locked during `work`, so the page
+    /// stays mapped. The VMA is locked for reading, so that the bytes reach the page that the
+    /// address maps when the call returns. Without the VMA lock:
     /// 1. CPU A, writing to X, waits for the lock of the page's table;
     /// 2. CPU B moves that table to Y, and `mremap` returns;
-    /// 3. CPU A writes to what is at Y now.
+    /// 3. CPU A writes to the page that is now mapped at Y.
     ///
-    /// Otherwise returns `false`, with nothing locked: a fault waits for the writer of the VMA, and
-    /// the writer waits for its readers.
+    /// If the page is not mapped for the access, returns `false` with nothing locked, because a
+    /// fault waits for the writer of the VMA, and the writer waits for its readers.
     #[inline(always)]
     fn if_mapped(
         &self,
@@ -263,7 +265,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         let page = at.align_down(PAGE_SIZE);
         let Some(locked) = space.lock_vma(page) else { return Ok(false) };
         let flags = locked.vma().flags();
-        // The direct map need not have frames that are not the core's.
+        // The direct map may lack frames outside the core's memory.
         if asker == Asker::Other && flags.contains(MappingFlags::SECRET)
             || flags.contains(MappingFlags::FRAMES)
         {
@@ -290,7 +292,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
 }
 
 /// Calls `copy` for `length` bytes in pieces. No piece crosses a page boundary on either side, so
-/// that a piece that faults is not copied in part. A fatal signal ends the copy between two.
+/// that a faulting piece is not copied in part. A fatal signal ends the copy between two pieces.
 fn in_pieces<P: Platform>(
     platform: &P,
     here: VirtAddr,
@@ -311,7 +313,7 @@ fn in_pieces<P: Platform>(
     Ok(())
 }
 
-/// The places and the length of a piece after `done` bytes, with `left` after them.
+/// The addresses and the length of a piece after `done` bytes, with `left` bytes to copy.
 #[inline(always)]
 pub(super) fn piece_of_both(
     (here, there): (VirtAddr, VirtAddr),

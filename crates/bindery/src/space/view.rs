@@ -1,6 +1,6 @@
-//! Views for listings of mappings: one mapping at a time, its object, its pages in runs.
+//! Views for listings of mappings: one mapping at a time, with its object and its pages in runs.
 //!
-//! A view is lent to a closure, with the mutex held, so the mapping stays. A run is lent with its
+//! A view is lent to a closure with the mutex held, so the mapping stays. A run is lent with its
 //! tables locked, so its folio stays mapped.
 
 use core::fmt;
@@ -22,7 +22,7 @@ use crate::vma::Vma;
 use super::op::Op;
 use super::{AddressSpace, Mapping, MappingFlags};
 
-/// A mapping that [`AddressSpace::view_mapping`] lends, with the address space's mutex held.
+/// A mapping that [`AddressSpace::view_mapping`] lends, while it holds the address space's mutex.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -42,7 +42,7 @@ use super::{AddressSpace, Mapping, MappingFlags};
 /// }
 /// ```
 ///
-/// The closure may keep what it reads:
+/// The closure may keep the values that it reads:
 ///
 /// ```
 /// # use bindery::{AddressSpace, Platform, addr::VirtAddr};
@@ -63,20 +63,20 @@ use super::{AddressSpace, Mapping, MappingFlags};
 /// ```
 ///
 /// # Context
-/// Context: any, in the closure. Only [`MappingView::for_each_run`] spins.
+/// Context: any, within the closure. Only [`MappingView::for_each_run`] spins.
 pub struct MappingView<'a, 'm, P: Platform> {
     space: &'a AddressSpace<'m, P>,
     vma: &'a Vma,
 }
 
 impl<'a, P: Platform> MappingView<'a, '_, P> {
-    /// Its addresses.
+    /// The addresses of the mapping.
     #[inline]
     pub fn range(&self) -> VirtRange {
         self.vma.range()
     }
 
-    /// Its flags.
+    /// The flags of the mapping.
     #[inline]
     pub fn flags(&self) -> MappingFlags {
         self.vma.flags()
@@ -88,7 +88,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         Mapping::of(self.vma)
     }
 
-    /// Its object; `None` for anonymous memory.
+    /// The mapping's object; `None` for anonymous memory.
     #[inline]
     pub fn object(&self) -> Option<ObjectView<'a, P>> {
         let memory = self.space.page_table.memory;
@@ -115,7 +115,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         let range = vma.range();
         let fits = |order: Order| {
             let size = order.bytes();
-            // Pages of an object are where its index puts them.
+            // The index of an object's page fixes its place.
             let shift = (range.start().0 >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
             let congruent = vma.is_anonymous() || shift.trailing_zeros() >= u32::from(order.0);
             let last = range.end().0 & !(size - 1);
@@ -124,15 +124,16 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         core::iter::from_fn(|| orders.take_largest()).any(fits)
     }
 
-    /// Calls `f` for each run of pages in `range` with entries, in ascending order: pages of one
+    /// Calls `f` for each run of non-empty entries in `range`, in ascending order: pages of one
     /// folio with the same attributes, equal markers, or one swapped page. Skips addresses outside
     /// of the mapping.
     ///
-    /// Tables are locked during the calls, for at most 1,024 entries at a time. So `f` must not
-    /// take a lock that the embedder holds around calls of the core, and must call only functions
-    /// of views.
+    /// Tables are locked during the calls, for at most 1,024 entries at a time. `f` must therefore
+    /// not acquire a lock that the embedder holds around calls of the core, and may call only
+    /// functions of views.
     ///
-    /// Complexity: linear in the entries of the range; ranges without a table cost nothing.
+    /// Complexity: linear in the number of entries of the range; ranges without a table cost
+    /// nothing.
     #[inline]
     pub fn for_each_run(&self, range: VirtRange, mut f: impl FnMut(PageRun<'_, P>)) {
         let page_table = &self.space.page_table;
@@ -141,7 +142,7 @@ impl<'a, P: Platform> MappingView<'a, '_, P> {
         look::survey(page_table, range, |stretch| f(PageRun { memory, stretch }));
     }
 
-    /// The number of entries, of all address spaces, that refer to the slot of a swap area; 0 if
+    /// The number of entries, in all address spaces, that refer to the slot of a swap area; 0 if
     /// the slot does not exist.
     #[inline]
     pub fn slot_entries(&self, area: u8, slot: u64) -> u32 {
@@ -170,32 +171,33 @@ pub struct PageRun<'a, P: Platform> {
 pub enum PageRunContent<'a, P: Platform> {
     /// Pages, including those mapped without permissions.
     Pages {
-        /// The frame of the first page; the others follow, unless [`PageRun::is_zero_page`].
+        /// The frame of the first page. The other pages' frames are consecutive, unless
+        /// [`PageRun::is_zero_page`] is true.
         first: Frame,
-        /// Their folio; `None` for the zero page, the huge zero page, and frames beyond the core's
-        /// memory.
+        /// The folio of the pages; `None` for the zero page, the huge zero page, and frames beyond
+        /// the core's memory.
         folio: Option<FolioView<'a, P>>,
-        /// The attributes of the entries. Accessed and dirty are those of the whole contiguous run.
+        /// The attributes of the entries. Accessed and dirty cover the whole contiguous run.
         attributes: Attributes,
     },
-    /// A page in swap, or markers.
+    /// A swapped-out page, or markers.
     Absent(Absent),
 }
 
 impl<'a, P: Platform> PageRun<'a, P> {
-    /// Its addresses.
+    /// The addresses of the run.
     #[inline]
     pub fn range(&self) -> VirtRange {
         self.stretch.range
     }
 
-    /// The level of its entries.
+    /// The level of the run's entries.
     #[inline]
     pub fn level(&self) -> Level<P::Arch> {
         self.stretch.level
     }
 
-    /// Its content.
+    /// The content of the run.
     #[inline]
     pub fn content(&self) -> PageRunContent<'a, P> {
         match self.stretch.what {
@@ -208,7 +210,7 @@ impl<'a, P: Platform> PageRun<'a, P> {
         }
     }
 
-    /// Whether each page of the run is the zero page: the same frame.
+    /// Whether each page of the run is the zero page, that is, the same frame.
     #[inline]
     pub fn is_zero_page(&self) -> bool {
         matches!(self.stretch.what, MappedRun::Pages { first, .. } if first == self.memory.zero_frame)
@@ -221,7 +223,7 @@ impl<P: Platform> fmt::Debug for PageRun<'_, P> {
     }
 }
 
-/// A folio that is mapped while its [`PageRun`] is lent.
+/// A folio that stays mapped while its [`PageRun`] is lent.
 ///
 /// # Context
 /// Context: any. Complexity: constant, except [`FolioView::exclusive_run`].
@@ -240,52 +242,53 @@ impl<P: Platform> Clone for FolioView<'_, P> {
 impl<P: Platform> Copy for FolioView<'_, P> {}
 
 impl<P: Platform> FolioView<'_, P> {
-    /// The frame of its first page.
+    /// The frame of the folio's first page.
     #[inline]
     pub fn first(&self) -> Frame {
         self.folio.head
     }
 
-    /// The number of its pages.
+    /// The number of pages in the folio.
     #[inline]
     pub fn pages(&self) -> u32 {
         self.folio.pages()
     }
 
-    /// The kind of its owner, or of its last owner if an object has dropped the folio.
+    /// The kind of the folio's owner, or of its last owner if an object has dropped the folio.
     #[inline]
     pub fn owner(&self) -> OwnerKind {
         self.memory.frames.folio(self.folio).owner_kind()
     }
 
-    /// Whether it belongs to an object: shared memory or a file.
+    /// Whether the folio belongs to an object (shared memory or a file).
     #[inline]
     pub fn is_of_object(&self) -> bool {
         self.memory.frames.folio(self.folio).is_of_object()
     }
 
-    /// Whether its own state is dirty. The dirty bits of entries are not considered.
+    /// Whether the folio's own state is dirty. Dirty bits of entries are not considered.
     #[inline]
     pub fn is_dirty(&self) -> bool {
         self.memory.frames.folio(self.folio).is_dirty()
     }
 
-    /// Whether reclaim may drop it unless it is written again (`MADV_FREE`).
+    /// Whether reclaim may drop the folio unless it is written again (`MADV_FREE`).
     #[inline]
     pub fn is_lazy(&self) -> bool {
         self.memory.frames.folio(self.folio).is_lazy()
     }
 
-    /// The number of pairs of a page of the folio and an entry that maps it.
+    /// The number of mappings of the folio's pages: one for each page and each entry that maps it.
     #[inline]
     pub fn mappings(&self) -> u32 {
         self.memory.frames.folio(self.folio).mappings()
     }
 
-    /// Whether `page` (an index in the folio) is anon-exclusive, and the number of pages from there
-    /// on with the same answer, at most `count`. The number is 0 if `page` is not in the folio.
+    /// Whether `page` (an index in the folio) is anon-exclusive, and the number of pages from
+    /// `page` on, at most `count`, with the same answer. The number is 0 if `page` is not in the
+    /// folio.
     ///
-    /// Complexity: linear in the pages, 64 at a time.
+    /// Complexity: linear in the number of pages, 64 at a time.
     #[inline]
     pub fn exclusive_run(&self, page: u32, count: u32) -> (bool, u32) {
         let run = self.memory.frames.folio(self.folio).exclusive().run(page, count);
@@ -299,7 +302,7 @@ impl<P: Platform> fmt::Debug for FolioView<'_, P> {
     }
 }
 
-/// The object of a mapping that is lent ([`MappingView::object`]).
+/// The object of a lent mapping ([`MappingView::object`]).
 ///
 /// # Context
 /// Context: any. Complexity: constant, unless a function says otherwise.
@@ -315,7 +318,7 @@ impl<P: Platform> ObjectView<'_, P> {
         self.state.identity()
     }
 
-    /// Whether it is a file behind a pager.
+    /// Whether the object is a file behind a pager.
     #[inline]
     pub fn is_file(&self) -> bool {
         self.state.is_file()
@@ -327,35 +330,36 @@ impl<P: Platform> ObjectView<'_, P> {
         self.state.is_secret()
     }
 
-    /// How its memory counts as committed; [`Accounting::None`] for a file.
+    /// The way in which the object's memory counts as committed; [`Accounting::None`] for a file.
     #[inline]
     pub fn accounting(&self) -> Accounting {
         self.state.accounting()
     }
 
-    /// The identity of a segment; `None` unless [`Memory::segment_memory`] has
-    /// created the object.
+    /// The identity of a segment; `None` unless [`Memory::segment_memory`] created the object.
     #[inline]
     pub fn segment(&self) -> Option<SegmentId> {
         self.state.segment().map(|mark| mark.id)
     }
 
-    /// The number of its pages from `first` to `end` that are in swap.
+    /// The number of the object's pages from `first` to `end` that are in swap.
     ///
-    /// Complexity: logarithmic in the pages, for each run of slots; constant if none is in swap.
+    /// Complexity: logarithmic in the number of pages, per run of slots; constant if no page is in
+    /// swap.
     pub fn swapped_pages(&self, first: u64, end: u64) -> u64 {
         pages::swapped_pages(self.memory, self.state, first, end)
     }
 
-    /// Whether any of its pages is in swap.
+    /// Whether any of the object's pages is in swap.
     #[inline]
     pub fn is_swapped(&self) -> bool {
         self.state.pages.swapped() > 0
     }
 
-    /// The number of its pages from `first` to `end` that were written and not saved since.
+    /// The number of the object's pages from `first` to `end` that were written and not saved
+    /// since.
     ///
-    /// Complexity: logarithmic in the pages, for each run of dirty pages.
+    /// Complexity: logarithmic in the number of pages, per run of dirty pages.
     pub fn dirty_pages(&self, first: u64, end: u64) -> u64 {
         let mut from = first;
         self.state.pages.look(self.memory.platform(), |index| {
@@ -377,10 +381,10 @@ impl<P: Platform> fmt::Debug for ObjectView<'_, P> {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Lends the first mapping that ends after `at` to `view`, with the mutex held; `None` if no
-    /// mapping does. A listing continues at the end of the last mapping, so that operations of
-    /// other threads run in between. `view` must not call operations of this address space.
+    /// mapping does. A listing continues at the end of the last mapping, so operations of other
+    /// threads run in between. `view` must not call operations of this address space.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings.
+    /// Context: may sleep. Complexity: logarithmic in the number of mappings.
     #[inline]
     pub fn view_mapping<R>(
         &self,
@@ -391,47 +395,47 @@ impl<P: Platform> AddressSpace<'_, P> {
         vmas.view().first_ending_after(at.0).map(|vma| view(&MappingView { space: self, vma }))
     }
 
-    /// The peak of the pages of all mappings together (`VmPeak`).
+    /// The peak total size of all mappings (`VmPeak`).
     ///
     /// Context: any.
     pub fn peak_total(&self) -> u64 {
         self.vmas.account().peak_total()
     }
 
-    /// The peak of the resident pages (`VmHWM`, and `ru_maxrss` of `getrusage`). Updated before
+    /// The peak number of resident pages (`VmHWM`, and `ru_maxrss` of `getrusage`). Updated before
     /// each call that removes pages, and by this function. If several CPUs have entered the address
-    /// space, each but one may make the peak wrong by up to 31 pages, and pages that other CPUs map
-    /// and unmap during this function may count twice. It is never below the pages that are
-    /// resident now.
+    /// space, each CPU except one may distort the peak by up to 31 pages, and pages that other CPUs
+    /// map and unmap during this function may count twice. The result is never below the current
+    /// number of resident pages.
     ///
-    /// Context: any. Complexity: linear in the CPUs that have entered. Takes no lock.
+    /// Context: any. Complexity: linear in the number of CPUs that have entered. Acquires no lock.
     pub fn resident_peak(&self) -> u64 {
         self.vmas.account().note_resident(self.resident().total() as i64);
         self.vmas.account().resident_peak()
     }
 
-    /// Resets [`AddressSpace::resident_peak`] to the pages that are resident now.
+    /// Resets [`AddressSpace::resident_peak`] to the current number of resident pages.
     ///
     /// Context: any.
     pub fn reset_resident_peak(&self) {
         self.vmas.account().reset_resident_peak();
     }
 
-    /// Clears the accessed bits of all pages in the mappings that `concerned` selects
+    /// Clears the accessed bits of all pages in the mappings selected by `concerned`
     /// (`clear_refs`). A concurrent access may count as an earlier one.
     ///
-    /// Context: may sleep. Complexity: linear in the entries of these mappings, with the mutex
-    /// held; one flush for up to 64 tables.
+    /// Context: may sleep. Complexity: linear in the number of entries of these mappings, with the
+    /// mutex held; one flush per up to 64 tables.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split. The mappings
-    /// before it are cleared.
+    /// [`Error::OutOfMemory`] if a huge leaf that two mappings share cannot be split. The bits of
+    /// the preceding mappings are cleared.
     pub fn clear_accessed(&self, concerned: impl Fn(&Mapping) -> bool) -> Result<(), Error> {
         clear_use_in(self, UseBits::Accessed, |vma| concerned(&Mapping::of(vma)))
     }
 
     /// Clears the soft-dirty bits of all pages and mappings (`clear_refs`). Every store after the
-    /// return sets them again. A concurrent store may count as an earlier one.
+    /// return sets the bits again. A concurrent store may count as an earlier one.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::clear_accessed`].
     ///
@@ -447,7 +451,7 @@ fn clear_use_in<P: Platform>(
     bits: UseBits,
     concerned: impl Fn(&Vma) -> bool,
 ) -> Result<(), Error> {
-    // A second try clears the mappings before the failure once more, which changes nothing.
+    // A second attempt clears the mappings before the failure again, which changes nothing.
     space.operate_with_reclaim(|op| Ok(clear_use_locked(op, bits, &concerned)?))
 }
 
@@ -457,7 +461,8 @@ fn clear_use_locked<P: Platform>(
     concerned: &impl Fn(&Vma) -> bool,
 ) -> Result<(), NoMemory> {
     for vma in op.vmas.iter() {
-        // Linux skips them too: no leaf records an access to a frame that is not the core's.
+        // Linux also skips these mappings: no leaf records an access to a frame outside the core's
+        // memory.
         if !concerned(vma) || vma.has(MappingFlags::FRAMES) {
             continue;
         }
@@ -465,7 +470,8 @@ fn clear_use_locked<P: Platform>(
         if bits == UseBits::SoftDirty {
             op.vmas.change_flags(&vma, vma.flags() - MappingFlags::SOFT_DIRTY);
         }
-        // One flush for up to 64 tables. A store before that flush counts as one before the call.
+        // One flush per up to 64 tables. A store before that flush counts as a store before the
+        // call.
         op.edit.clear_use(vma.range(), bits, |_, _| true)?;
     }
     Ok(())

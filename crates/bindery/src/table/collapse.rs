@@ -1,5 +1,5 @@
-//! Collapse: one huge leaf replaces a table of small ones. Their pages are copied into one folio,
-//! or are one already.
+//! Collapse: one huge leaf replaces a table of small ones. The pages are copied into one folio, or
+//! already form one folio.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -20,51 +20,54 @@ use super::{EntryAt, PageTable, Table, free_table, new_table, run};
 
 /// The huge leaf that replaces a table of small leaves.
 pub(crate) struct Replacement {
-    /// The beginning of the table's span.
+    /// The start of the table's span.
     pub(crate) base: VirtAddr,
     /// The attributes of the new leaf.
     pub(crate) attributes: Attributes,
-    /// For a later split of the leaf.
+    /// The table to be deposited for a later split of the leaf.
     pub(crate) deposit: Frame,
 }
 
-/// Why a leaf could not be made of the entries of a table.
+/// The reason that the entries of a table could not become one leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum JoinError {
-    /// The entries are not all there, not of one folio in order, or not equal.
+    /// An entry is missing, or the entries differ or do not map one folio in order.
     NotUniform,
-    /// No memory for the table that the new leaf has to keep on deposit.
+    /// No memory for the table that the new leaf must keep on deposit.
     NoMemory,
 }
 
-/// Copies the pages that the table for `base` maps into the folio, zeroes the others, and replaces
-/// the table by one leaf. The folio is fresh, and of the table's size. The old table is in the
-/// gather, with all that it maps. Returns the folio, and has changed nothing, if there was no such
-/// table, with nothing in it but leaves. Called without locks on tables and outside of read
+/// Copies the pages that the table for `base` maps into the folio, zeroes the other pages, and
+/// replaces the table with one leaf. The folio is fresh and of the table's size. The old table and
+/// everything that it maps enter the gather. Returns the folio without a change if no table exists
+/// or if the table holds anything but leaves. Called without table locks and outside of read
 /// sections.
 ///
-/// The caller keeps faults and pins out of the range: no page may be written while it is copied,
-/// and no translation of it is left by then:
-/// 1. the entry that refers to the table is cleared, and flushed, and the table marked;
-/// 2. with no lock held, the pages are copied: no other thread changes a table that is marked;
+/// The caller excludes faults and pins from the range, because no page may be written during the
+/// copy and no translation may be left by then:
+/// 1. the entry that refers to the table is cleared and flushed, and the table is marked as
+///    detached;
+/// 2. without locks, the pages are copied, since no other thread changes a marked table;
 /// 3. under the parent's lock, the leaf is written.
 ///
-/// No thread fills the entry between 1 and 3, since the VMA is held for writing. A walker of the
-/// reverse map then finds the folios busy: they are mapped, and no entry refers to them.
+/// No thread fills the entry between steps 1 and 3, since the VMA is held for writing. A walk of
+/// the reverse map finds the folios busy in that time: they are mapped, but no entry refers to
+/// them.
 pub(super) fn replace_by_copy<'m, P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     what: &Replacement,
     folio: FreshFolio<'m, P>,
 ) -> Option<FreshFolio<'m, P>> {
     let Some(table) = take_table(edit, what.base) else { return Some(folio) };
-    // SAFETY: 1. detached, and in the gather of the edit, which is borrowed and frees it later.
+    // SAFETY: 1. the table is detached and in the gather of the edit, which is borrowed and frees
+    // the table later.
     copy_all(edit, unsafe { Table::new(table) }, *folio);
     before_execution(edit.memory, what.attributes.permissions, *folio);
     put_leaf(edit, what, folio);
     None
 }
 
-/// Removes the table for `base` from the tree, if there is one and it contains only leaves.
+/// Removes the table for `base` from the tree, if the table exists and contains only leaves.
 fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option<Frame> {
     let range = VirtRange::raw(base.0, base.0 + P::Arch::PMD.span());
     let page_table = edit.table();
@@ -90,7 +93,7 @@ fn take_table<P: Platform>(edit: &mut Edit<'_, '_, P>, base: VirtAddr) -> Option
     Some(node.table.frame())
 }
 
-/// Copies the pages of `table`, which is out of the tree, into the folio.
+/// Copies the pages of `table`, which has left the tree, into the folio.
 fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Table<'_>, folio: Folio) {
     let memory = page_table.memory;
     let mut counts = Counts::default();
@@ -117,7 +120,7 @@ fn copy_all<P: Platform>(page_table: &PageTable<'_, P>, table: Table<'_>, folio:
     page_table.count(&counts);
 }
 
-/// Puts the leaf where the table was.
+/// Writes the leaf in place of the table.
 fn put_leaf<P: Platform>(
     page_table: &PageTable<'_, P>,
     what: &Replacement,
@@ -139,10 +142,10 @@ fn put_leaf<P: Platform>(
     cursor.counts.mapped(memory.frames.folio(folio).owner_kind(), pages);
 }
 
-/// Makes one leaf of the leaves that fill the level-1 table for `base`, a multiple of its span:
-/// they must be all pages, in order, of one folio of that size, with equal attributes. Accessed and
-/// dirty of the leaf are those of them all. One walk of the table, one invalidation. The old table
-/// is in the gather. The caller keeps faults out of the range.
+/// Turns the leaves that fill the level-1 table for `base`, a multiple of its span, into one leaf.
+/// The leaves must map all pages, in order, of one folio of that size, with equal attributes. The
+/// new leaf has accessed and dirty set if any of the leaves has. Walks the table once and
+/// invalidates once. The old table enters the gather. The caller excludes faults from the range.
 pub(super) fn join_leaves<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     base: VirtAddr,
@@ -158,7 +161,7 @@ pub(super) fn join_leaves<P: Platform>(
         join_leaves_locked(&mut span, base, deposit)
     };
     if !done {
-        // SAFETY: 1. made above; 2. a join that failed has put it nowhere.
+        // SAFETY: 1. allocated above; 2. a failed join has installed it nowhere.
         unsafe { free_table(memory, deposit, &mut counts) };
     }
     edit.count(&counts);
@@ -194,14 +197,13 @@ fn join_leaves_locked<P: Platform>(
     if count != entries {
         return false;
     }
-    // The table hangs in the table above it, which the span holds: the range is that of its whole
-    // entry.
+    // The span holds the table above this one, so the range is that of the whole entry.
     let Some(above) = span.parent_of(base, Level::PTE) else { return false };
     let EntryAt { node: parent, index, .. } = above;
     let run = Run { at: base, node: parent, index, count: 1, what: What::Table(node.table) };
     span.clear_table_entry(&run, run.range());
     span.flush();
-    // No MMU walks the table any more: accessed and dirty are final.
+    // The MMU no longer walks the table, so accessed and dirty are final.
     let (_, gathered) = match_all();
     for word in words {
         word.store(0, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Contiguous (contpte) runs: leaves are folded into them as they are written, and unfolded before
-//! a part changes.
+//! Contiguous (contpte) runs: leaves are folded into runs as they are written, and unfolded before
+//! a part of a run changes.
 //!
-//! Leaving a run uses break-before-make, as each change of a translation's size does
+//! Removing a leaf from a run uses break-before-make, like each change of a translation's size
 //! ([`super::leaf`]).
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,9 +15,9 @@ use super::run::Entries;
 use super::{PageTable, TableEntry, run};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Writes the entries of `count` pages that continue `first`, leaves or `PROT_NONE` entries,
-    /// into empty entries from `at` on, folding leaves where alignment allows. All belong to one
-    /// folio. The caller counts the entries.
+    /// Writes the entries of `count` pages that continue `first`, either leaves or `PROT_NONE`
+    /// entries, into empty entries from `at` on, and folds leaves where alignment allows. All pages
+    /// belong to one folio. The caller counts the entries.
     pub(crate) fn fill(&self, at: TableEntry, first: Entry, count: u32) {
         self.write_leaves(at, first, count);
     }
@@ -36,7 +36,7 @@ impl<P: Platform> PageTable<'_, P> {
         let mut entry = first;
         let end = index + count;
         let mut at = index;
-        // Frames and entries rise together, so contiguous runs fit everywhere or nowhere.
+        // Frames and entries advance in step, so contiguous runs fit either everywhere or nowhere.
         let congruent =
             (P::Arch::frame(first).0 ^ index.number()) & (P::Arch::CONTIG_ENTRIES - 1) == 0;
         if P::Arch::CONTIG_ENTRIES == 1 || !congruent {
@@ -59,8 +59,8 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, count, 0);
     }
 
-    /// As [`PageTable::write_leaves`], in a mapping with no permissions: the entries have the
-    /// pages, and the MMU sees none of them.
+    /// As [`PageTable::write_leaves`], in a mapping without permissions: the entries record the
+    /// pages, but the MMU sees none of them.
     #[cold]
     fn write_prot_none(&self, at: TableEntry, first: Entry, count: u32) {
         let TableEntry { table, index } = at;
@@ -70,8 +70,8 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, count, 0);
     }
 
-    /// Clears the whole contiguous run whose first entry is `at`, and returns that entry, without
-    /// the contiguous bit, with accessed and dirty of all.
+    /// Clears the whole contiguous run whose first entry is `at`. Returns that entry without the
+    /// contiguous bit, with accessed and dirty gathered from all entries.
     pub(crate) fn take_contig(&self, at: TableEntry, counts: &mut Counts) -> Entry {
         let TableEntry { table, index } = at;
         let entries = &self.entries(table)[index.positions(P::Arch::CONTIG_ENTRIES)];
@@ -82,16 +82,16 @@ impl<P: Platform> PageTable<'_, P> {
         P::Arch::gather_run(first, any, all)
     }
 
-    /// Makes single pages of the contiguous run to which the entry `at`, for address `addr`,
-    /// belongs. Every page then counts as accessed or dirty if any did: the MMU may have set
-    /// that in any entry of the contiguous run.
+    /// Turns the contiguous run that contains the entry `at`, for address `addr`, into single
+    /// pages. Every page then counts as accessed or dirty if any page did, since the MMU may have
+    /// set the bits in any entry of the contiguous run.
     pub(crate) fn unfold(&self, at: TableEntry, addr: VirtAddr, counts: &mut Counts) {
         let TableEntry { table, index } = at;
         let size = u64::from(P::Arch::CONTIG_ENTRIES) * PAGE_SIZE;
         let base = addr.align_down(size);
         let first = index.align_down(P::Arch::CONTIG_ENTRIES);
         let entries = self.entries(table);
-        // Software bits may differ inside a contiguous run, so every entry keeps its own.
+        // Software bits may differ inside a contiguous run, so every entry retains its own.
         let mut pages = [Entry::EMPTY; 16];
         let pages = &mut pages[..(P::Arch::CONTIG_ENTRIES as usize).min(16)];
         for (at, page) in first.stretch(P::Arch::CONTIG_ENTRIES).zip(pages.iter_mut()) {
@@ -110,7 +110,7 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-/// Clears leaves. Returns the bits that were set in some of them, and those that were set in all.
+/// Clears leaves. Returns the bits that were set in any of them and the bits that were set in all.
 #[inline]
 pub(super) fn take_leaves<A: Arch>(entries: &[AtomicU64]) -> (u64, u64) {
     let (mut any, mut all) = (0, u64::MAX);

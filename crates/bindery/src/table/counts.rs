@@ -1,19 +1,19 @@
-//! The counters of a tree, by CPU.
+//! The counters of a tree, per CPU.
 //!
-//! Two threads that fault in one address space write no common line of counters. Each CPU that
-//! enters the address space has counters of its own there ([`CpuStats`]): the first CPU those in
-//! the tree's state, every other CPU those in a chunk, which is allocated when the CPU enters for
-//! the first time. They stay until the tree is freed.
+//! Two threads that fault in one address space write no cache line of counters in common. Each CPU
+//! that enters the address space has its own counters there ([`CpuStats`]): the counters of the
+//! first CPU are in the tree's state, and those of every other CPU in a chunk, which is allocated
+//! when the CPU first enters. The counters stay until the tree is freed.
 //!
-//! A CPU adds to its counters with plain loads and stores, in a read section. So no addition is
-//! lost: the number of the CPU cannot change in the section, and no other thread of the CPU runs in
-//! one. Interrupt handlers count nothing here. A CPU without counters, for lack of memory or since
-//! it never entered (a reclaimer, `fork` in the child), adds to the shared ones with atomic
-//! additions.
+//! A CPU adds to its counters with plain loads and stores, in a read section. No addition is lost,
+//! because within the section the thread stays on its CPU and no other thread of the CPU runs in a
+//! section. Interrupt handlers count nothing here. A CPU without counters, for lack of memory or
+//! because it never entered (a reclaimer, `fork` in the child), adds to the shared counters with
+//! atomic additions.
 //!
 //! A sum over all counters is exact when no call runs. [`TreeCounts::approximate_resident`] is for
-//! calls that must not read the lines of other CPUs: it lacks less than
-//! [`FOLD_PAGES`](crate::stats) pages of each of them.
+//! calls that must not read the cache lines of other CPUs: its result may miss fewer than
+//! [`FOLD_PAGES`](crate::stats) pages of each of those CPUs.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -45,7 +45,7 @@ pub(crate) struct TreeCounts {
     /// The number of the CPU that entered first, or [`NO_CPU`].
     first: AtomicU32,
     chunks: [AtomicPtr<Chunk>; MAX_CPUS / CHUNK_CPUS],
-    /// Bit n is set where chunk n was entered.
+    /// Bit n is set if chunk n was entered.
     entered: AtomicU32,
 }
 
@@ -76,8 +76,8 @@ impl TreeCounts {
     fn in_chunk(&self, cpu: Cpu) -> Option<&CpuStats> {
         let cpu = usize::from(cpu.0);
         let chunk = self.chunks.get(cpu / CHUNK_CPUS)?.load(Acquire);
-        // SAFETY: a chunk is initialized before it is entered, and stays until the tree is freed;
-        // it is reached only through shared references.
+        // SAFETY: a chunk is initialized before its pointer is stored, and stays until the tree is
+        // freed; all access is through shared references.
         let chunk = unsafe { chunk.as_ref() }?;
         Some(&chunk.0[cpu % CHUNK_CPUS])
     }
@@ -92,8 +92,8 @@ impl TreeCounts {
         })
     }
 
-    /// The sum of the counters of all CPUs: exact when no call runs. Reads lines that other CPUs
-    /// write.
+    /// The sum of the counters of all CPUs, which is exact when no call runs. Reads cache lines
+    /// that other CPUs write.
     pub(crate) fn read(&self) -> Counts {
         let mut sum = self.shared.read();
         sum += self.of_first.read();
@@ -112,17 +112,18 @@ impl TreeCounts {
         self.shared.add(counts);
     }
 
-    /// The number of mapped base pages, on CPU `cpu`. Another CPU that has entered may have mapped
-    /// or unmapped up to 31 pages that are missing here; with a single such CPU, the number is
-    /// exact. Reads no line that only another CPU writes.
+    /// The number of mapped base pages, as CPU `cpu` sees it. Another CPU that has entered may have
+    /// mapped or unmapped up to 31 pages that are missing here; with a single such CPU, the number
+    /// is exact. Reads no cache line that only another CPU writes.
     #[inline]
     pub(crate) fn approximate_resident(&self, cpu: Cpu) -> i64 {
-        // If the thread was preempted since it got the number, other pages are missing.
+        // If the thread was preempted after it read the number, the result misses the pages of a
+        // different CPU.
         self.shared.mapped_pages() + self.of(cpu).map_or(0, CpuStats::unfolded_pages)
     }
 
-    /// Gives `cpu`, which enters the address space, its own counters. Without memory it gets none.
-    /// Does not sleep.
+    /// Gives `cpu`, which enters the address space, its own counters. If memory is short, `cpu`
+    /// gets no counters. Does not sleep.
     #[inline]
     pub(super) fn enter<P: Platform>(&self, memory: &Memory<P>, cpu: Cpu) {
         if self.of(cpu).is_none() {
@@ -143,20 +144,20 @@ impl TreeCounts {
         if entered.is_ok() {
             self.entered.fetch_or(1 << (usize::from(cpu.0) / CHUNK_CPUS), AcqRel);
         } else {
-            // SAFETY: the chunk came from this slab, and no other thread has seen it.
+            // SAFETY: the chunk was allocated from this slab, and no other thread has seen it.
             unsafe { slab.free(&memory.frames, made) };
         }
     }
 
-    /// Frees the counters of all CPUs but the first.
+    /// Frees the counters of all CPUs except the first.
     ///
     /// # Safety
-    /// 1. No other call uses the tree, and none will.
-    /// 2. All counters came from this memory.
+    /// 1. No other call uses the tree now or later.
+    /// 2. All counters were allocated from this memory.
     pub(super) unsafe fn free<P: Platform>(&self, memory: &Memory<P>) {
         for chunk in self.all_chunks() {
-            // SAFETY: the chunk came from this slab (2.); no thread reads it any more (1.), and the
-            // caller frees the pointer to it.
+            // SAFETY: the chunk was allocated from this slab (2.); it no longer has readers (1.),
+            // and the caller frees the pointer to it.
             unsafe { memory.slab::<Chunk>().free(&memory.frames, chunk) };
         }
     }
@@ -170,14 +171,14 @@ impl<P: Platform> PageTable<'_, P> {
         self.count_in(&section, counts);
     }
 
-    /// As [`PageTable::count`], for a caller that is in a read section.
+    /// As [`PageTable::count`], for a caller in a read section.
     #[inline(always)]
     pub(crate) fn count_in(&self, _section: &ReadSection<'_, P>, counts: &Counts) {
         let own: &TreeCounts = &self.counts;
         match own.of(self.memory.platform().cpu()) {
             Some(stats) => stats.add(&own.shared, counts),
             None => {
-                // A copy, so that the caller's stay in registers.
+                // Copied, so that the caller's counts stay in registers.
                 let counts = *counts;
                 own.add_to_shared(&counts);
             }

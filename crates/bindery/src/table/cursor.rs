@@ -8,8 +8,9 @@
 //! runs         |         1          |                 2                  |    3     |   4   |
 //! ```
 //!
-//! A piece that the range covers only in part is cut before it is yielded: a huge leaf is split
-//! with its deposited table, a contiguous run is unfolded. So the receiver of a run owns all of it.
+//! A piece that the range covers only in part is divided before it is yielded: a huge leaf is split
+//! with its deposited table, and a contiguous run is unfolded. The receiver of a run therefore owns
+//! the whole run.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -33,19 +34,19 @@ use super::{NoMemory, PageTable, ReadSection, Table, TablePool};
 
 pub(crate) use chunks::Chunks;
 
-/// How a cursor treats a table that its range covers whole.
+/// The way in which a cursor treats a table that its range covers completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WholeTables {
-    /// The cursor yields it as one run.
+    /// The cursor yields the table as one run.
     Yielded,
     /// The cursor yields a table of level 1 as one run, and enters all others.
     LowestYielded,
-    /// The cursor enters it: the operation concerns every leaf.
+    /// The cursor enters the table, because the operation concerns every leaf.
     Entered,
 }
 
-/// A locked range, as a rule a short one. The locks end when it is dropped; the tables that it
-/// finds stay until the read section ends, which it borrows.
+/// A locked range, usually a short one. Dropping the cursor releases the locks; the tables that the
+/// cursor finds stay valid until the end of the read section, which the cursor borrows.
 pub(crate) struct Cursor<'a, 'm, P: Platform> {
     pub(crate) page_table: &'a PageTable<'m, P>,
     pub(crate) locks: LockSet,
@@ -53,17 +54,18 @@ pub(crate) struct Cursor<'a, 'm, P: Platform> {
     cover: Node<P::Arch, Table<'a>>,
     range: VirtRange,
     at: u64,
-    /// The table in which `at` was found last, while `at` stays in it.
+    /// The table in which `at` was last found, valid while `at` stays within that table.
     position: Option<Node<P::Arch, Table<'a>>>,
-    /// Whether entries were narrowed whose flush comes before the locks are released.
+    /// Whether narrowed entries have to be flushed before the locks are released.
     pub(super) unflushed: Unflushed,
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Locks `range`, which is not empty, or its front: one set of locks serves at most
-    /// [`locking::SPAN_ENTRIES`] entries. A range of that many pages is locked whole. If another
-    /// flush is pending, makes it first, so that no TLB allows more than the entries do.
-    // Always: returned from a function of its own, the set of locks would be copied.
+    /// Locks `range`, which is not empty, or the front of `range`: one set of locks serves at most
+    /// [`locking::SPAN_ENTRIES`] entries, and a range of at most that many pages is locked
+    /// completely. If another flush is pending, the cursor performs it first, so that no TLB
+    /// allows more than the entries do.
+    // Always inlined: a function of its own would have to return the set of locks by copy.
     #[inline(always)]
     pub(crate) fn cursor<'a>(
         &'a self,
@@ -74,7 +76,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.cursor_beside(section, range, depth, None)
     }
 
-    /// As [`PageTable::cursor`]; flushes that are pending for `own` stay so: the caller makes them.
+    /// As [`PageTable::cursor`], but leaves pending flushes of `own` to the caller.
     #[inline(always)]
     pub(crate) fn cursor_beside<'a>(
         &'a self,
@@ -88,7 +90,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         cursor
     }
 
-    /// A cursor that holds no lock yet ([`Cursor::lock`]).
+    /// A cursor that holds no lock until [`Cursor::lock`] is called.
     #[inline(always)]
     pub(super) fn unlocked_cursor<'a>(
         &'a self,
@@ -117,8 +119,8 @@ impl<P: Platform> Drop for Cursor<'_, '_, P> {
 }
 
 impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
-    /// Locks the range, once. Apart from the making of the cursor, so that the set of locks, which
-    /// is large, need not be copied to where the cursor stays.
+    /// Locks the range; called once. Locking is separate from construction so that the large set of
+    /// locks need not be copied to the cursor's final place.
     #[inline(always)]
     pub(super) fn lock(
         &mut self,
@@ -138,21 +140,21 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
     }
 
     /// The next run, whose leaves agree in the attributes of `equal`; `None` at the end of the
-    /// range. All tables are entered. Fails where a huge leaf has to be split and its deposit is
+    /// range. All tables are entered. Fails if a huge leaf has to be split and its deposit is
     /// missing.
     #[inline]
     pub(crate) fn next_run(&mut self, equal: Equal) -> Result<Option<Run<'a, P::Arch>>, NoMemory> {
         self.next_run_or_table(equal, WholeTables::Entered)
     }
 
-    /// As [`Cursor::next_run`], but tables that the range covers whole may be runs themselves.
+    /// As [`Cursor::next_run`], but a table that the range covers completely may itself be a run.
     #[inline(always)]
     pub(crate) fn next_run_or_table(
         &mut self,
         equal: Equal,
         tables: WholeTables,
     ) -> Result<Option<Run<'a, P::Arch>>, NoMemory> {
-        // The end of the range calls no function.
+        // The check for the end of the range needs no function call.
         if self.at >= self.range.end().0 {
             return Ok(None);
         }
@@ -221,15 +223,15 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         Ok(None)
     }
 
-    /// The number of whole entries at `level` between the position and the end of its table or of
-    /// the range.
+    /// The number of entries at `level` that lie completely between the position and the end of its
+    /// table or of the range.
     #[inline]
     fn limit(&self, level: Level<P::Arch>, index: EntryIndex) -> u32 {
         let left = (self.range.end().0 - self.at) >> level.span_shift();
         u64::from(index.left::<P::Arch>()).min(left) as u32
     }
 
-    /// Advances past the run. An empty entry above level 1 may reach over the range's end or begin
+    /// Advances past the run. An empty entry above level 1 may extend past the range's end or start
     /// before the position.
     #[inline]
     fn pass(&mut self, found: Run<'a, P::Arch>) -> Run<'a, P::Arch> {
@@ -274,7 +276,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
                     folio_limit(page_table.memory, P::Arch::frame(single), limit)
                 };
                 if limit == 1 {
-                    // A folio of one page, or its last one: no neighbor is compared.
+                    // The folio has one page, or this is its last page: no neighbor is compared.
                     self.counts.entries_read += 1;
                     let (at, what) = (VirtAddr(self.at), What::Leaf(single));
                     return Some(Run { at, node, index, count: 1, what });
@@ -282,14 +284,14 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
                 let limited = &entries[index.positions(limit)];
                 let (mut count, first) = P::Arch::match_leaves(limited, index, equal, step, 0);
                 if P::Arch::CONTIG_ENTRIES > 1 {
-                    // A contiguous run is equal throughout in what the MMU sees, but `equal` may
-                    // also ask for software bits, and the range may end inside a contiguous run:
-                    // leave a contiguous run that would be cut to the next run.
+                    // A contiguous run is uniform in the bits that the MMU sees, but `equal` may
+                    // also compare software bits, and the range may end inside a contiguous run.
+                    // Leave a contiguous run that would be divided to the next run.
                     let end = index + count;
                     let cut = end.offset_in(P::Arch::CONTIG_ENTRIES);
                     if cut != 0 && P::Arch::is_contig(run::load(entries, end - 1)) {
                         if cut >= count {
-                            // It is the first, and its own software bits differ.
+                            // This contiguous run is the first, and its own software bits differ.
                             page_table.unfold(
                                 node.place(index),
                                 VirtAddr(self.at),
@@ -306,7 +308,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
                 let limit = match P::Arch::decode_absent(entry) {
                     Some(Absent::ProtNone { frame, .. }) => {
                         // Frames count up in a run of `PROT_NONE` pages, so zero pages form no run:
-                        // the frame after the zero page is not theirs.
+                        // the frame after the zero page belongs to another folio.
                         match folio_limit(page_table.memory, frame, limit) {
                             (_, 0) => 1,
                             (limit, _) => limit,
@@ -322,15 +324,16 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         Some(Run { at: VirtAddr(self.at), node, index, count, what })
     }
 
-    /// Splits the huge leaf or the absent entry at the position, which the range covers in part.
+    /// Splits the huge leaf or the absent entry at the position, because the range covers it only
+    /// in part.
     fn split(&mut self, huge: &EntryAt<P::Arch, Table<'a>>) -> Result<(), NoMemory> {
         let table = self.page_table.split(huge, VirtAddr(self.at), &mut self.counts)?;
         self.locks.push(table.frame());
         Ok(())
     }
 
-    /// The table at level `level` that covers `addr`, with what is missing above it created.
-    /// A leaf or an absent entry in the way is split.
+    /// The table at level `level` that covers `addr`. Creates the missing tables above it, and
+    /// splits a leaf or an absent entry in the way.
     pub(crate) fn table_at(
         &mut self,
         addr: VirtAddr,
@@ -346,14 +349,14 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         })
     }
 
-    /// The table of level 1 that covers `addr`, where a page is mapped: a leaf that covers more is
-    /// split, with the table on deposit.
+    /// The level-1 table that covers `addr`, at which a page is mapped. A leaf that covers more is
+    /// split with its deposited table.
     #[inline(always)]
     pub(crate) fn split_table_at(&mut self, addr: VirtAddr) -> Result<Table<'a>, NoMemory> {
         self.table_at(addr, Level::PTE, &mut TablePool::new(self.page_table.memory))
     }
 
-    /// The locked range: all of the caller's, or its front.
+    /// The locked range: the caller's whole range, or its front.
     pub(crate) fn range(&self) -> VirtRange {
         self.range
     }
@@ -363,13 +366,13 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         VirtRange::raw(self.range.start().0, self.at.min(self.range.end().0))
     }
 
-    /// The table that covers all of the range.
+    /// The table that covers the whole range.
     pub(crate) fn cover(&self) -> Node<P::Arch, Table<'a>> {
         self.cover
     }
 
-    /// The entry for `addr` above tables of `level`, if there is a table for it and the cursor
-    /// holds it.
+    /// The entry for `addr` that refers to a table of `level`, if the table exists and the cursor
+    /// holds the entry.
     pub(crate) fn parent_of(
         &mut self,
         addr: VirtAddr,
@@ -385,7 +388,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
         Some(EntryAt { node, index, entry })
     }
 
-    /// Unfolds the contiguous runs that begin before the level-1 run or end after it.
+    /// Unfolds contiguous runs that start before the level-1 run or end after it.
     pub(crate) fn unfold_edges(&mut self, run: &Run<'_, P::Arch>) {
         let entries = self.page_table.entries(run.node.table);
         let contig = P::Arch::CONTIG_ENTRIES;

@@ -1,4 +1,4 @@
-//! The one descent: from a table to the entry or the table of a lower level that covers an
+//! The single descent: from a table to the entry or the table of a lower level that covers an
 //! address.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -13,10 +13,10 @@ use crate::platform::Platform;
 use super::locking::{LockTree, Node};
 use super::{NoMemory, PageTable, ReadSection};
 
-/// A table of a tree. Having one means:
-/// 1. Its frame holds a table: the root, or one to which an entry of a table refers.
-/// 2. It is not freed for `'s`, which is not longer than the read section in which it was found. It
-///    may be detached.
+/// A table of a tree. A value of this type proves that:
+/// 1. The frame holds a table: the root, or a table to which an entry of a table refers.
+/// 2. The table is not freed during `'s`, which is not longer than the read section in which the
+///    table was found. The table may be detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub(crate) struct Table<'s> {
@@ -26,7 +26,7 @@ pub(crate) struct Table<'s> {
 
 impl Table<'_> {
     /// # Safety
-    /// 1. The frame holds a table, which is not freed for the life of the result.
+    /// 1. The frame holds a table, which is not freed during the lifetime of the result.
     #[inline(always)]
     pub(crate) const unsafe fn new(frame: Frame) -> Self {
         Self { frame, _found_in: PhantomData }
@@ -46,7 +46,7 @@ impl From<Table<'_>> for Frame {
     }
 }
 
-/// A tree in a read section: the locking protocol finds tables with it.
+/// A tree in a read section, by which the locking protocol finds tables.
 #[derive(Clone, Copy)]
 pub(crate) struct SectionTree<'s, 'm, P: Platform>(&'s PageTable<'m, P>);
 
@@ -73,19 +73,19 @@ impl<'s, A: Arch> Node<A, Table<'s>> {
     }
 }
 
-/// An entry and its value when it was read.
+/// An entry together with its value when it was read.
 #[derive(Clone, Copy)]
 pub(crate) struct EntryAt<A: Arch, T = Frame> {
     /// Its table.
     pub(crate) node: Node<A, T>,
-    /// Its index there.
+    /// The index in the table.
     pub(crate) index: EntryIndex,
-    /// The entry as it is in memory.
+    /// The entry as stored in memory.
     pub(crate) entry: Entry,
 }
 
 impl<A: Arch, T> EntryAt<A, T> {
-    /// The end of the addresses that the entry covers, `at` among them.
+    /// The end of the addresses that the entry covers, which include `at`.
     #[inline]
     pub(super) fn end(&self, at: u64) -> u64 {
         (at | (self.node.level.span() - 1)).saturating_add(1)
@@ -93,9 +93,9 @@ impl<A: Arch, T> EntryAt<A, T> {
 }
 
 impl<P: Platform> PageTable<'_, P> {
-    /// The table of `level` for `addr`, from `node` down, which spans it. If there is none, the
-    /// lowest entry above it, which refers to no table, and its position. In a read section, with
-    /// acquire, or with the tables locked.
+    /// The table of `level` for `addr`, from `node` downwards, which spans `addr`. If no such table
+    /// exists, the position and the value of the lowest entry above it, which refers to no table.
+    /// Called in a read section, with acquire loads, or with the tables locked.
     #[inline(always)]
     pub(super) fn table_below<'s>(
         &self,
@@ -109,16 +109,17 @@ impl<P: Platform> PageTable<'_, P> {
             if node.level.kind(found.entry) != Kind::Table {
                 return Err(found);
             }
-            // SAFETY: 1. `entry_in` has read the entry in this table, and it is a table's.
+            // SAFETY: 1. `entry_in` has read the entry in this table, and the entry refers to a
+            // table.
             let table = unsafe { Table::new(P::Arch::frame(found.entry)) };
             node = Node { table, level: node.level.below() };
         }
         Ok(node)
     }
 
-    /// The table of `level` for `addr`, from `node` down, a locked table that spans it. `put` makes
-    /// a table, locked, in each entry on the way that names none. If it fails, the tables that it
-    /// has made stay.
+    /// The table of `level` for `addr`, from `node` downwards. `node` is a locked table that spans
+    /// `addr`. `put` installs a new locked table in each entry on the way that refers to no table.
+    /// If `put` fails, the tables that it has installed stay.
     #[inline(always)]
     pub(super) fn table_under<'s>(
         &self,
@@ -135,8 +136,8 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// The entry for `addr` at `level`, or the one above it that has no table below it, and its
-    /// place. Conditions as for [`PageTable::table_below`].
+    /// The entry for `addr` at `level`, or the lowest entry above that level with no table below
+    /// it, together with its place. The conditions of [`PageTable::table_below`] apply.
     #[inline(always)]
     pub(super) fn entry_below<'s>(
         &self,
@@ -173,21 +174,21 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Option<Table<'s>> {
         let entry = Entry(self.entries(node.table)[index.position()].load(Ordering::Acquire));
         let is_table = node.level.kind(entry) == Kind::Table;
-        // SAFETY: 1. read in this table, and a table's.
+        // SAFETY: 1. the entry was read in this table, and it refers to a table.
         is_table.then(|| unsafe { Table::new(P::Arch::frame(entry)) })
     }
 
-    /// The root, found in a read section.
+    /// The root, obtained in a read section.
     #[inline(always)]
     pub(super) fn root_in<'s>(
         &'s self,
         _section: &'s ReadSection<'_, P>,
     ) -> Node<P::Arch, Table<'s>> {
-        // SAFETY: 1. a table; it is freed with the tree, which is borrowed.
+        // SAFETY: 1. the root is a table and is freed with the tree, which is borrowed.
         Node { table: unsafe { Table::new(self.root) }, level: P::Arch::ROOT }
     }
 
-    /// The tables of the tree, to be found in a read section.
+    /// The tables of the tree, for descents in a read section.
     #[inline(always)]
     pub(crate) fn tables<'s>(&'s self, _section: &'s ReadSection<'_, P>) -> SectionTree<'s, 's, P> {
         SectionTree(self)
@@ -200,7 +201,7 @@ impl<'s, P: Platform> LockTree for SectionTree<'s, '_, P> {
 
     #[inline]
     fn root(&self) -> Table<'s> {
-        // SAFETY: 1. a table; it is freed with the tree, which is borrowed.
+        // SAFETY: 1. the root is a table and is freed with the tree, which is borrowed.
         unsafe { Table::new(self.0.root) }
     }
 

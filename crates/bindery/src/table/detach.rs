@@ -1,5 +1,5 @@
-//! Detaches tables, with all tables below them, by clearing the one entry that refers to them.
-//! [`super::locking`] says which tables are marked when.
+//! Detaches tables, together with all tables below them, by clearing the single entry that refers
+//! to them. [`super::locking`] describes which tables are marked and when.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -16,8 +16,8 @@ use super::span::Span;
 use super::stray::{mark_children, mark_subtree_stray};
 use super::{EntryAt, PageTable, Table};
 
-/// Detaches the empty tables for `addr`, from the lowest up. Each is locked again from one level
-/// higher and checked again, because a fault may have filled it in between.
+/// Detaches the empty tables for `addr`, from the lowest up. Each table is locked again from one
+/// level higher and checked again, because a fault may have filled it since.
 pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
     let page_table = edit.table();
     for level in Level::PMD.up_to(P::Arch::ROOT) {
@@ -40,14 +40,14 @@ pub(super) fn prune<P: Platform>(edit: &mut Edit<'_, '_, P>, addr: VirtAddr) {
         span.clear_table_entry(&run, part);
         page_table.change_entry_count(node.table, 0, 1);
         span.gather_subtree(node.child(table), level.below());
-        // Under the lock: the neighbor's next fault may install another table there, and no walker
-        // may then have the old one cached.
+        // Flushed under the lock: the neighbor's next fault may install another table there, and no
+        // walker may still have the old table cached at that point.
         span.flush();
     }
 }
 
-/// Marks what hangs in the detached tables of the gather, and puts all of it on the list of
-/// detached ones. Called without locks and outside of read sections.
+/// Marks the tables below the gather's detached tables and adds all of them to the list of detached
+/// tables. Called without locks and outside of read sections.
 pub(super) fn gather_detached<P: Platform>(
     page_table: &PageTable<'_, P>,
     gather: &mut Gather,
@@ -55,7 +55,7 @@ pub(super) fn gather_detached<P: Platform>(
 ) {
     while let Some(table) = gather.unscanned.pop(&page_table.memory.frames) {
         let level = page_table.meta(table).level();
-        // SAFETY: 1. a detached table, which the end of the edit frees that owns the gather.
+        // SAFETY: 1. a detached table, freed at the end of the edit that owns the gather.
         let node = Node { table: unsafe { Table::new(table) }, level };
         gather_below(page_table, node, gather, counts);
     }
@@ -88,13 +88,14 @@ fn gather_below<P: Platform>(
     }
     counts.entries_descended += u64::from(children);
     counts.tables_locked += u64::from(children);
-    // They are on the list themselves.
+    // The child tables are on the list themselves.
     page_table.change_entry_count(node.table, 0, children);
     gather.detached.push(&memory.frames, node.table.frame());
 }
 
-/// Marks the detached table of `node` and all below it, and puts each on the gather's list, so that
-/// dropping them is no search. Tables at `held` and above are locked by the caller.
+/// Marks the detached table of `node` and all tables below it, and adds each to the gather's list,
+/// so that dropping them needs no search. The caller has locked the tables at level `held` and
+/// above.
 pub(super) fn gather_subtree<P: Platform>(
     page_table: &PageTable<'_, P>,
     node: Node<P::Arch, Table<'_>>,
@@ -107,26 +108,27 @@ pub(super) fn gather_subtree<P: Platform>(
         counts.entries_descended += u64::from(children);
         counts.tables_locked += 1;
         page_table.memory.worked(0, 1);
-        // The children are on the list themselves.
+        // The child tables are on the list themselves.
         page_table.change_entry_count(table, 0, children);
         gather.detached.push(&page_table.memory.frames, table.frame());
     });
 }
 
 impl<P: Platform> Span<'_, '_, P> {
-    /// Puts the detached table of `node` and all below it on the gather's list. The span holds the
-    /// locks of tables at `held` and above.
+    /// Adds the detached table of `node` and all tables below it to the gather's list. The span
+    /// holds the locks of tables at level `held` and above.
     pub(super) fn gather_subtree(&mut self, node: Node<P::Arch, Table<'_>>, held: Level<P::Arch>) {
         let (page_table, counts, gather) = self.parts();
         gather_subtree(page_table, node, held, gather, counts);
     }
 
-    /// Detaches the `table` of `run`, in which at most `mapped` was mapped; it is freed when the
-    /// gather is finished. Only this table is marked. Those below it are marked later, when no lock
-    /// is held any more but before their entries are dropped: a thread that locks one of them until
-    /// then finds that it is not in the tree, and the present holder of a lock is waited for.
+    /// Detaches the `table` of `run`, whose mappings all lay in `mapped`; the table is freed when
+    /// the gather is finished. Only this table is marked. The tables below it are marked later,
+    /// after all locks are released but before their entries are dropped. A thread that locks one
+    /// of these tables first finds that the table is no longer in the tree. The marking waits for a
+    /// thread that already holds such a lock.
     ///
-    /// The caller must flush as after [`Span::clear_table_entry`].
+    /// The caller must flush, as after [`Span::clear_table_entry`].
     pub(super) fn detach(&mut self, run: &Run<P::Arch>, table: Table<'_>, mapped: VirtRange) {
         let page_table = self.page_table;
         self.clear_table_entry(run, mapped);

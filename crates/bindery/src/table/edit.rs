@@ -2,9 +2,9 @@
 //!
 //! | part | lifetime |
 //! |---|---|
-//! | gather | the call: one flush serves all of its lock spans |
+//! | gather | the call: one flush serves all its lock spans |
 //! | locked range ([`Span`](super::span::Span)), its counters | one lock span ([`Edit::span`]) |
-//! | spare tables | one place that is filled ([`FillSpan`](super::fill_span::FillSpan)) |
+//! | spare tables | the filling of one place ([`FillSpan`](super::fill_span::FillSpan)) |
 //!
 //! The functions here are the face of the operations that narrow entries or free tables.
 
@@ -28,11 +28,11 @@ use super::zap_chosen::{self, MappedFolio, ZapChoice};
 use super::zap_except::{self, Exceptions, Protected};
 use super::{PageTable, detach};
 
-/// The page table of an address space, and the gather of one call. Stale translations are flushed
-/// once, or by [`Edit::flush`] before a fault may look; the owner of the edit flushes and frees the
-/// rest at the end of the call.
+/// The page table of an address space and the gather of one call. Stale translations are flushed
+/// once, or by [`Edit::flush`] before a fault may read the tables; the owner of the edit performs
+/// the remaining flushes and frees at the end of the call.
 ///
-/// Reading goes through to the [`PageTable`].
+/// Read-only methods come from the [`PageTable`].
 pub(crate) struct Edit<'op, 'm, P: Platform> {
     pub(super) page_table: &'op PageTable<'m, P>,
     pub(super) gather: &'op mut Gather,

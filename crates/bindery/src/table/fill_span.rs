@@ -1,4 +1,4 @@
-//! A locked range in which tables can be made.
+//! A locked range in which tables can be created.
 
 use core::mem;
 use core::ops::{Deref, DerefMut};
@@ -11,10 +11,11 @@ use super::cursor::Cursor;
 use super::locking::Depth;
 use super::{NoMemory, PageTable, Table, TablePool};
 
-/// A locked range that an operation fills, and the tables that were allocated for it.
-/// [`PageTable::with_tables`] lends it. Everything else is a method of the [`Cursor`].
+/// A locked range that an operation fills, and the tables allocated for it.
+/// [`PageTable::with_tables`] lends the range. Everything else is a method of the [`Cursor`].
 ///
-/// `fork` and moves fill several places with the tables of one pool, and pass it on themselves.
+/// `fork` and moves fill several places with the tables of one pool, and pass the pool on
+/// themselves.
 pub(crate) struct FillSpan<'f, 'a, 'm, P: Platform> {
     cursor: &'f mut Cursor<'a, 'm, P>,
     pool: &'f mut TablePool<'m, P>,
@@ -61,8 +62,8 @@ impl<'a, P: Platform> FillSpan<'_, 'a, '_, P> {
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Locks the tables of level 1 of `range` and lends them to `work`. Allocates missing tables
-    /// and tries again until `work` has all it needs. Called without table locks and outside of
+    /// Locks the level-1 tables of `range` and lends them to `work`. Allocates missing tables and
+    /// retries until `work` has all tables that it needs. Called without table locks and outside of
     /// read sections.
     #[inline]
     pub(crate) fn with_tables<R>(
@@ -91,7 +92,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// Refills the pool, and adds to the statistics of the page table what that took.
+/// Refills the pool and adds the allocations to the page table's statistics.
 #[cold]
 #[inline(never)]
 fn refill<'m, P: Platform>(
@@ -103,7 +104,7 @@ fn refill<'m, P: Platform>(
     result
 }
 
-/// Empties the pool, and adds to the statistics of the page table what that freed.
+/// Empties the pool and adds the frees to the page table's statistics.
 #[cold]
 #[inline(never)]
 fn empty<'m, P: Platform>(page_table: &PageTable<'m, P>, pool: &mut TablePool<'m, P>) {

@@ -1,4 +1,5 @@
-//! Flushes what was taken out of tables, and frees it afterwards ([`crate::tlb`] has the rule).
+//! Flushes translations of entries removed from tables, and frees the pages and tables afterwards
+//! ([`crate::tlb`] defines the rule).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,7 +18,7 @@ use super::{PageTable, Table};
 use crate::frame::pending::{self, Last};
 
 impl<P: Platform> PageTable<'_, P> {
-    /// Invalidates at once, between breaking an entry and making the new one.
+    /// Invalidates immediately, between breaking an entry and making the new one.
     pub(crate) fn invalidate_now(
         &self,
         range: VirtRange,
@@ -28,17 +29,20 @@ impl<P: Platform> PageTable<'_, P> {
         tlb::invalidate(self.memory.platform(), self.root, &self.active_cpus, &what, counts);
     }
 
-    /// Makes every TLB forget what is stale, and lowers the pending counts that waited for it.
+    /// Flushes stale translations from every TLB and lowers the pending counts that waited for the
+    /// flush.
     pub(crate) fn flush(&self, gather: &mut Gather, counts: &mut Counts) {
         gather.flush(self.memory.platform(), self.root, &self.active_cpus, counts);
         while let Some(table) = gather.take_mark() {
-            // SAFETY: 1. the gather had the mark of a table that it raised; 2. flushed above.
+            // SAFETY: 1. the gather held the mark of a table whose count it had raised; 2. flushed
+            // above.
             unsafe { self.lower_pending(table) };
         }
     }
 
-    /// Raises the pending count of `table`, whose lock the caller holds and in which it is about to
-    /// narrow an entry: the gather's flush comes after the lock is released ([`crate::tlb`]).
+    /// Raises the pending count of `table`. The caller holds the table's lock and is about to
+    /// narrow an entry of the table; the gather's flush follows the release of the lock
+    /// ([`crate::tlb`]).
     #[inline]
     pub(crate) fn mark_pending(&self, table: Frame, gather: &mut Gather, counts: &mut Counts) {
         if gather.has_just_marked(table) {
@@ -51,7 +55,7 @@ impl<P: Platform> PageTable<'_, P> {
         gather.note_mark(table);
     }
 
-    /// As [`PageTable::mark_pending`], for either end of a move.
+    /// As [`PageTable::mark_pending`], for the source or the target table of a move.
     pub(crate) fn mark_moving(&self, table: Frame, gather: &mut Gather) {
         if !gather.has_lately_marked(table) {
             pending::raise(self.meta(table).pending());
@@ -59,24 +63,24 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Lowers the pending count of a table after the flush. If the table was detached in the
-    /// meantime, the thread that lowers the count to zero frees it.
+    /// Lowers the pending count of a table after the flush. If the table has since been detached,
+    /// the thread that lowers the count to zero frees it.
     ///
     /// # Safety
-    /// 1. The caller has raised the count of this table, and lowers it once.
-    /// 2. What it narrowed there was flushed.
+    /// 1. The caller has raised the count of this table and lowers it once.
+    /// 2. The translations that the caller narrowed in the table were flushed.
     unsafe fn lower_pending(&self, table: Frame) {
         if pending::lower(self.meta(table).pending()) == Last::Yes {
-            // It was counted when it was handed over (`take_emptied`). SAFETY: 1. only the last
-            // thread to lower the count frees the table, and each lowers what it raised (obligation
-            // 1); 2. it was detached and flushed (obligation 2), and its readers have left
-            // (`release_table` lowered the count then).
+            // The table was counted when it was handed over (`take_emptied`). SAFETY: 1. only the
+            // last thread to lower the count frees the table, and each lowers what it raised
+            // (obligation 1); 2. it was detached and flushed (obligation 2), and its readers have
+            // left (`release_table` lowered the count then).
             unsafe { self.memory.frames.free(table, Order::PAGE) };
         }
     }
 
     /// Flushes `range` for a caller that has locked the tables in `locks` and found one of them
-    /// pending. The marks of `own`, the caller's gather, are left to the caller.
+    /// pending. The caller remains responsible for the marks of its own gather, `own`.
     #[cold]
     pub(crate) fn honor_pending(
         &self,
@@ -92,7 +96,7 @@ impl<P: Platform> PageTable<'_, P> {
         let pending = locks.tables().iter().filter(|table| others(table));
         let level: Option<Level<P::Arch>> = pending.map(|table| self.meta(*table).level()).max();
         let Some(level) = level else { return };
-        // Translations below an entry of the table may be of any address in the entry's span.
+        // Translations below an entry of the table may belong to any address in the entry's span.
         let span = level.span();
         let start = range.start().align_down(span);
         let end = range.end().0.checked_next_multiple_of(span).unwrap_or(range.end().0);
@@ -102,9 +106,9 @@ impl<P: Platform> PageTable<'_, P> {
             tables: Tables::Changed,
         };
         tlb::invalidate(self.memory.platform(), self.root, &self.active_cpus, &what, counts);
-        // A move in progress may have brought entries to the table that TLBs cache under their old
-        // addresses. Callers with marks of their own make that flush too. A walk of the reverse map
-        // visits the move's source as well, and flushes it there, but nothing depends on that.
+        // A move in progress may have brought entries to the table that TLBs cache under the old
+        // addresses. Callers with marks of their own also perform that flush. A walk of the reverse
+        // map also visits and flushes the move's source, but nothing depends on it.
         let everything = VirtRange::raw(0, P::Arch::USER_END);
         if let Some(range) = self.moving.sources(everything) {
             let what = Invalidation { range, ..what };
@@ -112,13 +116,13 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Flushes the source of a move of several pieces, if one is in progress in this tree. Walks of
-    /// the reverse map call this. They hold a tree lock, so no piece of their VMA moves during the
-    /// call. The flush is needed because a move marks only the tables at both ends, not those that
-    /// it carries:
-    /// 1. CPU A moves a table from X to Y, and releases the locks without a flush.
+    /// Flushes the source of a move of several pieces, if such a move is in progress in this tree.
+    /// Walks of the reverse map call this function. They hold a tree lock, so no piece of their VMA
+    /// moves during the call. The flush is needed because a move marks only the tables at both
+    /// ends, not the tables that it carries along:
+    /// 1. CPU A moves a table from X to Y and releases the locks without a flush.
     /// 2. CPU B truncates the file: it locks only the table, which has no mark, clears an entry,
-    ///    flushes Y, and frees the page.
+    ///    flushes Y and frees the page.
     /// 3. CPU C still writes through its translation of X.
     pub(crate) fn flush_source_of_move(&self) {
         if let Some(range) = self.moving.source() {
@@ -130,8 +134,9 @@ impl<P: Platform> PageTable<'_, P> {
         }
     }
 
-    /// Waits for the flush of what was in the entry of `node` around `at`, which was read as empty
-    /// without a lock, or makes it. Flushes that are pending only for `own` are left to the caller.
+    /// Waits for the flush of the former contents of `node`'s entry around `at`, or performs it.
+    /// The caller has read the entry as empty without a lock. Flushes that are pending only for
+    /// `own` are left to the caller.
     #[cold]
     pub(crate) fn wait_for_pending_flushes(
         &self,
@@ -147,15 +152,15 @@ impl<P: Platform> PageTable<'_, P> {
         let span = node.level.span();
         let start = at.align_down(span);
         let range = VirtRange::raw(start.0, start.0.saturating_add(span));
-        // The cursor waits for the lock, and reads the count.
+        // The cursor acquires the lock and reads the count.
         let section = self.read_section();
         drop(self.cursor_beside(&section, range, Depth::Floor(node.level), own));
     }
 }
 
 impl<'m, P: Platform> PageTable<'m, P> {
-    /// Lends an edit to `work`, and then flushes and frees what it has gathered. Never waits for
-    /// readers, so locks of VMAs and objects may be held. Called outside of read sections.
+    /// Lends an edit to `work`, then flushes and frees what the edit has gathered. Never waits for
+    /// readers, so the caller may hold locks of VMAs and objects. Called outside of read sections.
     #[inline]
     pub(crate) fn edit<R>(&self, work: impl FnOnce(&mut Edit<'_, 'm, P>) -> R) -> R {
         let mut gather = Gather::new();
@@ -167,14 +172,14 @@ impl<'m, P: Platform> PageTable<'m, P> {
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Invalidates stale translations, and counts down pages that were unmapped in VMAs that stay.
-    /// Called by every operation before it releases the mutex. (No other thread relies on that for
-    /// the flush: a thread that locks a table meets the mark of the pending flush, see
+    /// Invalidates stale translations and counts down pages that were unmapped in VMAs that stay.
+    /// Every operation calls this function before it releases the mutex. (No other thread relies on
+    /// the call for the flush: a thread that locks a table finds the mark of the pending flush, see
     /// [`crate::tlb`].)
     #[inline(always)]
     pub(crate) fn flush(&mut self) {
         let (_, gather) = self.parts();
-        // Most calls have flushed with the tables locked, and freed no table.
+        // Most calls have flushed while the tables were locked and have freed no table.
         if gather.is_stale() || !gather.is_done() {
             self.flush_gathered();
         } else {
@@ -182,7 +187,7 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         }
     }
 
-    /// As [`Edit::flush`], with something to flush or to count down.
+    /// As [`Edit::flush`], for a gather with work to flush or to count down.
     #[inline(never)]
     fn flush_gathered(&mut self) {
         let mut flushed = self.flushed();
@@ -199,8 +204,9 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         page_table.count(&counts);
     }
 
-    /// Flushes what is left, and frees what was gathered, the tables after their readers. Never
-    /// waits for those, so locks of VMAs and objects may be held. Called outside of read sections.
+    /// Flushes the remaining translations and frees the gathered pages and tables; tables are freed
+    /// after their readers have left. Never waits for readers, so the caller may hold locks of VMAs
+    /// and objects. Called outside of read sections.
     pub(crate) fn finish(&mut self) {
         let mut flushed = self.flushed();
         flushed.drop_contents(|| {});
@@ -208,7 +214,7 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         Batch::of(tables).free_after_readers(self.memory);
     }
 
-    /// Invalidates what is stale, and lends the gather to a caller that frees.
+    /// Invalidates stale translations and lends the gather to a caller that frees.
     #[inline]
     pub(crate) fn flushed(&mut self) -> Flushed<'_, 'm, P> {
         if self.is_stale() {
@@ -219,9 +225,9 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
     }
 }
 
-/// The gather of an edit, with nothing in it that is stale. Having one means:
+/// The gather of an edit, without stale translations. A value of this type proves that:
 /// - no TLB has a translation that the edit has narrowed or removed;
-/// - the edit narrows no entry in the meantime: it is borrowed.
+/// - the edit narrows no entry while the value exists, because the value borrows it.
 ///
 /// Only this value frees the pages of detached tables.
 pub(crate) struct Flushed<'op, 'm, P: Platform> {
@@ -230,9 +236,9 @@ pub(crate) struct Flushed<'op, 'm, P: Platform> {
 }
 
 impl<P: Platform> Flushed<'_, '_, P> {
-    /// The detached tables, with their pages freed, for a caller that has them freed after their
-    /// readers. They count as freed from here on. Called without locks: other threads may run
-    /// between two tables.
+    /// The detached tables, after their pages were freed, for a caller that has the tables freed
+    /// after their readers have left. The tables count as freed from here on. Called without locks,
+    /// so other threads may run between two tables.
     pub(crate) fn take_detached(mut self) -> DetachedTables {
         let platform = self.page_table.memory.platform();
         self.drop_contents(|| platform.yield_if_due());
@@ -251,8 +257,8 @@ impl<P: Platform> Flushed<'_, '_, P> {
         let mut batch = memory.free_batch();
         let mut zap = RmapZap::detached(memory, &mut batch, &mut counts);
         while let Some(table) = gather.detached.pop(&memory.frames) {
-            // SAFETY: `contents`: 1. just taken off the list of the detached tables, and flushed:
-            // `self` has nothing stale. `push`: 1. and 2. the same.
+            // SAFETY: `contents`: 1. just removed from the list of detached tables, and flushed,
+            // because `self` has no stale translations. `push`: 1. and 2. the same.
             unsafe {
                 zap.contents(table);
                 gather.emptied.push(&memory.frames, table);

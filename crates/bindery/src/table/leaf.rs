@@ -1,7 +1,7 @@
-//! Huge leaves: split and published. [`super::contig`] folds and unfolds contiguous runs.
+//! Huge leaves: splitting and publishing. [`super::contig`] folds and unfolds contiguous runs.
 //!
 //! Each change of a translation's size uses break-before-make: clear, invalidate, set. Without the
-//! middle step a TLB may hold both sizes at once. AArch64 may answer that with a conflict abort
+//! middle step a TLB may hold both sizes at once. AArch64 may raise a conflict abort in that case
 //! (Arm ARM DDI 0487, D8.16), and every architecture may use either size.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -22,7 +22,7 @@ use super::{EntryAt, NoMemory, PageTable, Table, TableEntry, TablePool};
 
 impl<P: Platform> PageTable<'_, P> {
     /// Splits the huge leaf or absent entry that covers addresses on both sides of `at`, a multiple
-    /// of the page size: VMAs meet there. The tables come from the deposit.
+    /// of the page size at which two VMAs meet. The tables come from the deposit.
     pub(crate) fn cut(&self, at: VirtAddr) {
         let (level, entry) = {
             let section = self.read_section();
@@ -46,9 +46,9 @@ impl<P: Platform> PageTable<'_, P> {
         self.change_entry_count(table, 1, 0);
     }
 
-    /// Installs a table in the entry for `addr`, and returns it, locked. The entry is empty and
-    /// gets a table of the pool, or it is split. Fails if the pool is empty and the allocator has
-    /// no table at once.
+    /// Installs a table in the entry for `addr`, and returns the table locked. If the entry is
+    /// empty, it gets a table of the pool; otherwise, it is split. Fails if the pool is empty and
+    /// the allocator has no table immediately available.
     pub(crate) fn put_table<'s>(
         &self,
         missing: &EntryAt<P::Arch, Table<'s>>,
@@ -60,10 +60,10 @@ impl<P: Platform> PageTable<'_, P> {
         if !entry.is_empty() {
             return self.split(missing, addr, counts);
         }
-        // SAFETY: 1. the table is the caller's, and stored below; it is freed after the section in
-        // which the table above it was found.
+        // SAFETY: 1. the table belongs to the caller and is stored below; it is freed after the
+        // section in which the table above it was found.
         let table = unsafe { Table::new(pool.take(node.level.below(), counts)?) };
-        // Release: a reader that finds the table by this entry sees it empty.
+        // Release: a reader that finds the table through this entry sees an empty table.
         let word = &self.entries(node.table)[index.position()];
         word.store(P::Arch::table(table.frame()).0, Ordering::Release);
         counts.entries_written += 1;
@@ -71,8 +71,8 @@ impl<P: Platform> PageTable<'_, P> {
         Ok(table)
     }
 
-    /// Replaces the huge leaf or the absent entry for `addr` by a table of smaller ones, and
-    /// returns the table, locked.
+    /// Replaces the huge leaf or the absent entry for `addr` by a table of smaller entries, and
+    /// returns the table locked.
     pub(crate) fn split<'s>(
         &self,
         huge: &EntryAt<P::Arch, Table<'s>>,
@@ -81,8 +81,8 @@ impl<P: Platform> PageTable<'_, P> {
     ) -> Result<Table<'s>, NoMemory> {
         let EntryAt { node, index, .. } = *huge;
         let base = addr.align_down(node.level.span());
-        // SAFETY: 1. the table was on deposit, and is stored below; it is freed after the section
-        // in which the table above it was found.
+        // SAFETY: 1. the table was on deposit and is stored below; it is freed after the section in
+        // which the table above it was found.
         let table = unsafe { Table::new(self.withdraw_table(node.table).ok_or(NoMemory)?) };
         let level = node.level.below();
         self.meta(table).init(level);
@@ -93,7 +93,7 @@ impl<P: Platform> PageTable<'_, P> {
         if old.0 & P::Arch::PRESENT != 0 {
             RareEvents::note(&self.memory.rare.leaf_splits);
             // A thread that reads the empty entry without the lock must see that the lock is held
-            // (`look::is_under_empty_entry`): the entry is not empty for long.
+            // (`look::is_under_empty_entry`): the entry is empty only for a moment.
             fence(Ordering::Release);
             let old = P::Arch::replace_entry(word, old, |_| Entry::EMPTY);
             let range = VirtRange::raw(base.0, base.0 + node.level.span());
@@ -133,7 +133,7 @@ fn write_steps<P: Platform>(
     page_table.change_entry_count(table, P::Arch::ENTRIES, 0);
 }
 
-/// The attributes of a user leaf that was made for `permissions` and not used yet.
+/// The attributes of a user leaf that was created for `permissions` and has not been used.
 #[inline]
 pub(crate) fn user_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
     Attributes { permissions: permissions | Permissions::USER, key, ..Attributes::default() }

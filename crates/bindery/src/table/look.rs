@@ -20,14 +20,14 @@ use super::{EntryAt, PageTable, Table, run};
 /// A run of equal results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Looked<'s, A: Arch> {
-    /// The entry without the contiguous bit: of a huge leaf and of nothing, the one entry that
-    /// covers it all.
+    /// The entry without the contiguous bit. For a huge leaf and for an empty entry, the one entry
+    /// that covers the whole range.
     pub(crate) entry: Entry,
-    /// The entry as it is in memory.
+    /// The entry as stored in memory.
     pub(crate) raw: Entry,
     pub(crate) node: Node<A, Table<'s>>,
     pub(crate) index: EntryIndex,
-    /// The part of the range that it covers.
+    /// The part of the examined range that the run covers.
     pub(crate) range: VirtRange,
 }
 
@@ -42,7 +42,7 @@ impl<A: Arch> Looked<'_, A> {
             },
             Kind::Empty | Kind::Table => return None,
         };
-        // A huge entry has the frame of the first of its pages.
+        // A huge entry records the frame of its first page.
         let inside = self.range.start().0 & (self.node.level.span() - 1);
         Some(first.plus((inside >> PAGE_SHIFT) as u32))
     }
@@ -55,11 +55,11 @@ pub(crate) enum MappedRun {
     Pages {
         /// The frame of the first page.
         first: Frame,
-        /// The folio that contains the pages. `None` for the zero page, which may be mapped at each
-        /// address of the stretch, for the huge zero page, and for single pages beyond the core's
-        /// memory.
+        /// The folio that contains the pages. `None` for the huge zero page, for single pages
+        /// beyond the core's memory, and for the zero page, which may be mapped at each address of
+        /// the stretch.
         folio: Option<Folio>,
-        /// The attributes. Accessed and dirty are those of the whole contiguous run, if any.
+        /// The attributes. Accessed and dirty are gathered from the whole contiguous run, if any.
         attributes: Attributes,
     },
     /// Pages that were swapped out, or markers.
@@ -75,7 +75,7 @@ pub(crate) struct Stretch<A: Arch> {
     pub(crate) what: MappedRun,
 }
 
-/// The number of pages of the folio mapped in `range`, including those with no permissions.
+/// The number of pages of the folio mapped in `range`, including pages without permissions.
 pub(crate) fn mapped_pages<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -91,8 +91,9 @@ pub(crate) fn mapped_pages<P: Platform>(
     pages
 }
 
-/// Calls `f` for every entry that covers a part of `range`, in rising order, until it returns
-/// false. One call for each leaf, absent entry, and empty entry of the lowest table that exists.
+/// Calls `f` for every entry that covers a part of `range`, in ascending order, until `f` returns
+/// false. Makes one call per leaf, per absent entry, and per empty entry of the lowest existing
+/// table.
 pub(crate) fn look<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -101,8 +102,8 @@ pub(crate) fn look<P: Platform>(
     look_alike(page_table, range, |_, _, _| 1, f);
 }
 
-/// As [`look`], with one call for consecutive leaves of a lowest table, whatever pages they map,
-/// and one for consecutive empty entries. The call gets the first entry.
+/// As [`look`], with one call for consecutive leaves of a lowest table, whichever pages they map,
+/// and one call for consecutive empty entries. Each call receives the first entry.
 pub(crate) fn look_by_kind<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -118,9 +119,9 @@ pub(crate) fn look_by_kind<P: Platform>(
     look_alike(page_table, range, alike, f);
 }
 
-/// As [`look`], with one call for the entries of a lowest table that `alike` counts, given the
-/// first as it was read, the table, and the indexes that are left in `range`.
-// Always: the callers know how they count.
+/// As [`look`], with one call for the entries of a lowest table that `alike` counts. `alike`
+/// receives the first entry as it was read, the table, and the indexes that are left in `range`.
+// Always inlined: the callers know how they count.
 #[inline(always)]
 fn look_alike<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -131,7 +132,7 @@ fn look_alike<P: Platform>(
     let mut counts = Counts::default();
     let mut at = range.start();
     while at < range.end() {
-        // One table at a time, so that no read section lasts long.
+        // One table at a time, to keep each read section short.
         let section = page_table.read_section();
         let EntryAt { node, index: first, entry } = page_table.peek(&section, at, &mut counts);
         let span = node.level.span();
@@ -192,12 +193,12 @@ pub(crate) fn skip_present<P: Platform>(
     at
 }
 
-/// Calls `f` for every stretch of `range` that is not empty, in rising order: once for a run of
-/// pages of one folio, a run of equal markers, or a page that is swapped out.
+/// Calls `f` for every non-empty stretch of `range`, in ascending order: once per run of pages of
+/// one folio, per run of equal markers, and per swapped-out page.
 ///
-/// The tables are locked, a few at a time, so what `f` receives is current, and folios stay. `f`
-/// takes no lock but those that may be taken inside. The caller keeps moves of tables out of the
-/// range.
+/// The tables are locked, a few at a time, so `f` receives current values and the folios stay. `f`
+/// acquires only locks that may be taken inside a table lock. The caller keeps moves of tables
+/// out of the range.
 pub(crate) fn survey<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -206,8 +207,8 @@ pub(crate) fn survey<P: Platform>(
     survey_within(page_table, range, |work| work(), f);
 }
 
-/// As [`survey`]; `within` does what it is given each time that tables are locked, with whatever
-/// else has to be held then.
+/// As [`survey`]; `within` runs its argument each time that tables are locked, while holding the
+/// further locks that the caller requires.
 pub(crate) fn survey_within<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -260,13 +261,13 @@ fn survey_locked<P: Platform>(
     }
 }
 
-/// The content of the entry without its folio; `None` if it is empty.
+/// The content of the entry without its folio; `None` if the entry is empty.
 fn mapped_run<P: Platform>(
     page_table: &PageTable<'_, P>,
     looked: &Looked<'_, P::Arch>,
 ) -> Option<MappedRun> {
     let level = looked.node.level;
-    // A huge entry has the frame of the first of its pages.
+    // A huge entry records the frame of its first page.
     let inside = looked.range.start().0 & (level.span() - 1);
     let inside = inside >> PAGE_SHIFT;
     let pages = |frame: Frame, attributes| MappedRun::Pages {
@@ -295,8 +296,8 @@ fn mapped_run<P: Platform>(
     }
 }
 
-/// The leaf, with accessed and dirty of all entries of its contiguous run: the MMU may have set
-/// them in any.
+/// The leaf, with accessed and dirty gathered from all entries of its contiguous run, since the MMU
+/// may have set them in any of the entries.
 fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<'_, P::Arch>) -> Entry {
     if !looked.node.in_contig(looked.raw) {
         return looked.entry;
@@ -309,7 +310,7 @@ fn gathered<P: Platform>(page_table: &PageTable<'_, P>, looked: &Looked<'_, P::A
         .fold(looked.entry, P::Arch::gather)
 }
 
-/// Extends the run by `next`, or passes the run to `f` and begins another.
+/// Extends the run by `next`, or passes the run to `f` and starts another.
 fn lengthen<P: Platform>(
     page_table: &PageTable<'_, P>,
     run: &mut Option<Stretch<P::Arch>>,
@@ -368,9 +369,9 @@ fn continues<P: Platform>(
     }
 }
 
-/// Whether one empty entry covers all of `range`, and no flush is pending in its table: nothing
-/// is mapped there, and no TLB has a translation of it. `false` may be wrong. The caller keeps new
-/// tables out of the range.
+/// Whether one empty entry covers the whole `range` and no flush is pending in its table. Nothing
+/// is then mapped in `range`, and no TLB has a translation for it. `false` may be wrong. The caller
+/// excludes new tables from the range.
 pub(crate) fn is_under_empty_entry<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,

@@ -1,15 +1,16 @@
 //! Page tables: the memory of entries, the locks that protect them, and their counts.
 //!
-//! [`locking`] has the locking protocol; this page describes the structures that it protects. A
-//! table is one frame. Its metadata has the lock, the stray mark, the level and the *entry count*,
-//! the number of its entries that are not empty. It has no virtual address. So a table moves to
-//! another place of the tree, with everything below it, when the one entry that refers to it moves.
+//! [`locking`] defines the locking protocol; this page describes the structures that the protocol
+//! protects. A table is one frame. Its metadata holds the lock, the stray mark, the level and the
+//! *entry count*, which is the number of non-empty entries. A table records no virtual address, so
+//! a table and everything below it move to another place in the tree when the single entry that
+//! refers to the table moves.
 //!
-//! Entries are written only with the lock of their table held. The MMU also writes: accessed and
-//! dirty. If the MMU can no longer change an entry (it is saturated, [`Arch::is_saturated`]), a
-//! plain store may replace it. Otherwise an atomic exchange is needed:
+//! Entries are written only with the lock of their table held. The MMU also sets accessed and dirty
+//! bits in entries. If the MMU can no longer change an entry (it is saturated,
+//! [`Arch::is_saturated`]), a plain store may replace it. Otherwise an atomic exchange is needed:
 //! 1. CPU A reads an entry that is clean.
-//! 2. CPU B's program writes to the page; its MMU sets dirty in the entry.
+//! 2. CPU B's program writes to the page; the MMU of CPU B sets dirty in the entry.
 //! 3. CPU A clears the entry by a plain store and remembers "clean": the write is lost.
 //!
 //! A table above level 1 has one deposited empty table for each of its leaves, so that splitting a
@@ -17,31 +18,31 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `locking`, `stray` | which locks, in which order; marks of detached tables |
-//! | `flush` | flushes, and marks of those that come after the lock is released |
-//! | `pool`, `fill_span` | spare tables while locks are held; a locked range in which they are used |
-//! | `publish` | new entries become visible to the walkers |
-//! | `counts` | the counters of a tree, by CPU |
-//! | `edit`, `span` | the page table and the gather of one call, which lends a locked range for each lock span |
-//! | `reach` | how far a run may reach, for the baseline of benchmarks |
-//! | `run` | the longest stretch that can be treated as one |
+//! | `locking`, `stray` | the locks and their order; marks of detached tables |
+//! | `flush` | flushes, and marks for flushes that follow the unlock |
+//! | `pool`, `fill_span` | spare tables for use under locks; a locked range that uses them |
+//! | `publish` | makes new entries visible to the walkers |
+//! | `counts` | the counters of a tree, per CPU |
+//! | `edit`, `span` | the page table and gather of one call; a locked range per lock span |
+//! | `reach` | the maximum reach of a run, for benchmark baselines |
+//! | `run` | the longest stretch that can be treated as a unit |
 //! | `cursor` | a locked range that yields runs |
-//! | `contig` | contiguous (contpte) runs: folded and unfolded |
-//! | `leaf` | huge leaves: split and published |
-//! | `split_folio` | folios that are cut where they are mapped |
-//! | `zap`, `zap_except`, `zap_chosen` | unmapping: whole tables by one entry, the rest in runs; with exceptions; of chosen runs |
-//! | `zap_few` | unmapping of few pages of one table |
-//! | `zap_rmap` | the mappings and swap slots of zapped entries, dropped after the flush |
+//! | `contig` | contiguous (contpte) runs: folding and unfolding |
+//! | `leaf` | huge leaves: splitting and publishing |
+//! | `split_folio` | splits folios where they are mapped |
+//! | `zap`, `zap_except`, `zap_chosen` | unmapping; unmapping with exceptions or of chosen runs |
+//! | `zap_few` | unmapping a few pages of one table |
+//! | `zap_rmap` | drops mappings and swap slots of zapped entries after the flush |
 //! | `descent` | from a table down to the entry for an address |
-//! | `detach` | tables taken out of the tree |
-//! | `look` | reads what is mapped, without changing it |
-//! | `collapse` | one huge leaf for a table of small ones: their pages copied, or joined in place |
+//! | `detach` | removes tables from the tree |
+//! | `look` | reads mappings without changing them |
+//! | `collapse` | one huge leaf for a table of small leaves, by copy or in place |
 //! | `narrowing` | stores that need a flush |
-//! | `rewrite` | entries that change in place: `mprotect`, aging, write-protection, markers |
+//! | `rewrite` | changes entries in place: `mprotect`, aging, write-protection, markers |
 //! | `copy` | `fork` on entries |
-//! | `mover` | `mremap` and `UFFDIO_MOVE` on entries: one piece of both places at a time, locked |
-//! | `swap_out`, `swap_out_shared`, `swap_out_scan`, `out_batch` | leaves become swap entries; of folios that several VMAs map; which folios; those on their way out |
-//! | `swap_in` | swap entries become leaves |
+//! | `mover` | `mremap` and `UFFDIO_MOVE` on entries, one locked piece at a time |
+//! | `swap_out`, `swap_out_shared`, `swap_out_scan`, `out_batch` | swap-out: entries, scan, batch |
+//! | `swap_in` | turns swap entries into leaves |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -126,8 +127,8 @@ impl<P: Platform> Drop for ReadSection<'_, P> {
     }
 }
 
-/// The shared state of one tree. It keeps its address as long as the tree lives, so that the
-/// reverse map (`rmap`) can reach the tables too.
+/// The shared state of one tree. The state keeps its address for the lifetime of the tree, so that
+/// the reverse map (`rmap`) can also reach the tables.
 pub(crate) struct TreeState {
     pub(crate) root: Frame,
     pub(crate) active_cpus: ActiveCpus,
@@ -145,8 +146,8 @@ pub(crate) struct PageTable<'m, P: Platform> {
     state: NonNull<TreeState>,
 }
 
-// SAFETY: `TreeState` holds atomics and constants; sharing and sending the pointer is as good as
-// sharing and sending a reference to it.
+// SAFETY: `TreeState` holds atomics and constants; sharing or sending the pointer is equivalent to
+// sharing or sending a reference to the state.
 unsafe impl<P: Platform> Send for PageTable<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for PageTable<'_, P> {}
@@ -156,8 +157,8 @@ impl<P: Platform> Deref for PageTable<'_, P> {
 
     #[inline]
     fn deref(&self) -> &TreeState {
-        // SAFETY: only `free_root` frees the state, when the address space is dropped; the handles
-        // that are made of a VMA are dropped before that VMA is out of all lists (obligation 1 of
+        // SAFETY: only `free_root` frees the state, when the address space is dropped; a handle
+        // made from a VMA is dropped before that VMA has left all lists (obligation 1 of
         // `from_state`).
         unsafe { self.state.as_ref() }
     }
@@ -204,13 +205,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
         let section = ReadSection::enter(platform);
         let cpu = platform.cpu();
         self.active_cpus.enter(cpu);
-        // The mark must be out before this CPU's walker reads its first entry.
+        // The mark must be visible before this CPU's walker reads its first entry.
         platform.publish_entries();
         drop(section);
         self.counts.enter(self.memory, cpu);
     }
 
-    /// Records what translations the calling CPU, which has loaded another root, may still have.
+    /// Records which translations the calling CPU, which has loaded another root, may still cache.
     pub(crate) fn leave(&self, tlb_on_leave: TlbOnLeave) {
         let platform = self.memory.platform();
         let section = ReadSection::enter(platform);
@@ -221,10 +222,10 @@ impl<'m, P: Platform> PageTable<'m, P> {
     /// A handle to the tree with this state.
     ///
     /// # Safety
-    /// 1. The handle is dropped before the address space is: the holder of the lock of a list in
-    ///    which a VMA of the address space is knows that.
+    /// 1. The handle is dropped before the address space is. A caller that holds the lock of a list
+    ///    containing a VMA of the address space meets this obligation.
     pub(crate) unsafe fn from_state(memory: &'m Memory<P>, state: NonNull<TreeState>) -> Self {
-        // SAFETY: the state lives (the caller's obligation).
+        // SAFETY: the state is alive (the caller's obligation).
         let root = unsafe { state.as_ref() }.root;
         Self { memory, root, state }
     }
@@ -234,8 +235,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.state
     }
 
-    /// Enters a read section, in which no table that is found is freed. It borrows the tree, and
-    /// through it the guard or the call that lends the tree: a wait invalidates those
+    /// Enters a read section, in which no table that the caller finds is freed. The section borrows
+    /// the tree, and thereby the guard or the call that lends the tree; a wait invalidates those
     /// (`space/sleep.rs`).
     #[inline(always)]
     pub(crate) fn read_section(&self) -> ReadSection<'_, P> {
@@ -269,11 +270,12 @@ impl<'m, P: Platform> PageTable<'m, P> {
         &self.entries(run.node.table)[run.index.positions(run.count)]
     }
 
-    /// Frees the state and the root, which is empty.
+    /// Frees the state and the empty root.
     ///
     /// # Safety
-    /// 1. The tree is no longer in use: no CPU has its root, and no reader knows a table of it.
-    /// 2. No other handle of it is left, and this one is not used again.
+    /// 1. The tree is no longer in use: no CPU has its root loaded, and no reader knows any of its
+    ///    tables.
+    /// 2. No other handle of the tree is left, and this handle is not used again.
     pub(crate) unsafe fn free_root(&mut self) {
         debug_assert_eq!(self.entry_count(self.root), 0);
         let memory = self.memory;
@@ -281,7 +283,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         unsafe { free_table(memory, self.root, &mut Counts::default()) };
         // SAFETY: 1. the caller's obligations 1 and 2. 2. `enter` made them from it.
         unsafe { self.counts.free(memory) };
-        // SAFETY: the state came from this slab; no handle is left (the caller's obligation 2).
+        // SAFETY: the state was allocated from this slab; no handle is left (the caller's
+        // obligation 2).
         unsafe { memory.slab::<TreeState>().free(&memory.frames, self.state) };
     }
 
@@ -312,7 +315,8 @@ impl<'m, P: Platform> PageTable<'m, P> {
         Some(LeafTable { parent, table })
     }
 
-    /// The entry of level 2 for `addr`, found without locks. `None` without a table of that level.
+    /// The entry of level 2 for `addr`, found without locks. `None` if no table of that level
+    /// exists.
     pub(crate) fn upper_entry<'s>(
         &'s self,
         section: &'s ReadSection<'_, P>,
@@ -323,9 +327,9 @@ impl<'m, P: Platform> PageTable<'m, P> {
         Some(self.entry_in(node, addr, Ordering::Acquire))
     }
 
-    /// Locks a table that was found for `addr`, if nothing has happened to it since: it is neither
-    /// detached nor moved, and no flush is pending. For a caller that holds a VMA around `addr` for
-    /// reading, which keeps out the moves that carry the parent along.
+    /// Locks a table that was found for `addr`, unless the table has since been detached or moved,
+    /// or a flush is pending. The caller holds a VMA around `addr` for reading, which excludes
+    /// moves that carry the parent along.
     #[inline]
     pub(crate) fn try_lock_leaf_table(
         &self,
@@ -372,7 +376,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.meta(table).change_entry_count(added, removed);
     }
 
-    /// The number of entries of the table that are not empty.
+    /// The number of non-empty entries of the table.
     #[inline]
     pub(crate) fn entry_count(&self, table: impl Into<Frame>) -> u32 {
         self.meta(table).entry_count()
@@ -390,7 +394,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.memory.frames.deposit_table(holder.into(), table);
     }
 
-    /// Moves `count` tables, or as many as the deposit has, from the deposit of `from` to that of
+    /// Moves `count` tables, or all if the deposit has fewer, from the deposit of `from` to that of
     /// `to`. The caller holds the locks of both.
     pub(crate) fn move_deposits(&self, from: Table<'_>, to: Table<'_>, count: u32) {
         self.memory.frames.move_deposits(from.frame(), to.frame(), count);
@@ -402,13 +406,13 @@ impl<'m, P: Platform> PageTable<'m, P> {
     }
 }
 
-/// A table of level 1, and its parent.
+/// A table of level 1 and its parent.
 pub(crate) struct LeafTable<'s> {
     parent: Table<'s>,
     pub(crate) table: Table<'s>,
 }
 
-/// A new empty table for `level`, locked, so that it can be installed at once.
+/// A new empty table for `level`, already locked so that the caller can install it at once.
 #[inline(never)]
 pub(crate) fn new_table<P: Platform>(
     memory: &Memory<P>,
@@ -425,7 +429,7 @@ pub(crate) fn new_table<P: Platform>(
 /// Frees the frame of a table.
 ///
 /// # Safety
-/// 1. The table came from [`new_table`], is the caller's, and no other thread frees it.
+/// 1. The table came from [`new_table`], belongs to the caller, and is freed by no other thread.
 /// 2. The table is no longer reachable: no entry and no deposit refers to it, and no TLB and no
 ///    reader in a read section knows it.
 pub(crate) unsafe fn free_table<P: Platform>(
@@ -438,7 +442,7 @@ pub(crate) unsafe fn free_table<P: Platform>(
     counts.tables_freed += 1;
 }
 
-/// The lock of a table, and its marks.
+/// The lock and the marks of a table.
 impl<P: Platform> PageTable<'_, P> {
     /// Waits for the table's lock.
     #[inline]
@@ -459,25 +463,26 @@ impl<P: Platform> PageTable<'_, P> {
         self.memory.platform().table_unlocked();
     }
 
-    /// Whether the table was detached. Asked with its lock held.
+    /// Whether the table was detached. The caller holds the table's lock.
     #[inline]
     pub(crate) fn is_stray(&self, table: impl Into<Frame>) -> bool {
         self.meta(table).is_stray()
     }
 
-    /// Whether the table's lock is held. With acquire.
+    /// Whether the table's lock is held. The load has acquire ordering.
     #[inline]
     pub(crate) fn is_locked(&self, table: impl Into<Frame>) -> bool {
         self.meta(table).is_locked()
     }
 
-    /// Whether entries of the table were narrowed and not flushed yet. With acquire.
+    /// Whether entries of the table were narrowed but not yet flushed. The load has acquire
+    /// ordering.
     #[inline]
     pub(crate) fn is_pending(&self, table: impl Into<Frame>) -> bool {
         pending::is_any(self.meta(table).pending())
     }
 
-    /// Marks the table as detached. Called with its lock held.
+    /// Marks the table as detached. The caller holds the table's lock.
     #[inline]
     pub(crate) fn mark_stray(&self, table: impl Into<Frame>) {
         self.meta(table).mark_stray();

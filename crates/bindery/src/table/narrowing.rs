@@ -1,22 +1,22 @@
-//! Stores into entries that TLBs may hold.
+//! Stores into entries that TLBs may cache.
 //!
 //! A store *narrows* an entry if the new entry refuses an access that the old one allows, or no
-//! longer records its use: the TLBs must drop the old entry. A table lock may be released before
-//! that only while the table's pending count is raised ([`crate::tlb`]). So the stores that narrow
-//! are methods of values that only these calls make:
+//! longer records its use; TLBs must then drop the old entry. A table lock may be released before
+//! that flush only while the table's pending count is raised ([`crate::tlb`]). The narrowing stores
+//! are therefore methods of values that only these calls construct:
 //!
 //! | call | the flush comes |
 //! |---|---|
-//! | [`Span::narrow`] | later: the call has raised the table's pending count |
-//! | [`Span::narrow_some`] | later: the first store raises the table's pending count |
-//! | [`Span::narrow_until_flush`], [`Span::clear_table_entry`] | before the locks are released; a debug build checks it |
-//! | [`Span::suspend`] | as for one of the first two, if the entries are cleared; never, if they are restored |
-//! | [`Edit::narrow_few`] | before the lock is released; a debug build checks it |
-//! | [`Cursor::break_run`] | at once, between break and make |
-//! | [`Cursor::widen`] | never; a debug build checks that no store narrows |
+//! | [`Span::narrow`] | after the unlock: the call has raised the table's pending count |
+//! | [`Span::narrow_some`] | after the unlock: the first store raises the table's pending count |
+//! | [`Span::narrow_until_flush`], [`Span::clear_table_entry`] | before the unlock (debug check) |
+//! | [`Span::suspend`] | as in row 1 or 3 if the entries are cleared; never if they are restored |
+//! | [`Edit::narrow_few`] | before the unlock (debug check) |
+//! | [`Cursor::break_run`] | immediately, between break and make |
+//! | [`Cursor::widen`] | never (debug check that no store narrows) |
 //!
-//! Each value borrows the span or its cursor, so none outlives the lock. A span exists only in an
-//! [`Edit`], which has the gather.
+//! Each value borrows the span or its cursor, so no value outlives the lock. A span exists only in
+//! an [`Edit`], which owns the gather.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -54,26 +54,26 @@ pub(crate) struct Widening<'c, A: Arch> {
     run: Run<'c, A>,
 }
 
-/// Entries that have lost their valid bit, and that no TLB holds.
+/// Entries that have lost their valid bit and that no TLB holds.
 #[must_use = "the entries are invalid until they are made again"]
 pub(crate) struct Broken<'c, A: Arch> {
     entries: &'c [AtomicU64],
     _arch: PhantomData<A>,
 }
 
-/// Entries of one locked table that have lost their valid bit, and that TLBs may still hold.
+/// Entries of one locked table that have lost their valid bit and that TLBs may still hold.
 #[must_use = "the entries are invalid until they are restored or cleared"]
 pub(super) struct Suspended<'c, 'e, 'm, P: Platform> {
     span: &'c mut Span<'e, 'm, P>,
     run: &'c Run<'c, P::Arch>,
-    /// One of the entries was dirty.
+    /// Whether one of the entries was dirty.
     pub(super) dirty: bool,
 }
 
 impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
-    /// Takes the valid bit from the entries of `run`, for a caller that clears or restores them
-    /// under the same lock. Accessed and dirty that the MMU has set stay visible. The entries are
-    /// not empty, so a walker without the lock does not take the range for unmapped.
+    /// Clears the valid bit of `run`'s entries, for a caller that clears or restores the entries
+    /// under the same lock. Accessed and dirty bits that the MMU has set stay visible. The entries
+    /// are not empty, so a walker without the lock does not mistake the range for unmapped.
     pub(super) fn suspend<'c>(&'c mut self, run: &'c Run<'c, P::Arch>) -> Suspended<'c, 'e, 'm, P> {
         let mut dirty = false;
         for entry in self.page_table.entries_of(run) {
@@ -83,8 +83,8 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         Suspended { span: self, run, dirty }
     }
 
-    /// The entries of `run`, to be narrowed. Raises the pending count of their table: the flush
-    /// comes after the lock is released. May flush first, if the gather is full.
+    /// The entries of `run`, to be narrowed. Raises the pending count of their table, because the
+    /// flush follows the release of the lock. Flushes first if the gather is full.
     #[inline]
     pub(crate) fn narrow<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Narrowing<'c, P::Arch> {
         self.mark_pending(run.node.table);
@@ -92,8 +92,8 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         Narrowing { entries: self.page_table.entries_of(run), _arch: PhantomData }
     }
 
-    /// The entries of `run`: some may be narrowed. As [`Span::narrow`] from the first
-    /// store on.
+    /// The entries of `run`; the caller may narrow some of them. Acts as [`Span::narrow`] from the
+    /// first store on.
     #[inline(always)]
     pub(super) fn narrow_some<'c>(
         &'c mut self,
@@ -115,27 +115,28 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         Narrowing { entries: self.page_table.entries_of(run), _arch: PhantomData }
     }
 
-    /// Clears the entry of `run`, which refers to a table in which at most `mapped` was mapped. The
-    /// caller must call [`Span::flush`] before it drops the span.
+    /// Clears the entry of `run`, which refers to a table. All mappings of that table lay in
+    /// `mapped`. The caller must call [`Span::flush`] before it drops the span.
     pub(super) fn clear_table_entry(&mut self, run: &Run<P::Arch>, mapped: VirtRange) {
-        // Release: a reader of the empty entry finds its table locked, or the flush done.
+        // Release: a reader of the empty entry either finds the table locked or finds the flush
+        // completed.
         self.page_table.entries_of(run)[0].store(0, Ordering::Release);
         self.counts.entries_written += 1;
-        // No walker can remember a table in which nothing was mapped.
+        // No walker can cache a table in which nothing was mapped.
         self.gather.stale_tables(run.range().intersection(mapped));
         self.unflushed.raise();
     }
 
     /// Leaves the flush to the end of the operation: no CPU has the root loaded or will load it,
-    /// and no reverse map leads to these tables.
+    /// and the reverse map does not lead to these tables.
     pub(super) fn flush_at_end(&mut self) {
         self.unflushed.lower();
     }
 }
 
 impl<P: Platform> Edit<'_, '_, P> {
-    /// Entries of a table of level 1 that is locked without a cursor, to be narrowed; all their
-    /// translations are in `range`. The caller must call [`Edit::flush_few`] before it releases the
+    /// Entries of a level-1 table that is locked without a cursor, to be narrowed. All their
+    /// translations lie in `range`. The caller must call [`Edit::flush_few`] before it releases the
     /// lock.
     #[inline(always)]
     pub(super) fn narrow_few<'c>(
@@ -149,7 +150,7 @@ impl<P: Platform> Edit<'_, '_, P> {
         Narrowing { entries, _arch: PhantomData }
     }
 
-    /// Flushes what is stale, with the table locked.
+    /// Flushes stale translations while the table is locked.
     #[inline(always)]
     pub(super) fn flush_few(&mut self, counts: &mut Counts, unflushed: &mut Unflushed) {
         self.page_table.flush(self.gather, counts);
@@ -165,7 +166,7 @@ impl<P: Platform> Cursor<'_, '_, P> {
         Widening { entries: self.page_table.entries_of(run), run: *run }
     }
 
-    /// Takes the valid bit from the entries of the level-1 `run`, and invalidates them at once.
+    /// Clears the valid bit of the level-1 `run`'s entries and invalidates them at once.
     pub(super) fn break_run<'c>(&'c mut self, run: &'c Run<P::Arch>) -> Broken<'c, P::Arch> {
         let entries = self.page_table.entries_of(run);
         for entry in entries {
@@ -179,21 +180,21 @@ impl<P: Platform> Cursor<'_, '_, P> {
 }
 
 impl<P: Platform> Suspended<'_, '_, '_, P> {
-    /// Sets the valid bit again: a TLB that holds an entry holds it as it is.
+    /// Sets the valid bit again. A TLB that still holds an entry holds it unchanged.
     pub(super) fn restore(self) {
         for entry in self.span.page_table.entries_of(self.run) {
             entry.fetch_or(P::Arch::PRESENT, Ordering::Relaxed);
         }
     }
 
-    /// Clears the entries, which the table then has fewer. As [`Span::narrow`].
+    /// Clears the entries and lowers the table's entry count. Otherwise as [`Span::narrow`].
     pub(super) fn clear(self) {
         let span = self.span;
         span.narrow(self.run).clear_each();
         span.page_table.change_entry_count(self.run.node.table, 0, self.run.count);
     }
 
-    /// As [`Suspended::clear`], and as [`Span::narrow_until_flush`].
+    /// As [`Suspended::clear`], with the flush of [`Span::narrow_until_flush`].
     pub(super) fn clear_until_flush(self) {
         let span = self.span;
         span.narrow_until_flush(self.run).clear_each();
@@ -218,8 +219,8 @@ impl<A: Arch> Narrowing<'_, A> {
         }
     }
 
-    /// Replaces the entry with that number in the run, just read as `old`, and returns it with
-    /// everything that the MMU added.
+    /// Replaces the entry with that number in the run, just read as `old`, and returns the old
+    /// entry with all bits that the MMU added.
     #[inline]
     pub(super) fn replace(
         &self,
@@ -230,8 +231,8 @@ impl<A: Arch> Narrowing<'_, A> {
         A::replace_entry(&self.entries[number], old, change)
     }
 
-    /// Stores the absent entry `first` and those that follow it into `count` entries from that
-    /// number on. Bits that the MMU sets at that moment are lost.
+    /// Stores the absent entry `first` and its successors into `count` entries from that number on.
+    /// Bits that the MMU sets at that moment are lost.
     #[inline]
     pub(super) fn overwrite(&self, number: u32, count: u32, first: Entry) {
         let (mut entry, step) = (first, A::absent_step(first));
@@ -241,7 +242,7 @@ impl<A: Arch> Narrowing<'_, A> {
         }
     }
 
-    /// Takes the valid bit from each entry, which keeps all other bits.
+    /// Clears the valid bit of each entry and retains all other bits.
     #[inline]
     pub(crate) fn suspend_each(&self) {
         for word in self.entries {
@@ -254,7 +255,7 @@ impl<A: Arch> Narrowing<'_, A> {
         }
     }
 
-    /// As [`Narrowing::suspend_each`], for leaves among empty entries.
+    /// As [`Narrowing::suspend_each`], for leaves mixed with empty entries.
     #[inline(always)]
     pub(super) fn suspend_mapped(&self) {
         for word in self.entries {
@@ -267,23 +268,23 @@ impl<A: Arch> Narrowing<'_, A> {
         }
     }
 
-    /// Takes the valid bit from all entries of the contiguous run that begins at that number, and
-    /// only then gathers accessed and dirty: while one entry is valid, the MMU may set them there
-    /// for any page of the contiguous run.
+    /// Clears the valid bit of all entries of the contiguous run that starts at that number, and
+    /// only then gathers accessed and dirty: while one entry is valid, the MMU may set these bits
+    /// in it for any page of the contiguous run.
     pub(super) fn suspend_contig(&self, number: usize) -> Entry {
         let entries = &self.entries[number..number + A::CONTIG_ENTRIES as usize];
         for word in entries {
             word.fetch_and(!A::PRESENT, Ordering::Relaxed);
         }
-        // A contiguous run begins at a multiple of its length, as a table does.
+        // A contiguous run starts at a multiple of its length, and so does a table.
         let (first, equal) = (EntryIndex::FIRST, Equal::empty());
         A::match_leaves(entries, first, equal, A::STEP, A::PRESENT).1
     }
 }
 
 impl<P: Platform> LazyNarrowing<'_, '_, '_, P> {
-    /// Replaces the entry with that number in the run, just read as `old`, and returns it with
-    /// everything that the MMU added.
+    /// Replaces the entry with that number in the run, just read as `old`, and returns the old
+    /// entry with all bits that the MMU added.
     #[inline(always)]
     pub(super) fn replace(
         &mut self,
@@ -332,7 +333,7 @@ impl<A: Arch> Widening<'_, A> {
 }
 
 impl<A: Arch> Broken<'_, A> {
-    /// Stores the result of `change` for each entry as it was before the break.
+    /// Stores the result of `change` for each entry, applied to the entry's value before the break.
     #[inline]
     pub(super) fn make(self, change: impl Fn(Entry) -> Entry) {
         for word in self.entries {
@@ -343,15 +344,15 @@ impl<A: Arch> Broken<'_, A> {
 }
 
 /// Whether `new` refuses an access that `old` allows, so that TLBs must drop `old`. A key change
-/// counts as narrowing: each thread has its own rights. So does gaining or losing BTI.
+/// counts as narrowing because each thread has its own rights. Gaining or losing BTI also counts.
 pub(super) fn is_narrower<A: Arch>(old: Entry, new: Entry) -> bool {
     let (old, new) = (A::attributes(old), A::attributes(new));
     let gains_bti = A::BTI && (new.permissions - old.permissions).contains(Permissions::BTI);
     !new.permissions.contains(old.permissions) || new.key != old.key || gains_bti
 }
 
-/// Whether entries were narrowed that must be flushed before the locks are released. Recorded in
-/// debug builds only.
+/// Whether narrowed entries must be flushed before the locks are released. Recorded in debug builds
+/// only.
 pub(super) struct Unflushed(#[cfg(debug_assertions)] bool);
 
 impl Unflushed {
@@ -379,7 +380,7 @@ impl Unflushed {
         }
     }
 
-    /// Called when the locks are about to be released.
+    /// Called just before the locks are released.
     #[inline(always)]
     pub(super) fn assert_none(&self) {
         #[cfg(debug_assertions)]

@@ -1,4 +1,4 @@
-//! Folios on their way to swap: what was taken out of tables, until it is written out.
+//! Folios on their way to swap, from the removal of their entries until the write.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,39 +23,39 @@ pub(super) struct OutRun {
 /// The time at which a folio in swap-out entered the swap cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InCache {
-    /// When its swap-out began.
+    /// At the start of the folio's swap-out.
     New,
-    /// When it was swapped in: other entries refer to its slots.
+    /// At the folio's swap-in: other entries still refer to its slots.
     Before,
 }
 
 impl InCache {
-    /// References that the cache has while the folio is mapped.
+    /// The references that the cache holds while the folio is mapped.
     pub(super) const fn references(self) -> u32 {
         matches!(self, Self::Before) as u32
     }
 }
 
-/// The maximum number of runs of one lock span: with folios of 64 KiB and more, those of two
+/// The maximum number of runs per lock span: with folios of 64 KiB and more, the runs of two
 /// tables.
 const RUNS: usize = u64::BITS as usize;
 /// The maximum number of folios that one flush drops.
 const LAZY: usize = 32;
 
-/// Folios that have lost their entries and are to be written out: locked, in the swap cache, with a
-/// reference of the holder of this.
+/// Folios that have lost their entries and are to be written out. They are locked and in the swap
+/// cache, and the holder of the batch holds a reference to each.
 pub(crate) struct OutBatch {
     pub(super) runs: ArrayVec<OutRun, RUNS>,
-    /// A bit for each run: set for those of folios that the swap cache had before.
+    /// One bit per run, set if the run's folios were in the swap cache before.
     before: u64,
-    /// Single slots that were allocated and are not used yet.
+    /// Single slots that were allocated but not yet used.
     spare: Option<SlotRun>,
     /// The runs before this one are unmapped.
     pub(super) settled: usize,
     /// Folios that are dropped after the next flush, with their pages (`MADV_FREE`).
     pub(super) lazy: ArrayVec<(Folio, u32), LAZY>,
-    /// Some of the folios had other references when they were to be unmapped: they stay in the
-    /// cache.
+    /// Whether some of the folios had other references when they were to be unmapped, so that they
+    /// stay in the cache.
     kept: bool,
 }
 
@@ -65,7 +65,7 @@ impl OutBatch {
         Self { runs, before: 0, spare: None, settled: 0, lazy, kept: false }
     }
 
-    /// The time at which the folios of a run came into the cache.
+    /// The time at which the folios of a run entered the cache.
     pub(super) fn in_cache(&self, run: usize) -> InCache {
         if self.before >> run & 1 == 0 { InCache::New } else { InCache::Before }
     }
@@ -74,7 +74,7 @@ impl OutBatch {
         self.runs.is_full()
     }
 
-    /// Whether no room is left for further folios, to be dropped or to be written out.
+    /// Whether the batch has no room for further folios to drop or to write out.
     pub(crate) fn is_due(&self) -> bool {
         self.runs.is_full() || self.lazy.is_full()
     }
@@ -85,18 +85,18 @@ impl OutBatch {
         runs + self.lazy.iter().map(|(_, pages)| u64::from(*pages)).sum::<u64>()
     }
 
-    /// After the flush of all address spaces concerned: the folios lose the mappings that their
-    /// entries were. A folio with other references stays in the swap cache, to which the entries
-    /// refer. Returns the number of base pages of lazy folios that were freed.
+    /// Called after the flush of all address spaces concerned. The folios lose the mappings of
+    /// their former entries. A folio with other references stays in the swap cache, to which the
+    /// entries refer. Returns the number of base pages of lazy folios that were freed.
     ///
     /// # Safety
-    /// 1. These flushes are done.
+    /// 1. These flushes are complete.
     pub(crate) unsafe fn unmap_deferred<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         let mut dropped = 0;
         let mut batch = memory.free_batch();
         for (folio, pages) in self.lazy.drain(..) {
-            // SAFETY: 1. their entries were cleared, and each is visited once; 2. the caller's
-            // obligation 1.
+            // SAFETY: 1. their entries were cleared, and each folio is visited once; 2. the
+            // caller's obligation 1.
             unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
             dropped += u64::from(pages);
         }
@@ -109,7 +109,7 @@ impl OutBatch {
                 let Some(folio) = here.cached_folio(memory) else { break };
                 let pages = memory.frames.folio(folio).mappings();
                 // SAFETY: 1. entries of swap slots have replaced them; 2. the caller's obligation
-                // 1; 3. the cache's.
+                // 1; 3. the cache's references.
                 let unmapped =
                     unsafe { memory.frames.folio(folio).unmap_all(pages, in_cache.references()) };
                 if !unmapped {
@@ -123,12 +123,12 @@ impl OutBatch {
         dropped
     }
 
-    /// Drops the `pages` mappings of a folio that has lost its entries and has other references: it
-    /// stays in the cache.
+    /// Drops the `pages` mappings of a folio that has lost its entries but has other references.
+    /// The folio stays in the cache.
     ///
     /// # Safety
     /// 1. Entries of swap slots have replaced these mappings, which are dropped only here.
-    /// 2. They were flushed.
+    /// 2. The mappings were flushed.
     #[cold]
     pub(super) unsafe fn keep<P: Platform>(
         &mut self,
@@ -138,14 +138,15 @@ impl OutBatch {
         in_cache: InCache,
     ) {
         self.kept = true;
-        // The cache's, and that of `write_out`. Refused, the mappings keep the folio.
+        // The references of the cache and of `write_out`. If the addition is refused, the mappings
+        // keep the folio.
         if memory.frames.folio(folio).add_references(2 - in_cache.references()).is_ok() {
             // SAFETY: 1. and 2. the caller's obligations 1 and 2.
             unsafe { memory.frames.folio(folio).unmap(pages) };
         }
     }
 
-    /// Slots for a folio. Single ones are allocated for many folios at once.
+    /// Slots for a folio. Single slots are allocated for many folios at once.
     #[inline]
     pub(crate) fn slots<P: Platform>(
         &mut self,
@@ -178,14 +179,14 @@ impl OutBatch {
             last.slots.count += slots.count;
             return;
         }
-        // There is room: `is_full` was checked.
+        // The batch has room, since `is_full` was checked.
         if self.runs.try_push(OutRun { slots, at }).is_ok() {
             self.before |= u64::from(in_cache.references()) << number;
         }
     }
 
-    /// Writes the folios out, and frees those that no fault has needed by then. May sleep;
-    /// called without locks on tables. Returns the number of freed pages.
+    /// Writes the folios out and frees those that no fault has claimed by then. May sleep; called
+    /// without table locks. Returns the number of freed pages.
     pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         if let Some(spare) = self.spare.take() {
             spare.free_unused(memory);
@@ -202,7 +203,7 @@ impl OutBatch {
             while slot < end {
                 let here = SlotRun { first: slot, count: 1, ..run.slots };
                 let Some(folio) = here.cached_folio(memory) else {
-                    // Its entries were restored, and none refers to the slot.
+                    // The folio's entries were restored, and no entry refers to the slot.
                     here.free_unused(memory);
                     slot += 1;
                     continue;
@@ -220,7 +221,7 @@ impl OutBatch {
                     frozen.free_into(&mut batch);
                     freed += pages;
                     if memory.frames.listed_frame_count() < enough {
-                        // The next folio may have to be stored in these frames.
+                        // The frames freed here may have to hold the next folio.
                         batch.free_all();
                     }
                 }
@@ -232,8 +233,9 @@ impl OutBatch {
     }
 }
 
-/// Whether a folio that is being evicted has references besides those of the cache and the caller:
-/// a device may write to it. Then the entries that refer to its slots find it in the cache.
+/// Whether a folio that is being evicted has references besides those of the cache and the caller,
+/// so that a device may write to the folio. The entries that refer to its slots then find it in the
+/// cache.
 fn stays_in_cache<P: Platform>(memory: &Memory<P>, folio: FolioLocked<'_>) -> bool {
     let handle = memory.frames.folio(*folio);
     if handle.pins() == 0 && handle.references() == 2 {

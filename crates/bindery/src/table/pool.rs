@@ -13,15 +13,15 @@ use crate::stats::Counts;
 
 use super::{NoMemory, free_table, new_table};
 
-/// The source of new tables while locks are held: the tables that were allocated beforehand, or the
-/// allocator, if it has one at once.
+/// The source of new tables while locks are held: first the tables allocated beforehand, then the
+/// allocator if it has a table immediately available.
 ///
 /// Nothing waits for memory under a table lock or in a read section:
 /// 1. CPU A holds a table's lock, finds no free frame, and waits for memory;
-/// 2. CPU B reclaims, chooses a page of that table, and waits for its lock.
+/// 2. CPU B reclaims, chooses a page of that table, and waits for the table's lock.
 ///
-/// So if the attempt fails, the operation releases its locks, fills the pool outside, and checks
-/// again ([`super::PageTable::with_tables`]).
+/// If the attempt fails, the operation therefore releases its locks, fills the pool outside them,
+/// and checks again ([`super::PageTable::with_tables`]).
 pub(crate) struct TablePool<'m, P: Platform> {
     memory: &'m Memory<P>,
     tables: TableStack,
@@ -29,7 +29,7 @@ pub(crate) struct TablePool<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> TablePool<'m, P> {
-    /// A pool of no tables.
+    /// An empty pool.
     #[inline]
     pub(crate) fn new(memory: &'m Memory<P>) -> Self {
         Self { memory, tables: TableStack::new(), counts: Counts::default() }
@@ -39,14 +39,14 @@ impl<'m, P: Platform> TablePool<'m, P> {
     pub(crate) fn fill(memory: &'m Memory<P>, count: u64) -> Result<Self, NoMemory> {
         let mut pool = Self::new(memory);
         if count > 0 {
-            // On failure the pool is dropped, and frees its tables.
+            // On failure, dropping the pool frees its tables.
             pool.add(count)?;
         }
         Ok(pool)
     }
 
-    /// Adds the tables that one place of the tree can need: one on each level, and one on deposit.
-    /// May wait for memory.
+    /// Adds the tables that one place of the tree can need: one per level, and one on deposit. May
+    /// wait for memory.
     pub(crate) fn refill(&mut self) -> Result<(), NoMemory> {
         self.add(u64::from(P::Arch::LEVELS))
     }
@@ -61,12 +61,12 @@ impl<'m, P: Platform> TablePool<'m, P> {
         Ok(())
     }
 
-    /// Adds an empty table that nothing refers to.
+    /// Adds an empty table to which nothing refers.
     pub(crate) fn put(&mut self, table: Frame) {
         self.tables.push(&self.memory.frames, table);
     }
 
-    /// A locked, empty table for `level`; counts it if it comes from the allocator.
+    /// A locked, empty table for `level`. Counts the table if it comes from the allocator.
     #[inline(never)]
     pub(crate) fn take(
         &mut self,
@@ -86,12 +86,12 @@ impl<'m, P: Platform> TablePool<'m, P> {
         self.tables.is_empty()
     }
 
-    /// Whether tables were allocated beforehand, and are not counted yet.
+    /// Whether the pool contains tables that were allocated beforehand and are not yet counted.
     pub(crate) fn is_used(&self) -> bool {
         self.counts.tables_allocated > 0
     }
 
-    /// Frees the tables that were not needed, and adds to `counts` what the pool has cost.
+    /// Frees the unneeded tables and adds the cost of the pool to `counts`.
     #[inline]
     pub(crate) fn settle(&mut self, counts: &mut Counts) {
         if self.is_used() {
@@ -100,7 +100,7 @@ impl<'m, P: Platform> TablePool<'m, P> {
         }
     }
 
-    /// Frees the tables that were not needed.
+    /// Frees the unneeded tables.
     #[inline(never)]
     pub(crate) fn free_unused(&mut self) {
         while let Some(table) = self.tables.pop(&self.memory.frames) {

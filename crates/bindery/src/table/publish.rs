@@ -1,4 +1,4 @@
-//! New entries become visible to the page walkers.
+//! Makes new entries visible to the page walkers.
 
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::arch::Arch;
@@ -6,8 +6,8 @@ use crate::platform::{Invalidation, Platform, Tables};
 
 use super::PageTable;
 
-/// Makes new entries of `range` visible to the walkers. If the MMU may cache empty entries, this
-/// CPU flushes the range at once; other CPUs fault once more.
+/// Makes new entries of `range` visible to the walkers. If the MMU may cache empty entries, flushes
+/// the range on this CPU immediately; other CPUs fault once more.
 pub(crate) fn publish<P: Platform>(page_table: &PageTable<'_, P>, range: VirtRange) {
     page_table.memory.platform().publish_entries();
     if P::Arch::INVALID_MAY_BE_CACHED {

@@ -1,8 +1,8 @@
-//! The maximum length of a run: the only place that selects "page by page".
+//! The maximum length of a run. This is the only place that selects page-by-page work.
 //!
-//! A product always works on the largest run. Benchmarks and tests compare that with the same code
-//! and shorter runs (feature `baseline`). Without the feature, all results here are constants, and
-//! the slow code is not compiled.
+//! A product always works on the largest possible run. Benchmarks and tests compare this with the
+//! same code on shorter runs (feature `baseline`). Without the feature, all results here are
+//! constants and the slow code is not compiled.
 
 /// The maximum length of a run.
 #[cfg(feature = "baseline")]
@@ -12,7 +12,7 @@ pub enum Reach {
     Page,
     /// Up to the end of one folio in one table.
     Folio,
-    /// As far as the table can name: whole tables by one entry.
+    /// As far as a table entry can cover: whole tables by one entry.
     #[default]
     Table,
 }
@@ -43,7 +43,7 @@ impl RunLimit {
         false
     }
 
-    /// The most entries that one run may have.
+    /// The maximum number of entries in one run.
     #[inline(always)]
     pub(crate) fn longest_run(self) -> u32 {
         if self.is_page() { 1 } else { u32::MAX }

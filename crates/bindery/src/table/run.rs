@@ -12,20 +12,20 @@ use super::locking::Node;
 /// The content of the entries of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What<'s> {
-    /// Empty.
+    /// Empty entries.
     Empty,
-    /// One entry that refers to this table; the operation's range covers all of its span.
+    /// One entry that refers to this table. The operation's range covers the table's whole span.
     Table(Table<'s>),
-    /// Leaves of consecutive frames with the same attributes: the first without the contiguous bit,
-    /// with accessed and dirty of them all. With [`Equal::ANY_FRAMES`] only the attributes are
-    /// those of all.
+    /// Leaves of consecutive frames with the same attributes. The value is the first leaf without
+    /// the contiguous bit, with accessed and dirty gathered from all leaves. With
+    /// [`Equal::ANY_FRAMES`] the leaves agree only in their attributes.
     Leaf(Entry),
-    /// Consecutive swap slots, consecutive `PROT_NONE` pages or equal markers: the first.
+    /// Consecutive swap slots, consecutive `PROT_NONE` pages or equal markers. The value is the
+    /// first entry.
     Absent(Entry),
 }
 
-/// A run: `count` entries from `index` on in the table of `node`, which cover `at` and what
-/// follows.
+/// A run: `count` entries from `index` on in the table of `node`. The first entry covers `at`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run<'s, A: Arch> {
     pub(crate) at: VirtAddr,
@@ -54,7 +54,7 @@ impl<A: Arch> Run<'_, A> {
         Self { at, index, count: self.count - count, what, ..*self }
     }
 
-    /// Base pages that the run covers.
+    /// The number of base pages that the run covers.
     pub(crate) fn pages(&self) -> u32 {
         self.count << self.node.level.order().0
     }
@@ -71,7 +71,7 @@ pub(crate) fn count_empty(entries: &[AtomicU64]) -> u32 {
     filled.unwrap_or(entries.len()) as u32
 }
 
-/// Whether all entries of `entries` are empty, in one pass without a branch an entry.
+/// Whether all of `entries` are empty. One pass without a branch per entry.
 #[inline]
 pub(crate) fn are_empty(entries: &[AtomicU64]) -> bool {
     if let [word] = entries {
@@ -80,13 +80,13 @@ pub(crate) fn are_empty(entries: &[AtomicU64]) -> bool {
     let any = |entries: &[AtomicU64]| {
         entries.iter().fold(0, |any, word| any | word.load(Ordering::Relaxed))
     };
-    // The length is known at compile time, so that one instruction per entry remains.
+    // The length is known at compile time, which leaves one instruction per entry.
     let (chunks, rest) = entries.as_chunks::<8>();
     chunks.iter().fold(any(rest), |all, chunk| all | any(chunk)) == 0
 }
 
-/// The number of empty entries at the beginning of `entries`. The first is known to be empty. May
-/// return up to seven too few.
+/// The number of empty entries at the beginning of `entries`, whose first entry is known to be
+/// empty. The result may be up to seven too low.
 #[inline]
 pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
     let (chunks, _) = entries.as_chunks::<8>();
@@ -96,7 +96,7 @@ pub(crate) fn count_empty_ahead(entries: &[AtomicU64]) -> u32 {
     (chunks.iter().take_while(is_empty).count() as u32 * 8).max(1)
 }
 
-/// The number of level-1 leaves at the beginning of `entries`, whatever pages they map.
+/// The number of level-1 leaves at the beginning of `entries`, whichever pages they map.
 #[inline]
 pub(crate) fn count_leaves<A: Arch>(entries: &[AtomicU64]) -> u32 {
     let (chunks, _) = entries.as_chunks::<8>();
@@ -110,10 +110,10 @@ pub(crate) fn count_leaves<A: Arch>(entries: &[AtomicU64]) -> u32 {
 
 /// Operations on the entries of a table that are the same for every tree and architecture.
 pub(crate) trait Entries: Arch {
-    /// How many level-1 leaves at the beginning of `entries` (at least one), which is at `index` of
-    /// its table, continue the first, `step` more each; and the first with accessed and dirty of
-    /// them all. `restored` is set in every entry before it is looked at (the valid bit, of entries
-    /// that are being taken out).
+    /// The number of level-1 leaves at the beginning of `entries` (at least one) that continue the
+    /// first leaf, each by `step` more, and the first leaf with accessed and dirty gathered from
+    /// all of them. `entries` starts at `index` of its table. The bits of `restored` are set in
+    /// every entry before the comparison (the valid bit, for suspended entries).
     #[inline]
     fn match_leaves(
         entries: &[AtomicU64],
@@ -145,18 +145,18 @@ pub(crate) trait Entries: Arch {
         (count, Self::gather_run(first, any, all))
     }
 
-    /// Whether all entries of `entries` (at least one) continue the first, which is at `index` of
-    /// its level-1 table, by `step` each, and agree as the runs do that are dropped. One pass,
-    /// without a branch for each entry.
+    /// Whether all of `entries` (at least one) continue the first entry, each by `step` more, and
+    /// agree in the bits that `Equal::empty()` compares. `entries` starts at `index` of its level-1
+    /// table. One pass without a branch per entry.
     #[inline(always)]
     fn are_leaves(entries: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> bool {
         let differ = Self::bits_that_differ(entries, index, step, restored);
         differ & Self::compare_mask(Equal::empty()) == 0
     }
 
-    /// The bits in which entries differ from the first of `entries` (at least one), which is at
-    /// `index` of its level-1 table, apart from `step` for each. One pass, without a branch for
-    /// each entry.
+    /// The bits in which any of `entries` (at least one) differs from the first entry, after `step`
+    /// was subtracted for each position. `entries` starts at `index` of its level-1 table. One pass
+    /// without a branch per entry.
     #[inline(always)]
     fn bits_that_differ(entries: &[AtomicU64], index: EntryIndex, step: u64, restored: u64) -> u64 {
         let entry = |raw: &AtomicU64, index| {
@@ -172,8 +172,7 @@ pub(crate) trait Entries: Arch {
                 differ |= entry(word, index + count as u32) ^ expected;
             }
         };
-        // The length is known at compile time, so that the expected value takes one addition per
-        // entry.
+        // The length is known at compile time, so the expected value costs one addition per entry.
         let (chunks, rest) = entries.as_chunks::<8>();
         for (passed, chunk) in chunks.iter().enumerate() {
             compare(chunk, passed * 8);
@@ -182,7 +181,7 @@ pub(crate) trait Entries: Arch {
         differ
     }
 
-    /// As [`Entries::match_leaves`], for absent entries: those at the beginning of `entries`.
+    /// As [`Entries::match_leaves`], for absent entries at the beginning of `entries`.
     fn match_absent(entries: &[AtomicU64]) -> (u32, Entry) {
         let first = load(entries, EntryIndex::FIRST);
         let mask = Self::absent_compare_mask(first);
@@ -203,7 +202,7 @@ pub(crate) trait Entries: Arch {
     }
 
     /// Replaces `old`, just read from `word`, by the result of `change`, and returns the old entry
-    /// with everything that the MMU added.
+    /// with all bits that the MMU added.
     #[inline]
     fn replace_entry(word: &AtomicU64, old: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
         if old.0 & Self::PRESENT == 0 || Self::is_saturated(old) {

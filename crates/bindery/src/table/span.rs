@@ -1,4 +1,4 @@
-//! A cursor that an edit lends: its entries may also be narrowed.
+//! A cursor, lent by an edit, whose entries may also be narrowed.
 
 use core::ops::{Deref, DerefMut};
 
@@ -12,8 +12,8 @@ use super::edit::Edit;
 use super::locking::Depth;
 use super::{PageTable, ReadSection, Table};
 
-/// A locked range of the page table that an [`Edit`] edits. Having one means that stale
-/// translations have a gather, which the edit flushes: only a span narrows entries
+/// A locked range of the page table that an [`Edit`] edits. A value of this type proves that stale
+/// translations have a gather, which the edit flushes; only a span narrows entries
 /// ([`super::narrowing`]).
 ///
 /// Everything else is a method of the [`Cursor`].
@@ -40,9 +40,9 @@ impl<'e, 'm, P: Platform> DerefMut for Span<'e, 'm, P> {
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Locks `range`, or its front, as [`PageTable::cursor`] does. Flushes
-    /// that are pending for this edit stay so.
-    // Always: as `PageTable::cursor`.
+    /// Locks `range` or its front, as [`PageTable::cursor`] does. Flushes that are pending for this
+    /// edit stay pending.
+    // Always inlined, like `PageTable::cursor`.
     #[inline(always)]
     pub(crate) fn span<'e>(
         &'e mut self,
@@ -55,8 +55,8 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
         span
     }
 
-    /// As [`Edit::span`], without the locks: the caller calls [`Span::lock`] where the span stays.
-    /// The compiler copies a span that is returned with its locks.
+    /// As [`Edit::span`], without the locks: the caller calls [`Span::lock`] once the span is in
+    /// its final place. The compiler would copy a span that is returned with its locks.
     #[inline(always)]
     pub(super) fn unlocked_span<'e>(
         &'e mut self,
@@ -68,14 +68,14 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
     }
 
     /// The next part of `chunks`, to be locked by [`Edit::chunk_span`]. Flushes that are pending
-    /// for this edit stay so.
+    /// for this edit stay pending.
     #[inline(always)]
     pub(crate) fn next_part(&self, chunks: &mut Chunks) -> Option<VirtRange> {
         chunks.next_part(self.page_table, Some(&*self.gather))
     }
 
-    /// Locks `part`, the next of `chunks`, or its front. Flushes that are pending for this edit
-    /// stay so.
+    /// Locks `part`, the next part of `chunks`, or its front. Flushes that are pending for this
+    /// edit stay pending.
     #[inline(always)]
     pub(crate) fn chunk_span<'e>(
         &'e mut self,
@@ -92,7 +92,7 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
 }
 
 impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
-    /// Locks the range, once.
+    /// Locks the range; called once.
     #[inline(always)]
     pub(super) fn lock(&mut self, section: &'e ReadSection<'_, P>, depth: Depth<P::Arch>) {
         let Self { cursor, gather } = self;
@@ -105,15 +105,16 @@ impl<'e, 'm, P: Platform> Span<'e, 'm, P> {
         (self.cursor.page_table, &mut self.cursor.counts, self.gather)
     }
 
-    /// Raises the pending count of `table`, a locked one in which an entry is about to be narrowed:
-    /// the flush comes after the lock is released. May flush first, if the gather is full.
+    /// Raises the pending count of `table`, a locked table in which an entry is about to be
+    /// narrowed, because the flush follows the release of the lock. Flushes first if the gather is
+    /// full.
     #[inline(always)]
     pub(super) fn mark_pending(&mut self, table: Table<'_>) {
         let (page_table, counts, gather) = self.parts();
         page_table.mark_pending(table.frame(), gather, counts);
     }
 
-    /// Flushes what is stale, with the locks held.
+    /// Flushes stale translations with the locks held.
     pub(crate) fn flush(&mut self) {
         let (page_table, counts, gather) = self.parts();
         page_table.flush(gather, counts);

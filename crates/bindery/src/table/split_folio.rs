@@ -11,13 +11,12 @@ use super::cursor::Cursor;
 use super::locking::Depth;
 use super::{EntryAt, PageTable, TableEntry, run};
 
-/// The reason why a folio was not split. Its leaves may be smaller than before; nothing else has
-/// changed.
+/// The reason why a folio was not split. Its leaves may have been split; nothing else has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Uncut {
-    /// No page of it is mapped in the range.
+    /// No page of the folio is mapped in the range.
     NotMapped,
-    /// It has references, or is mapped elsewhere.
+    /// The folio has references or is mapped elsewhere.
     Busy,
     NoMemory,
 }
@@ -28,12 +27,12 @@ impl From<NoMemory> for Uncut {
     }
 }
 
-/// A bit for each page of a folio.
+/// One bit per page of a folio.
 type PageBits = [u64; MAX_FOLIO_ORDER.pages() as usize / 64];
 
-/// Splits a folio whose pages are mapped in `range`, in their order, into folios of `order`. The
-/// only reference to it becomes one to each of them: `hold` takes it, or reports that the folio
-/// cannot be held.
+/// Splits a folio whose pages are mapped in `range`, in order, into folios of `order`. `hold`
+/// acquires the only reference to the folio, or reports that the folio cannot be held. The
+/// reference becomes one reference to each of the new folios.
 pub(crate) fn split_folio<P: Platform>(
     page_table: &PageTable<'_, P>,
     folio: Folio,
@@ -63,7 +62,7 @@ pub(crate) fn split_folio<P: Platform>(
         at = at.offset(PAGE_SIZE);
     }
     if mapped == [0; _] {
-        // It was unmapped since the caller read the entry.
+        // The folio has been unmapped since the caller read the entry.
         return Err(Uncut::NotMapped);
     }
     let holds = |page: u32| (mapped[page as usize / 64] >> (page % 64) & 1) as u32;
@@ -76,8 +75,8 @@ pub(crate) fn split_folio<P: Platform>(
 }
 
 impl<P: Platform> Cursor<'_, '_, P> {
-    /// The folio that a leaf or a `PROT_NONE` entry maps at `page`, and the number of the page in
-    /// it.
+    /// The folio that a leaf or a `PROT_NONE` entry maps at `page`, and the page's number in the
+    /// folio.
     pub(crate) fn folio_at(&mut self, page: VirtAddr) -> Option<(Folio, u32)> {
         let EntryAt { node, index, entry: raw } = self.entry_at(page);
         let first = match node.level.kind(raw) {

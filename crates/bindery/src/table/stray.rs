@@ -1,6 +1,7 @@
-//! Stray marks: they show the threads that still find a table that it is detached.
+//! Stray marks, which show threads that still reach a detached table that the table is detached.
 //!
-//! [`super::locking`] has the protocol. Here is how one table, or all below one, are marked.
+//! [`super::locking`] describes the protocol. This module marks one table, or all tables below a
+//! table.
 
 use crate::addr::Frame;
 use crate::arch::{EntryIndex, Level};
@@ -10,21 +11,21 @@ use super::locking::{LockTree, Node};
 /// Whether the tables of a subtree may be detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
-    /// All of them, whatever they contain.
+    /// All tables, whatever they contain.
     Nothing,
-    /// All tables, unless one may have a guard marker.
+    /// All tables, unless one of them may have a guard marker.
     Guards,
 }
 
-/// Marks the tables of `node` and below as stray, unless one of them has to be kept: then none is
-/// marked, and `false` is returned. The subtree is still in the tree. So a thread that meets the
-/// mark descends to it again, like a waiter for a lock, until the caller has cleared the entry or
-/// the mark. The caller holds the parent's lock.
+/// Marks the tables of `node` and below as stray, unless one of them has to be kept, in which case
+/// no table is marked and `false` is returned. The subtree is still in the tree. A thread that
+/// meets the mark therefore descends to the table repeatedly, as if waiting for a lock, until the
+/// caller has cleared the entry or the mark. The caller holds the parent's lock.
 ///
-/// The mark comes before the entry is cleared, so that a guard is never lost:
-/// 1. CPU A, truncating, clears the entry that names table X, which has no guard;
-/// 2. CPU B locks X, which it had found before, puts a guard into it, and returns;
-/// 3. CPU A marks X stray, and drops its entries.
+/// The mark precedes the clearing of the entry, so that a guard is never lost:
+/// 1. CPU A, truncating, clears the entry that refers to table X, which has no guard;
+/// 2. CPU B locks X, which it had found before, writes a guard into it, and returns;
+/// 3. CPU A marks X stray and drops its entries.
 pub(crate) fn try_mark_stray<T: LockTree>(
     tree: &T,
     node: Node<T::Arch, T::Table>,
@@ -80,8 +81,9 @@ fn unmark_subtree<T: LockTree>(tree: &T, node: Node<T::Arch, T::Table>) {
     }
 }
 
-/// Marks the tables that hang in the table of `node`, which is detached and marked itself, and
-/// shows each to `met`. Returns how many there are. Called inside a read section, without locks.
+/// Marks the tables that hang in the table of `node`, which is detached and already marked, and
+/// passes each to `met`. Returns the number of these tables. Called inside a read section, without
+/// locks.
 pub(crate) fn mark_children<T: LockTree>(
     tree: &T,
     node: Node<T::Arch, T::Table>,
@@ -102,9 +104,9 @@ pub(crate) fn mark_children<T: LockTree>(
     children
 }
 
-/// Marks the table of `node`, just detached, and all below it as stray, in pre-order, and shows
-/// each to `met` with the number of tables that hang in it. Tables at `held` and above are locked
-/// by the caller already.
+/// Marks the just-detached table of `node` and all tables below it as stray, in pre-order, and
+/// passes each to `met` with the number of tables that hang in it. The caller has already locked
+/// the tables at level `held` and above.
 pub(crate) fn mark_subtree_stray<T: LockTree>(
     tree: &T,
     node: Node<T::Arch, T::Table>,

@@ -1,4 +1,4 @@
-//! Swap-in: entries that refer to the slots of a folio map its pages again, run by run.
+//! Swap-in: entries that refer to the slots of a folio map the folio's pages again, run by run.
 
 use core::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ use super::{NoMemory, PageTable, Table, TableEntry};
 pub(crate) struct SwapIn<'l> {
     pub(crate) folio: FolioLocked<'l>,
     pub(crate) place: SwapPlace,
-    /// The address at which its first page belongs; it may be outside of the range.
+    /// The address of the folio's first page, which may lie outside of the range.
     pub(crate) start: VirtAddr,
     /// The part of the folio that is in the VMA.
     pub(crate) range: VirtRange,
@@ -42,18 +42,18 @@ impl<'l> SwapIn<'l> {
 pub(crate) struct SwappedIn {
     /// Pages of the folio.
     pub(crate) pages: PageSet,
-    /// Whether all of them are exclusive.
+    /// Whether all of the pages are exclusive.
     pub(crate) exclusive: bool,
-    /// Some cached pages could not be mapped, because the folio's count of mappings is at its
-    /// maximum, or the deposit of a huge entry is missing.
+    /// Whether some cached pages could not be mapped, because the folio's count of mappings is at
+    /// its maximum or the deposit of a huge entry is missing.
     pub(crate) refused: bool,
 }
 
-/// Maps the pages of the folio where entries of the range refer to their slots. `own` is called
-/// before each run, and told whether that is exclusive. The caller has a reference to the folio,
-/// and keeps the VMA from being changed.
+/// Maps the pages of the folio wherever entries of the range refer to the pages' slots. `own` is
+/// called before each run, with whether the run is exclusive. The caller holds a reference to the
+/// folio and excludes changes of the VMA.
 ///
-/// Ends early where pages cannot be mapped ([`SwappedIn::refused`]).
+/// Ends early if pages cannot be mapped ([`SwappedIn::refused`]).
 pub(crate) fn swap_in<P: Platform>(
     page_table: &PageTable<'_, P>,
     what: &SwapIn<'_>,
@@ -100,9 +100,9 @@ pub(crate) fn swap_in<P: Platform>(
     done
 }
 
-/// Maps `copy`, a fresh folio with the content of one page, where the entry of that page, which is
-/// all of the range, still refers to its slot. Returns it if that does not. The caller has the
-/// cached folio's lock, releases the slot afterwards, and keeps the VMA from being changed.
+/// Maps `copy`, a fresh folio with the content of one page, if the page's entry, which is the whole
+/// range, still refers to the page's slot. Returns the copy otherwise. The caller holds the cached
+/// folio's lock, releases the slot afterwards, and excludes changes of the VMA.
 #[cold]
 pub(crate) fn swap_in_copy<'m, P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -135,16 +135,16 @@ pub(crate) fn swap_in_copy<'m, P: Platform>(
     None
 }
 
-/// As [`swap_in`], if the folio is one run of one level-1 table, as it is when its slots were
-/// claimed for it. Returns whether all pages are exclusive. `None` if something differs; then no
-/// entry has changed.
+/// As [`swap_in`], for a folio that is one run of one level-1 table, as it is when its slots were
+/// claimed for it. Returns whether all pages are exclusive, or `None`, without having changed an
+/// entry, if the folio is not such a run.
 pub(crate) fn swap_in_whole<P: Platform>(
     page_table: &PageTable<'_, P>,
     what: &SwapIn<'_>,
     own: impl FnOnce(bool),
 ) -> Option<bool> {
     let pages = u64::from(what.folio.pages());
-    // A folio in the cache whose entries have moved may cross tables.
+    // A cached folio whose entries have moved may cross tables.
     if what.range.start() != what.start
         || what.range.pages() != pages
         || !what.start.is_aligned(pages << PAGE_SHIFT)
@@ -161,7 +161,7 @@ pub(crate) fn swap_in_whole<P: Platform>(
     exclusive
 }
 
-/// Maps the folio, which ends in the locked table of its first page.
+/// Maps the folio, which ends within the locked table of its first page.
 #[inline(always)]
 fn map_whole<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -194,7 +194,7 @@ fn map_whole<P: Platform>(
     }
     let first = P::Arch::page_entry(folio.head, Level::PTE, attributes);
     page_table.write_leaves(TableEntry { table, index }, first, pages);
-    // The entries were not empty.
+    // The entries were not empty before.
     page_table.change_entry_count(table, 0, pages);
     page_table.count(&Counts {
         entries_descended: u64::from(P::Arch::LEVELS) - 1,
@@ -209,7 +209,7 @@ fn map_whole<P: Platform>(
     Some(exclusive)
 }
 
-/// The front of the run, as far as the cache has its pages.
+/// The front of the run for which the cache has pages.
 #[inline]
 fn cached_part<'s, P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -231,7 +231,7 @@ fn write_swapped_in<P: Platform>(
     let first = P::Arch::page_entry(folio.head.plus(number), run.node.level, attributes);
     if run.node.level == Level::PTE {
         page_table.write_leaves(run.node.place(run.index), first, run.count);
-        // The entries were not empty.
+        // The entries were not empty before.
         page_table.change_entry_count(run.node.table, 0, run.count);
     } else {
         page_table.entries(run.node.table)[run.index.position()].store(first.0, Ordering::Release);
@@ -267,7 +267,7 @@ fn map_part<P: Platform>(
 }
 
 impl SwapIn<'_> {
-    /// The page of the folio that belongs at `at`.
+    /// The number of the folio's page for address `at`.
     #[inline]
     fn number_of(&self, at: VirtAddr) -> u32 {
         (at.0.wrapping_sub(self.start.0) >> PAGE_SHIFT) as u32

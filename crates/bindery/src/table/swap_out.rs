@@ -8,12 +8,11 @@
 //! write out | without locks on tables                                         |
 //! ```
 //!
-//! A folio whose mappings are all in the range is found without the reverse map. The entries
-//! change first, and the folio's counts after the flush: a pin or a reference that is taken until
-//! then makes the compare-exchange fail, and the entries are restored. A plain store replaces a
-//! leaf, even if the MMU may set accessed or dirty in it at that moment: what is stored is the
-//! content that the folio has after the flush, and an entry that is restored counts as accessed and
-//! dirty.
+//! A folio whose mappings all lie in the range is found without the reverse map. The entries change
+//! first, and the folio's counts after the flush. A pin or a reference taken before that makes the
+//! compare-exchange fail, and the entries are restored. A plain store replaces a leaf, even if the
+//! MMU may set accessed or dirty in the leaf at that moment: the content written to swap is the
+//! folio's content after the flush, and a restored entry counts as accessed and dirty.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -49,22 +48,22 @@ struct SwapOut<'c, 'l, 'a, 'm, P: Platform> {
     flush: FlushTime,
 }
 
-/// The step after a run.
+/// The step that follows a run.
 enum AfterRun {
-    /// The next one.
+    /// Process the next run.
     Run,
-    /// Nothing: no slots are left.
+    /// Stop: no slots are left.
     NoSlots,
-    /// Its folio is to be split first.
+    /// Split the run's folio first.
     Cut(Folio),
-    /// The same run.
+    /// Process the same run again.
     Again,
 }
 
 /// The lock of a folio that is swapped out.
 enum OutLock<'l, P: Platform> {
     Taken(FolioLock<'l, P>),
-    /// The caller of the scan has the guard, and leaves it to the batch if the folio is
+    /// The caller of the scan holds the guard, and leaves the lock to the batch if the folio is
     /// swapped out.
     OfCaller(FolioLocked<'l>),
 }
@@ -79,17 +78,18 @@ impl<P: Platform> OutLock<'_, P> {
     }
 }
 
-/// When what is stale is flushed.
+/// The time at which stale translations are flushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FlushTime {
     /// Before the locks are released.
     Here,
-    /// Later, with other places: the tables are marked as pending.
+    /// Later, together with other places; until then the tables are marked as pending.
     Deferred,
 }
 
-/// Makes swap entries of the leaves that `span` has locked, in a VMA whose leaves say `attributes`,
-/// where they are all that maps an anonymous folio. One flush, before the locks are released.
+/// Turns the leaves that `span` has locked into swap entries wherever they are the only mappings of
+/// an anonymous folio. The VMA's leaves have `attributes`. Flushes once, before the locks are
+/// released.
 #[inline(never)]
 pub(crate) fn swap_out<P: Platform>(
     span: &mut Span<'_, '_, P>,
@@ -104,9 +104,9 @@ pub(crate) fn swap_out<P: Platform>(
     stop
 }
 
-/// As [`swap_out`], for a caller that collects folios of many places: it flushes the edit, and
-/// calls [`OutBatch::unmap_deferred`] then, with the VMA locked for reading until that is done. A
-/// folio that the caller holds has lost none of its references.
+/// As [`swap_out`], for a caller that collects folios from several places. The caller flushes the
+/// edit and then calls [`OutBatch::unmap_deferred`], and holds the VMA's lock for reading until
+/// both are done. A folio that the caller holds has lost none of its references.
 pub(crate) fn swap_out_deferred<P: Platform>(
     span: &mut Span<'_, '_, P>,
     attributes: Attributes,
@@ -138,9 +138,9 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         Ok(SwapOutStop::End)
     }
 
-    /// Makes swap entries of the run, and of the rest of its folio, if these are all mappings of
-    /// the folio. Returns how to continue.
-    // The run is not copied: that would be a call for each page.
+    /// Turns the run and the rest of its folio into swap entries, if these leaves are all the
+    /// folio's mappings. Returns how to continue.
+    // The run is not copied, since that would cost a call per page.
     fn store_run(&mut self, run: &mut Run<P::Arch>, first: Entry) -> AfterRun {
         let memory = self.span.page_table.memory;
         let frames = &memory.frames;
@@ -189,8 +189,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         AfterRun::Run
     }
 
-    /// No slots are free for the folio. A large folio is cut if slots for single pages are free,
-    /// since only a block of its size is missing.
+    /// Handles a folio for which no slots are free. A large folio is split if slots for single
+    /// pages are free, because only a block of the folio's size is missing.
     #[cold]
     #[inline(never)]
     fn without_slots(&mut self, folio: Folio) -> AfterRun {
@@ -206,14 +206,14 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             return if tried { AfterRun::Run } else { AfterRun::Cut(folio) };
         }
         self.scan.cut_held |= self.scan.holds(folio);
-        // The hand reaches the others by itself.
+        // The clock hand reaches the other folios by itself.
         self.scan.later = true;
         AfterRun::Run
     }
 
-    /// The slots that a folio of the cache has. Entries refer to `pages` of them once more, from
-    /// page `number` on. If some of the folio's pages have left the cache, the folio leaves it too,
-    /// and gets new slots.
+    /// The slots of a folio in the swap cache. `pages` more entries now refer to the slots, from
+    /// page `number` on. If some of the folio's pages have left the cache, the whole folio leaves
+    /// it too and gets new slots.
     fn slots_again(
         &mut self,
         folio: FolioLocked<'_>,
@@ -231,7 +231,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         Err(if self.scan.choice == Choice::All { AfterRun::Again } else { AfterRun::Run })
     }
 
-    /// The lock of a folio to be swapped out. `None` if another thread has it.
+    /// The lock of a folio to be swapped out. `None` if another thread holds the lock.
     #[inline(always)]
     fn lock<'k>(&self, folio: Folio) -> Option<OutLock<'k, P>>
     where
@@ -246,7 +246,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
     }
 
-    /// The batch has the folio from now on: the lock of the scan, or that of the held one.
+    /// Hands the folio to the batch: either the scan's lock, or that of the folio that the caller
+    /// holds.
     #[inline(always)]
     fn leave_to_batch(&mut self, lock: OutLock<'_, P>) {
         match lock {
@@ -255,28 +256,29 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
     }
 
-    /// Stops at a run of a folio that is mapped elsewhere as well, or with holes, if it may be
+    /// Stops at a run whose folio is also mapped elsewhere or with holes, if the folio may be
     /// split.
     #[cold]
     fn ask_for_split(&mut self, folio: Folio) -> AfterRun {
         let page_table = self.span.page_table;
         let frames = &page_table.memory.frames;
         let tried = self.scan.choice != Choice::All || self.scan.unsplittable == Some(folio);
-        // More mappings than pages: others map it, too.
+        // More mappings than pages means that other VMAs also map the folio.
         let may = frames.folio(folio).mappings() <= folio.pages()
             && frames.folio(folio).is_mapped_and_held(frames.folio(folio).mappings(), 0);
         if folio.order > Order::PAGE && !tried && may {
             return AfterRun::Cut(folio);
         }
-        // After a fork, all pages of a table are mapped twice: one pass replaces a step for each
-        // run. Reclaim counts the mappings of the folio that it holds, and so has to visit them.
+        // After a fork, all pages of a table are mapped twice, so one pass replaces a step per run.
+        // Reclaim counts the mappings of the folio that it holds, and therefore has to visit each
+        // run.
         if self.scan.choice == Choice::All && is_shared_page(frames, folio.head) {
             self.span.skip_leaves(|frame| is_shared_page(frames, frame));
         }
         AfterRun::Run
     }
 
-    /// Whether the pages of the run go one by one: the baseline.
+    /// Whether the pages of the run are processed singly, which is the baseline.
     #[inline(always)]
     fn is_page_by_page(&self, run: &Run<P::Arch>) -> bool {
         self.span.page_table.reach.is_page()
@@ -284,8 +286,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             && self.flush == FlushTime::Here
     }
 
-    /// The baseline: each page gets its own entry, under the lock of its slot's cluster, and its
-    /// own flush.
+    /// The baseline: each page gets its own entry, under the lock of its slot's cluster, and a
+    /// flush of its own.
     #[cold]
     fn store_page_by_page(
         &mut self,
@@ -306,8 +308,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         }
     }
 
-    /// Whether a folio that is mapped only here stays: enough pages are on their way, or it was
-    /// used lately, or others are chosen.
+    /// Whether a folio that is mapped only here stays in memory: enough pages are in flight, the
+    /// folio was used recently, or other folios were chosen.
     #[inline(always)]
     fn stays(&mut self, run: &Run<P::Arch>, folio: Folio, used: impl FnOnce() -> bool) -> bool {
         self.scan.choice != Choice::All
@@ -322,8 +324,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         !self.is_used(run, used, folio)
     }
 
-    /// Reads and clears the accessed bits of a folio, once in a turn. Returns whether it was used
-    /// recently.
+    /// Reads and clears the accessed bits of a folio, once per clock turn. Returns whether the
+    /// folio was used recently.
     fn is_used(&mut self, run: &Run<P::Arch>, used: bool, folio: Folio) -> bool {
         let frames = &self.span.page_table.memory.frames;
         let turn = self.scan.turn;
@@ -339,9 +341,9 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         later
     }
 
-    /// Adjusts the address space's counters before entries change whose flush is deferred past the
-    /// unlock: they map `unmapped` pages less, and refer to `named` slots. The flush comes from a
-    /// thread that does not know these counters.
+    /// Adjusts the address space's counters before a change of entries whose flush is deferred past
+    /// the unlock: the entries map `unmapped` fewer pages and refer to `named` slots. The thread
+    /// that flushes does not know these counters.
     #[inline]
     fn defer(&mut self, table: Table<'_>, unmapped: u32, named: u32) {
         if self.flush == FlushTime::Deferred {
@@ -376,8 +378,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         pages + more
     }
 
-    /// Stores the swap entries of the run, each with the bits that its leaf and its page had.
-    // Always: the other callers are rare, and a call for each page costs more than the work.
+    /// Stores the swap entries of the run, each with the bits of its leaf and its page.
+    // Always inlined: the other callers are rare, and a call per page costs more than the work.
     #[inline(always)]
     fn write_entries(&mut self, run: &Run<P::Arch>, folio: Folio, number: u32, place: SlotRun) {
         let page_table = self.span.page_table;
@@ -398,7 +400,7 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
             let page = number + (done << scale);
             let ExclusiveRun { exclusive, count: same } =
                 page_table.memory.frames.folio(folio).exclusive().run(page, folio.pages() - page);
-            // A huge leaf is exclusive as a whole, or each writer gets a copy.
+            // A huge leaf must be exclusive as a whole; otherwise each writer gets a copy.
             let exclusive = exclusive && (scale == 0 || same == folio.pages());
             let first = Absent::Swap {
                 device: place.area,
@@ -421,13 +423,13 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
         self.span.counts.folios_touched += 1;
     }
 
-    /// Whether the run is one that the cursor has yielded whole: its entries agree.
+    /// Whether the cursor yielded the run as a whole, so that its entries agree.
     fn is_uniform(&self, run: &Run<P::Arch>) -> bool {
         self.span.passed().end() == run.range().end()
     }
 
-    /// After the flush: folios without other references lose their mappings, and the entries of the
-    /// others are restored.
+    /// After the flush, unmaps folios without other references and restores the entries of the
+    /// other folios.
     fn unmap_folios(&mut self) {
         let memory = self.span.page_table.memory;
         let mut unmapped = 0;
@@ -442,8 +444,8 @@ impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
                 let start = VirtAddr(at.0.wrapping_add(u64::from(done) << PAGE_SHIFT));
                 let pages = memory.frames.folio(folio).mappings();
                 let held = u32::from(self.scan.holds(folio));
-                // SAFETY: 1. entries of swap slots have replaced them; 2. the flush above; 3. those
-                // of the caller and of the cache.
+                // SAFETY: 1. entries of swap slots have replaced them; 2. the flush above; 3. the
+                // references of the caller and of the cache.
                 let is_unmapped = unsafe {
                     let folio = memory.frames.folio(folio);
                     folio.unmap_all(pages, held + in_cache.references())

@@ -1,4 +1,4 @@
-//! A scan for folios to swap out: which folios it takes, and why it stops.
+//! A scan for folios to swap out: the folios that it selects, and the reasons why it stops.
 
 use crate::addr::VirtAddr;
 use crate::folio::{Folio, FolioLocked, Turn};
@@ -6,9 +6,9 @@ use crate::folio::{Folio, FolioLocked, Turn};
 /// The reason why a scan stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SwapOutStop {
-    /// It reached the end of the part.
+    /// The scan reached the end of the part.
     End,
-    /// The batch is full. The scan resumes at this address after the batch is written out.
+    /// The batch is full. The scan resumes at this address after the batch has been written out.
     Full(VirtAddr),
     /// The entries from this address on map a part of the folio, or map it with holes. The scan
     /// resumes there after the folio is split, or after [`SwapOutScan::leave`].
@@ -20,20 +20,21 @@ pub(crate) enum SwapOutStop {
 /// The state of one scan for folios to swap out.
 pub(crate) struct SwapOutScan<'l> {
     pub(super) choice: Choice,
-    /// A folio of the caller, to which it also holds a reference.
+    /// A folio that the caller has locked and to which it also holds a reference.
     pub(super) held: Option<FolioLocked<'l>>,
-    /// The scan swapped out `held`; its lock and reference belong to the batch.
+    /// Whether the scan swapped out `held`; the folio's lock and reference then belong to the
+    /// batch.
     pub(super) swapped_held: bool,
-    /// The turn of the clock. The scan skips folios that were examined in this turn.
+    /// The current turn of the clock. The scan skips folios that were examined in this turn.
     pub(super) turn: Turn,
-    /// Pages that may still be swapped out.
+    /// The number of pages that may still be swapped out.
     pub(super) left: u32,
     /// A partly mapped folio that could not be split.
     pub(super) unsplittable: Option<Folio>,
-    /// The scan skipped a folio that a later scan may find cold. (It does not count locked folios:
-    /// the hand reaches them in the same turn.)
+    /// Whether the scan skipped a folio that a later scan may find cold. (Locked folios do not
+    /// count, because the clock hand reaches them in the same turn.)
     pub(super) later: bool,
-    /// No block of slots was free for `held`, but single slots may be.
+    /// Whether no block of slots was free for `held`, although single slots may be.
     pub(super) cut_held: bool,
 }
 
@@ -45,7 +46,7 @@ pub(super) enum Choice {
 }
 
 impl<'l> SwapOutScan<'l> {
-    /// Takes all folios (`MADV_PAGEOUT`).
+    /// Selects all folios (`MADV_PAGEOUT`).
     pub(crate) const ALL: Self = Self {
         choice: Choice::All,
         held: None,
@@ -62,25 +63,25 @@ impl<'l> SwapOutScan<'l> {
         self.unsplittable = Some(folio);
     }
 
-    /// Takes folios that were not used recently, up to about `pages` pages. Skips folios that were
-    /// examined in this turn of the clock. Ages the others.
+    /// Selects folios that were not used recently, up to about `pages` pages. Skips folios that
+    /// were examined in this turn of the clock. Ages the other folios.
     pub(crate) fn cold(held: FolioLocked<'l>, turn: Turn, pages: u32) -> Self {
         Self { choice: Choice::Cold, held: Some(held), turn, left: pages, ..Self::ALL }
     }
 
-    /// Takes folios that are passing ([`crate::folio::Age::Passing`]), up to about `pages` pages.
-    /// Does not change the age of the others.
+    /// Selects folios that are passing ([`crate::folio::Age::Passing`]), up to about `pages` pages.
+    /// Does not change the age of other folios.
     pub(crate) fn passing(held: FolioLocked<'l>, pages: u32) -> Self {
         Self { choice: Choice::Passing, held: Some(held), left: pages, ..Self::ALL }
     }
 
-    /// Whether the folio is the caller's.
+    /// Whether the folio is the one that the caller holds.
     #[inline]
     pub(super) fn holds(&self, folio: Folio) -> bool {
         self.held.is_some_and(|held| *held == folio)
     }
 
-    /// Whether a later scan may find more.
+    /// Whether a later scan may find more folios.
     pub(crate) fn may_find_more(&self) -> bool {
         self.later
     }

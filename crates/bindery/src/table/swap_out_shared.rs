@@ -1,5 +1,5 @@
-//! Swap-out of folios that several VMAs map: a stretch of one owner's pages, VMA by VMA, by the
-//! reverse map.
+//! Swap-out of folios that several VMAs map: the pages of a stretch, which belong to one owner, are
+//! processed VMA by VMA through the reverse map.
 //!
 //! ```text
 //! VMA of the parent    | look at all folios | flush |
@@ -39,10 +39,10 @@ pub(crate) struct SharedFolio<'m, P: Platform> {
     pub(crate) leaving: LockedFolio<'m, P>,
     /// The index of its first page.
     first: u64,
-    /// The number of visited mappings, in all VMAs; during the swap-out, of those of one VMA that
-    /// were removed.
+    /// The number of visited mappings, in all VMAs. During the swap-out, the number of removed
+    /// mappings of one VMA.
     pub(crate) met: u32,
-    /// One of them was used.
+    /// Whether one of the mappings was used.
     pub(crate) used: bool,
 }
 
@@ -60,14 +60,15 @@ pub(crate) struct StretchPart {
     index: u64,
 }
 
-/// Folios of one owner whose indexes follow each other, locked.
+/// Locked folios of one owner with consecutive indexes.
 pub(crate) struct SharedFolios<'m, P: Platform> {
     pub(crate) folios: ArrayVec<SharedFolio<'m, P>, FOLIOS>,
     owner: Owner,
     turn: Turn,
-    /// Pages that are wanted.
+    /// The number of wanted pages.
     wanted: u64,
-    /// More folios may follow the first: no VMA that maps it was visited yet.
+    /// Whether more folios may follow the first, because no VMA that maps the first was visited
+    /// yet.
     grows: bool,
 }
 
@@ -86,7 +87,7 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         Self { folios, owner, turn, wanted, grows: true }
     }
 
-    /// The pages that the stretch has, or may have. Empty without folios.
+    /// The pages that the stretch has or may have. Empty without folios.
     pub(crate) fn pages(&self) -> PageRange {
         let first = self.folios.first().map_or(0, |folio| folio.first);
         let end = self.end();
@@ -94,14 +95,15 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         PageRange { first, end: if self.grows { end.max(window) } else { end } }
     }
 
-    /// The front of `range`, whose first page has that index, that may map pages of the stretch.
+    /// The front of `range` that may map pages of the stretch. `index` is the index of the first
+    /// page of `range`.
     pub(crate) fn part_of(&self, index: u64, range: VirtRange) -> Option<StretchPart> {
         let pages = self.pages().end.saturating_sub(index).min(range.pages());
         let end = range.start().0 + (pages << PAGE_SHIFT);
         (pages > 0).then(|| StretchPart { range: VirtRange::raw(range.start().0, end), index })
     }
 
-    /// The number of the folio in the stretch that has the frame; as a rule it is `next`.
+    /// The number of the folio in the stretch that contains the frame, usually `next`.
     fn number_of(&self, frame: Frame, next: usize) -> Option<usize> {
         let has = |folio: &SharedFolio<'_, P>| {
             let folio = folio.leaving.folio();
@@ -118,9 +120,10 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
         self.folios.last().map_or(0, SharedFolio::end)
     }
 
-    /// Adds the folio that begins at the frame, which is page `index` of the owner, if it follows
-    /// the last one, which was met, several VMAs map it, and its lock is free. Says which it is.
-    /// The lock of the table that maps it is held.
+    /// Adds the folio that starts at the frame, which is page `index` of the owner. The folio is
+    /// added only if it directly follows the last folio, which was met, and if several VMAs map it
+    /// and its lock is free. Returns the number of the folio in the stretch. The caller holds the
+    /// lock of the table that maps the folio.
     fn add(
         &mut self,
         memory: &'m Memory<P>,
@@ -150,7 +153,7 @@ impl<'m, P: Platform> SharedFolios<'m, P> {
 }
 
 /// The frame of the first page that the run maps, in a VMA whose leaves have `attributes`, and
-/// whether one was used.
+/// whether a page of the run was used.
 fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, bool)> {
     match run.what {
         What::Leaf(leaf) => Some((A::frame(leaf), A::attributes(leaf).accessed)),
@@ -161,7 +164,7 @@ fn mapped_page<A: Arch>(run: &Run<A>, attributes: Attributes) -> Option<(Frame, 
 
 /// Reads and clears the accessed bits of the leaves in `part` that map pages of the folios. The
 /// stretch grows in the first part in which its first folio is found. Leaves of the VMA have
-/// `attributes`. Stale ranges are in the gather.
+/// `attributes`. Stale ranges enter the gather.
 pub(super) fn look_at_shared<'m, P: Platform>(
     edit: &mut Edit<'_, 'm, P>,
     part: StretchPart,
@@ -195,8 +198,8 @@ pub(super) fn look_at_shared<'m, P: Platform>(
     folios.grows &= folios.folios.iter().all(|folio| folio.met == 0);
 }
 
-/// Makes swap entries of the leaves in `range` that map pages of the folios, whose slots are busy,
-/// and counts the mappings down after one flush.
+/// Turns the leaves in `range` that map pages of the folios into swap entries and counts the
+/// mappings down after one flush. The folios' slots are busy.
 pub(super) fn swap_out_shared<'m, P: Platform>(
     edit: &mut Edit<'_, 'm, P>,
     range: VirtRange,
@@ -220,17 +223,17 @@ pub(super) fn swap_out_shared<'m, P: Platform>(
     }
     span.flush();
     for shared in folios.folios.iter().filter(|shared| shared.met > 0) {
-        // SAFETY: 1. the entries that were met above; 2. flushed above.
+        // SAFETY: 1. the entries met above; 2. flushed above.
         unsafe { span.count_down(shared.leaving.folio(), shared.met) };
     }
 }
 
 impl<P: Platform> Span<'_, '_, P> {
-    /// Drops `pages` mappings of the folio, which it has lost to swap entries.
+    /// Drops `pages` mappings of the folio, which swap entries have replaced.
     ///
     /// # Safety
     /// 1. The span has stored these entries, and drops the mappings only here.
-    /// 2. It has flushed them.
+    /// 2. The span has flushed the mappings.
     unsafe fn count_down(&mut self, folio: Folio, pages: u32) {
         self.counts.folios_touched += 1;
         self.counts.unmapped(OwnerKind::Anonymous, pages);
@@ -240,8 +243,8 @@ impl<P: Platform> Span<'_, '_, P> {
     }
 }
 
-/// Makes swap entries of the run, which maps pages of the folio from `frame` on. Says whether that
-/// was possible.
+/// Turns the run, which maps pages of the folio from `frame` on, into swap entries. Returns whether
+/// that was possible.
 fn dup_slots_and_store<P: Platform>(
     span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
@@ -268,7 +271,7 @@ fn dup_slots_and_store<P: Platform>(
     true
 }
 
-/// Stores the swap entries of the run, whose leaves agree with `first`.
+/// Stores the swap entries of the run. The run's leaves agree with `first`.
 fn write_swap_entries<P: Platform>(
     memory: &Memory<P>,
     narrowing: &Narrowing<'_, P::Arch>,

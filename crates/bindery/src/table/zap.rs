@@ -1,8 +1,9 @@
 //! Unmapping.
 //!
-//! A table that the range covers whole is detached by clearing the one entry that refers to it. Its
-//! contents are dropped later, after the flush, when no walker can reach it. So unmapping 1 GiB
-//! writes one entry while locks are held, and needs no room to remember 262,144 pages.
+//! A table that the range covers completely is detached by clearing the single entry that refers to
+//! it. The table's contents are dropped after the flush, when no walker can reach the table.
+//! Unmapping 1 GiB therefore writes one entry under locks, and needs no room to remember 262,144
+//! pages.
 //!
 //! ```text
 //! range      |  edge  |        whole tables        | edge |
@@ -12,15 +13,15 @@
 //! finish              |       drop and free        |           without locks
 //! ```
 //!
-//! At the edges, where the table stays, entries are *suspended*: they lose their valid bit and keep
-//! all others. So the MMU no longer sees them, no memory is needed to remember them, and the second
-//! phase finds the pages in them. All other threads keep out, because the table's lock is held
-//! throughout.
+//! At the edges, where the table stays, entries are *suspended*: they lose their valid bit and
+//! retain all other bits. The MMU then no longer sees the entries, no memory is needed to remember
+//! them, and the second phase finds the pages in the entries. The table's lock excludes all other
+//! threads throughout.
 //!
-//! One lock span serves a bounded number of entries ([`super::locking`]). A longer range, or one
-//! with many tables at its edges, takes several spans, each with its own flush.
+//! One lock span covers a bounded number of entries ([`super::locking`]). A longer range, or a
+//! range with many tables at its edges, takes several spans, each with its own flush.
 //!
-//! The flush comes before the locks are released, with edges or without ([`crate::tlb`]): a
+//! The flush precedes the release of the locks, with or without edges ([`crate::tlb`]), because a
 //! detached table leaves an empty entry, from which other threads conclude that nothing is mapped.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -44,19 +45,19 @@ use super::zap_rmap::{drop_suspended, free_deposit, release_absent};
 /// The time of the flush after an unmapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flush {
-    /// Before the locks of the tables are released.
+    /// Before the table locks are released.
     BeforeUnlock,
-    /// The flush comes once for everything, when the gather is finished: no CPU has the root loaded
-    /// or will load it, and no reverse map leads here any more.
+    /// Once for everything, when the gather is finished: no CPU has the root loaded or will load
+    /// it, and the reverse map no longer leads to these tables.
     AtEnd,
 }
 
-/// Unmaps everything in `range`, and frees the tables that `freeable` covers, the range with what
-/// is free around it. They end up in the gather, flushed; pages and slots are released already. The
-/// caller keeps faults out of the range.
+/// Unmaps everything in `range` and frees the tables that `freeable` covers. `freeable` is the
+/// range together with the free addresses around it. The tables enter the gather flushed, with
+/// their pages and slots already released. The caller excludes faults from the range.
 ///
-/// Reads the runs of the edges and one entry for each whole table. Fails only if a huge leaf that
-/// must be split has no deposit; the runs before it are unmapped then.
+/// Reads the runs of the edges and one entry per whole table. Fails only if a huge leaf that must
+/// be split has no deposit; the runs before that leaf are unmapped in that case.
 #[inline]
 pub(super) fn zap<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
@@ -78,7 +79,7 @@ fn zap_any<P: Platform>(
     flush: Flush,
 ) -> Result<(), NoMemory> {
     if !edit.reach.takes_tables() {
-        // The baseline reads every leaf first, and finds the tables empty afterwards.
+        // The baseline reads every leaf first and then finds the tables empty.
         let mut chunks = Chunks::of(range);
         while let Some(part) = edit.next_part(&mut chunks) {
             let section = edit.table().read_section();
@@ -88,8 +89,8 @@ fn zap_any<P: Platform>(
     }
     let mut left = freeable;
     loop {
-        // Mostly the whole span: one entry detaches a table with all tables below it. The edit's
-        // own marks are flushed with the rest.
+        // Usually the whole span: one entry detaches a table with all tables below it. The edit's
+        // own marks are flushed together with the rest.
         let section = edit.table().read_section();
         let mut span = edit.unlocked_span(&section, left);
         span.lock(&section, Depth::Edges);
@@ -134,7 +135,7 @@ fn zap_locked<P: Platform>(
         span.flush_at_end();
     }
     if suspended {
-        // Entries that were not reached were not suspended either.
+        // Entries that the span has not reached were not suspended.
         let passed = span.passed();
         // SAFETY: 1. flushed above, with the span's locks held.
         unsafe { drop_suspended(span, passed) };
@@ -142,13 +143,14 @@ fn zap_locked<P: Platform>(
     failed
 }
 
-/// Phase 1: takes the valid bit from the leaves of the run.
+/// Phase 1: clears the valid bit of the run's leaves.
 pub(super) fn suspend<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     span.narrow_until_flush(run).suspend_each();
     span.counts.entries_written += u64::from(run.count);
 }
 
-/// Clears the absent entries of the run, which no TLB holds, and releases what they refer to.
+/// Clears the run's absent entries, which no TLB holds, and releases the slots or pages to which
+/// they refer.
 pub(super) fn clear_absent<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     run: &Run<P::Arch>,
@@ -157,7 +159,8 @@ pub(super) fn clear_absent<P: Platform>(
     let page_table = cursor.page_table;
     let Cursor { locks, counts, .. } = &mut *cursor;
     // SAFETY: 1. the cursor holds the lock of the table; the entries are cleared below. 2. an
-    // absent entry was flushed when it was made, or under a mark, which the cursor's lock honors.
+    // absent entry was flushed when it was made, or it is under a mark, which the cursor's locking
+    // honors.
     unsafe { release_absent(page_table.memory, run.node.level, first, run.count, counts) };
     if run.node.level > Level::PTE {
         free_deposit(page_table.memory, locks, run.node.table, counts);
@@ -169,7 +172,8 @@ pub(super) fn clear_absent<P: Platform>(
     page_table.change_entry_count(run.node.table, 0, run.count);
 }
 
-/// Drops a run of pages that a userfaultfd has write-protected, and leaves markers in their places.
+/// Drops a run of pages that a userfaultfd has write-protected and leaves markers in place of the
+/// pages.
 pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     let page_table = span.page_table;
     let entries = page_table.entries_of(run);
@@ -178,7 +182,7 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
         What::Leaf(first) => {
             suspend(span, run);
             span.flush();
-            // After the flush: the MMU may have recorded a write until then.
+            // Read after the flush, because the MMU may have recorded a write until then.
             let dirty = entries.iter().any(|word| {
                 let entry = Entry(word.load(Ordering::Relaxed) | P::Arch::PRESENT);
                 P::Arch::attributes(entry).dirty
@@ -191,8 +195,8 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
         }
         What::Absent(first) => {
             let (level, counts) = (run.node.level, &mut span.counts);
-            // SAFETY: 1. as above; 2. an absent entry was flushed when it was made, or under a
-            // mark, which the span's lock honors.
+            // SAFETY: 1. as above; 2. an absent entry was flushed when it was made, or it is under
+            // a mark, which the span's locking honors.
             unsafe { release_absent(page_table.memory, level, first, run.count, counts) };
         }
         What::Empty | What::Table(_) => return,

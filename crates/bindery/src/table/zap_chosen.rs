@@ -1,7 +1,7 @@
-//! Unmapping of the runs that the caller chooses, with one flush for all of them.
+//! Unmaps the runs that the caller chooses, with one flush for all of them.
 //!
 //! As in [`super::zap`], leaves are suspended under the lock, flushed, and dropped. Entries that
-//! stay may lie between them, so a set for each table says which were suspended.
+//! stay may lie between them, so a set per table records the suspended entries.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -31,18 +31,18 @@ pub(crate) struct MappedFolio {
     pub(crate) folio: Folio,
     /// The start of the run, in pages from the start of the range.
     pub(crate) number: u32,
-    /// Whether one of the entries was used lately.
+    /// Whether one of the entries was used recently.
     pub(crate) used: bool,
 }
 
 /// The decision about a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ZapChoice {
-    /// It stays.
+    /// The run stays.
     Stays,
-    /// It stays, and its accessed bits are cleared.
+    /// The run stays, and its accessed bits are cleared.
     Ages,
-    /// It is unmapped.
+    /// The run is unmapped.
     Goes,
 }
 
@@ -54,8 +54,8 @@ struct SuspendedEntries<'s, A: Arch> {
     entries: PageSet,
 }
 
-/// Unmaps the runs of `range` that `fate` chooses: it is asked about each run that maps pages of
-/// one folio. At most one flush for each table; the ranges of runs that only age are in the gather.
+/// Unmaps the runs of `range` that `fate` chooses. `fate` is called for each run that maps pages of
+/// one folio. Flushes at most once per table; the ranges of runs that only age enter the gather.
 #[inline]
 pub(super) fn zap_chosen<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
@@ -96,7 +96,7 @@ pub(super) fn zap_chosen<P: Platform>(
     Ok(())
 }
 
-/// The folio that the run maps, present or `PROT_NONE`.
+/// The folio that the run maps, as leaves or as `PROT_NONE` entries.
 fn mapped_by<P: Platform>(
     memory: &Memory<P>,
     run: &Run<P::Arch>,
@@ -116,7 +116,7 @@ fn mapped_by<P: Platform>(
     }
 }
 
-/// Suspends the run; those of another table are dropped first.
+/// Suspends the run. Suspended entries of another table are dropped first.
 fn suspend_one_of_many<'s, P: Platform>(
     span: &mut Span<'_, '_, P>,
     run: &Run<'s, P::Arch>,
@@ -131,7 +131,7 @@ fn suspend_one_of_many<'s, P: Platform>(
     suspend(span, run);
 }
 
-/// Flushes, and drops what was suspended.
+/// Flushes, then drops the suspended entries.
 fn drop_all<P: Platform>(span: &mut Span<'_, '_, P>, suspended: Option<SuspendedEntries<P::Arch>>) {
     let Some(SuspendedEntries { node, start, entries }) = suspended else { return };
     span.flush();

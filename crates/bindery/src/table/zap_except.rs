@@ -26,16 +26,16 @@ pub(crate) enum Spared {
     Guards,
     /// Guard markers, and anonymous pages: private copies of an object's pages.
     GuardsAndCopies,
-    /// All but the pages of this folio.
+    /// Everything except the pages of this folio.
     AllBut(Folio),
 }
 
-/// The write-protection of unmapped pages (`userfaultfd(2)`).
+/// The fate of unmapped pages' write-protection (`userfaultfd(2)`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Protected {
-    /// It is forgotten.
+    /// The write-protection is dropped.
     Forgotten,
-    /// Markers keep it.
+    /// Markers preserve the write-protection.
     Marked,
 }
 
@@ -46,18 +46,18 @@ pub(crate) struct Exceptions {
     pub(crate) protected: Protected,
 }
 
-/// Whether whole tables may be detached.
+/// Whether a pass may detach whole tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
-    /// Tables that the range covers and that can have no guard markers are detached whole; others
-    /// are left.
+    /// Tables that the range covers and that cannot have guard markers are detached as a whole;
+    /// other tables are left.
     Tables,
     /// Each entry is read.
     Entries,
 }
 
-/// As [`zap`](super::zap::zap), with exceptions. One invalidation for each chunk of tables without
-/// exceptions, and for each stretch between two exceptions.
+/// As [`zap`](super::zap::zap), with exceptions. Makes one invalidation per chunk of tables without
+/// exceptions, and one per stretch between two exceptions.
 ///
 /// Whether a table has a guard is checked under that table's lock: the flag of the VMA
 /// ([`crate::space::MappingFlags::MAYBE_GUARDS`]) may be set after the caller has checked it.
@@ -74,8 +74,8 @@ pub(super) fn zap_sparing<P: Platform>(
 }
 
 impl Exceptions {
-    /// Whether tables may be detached whole. Not while a move brings entries here: it has
-    /// preallocated tables, and needs them (`mover::range`).
+    /// Whether tables may be detached as a whole. They may not while a move brings entries into
+    /// this tree, because the move needs the tables that it has preallocated (`mover::range`).
     pub(crate) fn allow_whole_tables<P: Platform>(self, page_table: &PageTable<'_, P>) -> bool {
         let moving = page_table.moving.source().is_some();
         let all = self.spared == Spared::Guards && self.protected == Protected::Forgotten;
@@ -83,7 +83,7 @@ impl Exceptions {
     }
 }
 
-/// Returns whether tables were left.
+/// Returns whether any tables were left.
 fn zap_sparing_in<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -92,8 +92,8 @@ fn zap_sparing_in<P: Platform>(
 ) -> Result<bool, NoMemory> {
     let page_table = edit.table();
     let (depth, whole) = match pass {
-        // Upper tables stay: to detach one, all tables below it would have to be marked in one lock
-        // span.
+        // Upper tables stay: detaching an upper table would require marking all tables below it in
+        // one lock span.
         Pass::Tables => (Depth::LeafEdges, WholeTables::LowestYielded),
         Pass::Entries => (Depth::Floor(Level::PTE), WholeTables::Entered),
     };
@@ -102,7 +102,7 @@ fn zap_sparing_in<P: Platform>(
     while let Some(part) = edit.next_part(&mut chunks) {
         let section = edit.table().read_section();
         let mut span = edit.chunk_span(&section, &mut chunks, part, depth);
-        // From here to the span's position leaves are suspended.
+        // Leaves are suspended from this address to the span's position.
         let mut from = None;
         loop {
             let run = match span.next_run_or_table(Equal::empty(), whole) {
@@ -121,7 +121,8 @@ fn zap_sparing_in<P: Platform>(
                     if try_mark_stray(&page_table.tables(&section), node, Keep::Guards) {
                         span.detach(&run, table, range);
                     } else {
-                        // Nothing in it is suspended: a stretch must not extend across it.
+                        // Nothing in the exception is suspended, so a stretch must not extend
+                        // across it.
                         let stretch = from.take().map(|from: VirtAddr| (from, run.at));
                         drop_until(&mut span, stretch);
                         left = true;
@@ -180,7 +181,7 @@ fn is_spared<P: Platform>(memory: &Memory<P>, run: &Run<P::Arch>, spared: Spared
     }
 }
 
-/// Drops what was suspended from `from` up to the span's position.
+/// Drops the suspended entries from `from` up to the span's position.
 fn drop_stretch<P: Platform>(span: &mut Span<'_, '_, P>, from: Option<VirtAddr>) {
     let end = span.passed().end();
     drop_until(span, from.map(|from| (from, end)));

@@ -1,9 +1,9 @@
-//! Unmapping of few pages of one table.
+//! Unmapping a few pages of one table.
 //!
-//! A call for a page or some pages has little to do in the table. The set of locks, the cursor and
-//! its runs, which serve any range ([`super::zap`]), would be most of its work. So the table is
-//! found and locked as in a fault, and one pass reads the entries. The order of suspension, flush
-//! and drop is the same.
+//! A call for one page or a few pages has little work in the table. The set of locks, the cursor
+//! and its runs, which serve any range ([`super::zap`]), would dominate its cost. The table is
+//! therefore found and locked as in a fault, and one pass reads the entries. The order of
+//! suspension, flush and drop is the same as in [`super::zap`].
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -25,17 +25,17 @@ use super::{PageTable, ReadSection, Table};
 /// The maximum number of pages for this path: a folio of 64 KiB.
 const FEW: u64 = 16;
 
-/// A table of level 1 that is locked without a cursor. The lock ends when it is dropped.
+/// A table of level 1 that is locked without a cursor. Dropping the value releases the lock.
 pub(super) struct LockedTable<'s, 'm, P: Platform> {
     page_table: &'s PageTable<'m, P>,
     table: Table<'s>,
     pub(super) counts: Counts,
-    /// Whether entries were narrowed whose flush comes before the lock is released.
+    /// Whether narrowed entries have to be flushed before the lock is released.
     unflushed: Unflushed,
 }
 
 impl<'s, 'm, P: Platform> LockedTable<'s, 'm, P> {
-    /// The page table that it is a part of.
+    /// The page table that contains the locked table.
     #[inline(always)]
     pub(super) fn page_table(&self) -> &'s PageTable<'m, P> {
         self.page_table
@@ -57,11 +57,12 @@ impl<P: Platform> Drop for LockedTable<'_, '_, P> {
     }
 }
 
-/// As [`super::zap::zap`], if the pages are few and of one table, for a caller that has locked the
-/// VMAs of `range` for writing: no move carries the table or its parent along. `freeable` is the
-/// range with what is free around it: its tables would be freed. False, with nothing changed, for
-/// any other range, and where the table is not ready for it: it is missing or a huge leaf, another
-/// flush is pending, or an end cuts a contiguous run.
+/// As [`super::zap::zap`], for few pages of one table. The caller has locked the VMAs of `range`
+/// for writing, so no move carries the table or its parent along. `freeable` is the range with the
+/// free addresses around it; [`super::zap::zap`] would free the tables that it covers. Returns
+/// false, with nothing changed, for any other range and if the table is not ready: the table is
+/// missing or a huge leaf, another flush is pending, or an end of the range divides a contiguous
+/// run.
 #[inline]
 pub(super) fn zap_few<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
@@ -127,8 +128,8 @@ fn cuts_contig<A: Arch>(words: &[AtomicU64], first: EntryIndex, end: EntryIndex)
             || end.offset_in(contig) != 0 && is_contig(end - 1))
 }
 
-/// Releases and clears the absent entries among `count` of the locked table from `first` on, which
-/// no TLB holds. Returns the others: from the first leaf to the last.
+/// Releases and clears the absent entries, which no TLB holds, among `count` entries of the locked
+/// table from `first` on. Returns the range from the first leaf to the last.
 #[inline(always)]
 fn drop_absent<P: Platform>(
     locked: &mut LockedTable<'_, '_, P>,
@@ -157,8 +158,8 @@ fn drop_absent<P: Platform>(
     leaves
 }
 
-/// Releases and clears the absent entries from `index` on that one call can release. Returns their
-/// number.
+/// Releases and clears the absent entries from `index` on that one call can release. Returns the
+/// number of entries.
 #[inline(never)]
 fn drop_absent_run<P: Platform>(
     locked: &mut LockedTable<'_, '_, P>,
@@ -170,8 +171,8 @@ fn drop_absent_run<P: Platform>(
     let count = absent_run::<P>(words, index, limit);
     let memory = locked.page_table.memory;
     // SAFETY: 1. the table is locked while `locked` exists; the entries are cleared below. 2. an
-    // absent entry was flushed when it was made, or under a mark, and a table with one is not
-    // locked this way.
+    // absent entry was flushed when it was made, or it is under a mark, and a table with a mark is
+    // not locked this way.
     unsafe { release_absent(memory, Level::PTE, entry, count, &mut locked.counts) };
     for word in &words[index.positions(count)] {
         word.store(0, Ordering::Relaxed);

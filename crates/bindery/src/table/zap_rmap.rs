@@ -28,8 +28,9 @@ pub(super) struct RmapZap<'d, 'm, P: Platform> {
     memory: &'m Memory<P>,
     batch: &'d mut FreeBatch<'m, P>,
     counts: &'d mut Counts,
-    /// The bits that the entries lack. Suspended entries lack the valid bit, and are cleared
-    /// because their table stays. Entries of a detached table lack nothing, and are not changed.
+    /// The bits that the entries lack. Suspended entries lack the valid bit; they are cleared
+    /// because their table stays in the tree. Entries of a detached table lack nothing and are not
+    /// changed.
     missing: u64,
 }
 
@@ -44,7 +45,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         Self { memory, batch, counts, missing: P::Arch::PRESENT }
     }
 
-    /// Drops the entries of detached tables, which it does not change.
+    /// Drops the mappings of detached tables' entries, without changing the entries.
     #[inline]
     pub(super) fn detached(
         memory: &'m Memory<P>,
@@ -54,11 +55,11 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         Self { memory, batch, counts, missing: 0 }
     }
 
-    /// Drops and clears the suspended entries of `range` in the tables from `node`, which begins at
-    /// `base`, down.
+    /// Drops and clears the suspended entries of `range` in the tables from `node` downwards;
+    /// `node` starts at `base`.
     ///
     /// # Safety
-    /// 1. The caller holds the locks of these tables, as far as they are in `range`.
+    /// 1. The caller holds the locks of those of the tables that overlap `range`.
     /// 2. Suspended entries in `range` were flushed.
     unsafe fn range(&mut self, node: Node<P::Arch>, base: VirtAddr, range: VirtRange) {
         let Some(span) = VirtRange::from_len(base, node.level.table_span()) else {
@@ -77,8 +78,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let last = node.level.index_of(VirtAddr(part.end().0 - 1));
         let meta = self.memory.frames.table(node.table);
         for index in first.up_to(last + 1) {
-            // SAFETY: 1. a table, by the entry above it or its cursor; 2. the caller's obligation
-            // 1.
+            // SAFETY: 1. a table, according to the entry above it or to the cursor; 2. the caller's
+            // obligation 1.
             let word = unsafe { &self.memory.table_entries(node.table)[index.position()] };
             let entry = Entry(word.load(Ordering::Relaxed));
             let start = VirtAddr(base.0 + u64::from(index) * node.level.span());
@@ -102,7 +103,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         }
     }
 
-    /// Drops and clears the suspended entries of `part`, a part of the span of a table of level 1.
+    /// Drops and clears the suspended entries of `part`, which lies within the span of a level-1
+    /// table.
     ///
     /// # Safety
     /// 1. The caller holds the table's lock.
@@ -113,22 +115,23 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         }
         let first = P::Arch::PTE.index_of(part.start());
         let last = P::Arch::PTE.index_of(VirtAddr(part.end().0 - 1));
-        // SAFETY: 1. a table of leaves, locked (the caller's obligation 1). 2. that of the caller.
+        // SAFETY: 1. a table of leaves, locked (the caller's obligation 1). 2. the caller's
+        // obligation 2.
         let dropped = unsafe { self.leaves(table, first..last + 1) };
         self.memory.frames.table(table).change_entry_count(0, dropped);
     }
 
     /// Drops all entries of a detached table that do not refer to tables. Readers may still see the
-    /// entries, and treat them as hints. The entry count says when the remaining entries are empty.
+    /// entries and treat them as hints. The entry count shows when the remaining entries are empty.
     ///
     /// # Safety
-    /// 1. The table was detached and flushed, and only the caller has it.
+    /// 1. The table was detached and flushed, and only the caller holds it.
     pub(super) unsafe fn contents(&mut self, table: Frame) {
         let meta = self.memory.frames.table(table);
         let level = meta.level();
         if level == Level::PTE {
             let first = EntryIndex::FIRST;
-            // SAFETY: 1. and 2. a table of leaves, detached and flushed (the caller's obligation 1).
+            // SAFETY: 1. and 2. a table of leaves, detached and flushed (obligation 1).
             unsafe { self.leaves(table, first..first + P::Arch::ENTRIES) };
             return;
         }
@@ -142,10 +145,9 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             let entry = Entry(word.load(Ordering::Relaxed));
             match level.kind(entry) {
                 Kind::Empty | Kind::Table => continue,
-                // SAFETY: 1. and 2. the caller's obligation 1: the entry goes with the table.
+                // SAFETY: 1. and 2. the caller's obligation 1: the entry disappears with the table.
                 Kind::Leaf => unsafe { self.huge(entry, level) },
-                // All of the deposit is freed below.
-                // SAFETY: 1. and 2. as above.
+                // The whole deposit is freed below. SAFETY: 1. and 2. as above.
                 Kind::Absent => unsafe {
                     release_absent(self.memory, level, entry, 1, self.counts);
                 },
@@ -166,12 +168,12 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         unsafe { unmap_pages(self.memory, leaf, pages, self.batch, self.counts) };
     }
 
-    /// Drops the mappings of the level-1 leaves (and absent entries) of `indices`. Returns the
-    /// number of entries.
+    /// Drops the mappings of the level-1 leaves and absent entries of `indices`. Returns the number
+    /// of entries.
     ///
     /// # Safety
-    /// 1. It is a table of level 1 that the caller has locked, or that was detached and only the
-    ///    caller has.
+    /// 1. `table` is a level-1 table that the caller has locked, or that was detached and only the
+    ///    caller holds.
     /// 2. Suspended leaves of `indices`, and the leaves of a detached table, were flushed.
     unsafe fn leaves(&mut self, table: Frame, indices: Range<EntryIndex>) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
@@ -195,7 +197,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 let limit = (entries.len() as u32 - index.number()).min(entry_count - dropped);
                 let count = absent_run::<P>(entries, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
-                // SAFETY: 1. and 2. as of the leaves.
+                // SAFETY: 1. and 2. as for the leaves.
                 unsafe { release_absent(memory, Level::PTE, entry, count, self.counts) };
                 count
             };
@@ -209,17 +211,18 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             index += count;
         }
         self.counts.entries_read += u64::from(index - indices.start);
-        // Counts all entries as anonymous pages, which most are. `run` has compensated for others.
+        // Counts all entries as anonymous pages, the most common kind. `run` has compensated for
+        // other kinds.
         self.counts.unmapped(OwnerKind::Anonymous, dropped);
         dropped
     }
 
-    /// Drops the run of leaves that begins at `index` with `entry`. Returns their number. The
-    /// caller counts every page as anonymous; this function compensates for other kinds.
+    /// Drops the run of leaves that starts at `index` with `entry`. Returns the number of leaves.
+    /// The caller counts every page as anonymous; this function compensates for other kinds.
     ///
     /// # Safety
-    /// 1. The caller takes the entries away before other threads see the table again.
-    /// 2. No TLB has translations of them any more.
+    /// 1. The caller removes the entries before other threads see the table again.
+    /// 2. No TLB still holds translations of the entries.
     #[inline]
     unsafe fn run(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let (memory, missing) = (self.memory, self.missing);
@@ -230,11 +233,11 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         };
         self.counts.folios_touched += 1;
         if folio.order == Order::PAGE {
-            // The common case. A page that its object has dropped may end here too. It still counts
-            // as a page of the object, as it did when it was mapped.
-            // SAFETY: 1. and 2. the caller's obligations 1 and 2, of this entry.
+            // The common case. A page that its object has dropped may also be freed here; the page
+            // still counts as one of the object's, as it did when it was mapped. SAFETY: 1. and 2.
+            // the caller's obligations 1 and 2, of this entry.
             if unsafe { memory.frames.folio(folio).free_anonymous_into(self.batch, 1) } {
-                // Folios of one page mostly follow each other.
+                // Single-page folios usually come in sequences.
                 let rest = &entries[index.position() + 1..];
                 // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
                 let more = unsafe { drop_single_pages(memory, rest, missing, self.batch) };
@@ -242,7 +245,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 return 1 + more;
             }
             if memory.frames.folio(folio).is_anonymous() {
-                // After a fork, so do those that another process maps too.
+                // After a fork, pages that another process also maps come in sequences too.
                 let rest = &entries[index.position()..];
                 // SAFETY: 1. and 2. the caller's obligations 1 and 2, of these entries.
                 let count = unsafe { drop_shared_pages(memory, rest, missing) };
@@ -255,7 +258,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         let left = folio.head.0 + folio.pages() - frame.0;
         let limit = left.min(entries.len() as u32 - index.number());
         let entries = &entries[..(index + limit).position()];
-        // The folio is freed if it has no other mappings: its accessed and dirty bits do not
+        // The folio is freed if it has no other mappings, so its accessed and dirty bits do not
         // matter.
         let last = folio.order > Order::PAGE
             && memory.frames.folio(folio).is_mapped_and_held(limit, 0)
@@ -268,7 +271,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         unsafe { self.shared(entries, index, folio, entry) }
     }
 
-    /// As [`RmapZap::run`], for zero pages or the embedder's frames.
+    /// As [`RmapZap::run`], for zero pages or for the embedder's frames.
     #[inline(never)]
     fn without_folio(&mut self, entries: &[AtomicU64], index: EntryIndex, entry: Entry) -> u32 {
         let frame = P::Arch::frame(entry);
@@ -284,8 +287,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         count
     }
 
-    /// Drops the mappings of `folio` from `index` on, at most to the end of `entries`. The folio
-    /// has other mappings or references. `entry` is the first entry, without the contiguous bit.
+    /// Drops the mappings of `folio` from `index` up to the end of `entries` at most. The folio has
+    /// other mappings or references. `entry` is the first entry, without the contiguous bit.
     ///
     /// # Safety
     /// 1. and 2. As [`RmapZap::run`].
@@ -318,7 +321,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     }
 }
 
-/// Phase 2: releases the pages of the suspended entries in a part of the cursor's range, and clears
+/// Phase 2: releases the pages of the suspended entries in a part of the cursor's range and clears
 /// the entries.
 ///
 /// # Safety
@@ -343,7 +346,7 @@ pub(super) unsafe fn drop_suspended<P: Platform>(cursor: &mut Cursor<'_, '_, P>,
 /// As [`drop_suspended`], for the entries `leaves` of a table that is locked without a cursor.
 ///
 /// # Safety
-/// 1. As there.
+/// 1. As for [`drop_suspended`], with the lock of `locked`.
 #[inline(always)]
 pub(super) unsafe fn drop_suspended_few<P: Platform>(
     locked: &mut LockedTable<'_, '_, P>,
@@ -360,7 +363,7 @@ pub(super) unsafe fn drop_suspended_few<P: Platform>(
 
 /// Drops the mappings of single anonymous pages without other mappings or references. Stops at the
 /// first entry of another kind. The stored entries lack the bits `missing`. Returns the number of
-/// mappings. A separate function, so that its state stays in registers.
+/// mappings. This is a separate function so that its state stays in registers.
 ///
 /// # Safety
 /// 1. and 2. As [`RmapZap::run`].
@@ -375,7 +378,7 @@ unsafe fn drop_single_pages<P: Platform>(
     for word in entries {
         let raw = word.load(Ordering::Relaxed);
         let entry = Entry(raw | missing);
-        // The pages of a contiguous run are those of a large folio.
+        // The pages of a contiguous run belong to a large folio.
         if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
             break;
         }
@@ -431,8 +434,8 @@ pub(super) fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, 
 /// Drops the mappings and swap slots of `count` absent entries. The deposits of the entries stay.
 ///
 /// # Safety
-/// 1. The caller takes the entries away before other threads see the table again.
-/// 2. No TLB has translations of them any more.
+/// 1. The caller removes the entries before other threads see the table again.
+/// 2. No TLB still holds translations of the entries.
 pub(super) unsafe fn release_absent<P: Platform>(
     memory: &Memory<P>,
     level: Level<P::Arch>,
@@ -454,8 +457,8 @@ pub(super) unsafe fn release_absent<P: Platform>(
     }
 }
 
-/// Frees a table of the deposit of `holder`, if it has one. `holder` is one of the tables of
-/// `locks`.
+/// Frees one deposited table of `holder`, if the deposit is not empty. `holder` is one of the
+/// tables of `locks`.
 pub(super) fn free_deposit<P: Platform>(
     memory: &Memory<P>,
     locks: &LockSet,
@@ -471,10 +474,10 @@ pub(super) fn free_deposit<P: Platform>(
     unsafe { free_deposit_held(memory, holder, counts) };
 }
 
-/// Frees a table of the deposit of `holder`. Returns whether it has one.
+/// Frees one deposited table of `holder`. Returns whether the deposit had one.
 ///
 /// # Safety
-/// 1. The caller has locked the holder, or has detached it and is the only one to have it.
+/// 1. The caller has locked the holder, or has detached it and holds the only reference.
 unsafe fn free_deposit_held<P: Platform>(
     memory: &Memory<P>,
     holder: Frame,
@@ -482,7 +485,7 @@ unsafe fn free_deposit_held<P: Platform>(
 ) -> bool {
     let Some(table) = memory.frames.withdraw_table(holder) else { return false };
     // SAFETY: 1. a table on deposit is a table, and no other thread withdraws it (obligation 1).
-    // 2. No entry and no TLB ever knew it.
+    // 2. No entry and no TLB has ever referred to the table.
     unsafe { free_table(memory, table, counts) };
     true
 }

@@ -2,64 +2,67 @@
 //! is freed.
 //!
 //! An address space records the CPUs that have loaded it ([`ActiveCpus`]). An operation collects
-//! the addresses to invalidate and the detached tables in a [`Gather`]. The gather keeps an order:
+//! the addresses to invalidate and the detached tables in a [`Gather`]. The gather enforces an
+//! order:
 //!
 //! 1. The operation clears or narrows entries under the table locks.
 //! 2. [`Gather::flush`] invalidates every TLB that may hold the old entries.
-//! 3. Only then does `Edit::finish` free the mapped pages. The detached tables and VMAs are
-//!    freed when no reader is left ([`crate::deferred`]).
+//! 3. Only then does `Edit::finish` free the mapped pages. The detached tables and VMAs are freed
+//!    when they have no readers left ([`crate::deferred`]).
 //!
 //! Invariants 1 and 2 (`docs/invariants.md`) rely on step 2 before step 3. Without it:
-//! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still has the translation.
+//! 1. CPU A unmaps a page and frees its frame; CPU B's TLB still holds the translation.
 //! 2. CPU A hands the frame to another process.
-//! 3. CPU B's program writes to the old address, into the other process' memory.
+//! 3. CPU B's program writes to the old address, which now corrupts the other process's memory.
 //!
 //! # Pending flushes
 //! From the first narrowing store until the flush, a table's entries allow less than the TLBs do.
-//! During that time no thread may conclude from such an entry what the TLBs allow:
-//! 1. CPU A saves a file: it write-protects the entry of a page, and releases the table's lock.
+//! In that interval no thread may infer from such an entry what the TLBs allow:
+//! 1. CPU A saves a file: it write-protects the entry of a page and releases the table's lock.
 //! 2. CPU B calls `mprotect(PROT_READ)`, finds the entry read-only, flushes nothing, and returns.
 //! 3. CPU C stores through the writable translation that its TLB still holds.
 //!
-//! So one rule holds for every operation, whatever it narrows. **Before a thread releases a table's
-//! lock, it has flushed what it narrowed under the lock, or it has raised the table's *pending
-//! count* before its first narrowing store, and lowers the count after the flush. A thread that
-//! takes the lock later and finds the count above zero flushes its own range before it acts.** It
-//! is a count, not a flag, so one flusher cannot clear another's mark. The later locker flushes
-//! without help from the first thread, which may be waiting for a lock that the later one holds.
+//! One rule therefore holds for every operation, whatever it narrows. **Before a thread releases a
+//! table's lock, it has either flushed what it narrowed under the lock, or raised the table's
+//! *pending count* before its first narrowing store; in the latter case it lowers the count after
+//! the flush. A thread that acquires the lock later and finds the count above zero flushes its own
+//! range before it acts.** The mark is a count rather than a flag so that one flusher cannot clear
+//! another's mark. The later locker flushes without help from the first thread, which may be
+//! waiting for a lock that the later one holds.
 //!
-//! In tables that a cursor has locked, the stores that narrow are methods of values that enforce
-//! the rule (`table::narrowing`). The moves mark their tables themselves.
+//! In tables that a cursor has locked, the narrowing stores are methods of values that enforce the
+//! rule (`table::narrowing`). Moves mark their tables themselves.
 //!
 //! | operation | flush |
 //! |---|---|
-//! | unmapping, discarding, truncation | before it releases the locks, so it needs no mark |
-//! | a move of one piece | before it releases the locks of either end |
-//! | a move of several pieces | marks the tables of both ends; one flush for about 64 tables of either end |
-//! | `mprotect`, write-protection, aging, `fork` | marks up to 64 tables; one flush for all of them |
-//! | swap-out by reclaim | marks the tables of a batch; one flush for each address space |
+//! | unmapping, discarding, truncation | before the unlock, so no mark is needed |
+//! | a move of one piece | before the locks of either end are released |
+//! | a move of several pieces | marks both ends' tables; one flush per about 64 tables of an end |
+//! | `mprotect`, write-protection, aging, `fork` | marks up to 64 tables; one flush for all |
+//! | swap-out by reclaim | marks the tables of a batch; one flush per address space |
 //! | copy-on-write, fold, split, collapse | between break and make, under the lock |
 //!
-//! A move brings pages to a table whose own addresses are in no TLB. The TLBs have the old
-//! addresses. So during a move of several pieces, the tree records the source, and a thread that
-//! finds a mark flushes the source too:
+//! A move brings pages to a table whose own addresses no TLB holds. TLBs hold the old addresses.
+//! During a move of several pieces, the tree therefore records the source, and a thread that finds
+//! a mark also flushes the source:
 //! 1. CPU A moves the entry of a page from X to Y, marks both tables, and releases their locks.
 //! 2. CPU B truncates the file: it finds the page at Y, unmaps it, flushes Y, and frees the page.
-//! 3. CPU C stores through its translation of X, into a page that belongs to another owner by now.
+//! 3. CPU C stores through its translation of X, into a page that by now belongs to another owner.
 //!
-//! A detached table is pending in its parent, the only table that names it: the parent's lock is
-//! held from the cleared entry to the flush. An operation that passes over an empty entry without a
-//! lock tests, after it has read the entry, whether the table is locked or pending. If so, it takes
-//! the lock (`PageTable::wait_for_pending_flushes`):
-//! 1. CPU A punches a hole: under the lock of table P it clears the entry that names table C.
-//! 2. CPU B calls `mprotect(PROT_NONE)`, finds nothing below P, and would return.
+//! A detached table is pending in its parent, the only table that refers to it: the parent's lock
+//! is held from the clearing of the entry until the flush. An operation that passes over an empty
+//! entry without a lock tests, after it has read the entry, whether the table is locked or pending.
+//! If so, the operation acquires the lock (`PageTable::wait_for_pending_flushes`):
+//! 1. CPU A punches a hole: under the lock of table P it clears the entry that refers to table C.
+//! 2. CPU B calls `mprotect(PROT_NONE)` and finds nothing below P; without the test, the call would
+//!    return.
 //! 3. CPU C stores through its translation, which came from table C.
 //!
-//! The store that clears the entry is a release: a thread that sees the entry cleared sees P
-//! locked, or the flush done.
+//! The store that clears the entry is a release: a thread that sees the cleared entry sees either
+//! that P is locked or that the flush is complete.
 //!
-//! A table that is detached while its count is above zero stays allocated until the count is zero.
-//! So the thread that lowers the count never finds another table in the same frame.
+//! A table that is detached while its count is above zero stays allocated until the count is zero,
+//! so the thread that lowers the count never finds another table in the same frame.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -72,16 +75,17 @@ use crate::frame::table_meta::TableStack;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
 
-/// The state of a CPU's TLB for an address space after the CPU has switched to another.
+/// The state of a CPU's TLB for an address space after the CPU has switched to another address
+/// space.
 ///
-/// The core relies on it. [`TlbOnLeave::Flushed`] ends the invalidations to the CPU, so an embedder
-/// that passes it by mistake lets programs reach freed frames:
+/// The core relies on this value. [`TlbOnLeave::Flushed`] ends the invalidations to the CPU, so an
+/// embedder that passes `Flushed` by mistake lets programs reach freed frames:
 /// 1. CPU A loads another root with a load that keeps translations, and passes `Flushed`.
-/// 2. CPU B unmaps a page. No CPU is to be invalidated, and the frame is freed.
-/// 3. CPU A loads the first root again, and its program writes through its old translation, into a
-///    frame that has another owner by now.
+/// 2. CPU B unmaps a page. No CPU needs an invalidation, so the frame is freed.
+/// 3. CPU A loads the first root again, and its program writes through the old translation into a
+///    frame that by now has another owner.
 ///
-/// `Kept` is always right. It costs invalidations that the CPU may not need.
+/// `Kept` is always correct. It costs invalidations that the CPU may not need.
 ///
 /// ```
 /// use bindery::{AddressSpace, Platform, TlbOnLeave};
@@ -95,12 +99,12 @@ use crate::stats::Counts;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TlbOnLeave {
-    /// Translations may remain (tagged with an ASID or PCID): the CPU still needs invalidations.
+    /// Translations may remain (tagged with an ASID or PCID), so the CPU still needs invalidations.
     Kept,
-    /// The switch flushed them. The calling CPU's TLB, and the caches of its walker, must hold
-    /// nothing of the address space, neither under its tag nor under another: not from its root,
-    /// which is no longer loaded, and not from a flush that is still under way. Global entries do
-    /// not matter, since no program's mapping is one.
+    /// The switch flushed the translations. The calling CPU's TLB and its page-walk caches must
+    /// hold nothing of the address space under any tag: neither translations from its root, which
+    /// is no longer loaded, nor translations that a flush in progress has yet to remove. Global
+    /// entries do not matter, since no program's mapping is global.
     Flushed,
 }
 
@@ -126,8 +130,8 @@ impl ActiveCpus {
         fence(Ordering::SeqCst);
     }
 
-    /// Called on `cpu` after it has loaded another root. Only the CPU itself removes its bit. If
-    /// another CPU did it, a CPU that loads the root at that moment would be missed.
+    /// Called on `cpu` after it has loaded another root. Only the CPU itself clears its bit. If
+    /// another CPU cleared it, a CPU that loads the root at that moment would be missed.
     pub(crate) fn leave(&self, cpu: Cpu, tlb_on_leave: TlbOnLeave) {
         if tlb_on_leave == TlbOnLeave::Flushed {
             let cpu = usize::from(cpu.0) % MAX_CPUS;
@@ -168,26 +172,27 @@ pub(crate) fn invalidate<P: Platform>(
 #[must_use = "what was gathered has to be flushed and finished"]
 pub(crate) struct Gather {
     range: Option<VirtRange>,
-    /// The number of the lowest level at which a translation changed.
+    /// The lowest level at which a translation changed.
     level: u8,
     tables: Tables,
     /// Tables that this gather has marked as pending; the flush lowers their counts. A table that
-    /// was marked twice is here twice.
+    /// was marked twice appears twice.
     marks: ArrayVec<Frame, MARKS>,
-    /// Detached tables above level 1 whose entries were not moved to the next list yet.
+    /// Detached tables above level 1 whose entries have not been moved to the next list.
     pub(crate) unscanned: TableStack,
     /// Detached tables; their entries still count as mapped.
     pub(crate) detached: TableStack,
-    /// Detached tables without mapped entries: readers may still be walking through them.
+    /// Detached tables without mapped entries. Readers may still be walking through them.
     pub(crate) emptied: DetachedTables,
-    /// When the contents of detached tables are uncharged.
+    /// The time at which the contents of detached tables are uncharged.
     uncharge: Uncharge,
 }
 
-/// When pages of detached tables are counted down: next to the unlock of the mutex.
+/// The time at which pages of detached tables are counted down, relative to the unlock of the
+/// mutex.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Uncharge {
-    /// The default: the VMA is removed, and keeps its anon group until its pages are counted down.
+    /// The default: the VMA is removed and keeps its anon group until its pages are counted down.
     AfterUnlock,
     /// The VMA outlives its pages.
     BeforeUnlock,
@@ -197,11 +202,11 @@ enum Uncharge {
 pub(crate) const CHUNK_TABLES: u64 = 64;
 
 /// The maximum number of marks that one flush carries for a move: up to [`CHUNK_TABLES`] source
-/// tables, and the tables that their entries move to.
+/// tables, and the target tables of their entries.
 const MARKS: usize = 2 * CHUNK_TABLES as usize + 8;
 
 impl Gather {
-    // Not `const`: a constant would be copied as a whole, including the room for marks.
+    // Not `const`: a constant would be copied in full, including the room for marks.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self {
@@ -216,7 +221,7 @@ impl Gather {
         }
     }
 
-    /// Adds translations in `range`, of entries at `level`, that are stale now.
+    /// Adds stale translations in `range`, which came from entries at `level`.
     #[inline]
     pub(crate) fn stale<A>(&mut self, range: VirtRange, level: Level<A>) {
         self.stale_from(range, level.number());
@@ -233,7 +238,7 @@ impl Gather {
         });
     }
 
-    /// Adds a `range` whose tables have moved. They may have contained leaves of any level.
+    /// Adds a `range` whose tables have moved. The tables may have contained leaves of any level.
     pub(crate) fn stale_tables(&mut self, range: VirtRange) {
         self.stale_from(range, 1);
         self.tables = Tables::Changed;
@@ -261,20 +266,20 @@ impl Gather {
         self.marks.len() + marks <= MARKS
     }
 
-    /// Whether `table` is one of those that this piece of a move, or the previous one, has marked
-    /// last.
+    /// Whether `table` is among the tables that this piece of a move, or the previous piece, has
+    /// marked last.
     pub(crate) fn has_lately_marked(&self, table: Frame) -> bool {
         self.marks.iter().rev().take(8).any(|marked| *marked == table)
     }
 
-    /// Whether `table` is the one that was marked last.
+    /// Whether `table` is the last marked table.
     #[inline]
     pub(crate) fn has_just_marked(&self, table: Frame) -> bool {
         self.marks.last() == Some(&table)
     }
 
-    /// Whether `count` of the pending marks of `table`, all of them, are this gather's. Looks at
-    /// the last marks first, where those of a table at hand mostly are.
+    /// Whether all `count` pending marks of `table` belong to this gather. Searches the most recent
+    /// marks first, since the marks of the current table are usually among them.
     pub(crate) fn has_marked(&self, table: Frame, count: u32) -> bool {
         let own = self.marks.iter().rev().filter(|marked| **marked == table);
         own.take(count as usize).count() == count as usize
@@ -290,8 +295,8 @@ impl Gather {
         self.marks.pop()
     }
 
-    /// Invalidates the stale translations on every TLB; does nothing if there are none. The marks
-    /// stay: the caller lowers them ([`crate::table::PageTable::flush`]).
+    /// Invalidates the stale translations on every TLB; does nothing if no translation is stale.
+    /// The marks stay, and the caller lowers them ([`crate::table::PageTable::flush`]).
     pub(crate) fn flush<P: Platform>(
         &mut self,
         platform: &P,
@@ -316,8 +321,8 @@ impl Gather {
     /// with it the owner of the pages, too early:
     /// 1. CPU A discards pages, whose tables are detached, and releases the mutex.
     /// 2. CPU B unmaps the VMA; a grace period later its anon group is freed.
-    /// 3. CPU C finds one of the folios by its frame number: it counts as mapped, and points to the
-    ///    anon group.
+    /// 3. CPU C finds one of the folios by its frame number: the folio counts as mapped and refers
+    ///    to the freed anon group.
     pub(crate) fn uncharge_before_unlock(&mut self) {
         self.uncharge = Uncharge::BeforeUnlock;
     }
@@ -327,13 +332,13 @@ impl Gather {
         core::mem::replace(&mut self.uncharge, Uncharge::AfterUnlock) == Uncharge::BeforeUnlock
     }
 
-    /// Whether nothing is left to be freed. Flushed before.
+    /// Whether nothing is left to free. Called after a flush.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
         self.unscanned.is_empty() && self.detached.is_empty() && self.emptied.is_empty()
     }
 
-    /// Whether a flush has anything to do.
+    /// Whether a flush is needed.
     pub(crate) fn is_stale(&self) -> bool {
         self.range.is_some() || !self.marks.is_empty()
     }

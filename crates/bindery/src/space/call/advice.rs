@@ -1,9 +1,9 @@
 //! The kinds of advice and the table of their effects.
 //!
-//! A new kind begins as a variant of [`Advice`]. The compiler then asks for its row in
-//! [`Advice::effect`], for the function in `madvise.rs` that carries out a new [`Call`] or
-//! [`EntryChange`], and for the answer of [`Advice::is_for_others`]. Its number is in
-//! `bindery-linux` (`advice.rs`); a test there finds a kind without one.
+//! A new kind starts as a variant of [`Advice`]. The compiler then requires a row in
+//! [`Advice::effect`], a function in `madvise.rs` that carries out a new [`Call`] or
+//! [`EntryChange`], and an answer in [`Advice::is_for_others`]. The number of the kind is in
+//! `bindery-linux` (`advice.rs`); a test there detects a kind without a number.
 
 use crate::error::Error;
 
@@ -20,7 +20,7 @@ macro_rules! kinds {
         }
 
         impl $name {
-            /// All variants, for tests that check each of them.
+            /// All variants, for tests that check every variant.
             #[cfg(any(test, feature = "testing"))]
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
         }
@@ -28,7 +28,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Advice of a program about a range of its memory.
+    /// A program's advice about a range of its memory.
     ///
     /// ```
     /// use bindery::addr::VirtAddr;
@@ -47,24 +47,24 @@ kinds! {
         Random,
         /// Pages are used in order (`MADV_SEQUENTIAL`).
         Sequential,
-        /// Pages will be used soon (`MADV_WILLNEED`). Swaps pages in, and begins to read those of
-        /// files, unless memory is short.
+        /// Pages will be used soon (`MADV_WILLNEED`). Swaps pages in and starts reads of file
+        /// pages, unless memory is short.
         WillNeed,
-        /// The contents are not needed any more (`MADV_DONTNEED`).
+        /// The contents are no longer needed (`MADV_DONTNEED`).
         DontNeed,
         /// As `DontNeed`, but also applies to locked memory (`MADV_DONTNEED_LOCKED`).
         DontNeedLocked,
-        /// The contents are not needed any more, unless the program writes them again before memory
-        /// is short (`MADV_FREE`). Drops contents in swap at once. Splits a large folio that the
-        /// range covers in part; skips the folio if another process maps it or it is pinned.
+        /// The contents are no longer needed, unless the program writes to them again before memory
+        /// is short (`MADV_FREE`). Drops contents in swap immediately. Splits a large folio that
+        /// the range covers in part; skips the folio if it is pinned or another process maps it.
         Free,
         /// The contents will not be used for a while (`MADV_COLD`). Splits or skips large folios as
         /// [`Advice::Free`] does.
         Cold,
-        /// The contents will not be used for a while, and can be swapped out now (`MADV_PAGEOUT`).
+        /// The contents will not be used for a while and can be swapped out now (`MADV_PAGEOUT`).
         /// Splits or skips large folios as [`Advice::Free`] does.
         PageOut,
-        /// The contents of the object are not needed any more (`MADV_REMOVE`).
+        /// The contents of the object are no longer needed (`MADV_REMOVE`).
         Remove,
         /// Children do not inherit the mapping (`MADV_DONTFORK`).
         DontFork,
@@ -79,7 +79,7 @@ kinds! {
         /// Core dumps include the mapping (`MADV_DODUMP`).
         DoDump,
         /// Pages with equal contents may be merged (`MADV_MERGEABLE`). The core never merges them,
-        /// as on a Linux whose `ksmd` was not started. Has no effect on shared mappings.
+        /// as on a Linux system whose `ksmd` was not started. Has no effect on shared mappings.
         Mergeable,
         /// Pages may not be merged (`MADV_UNMERGEABLE`).
         Unmergeable,
@@ -181,7 +181,7 @@ impl Advice {
 #[derive(Clone, Copy)]
 pub(in crate::space) struct Effect {
     pub(in crate::space) change: AdviceChange,
-    /// The contents that the program or a child loses by it.
+    /// The contents that the advice takes from the program or a child.
     pub(in crate::space) loss: Loss,
 }
 
@@ -201,7 +201,7 @@ const fn flags(clear: MappingFlags, set: MappingFlags, to: AppliesTo, loss: Loss
 /// The part of an address space that advice changes.
 #[derive(Clone, Copy)]
 pub(in crate::space) enum AdviceChange {
-    /// A call of its own, which holds no lock over the whole range.
+    /// A separate call, which holds no lock over the whole range.
     Call(Call),
     /// A change VMA by VMA, under the mutex.
     Vmas(VmaChange),
@@ -226,7 +226,7 @@ pub(in crate::space) enum Call {
 /// Advice that changes entries.
 #[derive(Clone, Copy)]
 pub(in crate::space) enum EntryChange {
-    /// Drops the contents. `locked`: also those of locked VMAs.
+    /// Drops the contents. `locked`: also drops the contents of locked VMAs.
     Drop {
         locked: bool,
     },
@@ -247,13 +247,13 @@ impl EntryChange {
     }
 }
 
-/// The contents that the program loses by advice.
+/// The contents that a piece of advice discards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::space) enum Loss {
     Nothing,
-    /// The contents of the range, with a notice to a userfaultfd.
+    /// The contents of the range; a userfaultfd is notified.
     Contents,
-    /// Contents of the range or of a child's copy, without a notice to a userfaultfd.
+    /// Contents of the range or of a child's copy; no userfaultfd is notified.
     Unnoticed,
 }
 
@@ -273,7 +273,7 @@ enum AppliesTo {
     Anonymous,
     /// VMAs with [`MappingFlags::DROPPABLE`] refuse the advice.
     NotDroppable,
-    /// VMAs of frames that are not the core's refuse the advice.
+    /// VMAs of frames outside the core's memory refuse the advice.
     CoreFrames,
     /// VMAs with [`MappingFlags::DROPPABLE`] or [`MappingFlags::DONT_EXPAND`] refuse the advice.
     Dumpable,

@@ -38,8 +38,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// The range of the heap (Linux: `start_brk`, `brk`); null until
-    /// [`AddressSpace::set_break_start`]. Both ends are of the same moment only while the mutex is
-    /// held ([`AddressSpace::view_mapping`]).
+    /// [`AddressSpace::set_break_start`]. The two ends are consistent only while the mutex is held
+    /// ([`AddressSpace::view_mapping`]).
     ///
     /// Context: any.
     pub fn heap(&self) -> VirtRange {
@@ -51,7 +51,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// (Linux: `brk(2)`; the C library turns the old end into an error).
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
-    /// in the mappings if it grows.
+    /// in the number of mappings if it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
         let (now, populate) = set_break(self, end);
         let _ = populate.finish(self);
@@ -59,9 +59,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::set_break`], up to the waits. The steps of the [`Populate`] map the pages
-    /// of memory that [`crate::LockAll::FUTURE`] locks; they do not fail.
+    /// of memory locked by [`crate::LockAll::FUTURE`]; they do not fail.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`AddressSpace::set_break`].
     pub fn begin_set_break(&self, end: VirtAddr) -> (VirtAddr, Populate) {
         set_break(self, end)
     }
@@ -123,7 +123,8 @@ fn grow_break<P: Platform>(
     if range.start() < minimum {
         return Err(Error::BelowMinimum { minimum }.into());
     }
-    // Keeps one page free above the heap, and the guard gap of a mapping above that grows down.
+    // Keeps one page free above the heap, as well as the guard gap of a mapping above that grows
+    // down.
     let guard = VirtRange::raw(range.start().0, range.end().0.saturating_add(PAGE_SIZE));
     if let Some(next) = op.vmas.first_ending_after(range.start().0) {
         let grows = next.has(MappingFlags::GROWS_DOWN);

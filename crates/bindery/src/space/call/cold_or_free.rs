@@ -1,12 +1,12 @@
-//! `MADV_COLD` and `MADV_FREE`: clear the accessed bits, and the dirty bits, of a range's pages.
+//! `MADV_COLD` and `MADV_FREE`: clear the accessed bits, and for `MADV_FREE` also the dirty bits,
+//! of a range's pages.
 //!
-//! The caller passes a range of pages, but both kinds of advice apply to whole folios. Linux
-//! behaves the same:
+//! The caller passes a range of pages, but both kinds of advice apply to whole folios, as on Linux:
 //!
 //! | the range covers | effect on the folio |
 //! |---|---|
-//! | all mapped pages of the folio | the bits of the whole folio are cleared |
-//! | a part of a folio without other mappings or references | the folio is split, and the bits of the pages in the range are cleared |
+//! | all mapped pages of the folio | the whole folio's bits are cleared |
+//! | a part of a folio without other mappings or references | split; the range's bits are cleared |
 //! | a part of a folio with other mappings or references | none |
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
@@ -27,7 +27,7 @@ use crate::space::op::Op;
 /// A large folio of private memory, and the entries that map it.
 struct LargeFolio {
     folio: Folio,
-    /// The number in the folio of the first mapped page.
+    /// The number of the first mapped page within the folio.
     number: u32,
     /// The addresses from the first mapped page to the last, holes included.
     range: VirtRange,
@@ -68,7 +68,7 @@ fn clear_use_of_folios<P: Platform>(
     if cut { clear_use_of_cut_folios(op, vma, part, bits) } else { Ok(()) }
 }
 
-/// As [`clear_use_of_folios`], for large folios whose pages are not one run.
+/// As [`clear_use_of_folios`], for large folios whose pages do not form one run.
 #[cold]
 #[inline(never)]
 fn clear_use_of_cut_folios<P: Platform>(
@@ -86,7 +86,7 @@ fn clear_use_of_cut_folios<P: Platform>(
         if !whole && !split_if_alone(op.edit.table(), range.start()) {
             continue;
         }
-        // Pages of another folio may be between pages of this one.
+        // Pages of another folio may lie between pages of this one.
         let all = folio_range(vma, range.start(), number, folio).intersection(part);
         op.edit.clear_use(all, bits, |found, run| {
             found.is_some_and(|found| {
@@ -98,7 +98,7 @@ fn clear_use_of_cut_folios<P: Platform>(
     Ok(())
 }
 
-/// Marks a folio as cold or lazy if these `pages` are all its mappings. Says whether they are.
+/// Marks a folio as cold or lazy if these `pages` are all its mappings. Returns whether they are.
 fn clear_use_of_folio<P: Platform>(
     frames: &Frames<P>,
     folio: Folio,
@@ -108,7 +108,7 @@ fn clear_use_of_folio<P: Platform>(
     let frames = &frames;
     let whole = frames.folio(folio).mappings() == pages;
     match bits {
-        // The holder of a pin may write at any moment.
+        // The holder of a pin may write at any time.
         UseBits::AccessedAndDirty if whole && frames.folio(folio).pins() == 0 => {
             frames.folio(folio).mark_lazy()
         }

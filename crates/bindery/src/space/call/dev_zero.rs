@@ -14,11 +14,11 @@ use crate::space::call::populate::{Populate, populated};
 use crate::vma::{MappingFlags, Protection};
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Maps `/dev/zero`, opened for `access`, from `offset` on (in bytes): anonymous memory with
-    /// the permission checks of a file.
+    /// Maps `/dev/zero`, opened for `access`, from `offset` (in bytes): anonymous memory with the
+    /// permission checks of a file.
     ///
-    /// A shared mapping that can never be written needs no shared memory: each page is the zero
-    /// page, as on Linux. (Linux still shows the mapping as shared.)
+    /// A shared mapping that can never be written needs no shared memory, because each page is the
+    /// zero page, as on Linux. (Linux still reports the mapping as shared.)
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
     ///
@@ -33,7 +33,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         populated(self, map_zeroes(self, request, offset, access))
     }
 
-    /// As [`AddressSpace::mmap_zeroes`], up to the waits, as [`AddressSpace::begin_mmap`].
+    /// As [`AddressSpace::mmap_zeroes`], up to the waits; see [`AddressSpace::begin_mmap`].
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
     ///
@@ -64,8 +64,8 @@ fn map_zeroes<P: Platform>(
         } else {
             Accounting::Whole
         };
-        // The object has the length of the mapping even if the offset is not zero, as on Linux.
-        // So accesses beyond its end fail.
+        // The object has the length of the mapping even if the offset is not zero, as on Linux, so
+        // accesses beyond the object's end fail.
         let object = space.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
         return space.begin_mmap_object(request, &MapObject { object: &object, offset, access });
     }
@@ -78,7 +78,7 @@ fn map_zeroes<P: Platform>(
         None
     };
     if let Some(error) = refused {
-        // Linux searches for an address first, so errors of the address take precedence.
+        // Linux also searches for an address first, so address errors take precedence.
         space.check_place(request)?;
         return Err(error);
     }

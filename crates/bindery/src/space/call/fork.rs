@@ -22,18 +22,18 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// mappings stay shared. The child has no locked memory, no `MADV_DONTFORK` mappings, and empty
     /// `MADV_WIPEONFORK` mappings.
     ///
-    /// Copies no entries of a mapping that never had a private page or a guard. The child's faults
-    /// there map the same pages as the parent's.
+    /// No entries are copied for a mapping that never had a private page or a guard. The child's
+    /// faults in such a mapping map the same pages as the parent's.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings, and in the runs of mappings with
-    /// private pages; one write to a folio's counts for each run, one invalidation for each 64
-    /// tables.
+    /// Context: may sleep. Complexity: linear in the number of mappings, and in the number of runs
+    /// in mappings with private pages; one write to a folio's counts per run, one invalidation per
+    /// 64 tables.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal
-    /// signal came before the end. An error changes nothing, but the parent's next writes may fault
-    /// once more. (Linux also checks for signals at each mapping. Its check before the copy, at
-    /// which any signal restarts the call, is the embedder's task.)
+    /// signal was pending before the end. An error changes nothing, except that the parent's next
+    /// writes may fault once more. (Linux also checks for signals at each mapping. Its check before
+    /// the copy, at which any signal restarts the call, is the embedder's task.)
     pub fn fork(&self) -> Result<Self, Error> {
         self.page_table.memory.outermost(|| fork_once(self))
     }
@@ -55,7 +55,7 @@ fn fork_once<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpac
     result.map(|()| child)
 }
 
-/// The child, and the copies of the VMAs that it has so far.
+/// The child, and the VMA copies made so far.
 struct ForkCopies<'c, 'op, 'm, P: Platform> {
     space: &'c AddressSpace<'m, P>,
     vmas: &'c mut VmaSet<'op, 'm, P>,
@@ -67,8 +67,8 @@ impl<'m, P: Platform> ForkCopies<'_, '_, 'm, P> {
     /// Copies all VMAs, with their entries, to the child.
     fn copy_all(mut self, op: &mut Op<'_, 'm, P>) -> Result<(), Failure> {
         let Op { space, vmas, edit, .. } = op;
-        // All VMAs stay locked until the flush, and one flush covers up to 64 tables. A fault in
-        // between would find the mark of the pending flush, and flush itself.
+        // All VMAs stay locked until the flush, and one flush covers up to 64 tables. A fault
+        // before the flush would find the mark of the pending flush and perform the flush itself.
         let result = vmas.with_all_locked(|vmas| {
             let result = vmas.iter().try_for_each(|vma| {
                 interrupt::check(space.platform())?;
@@ -76,8 +76,8 @@ impl<'m, P: Platform> ForkCopies<'_, '_, 'm, P> {
                     return Ok(());
                 }
                 // Linux reserves each mapping separately, which matters for the overcommit
-                // heuristic: it refuses a single large request. Earlier mappings are charged to the
-                // child already.
+                // heuristic: it refuses a single large request. The child has already been charged
+                // for earlier mappings.
                 let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
                 let _reservation = space.page_table.memory.commitment().reserve(committed)?;
                 self.copy(edit, vma)
@@ -97,14 +97,14 @@ impl<'m, P: Platform> ForkCopies<'_, '_, 'm, P> {
     fn copy(&mut self, edit: &mut Edit<'_, 'm, P>, vma: &Vma) -> Result<(), Failure> {
         let (child, child_vmas) = (self.space, &mut *self.vmas);
         let range = vma.range();
-        // First, because nothing has to be undone if it fails.
+        // First, because a failure of this step leaves nothing to undo.
         let userfault = match vma.userfault_pointer() {
             Some(_) => events::child_userfault(child, vma, &mut self.notices)?,
             None => None,
         };
         let wiped = vma.has(MappingFlags::WIPE_ON_FORK);
         let parent = vma.group().filter(|_| !wiped);
-        // Reserved before the anon group is created: no step after that may fail.
+        // Reserved before the anon group is created, because no step after that may fail.
         let reserved = child_vmas.reserve()?;
         let group = match parent {
             None => None,

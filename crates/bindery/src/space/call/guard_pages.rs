@@ -1,5 +1,5 @@
-//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): accesses raise a signal. Guards are
-//! entries, so they need no mappings of their own.
+//! Guard pages (`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE`): accesses raise a signal. Since guards
+//! are entries, they need no mappings of their own.
 
 use crate::addr::VirtRange;
 use crate::arch::Marker;
@@ -10,7 +10,7 @@ use crate::vma::{MappingFlags, Vma};
 
 use crate::space::op::Op;
 
-/// Drops the contents of `part` and guards it. A span of level 2 inside `part` takes one entry.
+/// Drops the contents of `part` and guards it. A level-2 span inside `part` takes one entry.
 pub(in crate::space) fn install<'op, P: Platform>(
     op: &mut Op<'op, '_, P>,
     vma: &'op Vma,
@@ -20,7 +20,8 @@ pub(in crate::space) fn install<'op, P: Platform>(
         return Err(Error::Invalid.into());
     }
     if vma.is_anonymous() {
-        // Linux creates the anon group here, which decides whether mappings merge.
+        // Linux also creates the anon group at this point, and the group determines whether
+        // mappings merge.
         op.vmas.prepare_group(vma)?;
     }
     let vma = vma.lock_write(op.platform());

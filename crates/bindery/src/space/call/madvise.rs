@@ -24,7 +24,7 @@ use crate::space::call::will_need::will_need;
 use crate::space::op::Op;
 use crate::space::userfault::events::notify_removed;
 
-/// Advice to the VMAs of a range, from a thread with `rights` to their protection keys.
+/// Advice on the VMAs of a range, from a thread with `rights` to the VMAs' protection keys.
 #[derive(Clone, Copy)]
 struct VmaAdvice {
     change: VmaChange,
@@ -35,26 +35,27 @@ struct VmaAdvice {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Applies advice to `length` bytes (rounded up to pages) at `start`.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings and runs of the range; contents are
-    /// dropped by whole tables.
+    /// Context: may sleep. Complexity: linear in the number of mappings and runs in the range;
+    /// contents are dropped by whole tables.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`] if the range wraps; [`Error::Invalid`] if the
     /// advice does not apply to a mapping's kind, or the mapping is locked; [`Error::AccessDenied`]
     /// for [`Advice::Remove`] of memory that may not be written; [`Error::Sealed`];
-    /// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
-    /// [`Error::TryAgain`] if a mapping cannot be split; those of [`AddressSpace::collapse_range`];
-    /// [`Error::Fault`] and [`Error::OutOfMemory`] if a page is not available;
-    /// [`Error::Interrupted`] if a fatal signal came before all pages of [`Advice::PopulateRead`]
-    /// or [`Advice::PopulateWrite`], before a run of [`Advice::WillNeed`], or before a mapping of
-    /// [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`]. The part before an error is done.
+    /// [`Error::NotMapped`] if the range has holes, after the advice was applied to the mapped
+    /// parts; [`Error::TryAgain`] if a mapping cannot be split; the errors of
+    /// [`AddressSpace::collapse_range`]; [`Error::Fault`] and [`Error::OutOfMemory`] if a page is
+    /// not available; [`Error::Interrupted`] if a fatal signal came before all pages of
+    /// [`Advice::PopulateRead`] or [`Advice::PopulateWrite`], before a run of [`Advice::WillNeed`],
+    /// or before a mapping of [`Advice::Free`], [`Advice::Cold`] or [`Advice::PageOut`]. The advice
+    /// was applied to the part before an error.
     pub fn madvise(&self, start: VirtAddr, length: u64, advice: Advice) -> Result<(), Error> {
         self.madvise_with_keys(start, length, advice, KeyRights::ALL)
     }
 
     /// As [`AddressSpace::madvise`], for a thread with these `rights` to the memory of each
     /// protection key. The thread may discard contents of a sealed mapping only if it could
-    /// overwrite them.
+    /// overwrite these contents.
     ///
     /// Context: may sleep.
     ///
@@ -73,7 +74,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// As [`AddressSpace::madvise_with_keys`], but the steps of the [`Populate`] do the work of
     /// [`Advice::PopulateRead`] and [`Advice::PopulateWrite`], and return their errors. Other
-    /// advice is done at once.
+    /// advice is carried out immediately.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -93,11 +94,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         madvise(self, range, advice, rights).map(|()| Populate::default())
     }
 
-    /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes read as
-    /// zeroes again, or as the object's content. Frees the tables whose whole span is dropped.
+    /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes then read
+    /// as zeroes again, or as the object's content. Frees the tables whose whole span is dropped.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings and whole tables, and in the runs of
-    /// the tables at the edges.
+    /// Context: may sleep. Complexity: linear in the number of mappings and whole tables, and in
+    /// the number of runs in the tables at the edges.
     ///
     /// # Errors
     /// As [`AddressSpace::madvise`] with [`Advice::DontNeed`].
@@ -127,7 +128,7 @@ fn madvise<P: Platform>(
         AdviceChange::Call(Call::Collapse) => space.collapse_range(range),
         AdviceChange::Vmas(change) => {
             let advice = VmaAdvice { change, loss: effect.loss, rights };
-            // The part before an error is done; a second attempt does it again without harm.
+            // The part before the error is complete; a second attempt repeats it without harm.
             let result = space.operate_with_reclaim(|op| advise(op, range, advice));
             match change {
                 VmaChange::Entries(_) => result,
@@ -160,7 +161,7 @@ fn remove_contents<P: Platform>(
                 return Err(error);
             }
             let object = space.object_of(vma).ok_or(Error::Invalid)?;
-            // Saturated, the offset is beyond the maximum size: `Invalid`, as on Linux.
+            // A saturated offset is beyond the maximum size, which gives `Invalid`, as on Linux.
             let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
             (object, offset, part.len())
         };
@@ -197,8 +198,8 @@ fn advise<P: Platform>(
     Ok(parts.end()?)
 }
 
-/// The error of a mapping whose contents the advice must not drop; a sealed one's is
-/// [`Error::Sealed`].
+/// The error for a mapping whose contents the advice must not drop; for a sealed mapping, the error
+/// is [`Error::Sealed`].
 #[cold]
 fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {
     match effect.change {
@@ -210,7 +211,7 @@ fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {
     }
 }
 
-/// The error of `MADV_REMOVE` of a mapping.
+/// The error for `MADV_REMOVE` of a mapping.
 fn refusal_of_removal(vma: &Vma) -> Option<Error> {
     if vma.has(MappingFlags::LOCKED) || vma.is_anonymous() {
         Some(Error::Invalid)
@@ -221,12 +222,12 @@ fn refusal_of_removal(vma: &Vma) -> Option<Error> {
     }
 }
 
-/// The error of a mapping whose entries the advice may not change.
+/// The error for a mapping whose entries the advice may not change.
 #[inline(always)]
 fn refusal_of_change(vma: &Vma, change: EntryChange) -> Option<Error> {
     let locked = vma.has(MappingFlags::LOCKED);
     let guards = matches!(change, EntryChange::InstallGuards | EntryChange::RemoveGuards);
-    // Only a revoke and an unmapping remove leaves of frames that are not the core's.
+    // Only a revoke or an unmapping removes leaves of frames outside the core's memory.
     let refuses = vma.has(MappingFlags::FRAMES)
         || guards && vma.has(MappingFlags::DONT_EXPAND)
         || match change {
@@ -271,7 +272,7 @@ fn change_entries<'op, P: Platform>(
     }
 }
 
-/// Unmaps the pages of a part of a VMA, which stays.
+/// Unmaps the pages of a part of a VMA. The VMA stays.
 pub(in crate::space) fn drop_contents<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,
@@ -280,8 +281,9 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     op.note_resident();
     let locked = vma.lock_write(op.platform());
     let edit = &mut op.edit;
-    // The lock keeps faults out of the VMA, so that nothing is mapped there. A truncation does not
-    // take it, and empties the entry of a huge leaf for a moment, but with the table locked.
+    // The VMA lock excludes faults, so nothing is mapped in the VMA during the check. A truncation
+    // does not acquire that lock, and it empties the entry of a huge leaf for a moment, but with
+    // the table locked.
     if part.len() >= P::Arch::PMD.span() && look::is_under_empty_entry(edit.table(), part) {
         return Ok(());
     }
@@ -293,8 +295,8 @@ pub(in crate::space) fn drop_contents<P: Platform>(
     } else {
         edit.zap(part, part, Flush::BeforeUnlock)
     };
-    // Before the VMA is unlocked: a fault would map a new page while stale TLB entries reach the
-    // old one.
+    // Flush before the VMA is unlocked: a fault would otherwise map a new page while stale TLB
+    // entries still refer to the old page.
     edit.flush();
     drop(locked);
     zapped
@@ -306,7 +308,7 @@ pub(in crate::space) fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
 }
 
 /// Whether a sealed mapping allows the advice: anonymous contents that the program could not
-/// overwrite anyway must not vanish (mseal(2)).
+/// overwrite anyway must not vanish (`mseal(2)`).
 fn may_be_advised(vma: &Vma, loss: Loss, rights: KeyRights) -> bool {
     !vma.has(MappingFlags::SEALED)
         || loss == Loss::Nothing

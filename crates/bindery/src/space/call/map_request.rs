@@ -26,10 +26,10 @@ use crate::vmas::place::Place;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sharing {
-    /// Writes change copies of the pages that only this mapping sees (`MAP_PRIVATE`).
+    /// Writes change copies of the pages that are visible only to this mapping (`MAP_PRIVATE`).
     #[default]
     Private,
-    /// Writes change the object, and so all its mappings, including those of children
+    /// Writes change the object, and therefore all its mappings, including those of children
     /// (`MAP_SHARED`).
     Shared,
 }
@@ -49,7 +49,7 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct MapFlags: u8 {
-        /// The call populates the pages, and locks them into memory (`MAP_LOCKED`).
+        /// The call populates the pages and locks them into memory (`MAP_LOCKED`).
         const LOCKED = 1 << 0;
         /// The mapping does not count as committed, unless overcommit is forbidden
         /// (`MAP_NORESERVE`).
@@ -60,11 +60,11 @@ bitflags! {
         const POPULATE = 1 << 3;
         /// Reclaim may drop the pages without saving them (`MAP_DROPPABLE`).
         const DROPPABLE = 1 << 4;
-        /// The mapping is a stack, and does not use large folios (`MAP_STACK`).
+        /// The mapping is a stack and does not use large folios (`MAP_STACK`).
         const STACK = 1 << 5;
-        /// A mapping that the embedder makes for itself in each program, like a vDSO: it never
+        /// A mapping that the embedder creates for itself in each program, like a vDSO: it never
         /// grows, merges with no neighbor, and ignores locks (Linux: `VM_DONTEXPAND`). No flag of
-        /// `mmap(2)` asks for it.
+        /// `mmap(2)` requests this.
         const DONT_EXPAND = 1 << 6;
     }
 }
@@ -86,8 +86,8 @@ bitflags! {
         /// For writing.
         const WRITE = 1 << 1;
         /// The caller owns the file or has permission to write it, whatever the access mode.
-        /// Without this, [`AddressSpace::mincore`] hides the residence of the file's pages, which
-        /// would reveal the reads of other processes (Linux: `can_do_mincore`).
+        /// Without this flag, [`AddressSpace::mincore`] hides the residence of the file's pages,
+        /// which would reveal the reads of other processes (Linux: `can_do_mincore`).
         const OWNER = 1 << 2;
     }
 }
@@ -110,7 +110,7 @@ bitflags! {
 pub struct MapRequest {
     /// Length in bytes, rounded up to pages.
     pub length: u64,
-    /// The permissions of the program.
+    /// The program's permissions.
     pub protection: Protection,
     /// The requested address.
     pub place: Place,
@@ -141,7 +141,7 @@ pub struct MapObject<'a, 'm, P: Platform> {
     pub object: &'a Object<'m, P>,
     /// The offset of the mapping in the object, in bytes; a multiple of the page size.
     pub offset: u64,
-    /// The access mode with which the caller has opened the object.
+    /// The access mode in which the caller has opened the object.
     pub access: FileAccess,
 }
 

@@ -45,8 +45,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// All pages of a file count as resident if the program neither owns the file nor may write it
     /// ([`crate::FileAccess::OWNER`]).
     ///
-    /// Context: may sleep. Complexity: linear in the entries of the range; ranges without a table
-    /// cost nothing.
+    /// Context: may sleep. Complexity: linear in the number of entries in the range; ranges without
+    /// a table cost nothing.
     ///
     /// # Errors
     /// [`Error::Unaligned`]; [`Error::OutOfRange`]; [`Error::NotMapped`] at the first hole;
@@ -63,7 +63,7 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// The end of the mapping that contains `addr`; `None` if no mapping does.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings.
+    /// Context: may sleep. Complexity: logarithmic in the number of mappings.
     pub fn mapping_end(&self, addr: VirtAddr) -> Option<VirtAddr> {
         self.vmas.lock().view().at(addr).map(|vma| VirtAddr(vma.end()))
     }
@@ -100,7 +100,7 @@ fn mincore<P: Platform>(
 /// A report of a call to its caller.
 struct MincoreReport<'r, 'm, P: Platform, T> {
     page_table: &'r PageTable<'m, P>,
-    /// Takes a residence, and the number of pages that have it.
+    /// Receives a residence and the number of pages with that residence.
     tell: T,
 }
 
@@ -155,7 +155,7 @@ impl<P: Platform, T: FnMut(Residence, u64)> MincoreReport<'_, '_, P, T> {
         }
     }
 
-    /// Reports `stretch`, which has no entries. Its pages may be in the object.
+    /// Reports `stretch`, which has no entries, although the object may hold its pages.
     fn object(&mut self, vma: &Vma, stretch: VirtRange) {
         let Self { page_table, tell } = self;
         let memory = page_table.memory;
@@ -165,7 +165,7 @@ impl<P: Platform, T: FnMut(Residence, u64)> MincoreReport<'_, '_, P, T> {
         let mut at = stretch.start();
         while at < stretch.end() {
             let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
-            // Bounds the time for which the index is locked.
+            // Limits the time for which the index is locked.
             let limit = left.min(u64::from(SPAN_ENTRIES));
             let page = vma.page_offset_of(at);
             let (found, mut count) = pages::resident_run(memory, object, page, limit);

@@ -17,7 +17,7 @@ use crate::space::call::populate::{Populate, Want, populated};
 use crate::space::limits::Locking;
 use crate::space::op::Op;
 
-/// When the pages of locked memory are populated.
+/// The time at which the pages of locked memory are populated.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -30,10 +30,10 @@ use crate::space::op::Op;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LockPages {
-    /// At once.
+    /// Immediately.
     #[default]
     Now,
-    /// Each at its first access (`MLOCK_ONFAULT`).
+    /// Each page at its first access (`MLOCK_ONFAULT`).
     OnFault,
 }
 
@@ -62,7 +62,7 @@ bitflags! {
 pub(in crate::space) const LOCKS: MappingFlags =
     MappingFlags::LOCKED.union(MappingFlags::LOCK_ON_FAULT);
 
-/// The lock flags of mappings to come (`mlockall`). Changes only under the mutex.
+/// The lock flags of future mappings (`mlockall`). They change only under the mutex.
 #[derive(Default)]
 pub(in crate::space) struct FutureLocks(AtomicU64);
 
@@ -80,11 +80,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Locks the pages of the range into memory; the range is extended to whole pages. Locks do not
     /// nest: a second call changes nothing, and one `munlock` undoes both.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings, and in the folios that are
-    /// allocated.
+    /// Context: may sleep. Complexity: linear in the number of mappings and of allocated folios.
     ///
     /// # Errors
-    /// [`Error::LockForbidden`] if the process may lock nothing; [`Error::LockLimit`];
+    /// [`Error::LockForbidden`] if the process may not lock memory; [`Error::LockLimit`];
     /// [`Error::OutOfRange`] if the range overflows; [`Error::NotMapped`], after the part before
     /// the hole is locked; [`Error::TooManyMappings`], [`Error::OutOfMemory`] if a mapping cannot
     /// be split; [`Error::Fault`] and [`Error::TryAgain`] if the range is locked, but a page is not
@@ -95,13 +94,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         populated(self, begun.map(|populate| ((), populate)))
     }
 
-    /// As [`AddressSpace::mlock`], up to the waits: the range is locked, and the steps of the
+    /// As [`AddressSpace::mlock`], up to the waits: the call locks the range, and the steps of the
     /// [`Populate`] map its pages.
     ///
-    /// Context: may sleep. Complexity: in the mappings.
+    /// Context: may sleep. Complexity: linear in the number of mappings.
     ///
     /// # Errors
-    /// As there; the steps return those about pages.
+    /// As [`AddressSpace::mlock`]; the steps return the errors about pages.
     pub fn begin_mlock(
         &self,
         start: VirtAddr,
@@ -113,40 +112,41 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// Unlocks the range.
     ///
-    /// Context: may sleep. Complexity: in the mappings.
+    /// Context: may sleep. Complexity: linear in the number of mappings.
     ///
     /// # Errors
-    /// As [`AddressSpace::mlock`], without those about limits and pages.
+    /// As [`AddressSpace::mlock`], without the errors about limits and pages.
     pub fn munlock(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = lock_range::<P>(start, length)?;
         self.operate_with_reclaim(|op| lock(op, range, MappingFlags::empty()))
     }
 
-    /// Locks all existing mappings, all future ones, or both.
+    /// Locks all existing mappings, all future mappings, or both.
     ///
-    /// Context: may sleep. Complexity: as [`AddressSpace::mlock`] of everything.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mlock`] of the whole address space.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `what` names neither; [`Error::LockForbidden`]; [`Error::LockLimit`].
-    /// As on Linux, mappings that cannot be locked are skipped. [`Error::Interrupted`] as
-    /// [`AddressSpace::mlock`] (on Linux the call succeeds then, in a thread that never sees it).
+    /// [`Error::Invalid`] if `what` selects neither; [`Error::LockForbidden`];
+    /// [`Error::LockLimit`]. As on Linux, mappings that cannot be locked are skipped.
+    /// [`Error::Interrupted`] as [`AddressSpace::mlock`] (on Linux the call then succeeds, in a
+    /// thread that never sees the result).
     pub fn mlockall(&self, what: LockAll) -> Result<(), Error> {
         let begun = mlockall(self, what);
         populated(self, begun.map(|populate| ((), populate)))
     }
 
-    /// As [`AddressSpace::mlockall`], up to the waits: the mappings are locked, and the steps of
-    /// the [`Populate`] map their pages. These fail only by [`Error::Interrupted`].
+    /// As [`AddressSpace::mlockall`], up to the waits: the call locks the mappings, and the steps
+    /// of the [`Populate`] map their pages. The steps fail only with [`Error::Interrupted`].
     ///
-    /// Context: may sleep. Complexity: in the mappings.
+    /// Context: may sleep. Complexity: linear in the number of mappings.
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::mlockall`].
     pub fn begin_mlockall(&self, what: LockAll) -> Result<Populate, Error> {
         mlockall(self, what)
     }
 
-    /// Unlocks all mappings, and locks no future ones.
+    /// Unlocks all mappings and stops locking future ones.
     ///
     /// Context: may sleep.
     pub fn munlockall(&self) {
@@ -223,7 +223,7 @@ fn lock_range<P: Platform>(start: VirtAddr, length: u64) -> Result<VirtRange, Er
     VirtRange::from_len(start.align_down(PAGE_SIZE), length).ok_or(Error::OutOfRange { limit })
 }
 
-/// Fails if the pages of `range` that are not locked yet exceed the limit of the process.
+/// Fails if the unlocked pages of `range` would exceed the limit of the process.
 fn may_lock_range<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<(), Error> {
     if vmas.account().may_lock(range.pages()).is_ok() {
         return Ok(());
@@ -237,7 +237,7 @@ fn may_lock_range<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result
 }
 
 /// Sets the lock flags of all mappings in the range to `locks`. Skips mappings that have these
-/// flags already, so that a second attempt continues.
+/// flags already, so that a second attempt continues after them.
 fn lock<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -246,8 +246,8 @@ fn lock<P: Platform>(
     op.vmas.set_flags_in(range, |vma| lock_flags(vma, locks))
 }
 
-/// The mapping's flags with `locks` as its lock flags. Droppable mappings and those of the
-/// embedder's own are never locked, secret ones always.
+/// The mapping's flags with `locks` as its lock flags. Droppable mappings and the embedder's own
+/// mappings are never locked; secret mappings always are.
 fn lock_flags(vma: &Vma, locks: MappingFlags) -> MappingFlags {
     let fixed = MappingFlags::DROPPABLE | MappingFlags::SECRET | MappingFlags::DONT_EXPAND;
     if vma.flags().intersects(fixed) {

@@ -25,12 +25,13 @@ use crate::space::call::mprotect::heeded;
 use crate::space::call::populate::{Populate, populate_frames, populated};
 use crate::space::op::Op;
 
-/// The backing of a new mapping, besides the request. Having one tells you that its object exists:
-/// a handle is borrowed.
+/// The backing of a new mapping, besides the request. The value borrows a handle to its object, so
+/// the object exists.
 pub(in crate::space) struct MapSource<'o> {
     object: Option<NonNull<ObjectState>>,
     handle: PhantomData<&'o ()>,
-    /// In pages; `None` for private anonymous memory, whose address determines it.
+    /// The offset in pages; `None` for private anonymous memory, whose address determines the
+    /// offset.
     offset: Option<u64>,
     /// The protection that `mprotect` may set.
     may: MappingFlags,
@@ -56,12 +57,12 @@ impl<'o> MapSource<'o> {
     }
 
     fn object(&self) -> Option<&'o ObjectState> {
-        // SAFETY: a handle of it is borrowed for 'o.
+        // SAFETY: a handle of the object is borrowed for 'o.
         self.object.map(|object| unsafe { object.as_ref() })
     }
 }
 
-/// The flags of all mappings of the object, besides the requested ones.
+/// The flags of every mapping of the object, in addition to the requested ones.
 fn object_flags(object: &ObjectState) -> MappingFlags {
     if object.is_secret() {
         MappingFlags::SECRET | MappingFlags::LOCKED | MappingFlags::DONT_DUMP
@@ -80,19 +81,20 @@ struct MappedPages {
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Maps anonymous memory, and returns its address. It reads as zeroes; frames are allocated at
-    /// the first access. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
+    /// Maps anonymous memory and returns its address. The memory reads as zeroes; frames are
+    /// allocated at the first access. (Linux: `mmap(2)` with `MAP_ANONYMOUS`.)
     ///
-    /// If no address is given, one is chosen downwards from the top. A mapping of at least one
-    /// table's span (2 MiB) begins at a multiple of it if there is room, so that large folios and
-    /// whole-table moves fit. Nothing is put within 1 MiB below a mapping that grows down.
+    /// If no address is given, the call searches for one downwards from the top. A mapping of at
+    /// least one table's span (2 MiB) starts at a multiple of that span if there is room, so that
+    /// large folios and whole-table moves fit. The 1 MiB below a mapping that grows down is left
+    /// free.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings; for the mappings that
+    /// Context: may sleep. Complexity: logarithmic in the number of mappings; for the mappings that
     /// [`crate::Place::Fixed`] replaces, as [`AddressSpace::munmap`].
     ///
     /// # Errors
-    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if it would not fit into
-    /// user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
+    /// [`Error::ZeroLength`]; [`Error::TooLong`] and [`Error::OutOfRange`] if the mapping would not
+    /// fit into user space; [`Error::Unaligned`] for a fixed address; [`Error::BelowMinimum`];
     /// [`Error::Exists`] for [`crate::Place::FixedNoReplace`]; [`Error::Invalid`] for flags that
     /// exclude each other; [`Error::LockForbidden`], [`Error::LockLimit`]; [`Error::Sealed`] if a
     /// sealed mapping would be replaced; [`Error::LimitReached`]; [`Error::Overcommitted`];
@@ -102,22 +104,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         populated(self, mmap(self, request))
     }
 
-    /// As [`AddressSpace::mmap`], up to the waits: the memory is mapped, and the steps of the
+    /// As [`AddressSpace::mmap`], up to the waits: the call maps the memory, and the steps of the
     /// [`Populate`], which do not fail, map the pages of [`MapFlags::POPULATE`] and of locked
     /// memory.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::mmap`].
     pub fn begin_mmap(&self, request: &MapRequest) -> Result<(VirtAddr, Populate), Error> {
         mmap(self, request)
     }
 
-    /// Maps a part of an object: shared memory or a file. A private mapping shows the object's
-    /// pages until they are written, and copies from then on. Pages beyond the object's end are
-    /// mapped too, and an access to them fails ([`crate::FaultError::Bus`]) until the object grows.
-    /// (Linux: `mmap(2)` with a file descriptor.)
+    /// Maps a part of an object: shared memory or a file. A private mapping shows each of the
+    /// object's pages until the first write to the page, and a copy from then on. The range beyond
+    /// the object's end is also mapped, and an access there fails ([`crate::FaultError::Bus`])
+    /// until the object grows. (Linux: `mmap(2)` with a file descriptor.)
     ///
     /// Context: may sleep.
     ///
@@ -134,7 +136,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         populated(self, mmap_object(self, request, source))
     }
 
-    /// As [`AddressSpace::mmap_object`], up to the waits, as [`AddressSpace::begin_mmap`].
+    /// As [`AddressSpace::mmap_object`], up to the waits; see [`AddressSpace::begin_mmap`].
     ///
     /// Context: may sleep.
     ///
@@ -148,9 +150,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mmap_object(self, request, source)
     }
 
-    /// Whether a place exists for such a mapping: the first half of [`AddressSpace::mmap`].
+    /// Whether a place exists for such a mapping. This check is the first half of
+    /// [`AddressSpace::mmap`].
     ///
-    /// Context: may sleep. Complexity: as that of the search of `mmap`.
+    /// Context: may sleep. Complexity: as the search of `mmap`.
     ///
     /// # Errors
     /// The errors of `mmap` for a length, an address and limits.
@@ -165,7 +168,7 @@ fn check_place<P: Platform>(
 ) -> Result<(), Error> {
     let length = map_length::<P>(request)?;
     let vmas = space.vmas.lock();
-    // As on Linux, a new mapping may be the first beyond the limit.
+    // As on Linux, a new mapping may be the first to exceed the limit.
     vmas.view().room_for(0)?;
     vmas.view().find_place(length, request.place, Alignment::PAGE)?;
     let (locked, account) = (request.flags.contains(MapFlags::LOCKED), space.vmas.account());
@@ -200,7 +203,7 @@ fn mmap_object<'m, P: Platform>(
             map_unpopulated(space, request, MapSource::of(source.object, offset, may))
         }
         Err(error) => {
-            // Linux searches for an address first.
+            // Linux also searches for an address first.
             space.check_place(request)?;
             Err(error)
         }
@@ -215,7 +218,7 @@ fn mmap<P: Platform>(
     if request.sharing == Sharing::Private {
         return map_unpopulated(space, request, MapSource::anonymous(may));
     }
-    // Before any allocation for it.
+    // Checked before any allocation for the object.
     let length = map_length::<P>(request)?;
     let accounting = if may_skip_reserve(space.page_table.memory, request) {
         Accounting::None
@@ -306,8 +309,8 @@ pub(in crate::space) fn map_length<P: Platform>(request: &MapRequest) -> Result<
     Ok(length)
 }
 
-/// The alignment at which folios of shared memory are mapped whole: that of the largest folio for
-/// which the mapping has room.
+/// The alignment at which whole folios of shared memory can be mapped: that of the largest folio
+/// for which the mapping has room.
 #[inline(never)]
 fn object_alignment<P: Platform>(
     memory: &Memory<P>,
@@ -332,10 +335,10 @@ fn object_alignment<P: Platform>(
     Alignment::PAGE
 }
 
-/// The alignment at which frames that are not the core's have the largest leaves: an address is
-/// congruent with its frame modulo the largest leaf that the first piece of the mapping has room
-/// for. `pages` are those of the mapping, in an object of `size` pages. A hint: the source may have
-/// other frames when they are mapped.
+/// The alignment at which frames outside the core's memory get the largest leaves: an address is
+/// congruent with its frame modulo the largest leaf for which the first piece of the mapping has
+/// room. `pages` are the pages of the mapping, in an object of `size` pages. The result is a hint,
+/// since the source may provide other frames when the pages are mapped.
 fn frames_alignment<A: Arch>(frames: &ShownFrames<'_>, pages: Range<u64>, size: u64) -> Alignment {
     let found = frames.piece(pages.start, size);
     let found = found.and_then(|piece| Some((piece.frame_of(pages.start)?, piece.pages().end)));
@@ -357,7 +360,7 @@ pub(in crate::space) fn map<P: Platform>(
     length: u64,
     backing: &MapSource<'_>,
 ) -> Result<(VirtRange, MappingFlags), Failure> {
-    // As on Linux, a new mapping may be the first beyond the limit.
+    // As on Linux, a new mapping may be the first to exceed the limit.
     op.vmas.room_for(0)?;
     let flags = map_flags(op.space, request, backing);
     let preferred = match backing.object() {
@@ -372,7 +375,7 @@ pub(in crate::space) fn map<P: Platform>(
     let asked = request.flags;
     let grows = asked.contains(MapFlags::GROWS_DOWN);
     let droppable = asked.contains(MapFlags::DROPPABLE);
-    // Linux checks the limit before it finds that such memory is not locked.
+    // Linux checks the limit before it finds that such memory cannot be locked.
     let locked = if droppable || flags.contains(MappingFlags::FRAMES) {
         op.space.future_locks.get()
     } else {
@@ -390,15 +393,15 @@ pub(in crate::space) fn map<P: Platform>(
     let MappedPages { all: replaced, committed: given_back } = pages_mapped(*op.vmas, range)?;
     account.may_expand(flags, range.pages() - replaced)?;
     let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
-    // The replaced pages were committed already, as on Linux.
+    // As on Linux, the replaced pages have already been committed.
     let kept = given_back.min(committed);
     let commitment = op.memory().commitment();
     let _reservation = commitment.reserve(committed - kept)?;
     let _kept = commitment.keep(kept);
     let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
     let holds = Holds { object: backing.object, ..Holds::default() };
-    // SAFETY: 1. `backing` keeps the object during the call: a new VMA holds it when it is
-    // inserted, and one that is not inserted ends in the call.
+    // SAFETY: 1. `backing` keeps the object during the call: an inserted VMA holds the object, and
+    // a VMA that is not inserted ends within the call.
     let purpose = unsafe { Purpose::holding(flags, holds) };
     if replaced == 0 && op.vmas.extend_neighbor(range, &purpose, offset) {
         return Ok((range, flags));
@@ -413,7 +416,7 @@ pub(in crate::space) fn map<P: Platform>(
     Ok((range, flags))
 }
 
-/// The number of mapped pages in `range`; none of them may be sealed.
+/// The number of mapped pages in `range`; no mapping in the range may be sealed.
 fn pages_mapped<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<MappedPages, Error> {
     let mut pages = MappedPages { all: 0, committed: 0 };
     for vma in vmas.overlapping(range) {
@@ -428,7 +431,7 @@ fn pages_mapped<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<M
 }
 
 /// The protection that `mprotect` may set for a mapping of an object, and a guard that blocks seals
-/// until the mapping is inserted and blocks them itself.
+/// until the mapping is inserted and itself blocks them.
 pub(in crate::space) fn admit<'a, P: Platform>(
     request: &MapRequest,
     source: &MapObject<'a, '_, P>,
@@ -451,7 +454,8 @@ pub(in crate::space) fn admit<'a, P: Platform>(
     let tells = source.access.intersects(FileAccess::WRITE | FileAccess::OWNER);
     let frames = source.object.state().frames();
     if !shared && frames.is_some_and(|frames| frames.memory != MemoryType::Normal) {
-        // A write would copy the page, but only normal memory is read through the direct map.
+        // A write would copy the page, but the core can read only normal memory through the direct
+        // map.
         if writes {
             return Err(Error::Invalid);
         }

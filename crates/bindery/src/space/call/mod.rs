@@ -1,5 +1,5 @@
-//! The memory calls, one a file: functions of the operation ([`super::op::Op`]), or of the parts of
-//! it that they use. The methods of [`crate::AddressSpace`] in these files check the arguments,
+//! The memory calls, one per file, as functions of the operation ([`super::op::Op`]) or of the
+//! parts that they use. The methods of [`crate::AddressSpace`] in these files check the arguments,
 //! lend the operation, and retry after reclaim.
 //!
 //! | file | contents |
@@ -12,9 +12,9 @@
 //! | `cold_or_free` | `MADV_COLD` and `MADV_FREE` |
 //! | `will_need` | `MADV_WILLNEED` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
-//! | `range` | the pages that a call names by a start and a length |
+//! | `range` | the pages that a call specifies by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
-//! | `steps` | calls that stop where they would wait, and go on |
+//! | `steps` | calls that stop instead of waiting, and continue later |
 //! | `writeback`, `read_steps`, `write_steps` | `fsync(2)`, `read(2)` and `write(2)` in steps |
 //! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
 

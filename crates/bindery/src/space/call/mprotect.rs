@@ -33,15 +33,16 @@ use crate::space::op::Op;
 pub enum ProtectFrom {
     /// The address itself.
     Address(VirtAddr),
-    /// The start of the mapping around the address, which must grow down (`PROT_GROWSDOWN`).
+    /// The start of the mapping that contains the address and that must grow down
+    /// (`PROT_GROWSDOWN`).
     GrowingStart(VirtAddr),
-    /// The address, up to the end of the mapping, which must grow up (`PROT_GROWSUP`). No mapping
-    /// does on these architectures.
+    /// From the address to the end of its mapping, which must grow up (`PROT_GROWSUP`). On these
+    /// architectures, no mapping grows up.
     GrowingEnd(VirtAddr),
 }
 
 impl ProtectFrom {
-    /// The address that the call names.
+    /// The address in the call's arguments.
     fn address(self) -> VirtAddr {
         match self {
             Self::Address(at) | Self::GrowingStart(at) | Self::GrowingEnd(at) => at,
@@ -53,20 +54,19 @@ impl ProtectFrom {
 #[derive(Clone, Copy)]
 struct NewProtection {
     protection: Protection,
-    /// `None`: each mapping keeps its own.
+    /// `None`: each mapping retains its key.
     key: Option<ProtectionKey>,
 }
 
-/// The ranges whose locked pages a call has made writable, in order. A call with more of them has
-/// the rest in the last one.
+/// The ranges whose locked pages a call has made writable, in order. If there are more ranges than
+/// fit, the last one covers the rest.
 type Unlocked = ArrayVec<VirtRange, 16>;
 
-/// The locked pages that an `mprotect` has made writable, and that the call has still to map, so
-/// that the first store needs no fault: its second part. Private mappings get pages of their own.
-/// Each step looks the mappings up again, and passes over those that are not locked, writable and
-/// private any more.
+/// The second part of an `mprotect` that has made locked pages writable: it maps these pages, so
+/// that the first store needs no fault. In private mappings, the pages become exclusive. Each step
+/// looks up the mappings again and skips those that are no longer locked, writable and private.
 ///
-/// It holds nothing. Dropping it ends the call: the protection stays as it is set.
+/// The value holds no lock and no reference. Dropping it ends the call; the new protection stays.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -93,18 +93,18 @@ type Unlocked = ArrayVec<VirtRange, 16>;
 pub struct PendingProtect {
     result: Result<(), Error>,
     populate: Populate,
-    /// The ranges after that of `populate`.
+    /// The ranges that follow the range of `populate`.
     unlocked: Unlocked,
 }
 
 impl PendingProtect {
-    /// Maps pages, until all are mapped or one has to be waited for, as [`Populate::step`].
+    /// Maps pages until all are mapped or a page has to be waited for, as [`Populate::step`].
     ///
-    /// Complexity: linear in the mappings, and in the folios that are allocated.
+    /// Complexity: linear in the number of mappings and of allocated folios.
     ///
     /// # Errors
-    /// Those of [`AddressSpace::mprotect_from`], with the last step: the part before the error is
-    /// changed, and its pages are mapped. A page that cannot be mapped is none, as on Linux.
+    /// The errors of [`AddressSpace::mprotect_from`], from the last step: the part before the error
+    /// is changed, and its pages are mapped. A page that cannot be mapped is no error, as on Linux.
     pub fn step<'s, 'm, P: Platform>(
         &mut self,
         space: &'s AddressSpace<'m, P>,
@@ -125,8 +125,8 @@ impl PendingProtect {
 impl<P: Platform> AddressSpace<'_, P> {
     /// Sets the permissions of `length` bytes (rounded up to pages) at `start` to `protection`.
     ///
-    /// Context: may sleep. Complexity: linear in the runs of the range. One invalidation for each
-    /// 64 tables, none if no permission is removed.
+    /// Context: may sleep. Complexity: linear in the number of runs in the range. One invalidation
+    /// per 64 tables, or none if no permission is removed.
     ///
     /// # Errors
     /// [`Error::Unaligned`] and [`Error::OutOfRange`] change nothing. As on Linux, if a part of the
@@ -143,12 +143,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.mprotect_from(ProtectFrom::Address(start), length, protection)
     }
 
-    /// As [`AddressSpace::mprotect`], with the start of the change.
+    /// As [`AddressSpace::mprotect`], with a choice of the start of the change.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As there; [`Error::Invalid`] if the mapping does not grow down.
+    /// As [`AddressSpace::mprotect`]; also [`Error::Invalid`] if the mapping does not grow down.
     pub fn mprotect_from(
         &self,
         from: ProtectFrom,
@@ -158,14 +158,15 @@ impl<P: Platform> AddressSpace<'_, P> {
         protect_and_populate(self, from, length, NewProtection { protection, key: None })
     }
 
-    /// As [`AddressSpace::mprotect_from`], and sets the mappings' protection key
-    /// (`pkey_mprotect(2)`). The other calls keep it.
+    /// As [`AddressSpace::mprotect_from`], and also sets the mappings' protection key
+    /// (`pkey_mprotect(2)`). The other calls leave the key unchanged.
     ///
-    /// Context: may sleep. Complexity: as there. A change of the key is always invalidated.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mprotect_from`]. A change of the key
+    /// always causes an invalidation.
     ///
     /// # Errors
-    /// As there; [`Error::Invalid`], with nothing changed, if the key is not allocated
-    /// ([`AddressSpace::pkey_alloc`]).
+    /// As [`AddressSpace::mprotect_from`]; also [`Error::Invalid`], with nothing changed, if the
+    /// key is not allocated ([`AddressSpace::pkey_alloc`]).
     pub fn pkey_mprotect(
         &self,
         from: ProtectFrom,
@@ -177,10 +178,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::mprotect_from`], or with a key as [`AddressSpace::pkey_mprotect`], for a
-    /// caller that must not wait for a pager, a device or a handler: the protection is set now, and
-    /// the steps of the result map pages and return its errors.
+    /// caller that must not wait for a pager, a device or a handler. The call sets the protection;
+    /// the steps of the result map pages and return the errors of the call.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mprotect_from`].
     pub fn begin_mprotect(
         &self,
         from: ProtectFrom,
@@ -194,7 +195,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         PendingProtect { result, populate: Populate::default(), unlocked }
     }
 
-    /// Whether branches of programs can be checked for landing pads here ([`Protection::BTI`]).
+    /// Whether this machine can check that programs' branches end at landing pads
+    /// ([`Protection::BTI`]).
     ///
     /// Context: any.
     #[inline]
@@ -203,7 +205,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Protects, and has the pages that are populated then mapped.
+/// Protects the range, then maps the pages that have to be populated.
 fn protect_and_populate<P: Platform>(
     space: &AddressSpace<'_, P>,
     from: ProtectFrom,
@@ -213,14 +215,14 @@ fn protect_and_populate<P: Platform>(
     let mut unlocked = ArrayVec::new();
     let result = protect_with(space, (from, length), new, &mut unlocked);
     for range in unlocked {
-        // The protection has changed, so the call succeeds even if this fails. Linux does the
-        // same.
+        // The protection has changed, so the call succeeds even if the population fails, as on
+        // Linux.
         let _ = Populate::of_locked(range).finish(space);
     }
     result
 }
 
-/// Protects. Adds to `unlocked` as [`protect`].
+/// Protects the range. Adds to `unlocked` as [`protect`] does.
 fn protect_with<P: Platform>(
     space: &AddressSpace<'_, P>,
     (from, length): (ProtectFrom, u64),
@@ -232,7 +234,7 @@ fn protect_with<P: Platform>(
         return Ok(());
     }
     let new = NewProtection { protection: heeded(space, new.protection), ..new };
-    // A second attempt finds the part before the error changed already, and skips it.
+    // A second attempt finds that the part before the error has already changed, and skips it.
     space.operate_with_reclaim(|op| {
         let allowed = new.key.is_none_or(|key| space.keys.has(key));
         let range = if allowed { start_of(*op.vmas, range, from) } else { Err(Error::Invalid) };
@@ -271,8 +273,8 @@ fn start_of<P: Platform>(
     }
 }
 
-/// Protects the VMAs of `range`. Adds those parts to `unlocked` whose locked pages may be written
-/// now, and so have to be populated.
+/// Protects the VMAs of `range`. Adds to `unlocked` the parts whose locked pages have become
+/// writable and therefore have to be populated.
 fn protect<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -316,7 +318,7 @@ fn protect<P: Platform>(
                 flags |= MappingFlags::ACCOUNT;
             }
         } else if vma.is_anonymous() && vma.group_pointer().is_none() {
-            // The mapping has no written pages, and will get none.
+            // The mapping has no written pages and will get none.
             flags -= MappingFlags::ACCOUNT;
         }
         let _reservation = op.memory().commitment().reserve(committed)?;
@@ -324,12 +326,13 @@ fn protect<P: Platform>(
         vmas.with_flags(vma, part, flags, |vma| edit.protect(part, &entry_policy(vma)))?;
         let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);
         if locked == MappingFlags::LOCKED && flags.contains(MappingFlags::WRITE) {
-            // The pages are populated after the operation. Their anon group must exist now, because
-            // it decides which VMAs merge.
+            // The pages are populated after the operation. Their anon group must already exist,
+            // because it determines which VMAs merge.
             if let Some(vma) = op.vmas.at(part.start()) {
                 let _ = op.vmas.prepare_group(vma);
             }
-            // If the parts exceed the capacity of `unlocked`, the last one covers the rest.
+            // If the parts exceed the capacity of `unlocked`, the last range covers the remaining
+            // parts.
             let start = if unlocked.is_full() {
                 unlocked.pop().map_or(part.start(), |last: VirtRange| last.start())
             } else {

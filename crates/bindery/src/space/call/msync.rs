@@ -28,11 +28,12 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct SyncFlags: u8 {
-        /// Begin to save (`MS_ASYNC`). Has no effect: the object tracks dirty pages anyway.
+        /// Start to save (`MS_ASYNC`). Has no effect, because the object tracks dirty pages anyway.
         const ASYNC = 1 << 0;
-        /// Make writes visible to other mappings of the object (`MS_INVALIDATE`). They always are.
+        /// Make writes visible to other mappings of the object (`MS_INVALIDATE`). Has no effect,
+        /// because writes are always visible.
         const INVALIDATE = 1 << 1;
-        /// Save, and wait for it (`MS_SYNC`).
+        /// Save, and wait for completion (`MS_SYNC`).
         const SYNC = 1 << 2;
     }
 }
@@ -41,13 +42,13 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Saves the dirty pages of shared file mappings in `length` bytes (rounded up to pages) at
     /// `start`. May wait for storage.
     ///
-    /// Context: may sleep. Complexity: linear in the runs of dirty pages.
+    /// Context: may sleep. Complexity: linear in the number of runs of dirty pages.
     ///
     /// # Errors
-    /// [`Error::Unaligned`]; [`Error::Invalid`] for both kinds at once; [`Error::OutOfRange`];
+    /// [`Error::Unaligned`]; [`Error::Invalid`] if both kinds are requested; [`Error::OutOfRange`];
     /// [`Error::Locked`] if [`SyncFlags::INVALIDATE`] meets locked memory; [`Error::InputOutput`];
     /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has
-    /// holes, after the rest is saved.
+    /// holes, after the mapped parts were saved.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
         let mut parts = parts(self, start, length, flags)?;
         while let Some((object, offset, length)) = next_file(self, &mut parts, flags)? {
@@ -56,14 +57,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         parts.end()
     }
 
-    /// As [`AddressSpace::msync`], for a caller that must not block while the pager works: the
+    /// As [`AddressSpace::msync`], for a caller that must not block while the pager works. The
     /// steps of the result store the pages.
     ///
     /// Context: any. Complexity: constant.
     ///
     /// # Errors
-    /// [`Error::Unaligned`], [`Error::Invalid`] and [`Error::OutOfRange`] as there; its other
-    /// errors are those of the steps.
+    /// [`Error::Unaligned`], [`Error::Invalid`] and [`Error::OutOfRange`] as
+    /// [`AddressSpace::msync`], whose other errors come from the steps.
     pub fn begin_msync(
         &self,
         start: VirtAddr,
@@ -75,33 +76,33 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// The mappings whose changes an `msync` has still to store ([`AddressSpace::begin_msync`]). A step
-/// looks the next mapping up. It continues with the file of the last one whatever happens to that
-/// mapping, as a blocking call does. A mapping that another thread unmaps after the call has
-/// reached it was present; one that is unmapped before is a hole.
+/// The mappings whose changes an `msync` has yet to store ([`AddressSpace::begin_msync`]). A step
+/// first continues with the file of the last mapping, whatever has happened to that mapping, and
+/// then looks up the next one, as a blocking call does. A mapping that another thread unmaps after
+/// the call has reached it counts as present; one that is unmapped earlier counts as a hole.
 ///
-/// It has a handle to the file that it stores, and no lock. Dropping it ends the call, as the drop
-/// of a [`Writeback`].
+/// The value holds a handle to the file that it stores, but no lock. Dropping it ends the call,
+/// like dropping a [`Writeback`].
 ///
 /// # Context
-/// Context: may sleep. The drop, too, like that of an [`Object`].
+/// Context: may sleep. The drop may also sleep, like that of an [`Object`].
 #[derive(Debug)]
 #[must_use = "the pages are stored by its steps"]
 pub struct MappedWriteback<'m, P: Platform> {
     /// `None` after the end.
     parts: Option<Parts>,
     flags: SyncFlags,
-    /// That of the last mapping, until it is done.
+    /// The writeback of the last mapping, until it is complete.
     writeback: Option<Writeback<'m, P>>,
 }
 
 impl<'m, P: Platform> MappedWriteback<'m, P> {
-    /// Stores pages, until all are stored or a wait for the pager is necessary. `space` is the same
+    /// Stores pages until all are stored or the call has to wait for the pager. `space` is the same
     /// at each step. After the end, does nothing.
     ///
-    /// Sleeps as [`Writeback::step`], and waits for the pager if another thread has unmapped and
-    /// closed the file since the last step: the end of its last holder saves the file. Complexity:
-    /// as there, plus linear in the mappings.
+    /// Sleeps as [`Writeback::step`]. Also waits for the pager if another thread has unmapped and
+    /// closed the file since the last step, because the release by the last holder saves the file.
+    /// Complexity: as [`Writeback::step`], plus linear in the number of mappings.
     ///
     /// # Errors
     /// As [`AddressSpace::msync`].
@@ -151,8 +152,8 @@ fn parts<P: Platform>(
     Ok(Parts::of(range))
 }
 
-/// The next shared mapping of an object whose pages are to be stored: the object, and the bytes of
-/// it.
+/// The next shared mapping of an object whose pages are to be stored: the object and the byte range
+/// within it.
 fn next_file<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     parts: &mut Parts,

@@ -63,7 +63,7 @@ pub(in crate::space) fn unmap_range<P: Platform>(
         .ok_or(Error::OutOfRange { limit })
 }
 
-/// Removes all VMAs in `range`, and their pages. A failure changes nothing.
+/// Removes all VMAs in `range` and their pages. A failure changes nothing.
 pub(in crate::space) fn unmap<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -84,7 +84,7 @@ pub(in crate::space) fn may_unmap<P: Platform>(
     if is_inside(range, first) { vmas.room_for(1) } else { Ok(()) }
 }
 
-/// Allocates the memory for unmapping `range`; `first` is the first VMA in it. A failure changes
+/// Allocates the memory for unmapping `range`, whose first VMA is `first`. A failure changes
 /// nothing.
 pub(in crate::space) fn supply_unmapping<'m, P: Platform>(
     op: &Op<'_, 'm, P>,
@@ -116,7 +116,8 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
 ) -> Result<(), NoMemory> {
     op.notices.append(supplies.notices);
     if let Some(upper) = supplies.upper {
-        // The caller may have unmapped a part of the range since, so that no split is needed.
+        // The caller may have unmapped a part of the range since, so a split may no longer be
+        // needed.
         if let Some(first) = op.vmas.first_in(range).filter(|first| is_inside(range, first)) {
             op.vmas.split_in(first, range.end(), upper);
         }
@@ -124,8 +125,8 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
     op.note_resident();
     let freeable = op.vmas.freeable(range, VirtRange::default());
     let Op { vmas, edit, .. } = op;
-    // Zapping fails only if a huge leaf lacks its deposit and cannot be split. That is a broken
-    // invariant, which the auditor reports. The remaining pages stay in the table.
+    // Zapping fails only if a huge leaf lacks its deposit and cannot be split. Such a state breaks
+    // an invariant, and the auditor reports it. The remaining pages stay in the table.
     let mut zapped = Ok(());
     let cut = vmas.cut_out(range, || zapped = edit.zap(range, freeable, Flush::BeforeUnlock));
     if cut {
@@ -138,10 +139,10 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the
     /// range keep the rest. A range without mappings is not an error.
     ///
-    /// Context: may sleep. Complexity: linear in the removed mappings and tables, and in the runs
-    /// of the two tables at the edges that other mappings keep. One invalidation for each 1,024
-    /// entries of the kept tables or 512 of the removed ones, usually one in all, and one for each
-    /// contiguous run or huge leaf that an end cuts.
+    /// Context: may sleep. Complexity: linear in the number of removed mappings and tables, and in
+    /// the number of runs in the two tables at the edges that other mappings keep. One invalidation
+    /// per 1,024 entries of the kept tables or per 512 of the removed tables, usually one in all,
+    /// and one for each contiguous run or huge leaf that an end of the range divides.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Sealed`];

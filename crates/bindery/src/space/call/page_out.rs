@@ -26,10 +26,10 @@ use crate::vma::Vma;
 
 use crate::space::op::Op;
 
-/// Swaps out the anonymous folios that only `part` maps, table by table, with one flush for each
-/// set of table locks. Locks the VMA only for reading, and while entries change: a concurrent fault
+/// Swaps out the anonymous folios that only `part` maps, table by table, with one flush per set of
+/// table locks. Locks the VMA only for reading and only while entries change, so a concurrent fault
 /// waits at most for the folio that it needs. Ends early if no slots are free.
-// Long and rare: inlined, it would slow common advice down.
+// Long and rare: inlining the function would slow common advice down.
 #[inline(never)]
 pub(in crate::space) fn page_out<P: Platform>(
     op: &mut Op<'_, '_, P>,
@@ -43,7 +43,7 @@ pub(in crate::space) fn page_out<P: Platform>(
     let mut scan = SwapOutScan::ALL;
     loop {
         let stop = {
-            // The mutex keeps writers out.
+            // The mutex excludes writers.
             let Some(_locked) = vma.try_read(op.platform()) else { return Ok(()) };
             let Some(next) = op.edit.next_part(&mut chunks) else { break };
             let section = op.edit.table().read_section();
@@ -51,7 +51,7 @@ pub(in crate::space) fn page_out<P: Platform>(
             let mut span = op.edit.chunk_span(&section, &mut chunks, next, depth);
             swap_out::swap_out(&mut span, attributes, &mut scan, &mut batch)
         };
-        // With the VMA unlocked: a device may work, or be waited for.
+        // Called with the VMA unlocked, because a device may have to work or be waited for.
         batch.write_out(memory);
         match stop? {
             SwapOutStop::End => {}
@@ -70,8 +70,8 @@ pub(in crate::space) fn page_out<P: Platform>(
 }
 
 /// Swaps out the folios of shared memory that only `part` maps, table by table. Pages with mappings
-/// in other VMAs and pages without an entry here stay in memory, as on Linux. Linear in the entries
-/// of the existing tables.
+/// in other VMAs and pages without an entry here stay in memory, as on Linux. Linear in the number
+/// of entries of the existing tables.
 #[inline(never)]
 pub(in crate::space) fn page_out_shared<P: Platform>(
     op: &mut Op<'_, '_, P>,
@@ -85,8 +85,8 @@ pub(in crate::space) fn page_out_shared<P: Platform>(
     let page_table = op.edit.table();
     let mut leaving = SharedOut { page_table, object, folios: ArrayVec::new() };
     let (mut left, span) = (part, P::Arch::PMD.span());
-    // Skips ranges without tables in one step. Pages that a concurrent fault maps there stay in
-    // memory.
+    // Skips ranges without tables in one step. Pages that a concurrent fault maps in such a range
+    // stay in memory.
     while let Some(here) = op.edit.first_part(left, span) {
         interrupt::check(op.platform())?;
         if let Some(folio) = huge_folio(page_table, here) {
@@ -103,15 +103,15 @@ pub(in crate::space) fn page_out_shared<P: Platform>(
     Ok(())
 }
 
-/// Unmaps the pages whose folios only this range of one table maps, with one flush. Returns the
-/// numbers of the pages, counted from the start of the range.
+/// Unmaps the pages whose folios are mapped only by this range of one table, with one flush.
+/// Returns the numbers of the pages, counted from the start of the range.
 fn unmap_alone<P: Platform>(
     op: &mut Op<'_, '_, P>,
     vma: &Vma,
     here: VirtRange,
 ) -> Result<PageSet, NoMemory> {
     let alone = mapped_alone(op.edit.table(), here);
-    // The mutex keeps writers out.
+    // The mutex excludes writers.
     let Some(_locked) = vma.try_read(op.platform()) else { return Ok(PageSet::EMPTY) };
     if alone.next_run(0).is_none() {
         return Ok(PageSet::EMPTY);
@@ -125,7 +125,7 @@ fn unmap_alone<P: Platform>(
     Ok(alone)
 }
 
-/// The pages of an object's folios that only this range of one table maps.
+/// The pages whose folios belong to an object and are mapped only by this range of one table.
 fn mapped_alone<P: Platform>(page_table: &PageTable<'_, P>, here: VirtRange) -> PageSet {
     let frames = &page_table.memory.frames;
     let mut alone = PageSet::EMPTY;
@@ -184,7 +184,7 @@ struct Met {
     count: u32,
 }
 
-/// Collects folios of shared memory, and swaps them out in batches.
+/// Collects folios of shared memory and swaps them out in batches.
 struct SharedOut<'a, 'm, P: Platform> {
     page_table: &'a PageTable<'m, P>,
     object: &'a ObjectState,
@@ -192,7 +192,7 @@ struct SharedOut<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> SharedOut<'_, '_, P> {
-    /// Adds a folio of a huge leaf, if it has no other mappings.
+    /// Adds the folio of a huge leaf, if the folio has no other mappings.
     fn add_huge(&mut self, folio: Folio) {
         let memory = self.page_table.memory;
         let leaving = Leaving::new(memory, self.object, folio.head);

@@ -1,8 +1,8 @@
 //! The protection keys of a process: `pkey_alloc(2)`, `pkey_free(2)`.
 //!
 //! The keys belong to the address space, but each thread has its own rights to them. The embedder
-//! keeps the rights in a register that it switches with the thread. The core gets them only with a
-//! fault ([`AddressSpace::fault_with_keys`]).
+//! keeps the rights in a register that it switches with the thread. The core receives the rights
+//! only with a fault ([`AddressSpace::fault_with_keys`]).
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -12,11 +12,11 @@ use crate::platform::Platform;
 
 use crate::space::AddressSpace;
 
-/// The allocated keys, one bit each. Changes only under the mutex of the address space.
+/// The allocated keys, one bit each. The bits change only under the address space's mutex.
 pub(in crate::space) struct Keys(AtomicU16);
 
 impl Keys {
-    /// Key 0 is allocated from the beginning.
+    /// Key 0 is allocated initially.
     pub(in crate::space) const fn new() -> Self {
         Self(AtomicU16::new(1))
     }
@@ -55,8 +55,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.platform().protection_keys().clamp(1, P::Arch::PROTECTION_KEYS)
     }
 
-    /// Allocates the lowest free key (`pkey_alloc(2)`). Children inherit it. The caller must set
-    /// the thread's rights to the key: they may be left from an earlier use of the key.
+    /// Allocates the lowest free key (`pkey_alloc(2)`). Children inherit the key. The caller must
+    /// set the thread's rights to the key, since they may be left over from an earlier use.
     ///
     /// Context: may sleep.
     ///
@@ -67,8 +67,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         self.keys.allocate(self.protection_keys())
     }
 
-    /// Frees a key (`pkey_free(2)`). As on Linux, mappings keep the key, even after it is allocated
-    /// again, and key 0 can be freed, too.
+    /// Frees a key (`pkey_free(2)`). As on Linux, mappings retain the key, even after it is
+    /// allocated again, and key 0 can also be freed.
     ///
     /// Context: may sleep.
     ///

@@ -18,9 +18,10 @@ const PIECE: u64 = 2;
 /// The access that populated pages must allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::space) enum Want {
-    /// The access that `mlock` prepares: writes to private writable mappings, reads of others.
+    /// The access that `mlock` prepares: writes to private writable mappings, and reads of other
+    /// mappings.
     Usual,
-    /// As usual, of locked private mappings that may be written; others are passed over
+    /// As `Usual`, for locked private mappings that may be written; other mappings are skipped
     /// (`mprotect`).
     UsualOfLocked,
     /// Reads (`MADV_POPULATE_READ`).
@@ -30,7 +31,8 @@ pub(in crate::space) enum Want {
 }
 
 impl Want {
-    /// The access to fault pages of a mapping with; `None` if the mapping does not allow it.
+    /// The access with which pages of a mapping are faulted; `None` if the mapping does not allow
+    /// the access.
     fn access(self, vma: &Vma) -> Option<Access> {
         let protection = vma.protection();
         let readable = protection.contains(Protection::READ).then_some(Access::Read);
@@ -48,8 +50,8 @@ impl Want {
         matches!(self, Self::Usual | Self::UsualOfLocked)
     }
 
-    /// The access to fault the pages of a mapping with from `at` on; `None` if they are not
-    /// populated.
+    /// The access with which the pages of a mapping are faulted from `at` on; `None` if the pages
+    /// are not populated.
     fn of(self, vma: &Vma, at: VirtAddr) -> Result<Option<Access>, Error> {
         let usual = self.is_usual();
         let written = MappingFlags::LOCKED | MappingFlags::WRITE;
@@ -72,26 +74,27 @@ impl Want {
     }
 }
 
-/// The end of a populate at a page that cannot be mapped.
+/// The reaction of a populate to a page that cannot be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnFailure {
-    /// It fails.
+    /// The populate fails.
     Fails,
-    /// It fails; the caller may try again if memory was short (`mlock`).
+    /// The populate fails; the caller may retry if memory was short (`mlock`).
     FailsForNow,
-    /// It continues with the next mapping, but fails for a fatal signal (`mlockall`).
+    /// The populate continues with the next mapping, but fails at a fatal signal (`mlockall`).
     Passes,
-    /// It continues with the next mapping. A fatal signal ends it: its call has succeeded already
-    /// (`MAP_POPULATE`).
+    /// The populate continues with the next mapping. A fatal signal ends it without an error,
+    /// because the call has already succeeded (`MAP_POPULATE`).
     Ignores,
 }
 
-/// The pages of a range that a call has still to map before their first access: its second part,
-/// without the mutex of the address space (Linux: `mm_populate`). Each step looks the mappings up
-/// again. So a call that another thread makes between two steps has the effect that it has between
-/// two faults of a call that blocks.
+/// The second part of a call, without the mutex of the address space: it maps the remaining pages
+/// of a range before their first access (Linux: `mm_populate`). Each step looks up the mappings
+/// again. Another thread's call between two steps therefore has the same effect as between two
+/// faults of a blocking call.
 ///
-/// It holds nothing. Dropping it ends the call: the pages mapped so far stay.
+/// The value holds no lock and no reference. Dropping it ends the call; the pages mapped so far
+/// stay.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -125,11 +128,11 @@ pub struct Populate {
     on_failure: OnFailure,
 }
 
-/// The end of a turn of [`Populate::run`].
+/// The outcome of one turn of [`Populate::run`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
     Whole,
-    /// The fault of the page at which the rest begins has to wait.
+    /// The fault of the first remaining page has to wait.
     Blocked,
 }
 
@@ -142,66 +145,66 @@ impl Default for Populate {
 }
 
 impl Populate {
-    /// The pages of `range`, as far as possible, for a call that has succeeded.
+    /// The pages of `range` that can be mapped, for a call that has already succeeded.
     #[inline(always)]
     pub(in crate::space) fn as_possible(range: VirtRange) -> Self {
         let (at, end) = (range.start(), range.end());
         Self { at, end, want: Want::Usual, on_failure: OnFailure::Ignores }
     }
 
-    /// As [`Populate::as_possible`], of the locked private mappings that may be written.
+    /// As [`Populate::as_possible`], restricted to locked private mappings that may be written.
     pub(in crate::space) fn of_locked(range: VirtRange) -> Self {
         Self { want: Want::UsualOfLocked, ..Self::as_possible(range) }
     }
 
-    /// As [`Populate::as_possible`], for a call that ends for a fatal signal.
+    /// As [`Populate::as_possible`], for a call that ends at a fatal signal.
     #[inline(always)]
     pub(in crate::space) fn until_signal(self) -> Self {
         Self { on_failure: OnFailure::Passes, ..self }
     }
 
-    /// The pages of `range`, of which all can be mapped, or the call fails.
+    /// The pages of `range`. The call fails if any of them cannot be mapped.
     #[inline(always)]
     pub(in crate::space) fn all_of(range: VirtRange, want: Want) -> Self {
         let (at, end) = (range.start(), range.end());
         Self { at, end, want, on_failure: OnFailure::Fails }
     }
 
-    /// As [`Populate::all_of`], for a call that may be repeated when memory is not short any more.
+    /// As [`Populate::all_of`], for a call that may be repeated when memory is no longer short.
     #[inline(always)]
     pub(in crate::space) fn for_now(self) -> Self {
         Self { on_failure: OnFailure::FailsForNow, ..self }
     }
 
-    /// The range whose pages are not known to be mapped yet.
+    /// The range whose pages are not yet known to be mapped.
     pub fn remaining(&self) -> VirtRange {
         VirtRange::raw(self.at.0, self.end.0.max(self.at.0))
     }
 
-    /// Maps pages, until all are mapped or one has to be waited for. `ready` is the end of the wait
-    /// that the last step has returned. Without it, the page is checked as if there had been no
-    /// wait: an error of the pager is not known, and the pager is asked again.
+    /// Maps pages until all are mapped or a page has to be waited for. `ready` is the end of the
+    /// wait that the last step returned. Without `ready`, the page is checked as if no wait had
+    /// taken place: an error of the pager is lost, and the pager is asked again.
     ///
-    /// Sleeps for locks, and for the frames of a large folio that are collected, but for no pager,
-    /// no device and no handler: no lock is held while these work.
+    /// Sleeps for locks and while the frames of a large folio are collected, but not for a pager, a
+    /// device or a handler: no lock is held while these work.
     ///
-    /// Complexity: linear in the mappings, and in the folios that are allocated.
+    /// Complexity: linear in the number of mappings and of allocated folios.
     ///
     /// # Errors
-    /// The errors of the call that has begun it. The pages before the error are mapped.
+    /// The errors of the call that created the value. The pages before the error are mapped.
     pub fn step<'s, 'm, P: Platform>(
         &mut self,
         space: &'s AddressSpace<'m, P>,
         ready: Option<CallReady<'m, P>>,
     ) -> Result<Step<'s, 'm, P>, Error> {
-        // The folio that was waited for stays until it is mapped.
+        // Keeps the folio that was waited for until it is mapped.
         let mut _kept = None;
         if let Some(CallReady(CallEnd::Fault(page, result))) = ready
             && page == self.at
         {
             match result {
                 Ok(kept) => _kept = Some(kept),
-                // The wait of the mapping's former state. The fault checks the present state.
+                // The wait was for the mapping's former state. The fault checks the present state.
                 Err(FaultError::NotMapped | FaultError::Protection) => {}
                 Err(error) => self.fail(space, error)?,
             }
@@ -222,13 +225,13 @@ impl Populate {
         })
     }
 
-    /// Maps all pages, and does the waiting.
+    /// Maps all pages, sleeping as needed.
     ///
-    /// Context: may sleep. Complexity: as all steps.
+    /// Context: may sleep. Complexity: the sum of all steps.
     ///
     /// # Errors
     /// As [`Populate::step`]; [`Error::OutOfMemory`], after reclaim.
-    // Most calls have nothing to populate, and pay a comparison.
+    // Most calls have nothing to populate and cost one comparison.
     #[inline(always)]
     pub fn finish<P: Platform>(self, space: &AddressSpace<'_, P>) -> Result<(), Error> {
         if self.at < self.end { self.finish_rest(space) } else { Ok(()) }
@@ -240,8 +243,8 @@ impl Populate {
     }
 
     /// Maps the pages by `fault`, which returns `None` to stop. Skips present pages in runs. Stops
-    /// for a fatal signal, which it checks for before each fault, and before each [`PIECE`] tables
-    /// that it searches.
+    /// at a fatal signal, which is checked before each fault and before each [`PIECE`] of searched
+    /// tables.
     #[inline]
     fn run<P: Platform>(
         &mut self,
@@ -269,8 +272,8 @@ impl Populate {
         Ok(Ended::Whole)
     }
 
-    /// The next mapping to populate: its end in the range, and the kind of access for the faults.
-    /// The populate continues at its start. An error has the end too.
+    /// The next mapping to populate: its end within the range, and the kind of access for the
+    /// faults. The populate continues at the start of this mapping. An error also carries the end.
     fn next_part<P: Platform>(
         &mut self,
         space: &AddressSpace<'_, P>,
@@ -280,7 +283,8 @@ impl Populate {
             let found = vmas.view().first_in(VirtRange::raw(self.at.0, self.end.0));
             let Some(vma) = found.filter(|vma| self.passes_holes() || vma.start() <= self.at.0)
             else {
-                // The call has found no hole there: what was mapped is not any more.
+                // The call found no hole at this address before, so the mapping has been unmapped
+                // since.
                 let hole = (self.end, Error::NotMapped(self.at));
                 return if self.passes_holes() { Ok(None) } else { Err(hole) };
             };
@@ -308,8 +312,8 @@ impl Populate {
         self.want.is_usual()
     }
 
-    /// Whether the page at which the rest begins is still to be faulted with this access. If not,
-    /// another thread has changed the mapping since it was looked up.
+    /// Whether the first remaining page still has to be faulted with this access. If not, another
+    /// thread has changed the mapping since it was looked up.
     #[cold]
     fn wants<P: Platform>(&self, space: &AddressSpace<'_, P>, access: Access) -> bool {
         let vmas = space.vmas.lock();
@@ -317,8 +321,8 @@ impl Populate {
         matches!(wanted, Some(Ok(Some(wanted))) if wanted == access)
     }
 
-    /// The page at which the rest begins cannot be mapped. Returns the error of the call, if that
-    /// ends the call.
+    /// Handles a first remaining page that cannot be mapped. Returns the error of the call if the
+    /// failure ends the call.
     #[cold]
     fn fail<P: Platform>(
         &mut self,
@@ -347,7 +351,7 @@ impl Populate {
     }
 }
 
-/// The result of a blocking call. `begun` is the part before the populate.
+/// The result of a blocking call. `begun` is the result of the part that precedes the populate.
 #[inline(always)]
 pub(in crate::space) fn populated<P: Platform, T>(
     space: &AddressSpace<'_, P>,
@@ -365,7 +369,8 @@ fn block<P: Platform>(
     |at, access| space.fault_for_kernel(at, access, KeyRights::ALL).map(Some)
 }
 
-/// Maps all of a new mapping of frames that are not the core's, as far as their source has them.
+/// Maps a new mapping of frames outside the core's memory, up to the pages for which the source has
+/// frames.
 pub(in crate::space) fn populate_frames<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
@@ -388,8 +393,8 @@ pub(in crate::space) fn populate_frames<P: Platform>(
     done.map(|_| ()).map_err(|error| error_at(at, error))
 }
 
-/// Faults in the missing pages from `at` to `end`, and advances `at`. They were in one mapping when
-/// it was looked up.
+/// Faults in the missing pages from `at` to `end` and advances `at`. The pages were in one mapping
+/// when it was looked up.
 #[inline]
 fn fill<P: Platform>(
     space: &AddressSpace<'_, P>,

@@ -1,4 +1,4 @@
-//! The pages that a call names by a start and a length.
+//! The pages that a call specifies by a start and a length.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;

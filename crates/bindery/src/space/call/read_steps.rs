@@ -10,16 +10,17 @@ use crate::platform::Platform;
 
 use super::steps::{CallReady, CallWait, Step};
 
-/// A read of an object, as [`Object::read`], that stops at each page that has to be waited for, and
-/// goes on there. No byte is read twice, and the pager is asked once for each page.
+/// A read of an object, as [`Object::read`], that stops at each page that has to be waited for and
+/// continues there. No byte is read twice, and the pager is asked once per page.
 ///
-/// Each step looks at the object as it is. A truncation between two steps ends the read at the new
-/// end, with the bytes that were read before it: a short count. So does a failure of the pager
-/// after the first byte; the error is for the next call. A page that is dropped is asked for again.
+/// Each step reads the object's current state. A truncation between two steps ends the read at the
+/// new end, with a short count for the bytes read before. A failure of the pager after the first
+/// byte also ends the read with a short count; the next call gets the error. A page that was
+/// dropped is requested again.
 ///
-/// It has a handle to the object, at most one page that was waited for, and no lock. Dropping it
-/// ends the read. A request that the pager has got is answered nevertheless, and the page enters
-/// memory.
+/// The value holds a handle to the object and at most one page that was waited for, but no lock.
+/// Dropping it ends the read. If the pager has received a request, it still answers, and the page
+/// enters memory.
 ///
 /// ```
 /// use bindery::{Error, Object, PendingRead, Platform, Step};
@@ -41,34 +42,34 @@ use super::steps::{CallReady, CallWait, Step};
 /// ```
 ///
 /// # Context
-/// Context: may sleep. So may the drop, as for an [`Object`].
+/// Context: may sleep. The drop may also sleep, like that of an [`Object`].
 #[derive(Debug)]
 #[must_use = "the bytes are read by its steps"]
 pub struct PendingRead<'m, P: Platform>(ReadSteps<'m, P>);
 
 impl<'m, P: Platform> PendingRead<'m, P> {
-    /// A read of `length` bytes at `offset`. Nothing is read yet.
+    /// A read of `length` bytes at `offset`. Nothing has been read yet.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// [`Error::Invalid`] as [`Object::read`]; the other errors are those of the steps.
+    /// [`Error::Invalid`] as [`Object::read`]; the other errors come from the steps.
     pub fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
         ReadSteps::new(object, offset, length).map(Self)
     }
 
-    /// The number of bytes that were read so far; after the end, the result of the call.
+    /// The number of bytes read so far; after the end, the result of the call.
     pub fn moved(&self) -> usize {
         self.0.done()
     }
 
-    /// Reads into the rest of `into`, the same `length` bytes in each step, until all is read or a
-    /// page has to be waited for. `ready` is the end of the wait that the last step has returned.
-    /// Without it, the page is looked at as if there had been no wait: an error of the pager is not
-    /// known, and the pager is asked again. After the end, does nothing.
+    /// Reads into the rest of `into`, the same `length` bytes in each step, until all bytes are
+    /// read or a page has to be waited for. `ready` is the end of the wait that the last step
+    /// returned. Without `ready`, the page is treated as if no wait had taken place: an error of
+    /// the pager is lost, and the pager is asked again. After the end, does nothing.
     ///
-    /// Sleeps for locks, and reclaims if memory is short, but waits for no pager and no device.
-    /// Complexity: as the part of the read.
+    /// Sleeps for locks, and reclaims if memory is short, but waits for no pager or device.
+    /// Complexity: as [`Object::read`] of the part that the step reads.
     ///
     /// # Errors
     /// As [`Object::read`], if nothing was read.
@@ -80,21 +81,21 @@ impl<'m, P: Platform> PendingRead<'m, P> {
         let platform = self.0.platform();
         self.step_with(ready, |done, from, length| {
             let Some(into) = into.get_mut(done..).map(|rest| first(rest, length)) else { return 0 };
-            // SAFETY: the bytes are the object's, and no thread has exclusive access to them.
+            // SAFETY: the bytes belong to the object, and no thread has exclusive access to them.
             unsafe { platform.read_bytes(from, into) };
             into.len()
         })
     }
 
     /// As [`PendingRead::step`], with bytes that `copy` reads in place, as in
-    /// [`Object::read_with`]. A short count ends the step; a further one goes on with the byte at
-    /// which `copy` has stopped. So a kernel that reads into the memory of a program lets another
-    /// call in steps bring that in, and goes on.
+    /// [`Object::read_with`]. A short count ends the step; the next step continues with the byte at
+    /// which `copy` stopped. A kernel that reads into a program's memory can thus fault that memory
+    /// in by another call in steps, and then continue.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`PendingRead::step`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`PendingRead::step`].
     pub fn step_with(
         &mut self,
         ready: Option<CallReady<'m, P>>,
@@ -104,7 +105,7 @@ impl<'m, P: Platform> PendingRead<'m, P> {
     }
 }
 
-/// Up to `length` bytes from the start.
+/// The first `length` bytes, or fewer if the buffer is shorter.
 fn first(bytes: &mut [u8], length: usize) -> &mut [u8] {
     let length = length.min(bytes.len());
     &mut bytes[..length]
@@ -118,7 +119,7 @@ fn step<'m, P: Platform>(wait: Option<ObjectWait<'m, P>>) -> Step<'m, 'm, P> {
 mod tests {
     use super::*;
 
-    /// A call may go on in another thread.
+    /// A call may continue in another thread.
     fn _moves<P: Platform>(read: PendingRead<'_, P>) {
         fn is_send(_: impl Send) {}
         is_send(read);

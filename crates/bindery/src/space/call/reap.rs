@@ -11,18 +11,18 @@ use crate::space::op::Op;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Drops the contents of all private mappings, including locked ones. Threads of the process
-    /// may still be exiting: the memory is freed now, and not when the last of them releases the
-    /// address space. Shared memory stays. Call this only for a process that was killed and never
-    /// returns to its program.
+    /// may still be exiting: the memory is freed now rather than when the last of the threads
+    /// releases the address space. Shared memory stays. Call this only for a process that was
+    /// killed and never returns to its program.
     ///
     /// Marks each mapping ([`MappingFlags::REAPED`]) before its contents are dropped. From then on
     /// no page is mapped there: accesses, and copies to or from the mapping, fail with
-    /// [`FaultError::Bus`](crate::FaultError::Bus). So no reader gets the zero page instead of the
-    /// program's data. (Linux: `MMF_UNSTABLE`.) The mappings themselves stay. A second call has no
-    /// effect.
+    /// [`FaultError::Bus`](crate::FaultError::Bus). No reader therefore gets the zero page instead
+    /// of the program's data. (Linux: `MMF_UNSTABLE`.) The mappings themselves stay. A second call
+    /// has no effect.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings and whole tables, as
-    /// [`AddressSpace::discard`] of everything.
+    /// Context: may sleep. Complexity: linear in the number of mappings and whole tables, as
+    /// [`AddressSpace::discard`] of the whole address space.
     ///
     /// # Errors
     /// [`Error::Interrupted`] for a fatal signal of the caller; [`Error::OutOfMemory`]. Contents
@@ -33,10 +33,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 }
 
 /// Drops the contents of all private mappings. Sets the flag under the VMA's write lock, before the
-/// contents are unmapped. So a fault sees the flag, or its page is dropped, too:
+/// contents are unmapped. A fault therefore either sees the flag or has its page dropped:
 /// 1. A fault on CPU A reads the flags under the VMA's read lock.
-/// 2. CPU B waits for that lock to be released, then sets the flag.
-/// 3. CPU B drops the contents, and with them the page that CPU A has mapped.
+/// 2. CPU B waits for the release of that lock, then sets the flag.
+/// 3. CPU B drops the contents, including the page that CPU A has mapped.
 fn reap<P: Platform>(op: &mut Op<'_, '_, P>) -> Result<(), Failure> {
     for vma in op.vmas.iter() {
         let kept = MappingFlags::SHARED | MappingFlags::REAPED | MappingFlags::FRAMES;

@@ -20,12 +20,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     ///
     /// The range may cover several adjacent mappings of one object with the same flags.
     ///
-    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and linear in the pages to
-    /// populate.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and linear in the number
+    /// of pages to populate.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range is empty or overflows, the page numbers overflow, the range
-    /// is not such a mapping, or the mapping can never be written; those of
+    /// is not such a mapping, or the mapping can never be written; the errors of
     /// [`AddressSpace::mmap_object`]. An error changes nothing.
     pub fn remap_file_pages(
         &self,
@@ -38,13 +38,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         populated(self, begun.map(|populate| ((), populate)))
     }
 
-    /// As [`AddressSpace::remap_file_pages`], up to the waits: the steps of the [`Populate`], which
+    /// As [`AddressSpace::remap_file_pages`], up to the waits. The steps of the [`Populate`], which
     /// do not fail, map the pages.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::remap_file_pages`].
     pub fn begin_remap_file_pages(
         &self,
         start: VirtAddr,
@@ -70,7 +70,7 @@ fn remap_file_pages<P: Platform>(
     page.checked_add(range.pages()).ok_or(Error::Invalid)?;
     let now = space.operate_with_reclaim(|op| remap(op, range, page))?;
     if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
-        // The mapping exists, so the call succeeds even if this fails. Linux does the same.
+        // The mapping exists, so the call succeeds even if the population fails, as on Linux.
         return Ok(Populate::as_possible(range));
     }
     Ok(Populate::default())

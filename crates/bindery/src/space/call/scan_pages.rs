@@ -1,9 +1,10 @@
-//! Scans: find the pages of a range that are in given categories, and optionally write-protect them
-//! in the same step (`ioctl(PAGEMAP_SCAN)`).
+//! Scans: find the pages of a range that belong to given categories, and optionally write-protect
+//! them in the same step (`ioctl(PAGEMAP_SCAN)`).
 //!
 //! A scan reads the page table run by run, and holds the address space's mutex for a bounded part
-//! of the range at a time. A protecting scan also blocks faults in that part. So no write is lost:
-//! after a scan has reported and protected a page, the next scan reports every later write to it.
+//! of the range at a time. A protecting scan also blocks faults in that part. No write is therefore
+//! lost: after a scan has reported and protected a page, the next scan reports every later write to
+//! it.
 
 use crate::Memory;
 use crate::table::PageTable;
@@ -30,13 +31,13 @@ bitflags! {
     /// Context: any.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct PageCategories: u64 {
-        /// A scan may protect the page: it is registered with a userfaultfd that lifts the
+        /// A scan may protect the page. It is registered with a userfaultfd that lifts the
         /// protection of written pages ([`crate::UserfaultFeatures::WP_ASYNC`]).
         const PROTECTABLE = 1 << 0;
         /// The page is not protected: it was written since its last protection, or was never
         /// protected.
         const WRITTEN = 1 << 1;
-        /// The page is mapped, and belongs to an object.
+        /// The page is mapped and belongs to an object.
         const FILE = 1 << 2;
         /// The page is mapped.
         const PRESENT = 1 << 3;
@@ -75,10 +76,10 @@ pub struct PageScan {
     pub range: VirtRange,
     /// Categories that are inverted before pages are matched.
     pub inverted: PageCategories,
-    /// Categories that a matching page must all have, after the inversion.
+    /// Categories that a matching page must all belong to, after the inversion.
     pub required: PageCategories,
-    /// Categories that a matching page must have at least one of, after the inversion; empty for no
-    /// such condition.
+    /// Categories; a matching page must belong to at least one of them, after the inversion. Empty
+    /// for no such condition.
     pub any_of: PageCategories,
     /// Categories to report.
     pub reported: PageCategories,
@@ -216,7 +217,7 @@ struct PagemapScan<'a, 'r> {
     pages: u64,
     /// The first matching page that cannot be reported.
     stopped: Option<VirtAddr>,
-    /// The start of the part that was not scanned yet.
+    /// The start of the unscanned part.
     at: VirtAddr,
     /// Matching ranges that must be protected before the scan continues.
     matches: ArrayVec<VirtRange, MATCHES>,
@@ -280,21 +281,21 @@ impl PageRegions<'_> {
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Reports the matching pages of a range, and protects them if the request says so
+    /// Reports the matching pages of a range, and protects them if the request asks for it
     /// (`ioctl(PAGEMAP_SCAN)`). Ends when `regions` is full. Without `regions`, scans the whole
     /// range and reports nothing. Unmapped pages do not match.
     ///
     /// After its next write, a protected page is [`PageCategories::WRITTEN`] again. Pages without
     /// an entry count as written.
     ///
-    /// Context: may sleep. Complexity: linear in the runs. The mutex is held for 64 tables at a
-    /// time; a protecting scan makes one invalidation for them.
+    /// Context: may sleep. Complexity: linear in the number of runs. The mutex is held for 64
+    /// tables at a time; a protecting scan makes one invalidation per 64 tables.
     ///
     /// # Errors
     /// [`Error::AccessDenied`] for a mapping that cannot be protected, with
     /// [`PageScan::refuses_others`]; [`Error::Interrupted`] for a fatal signal. Pages reported
     /// before either may be protected. [`Error::OutOfMemory`] if memory runs out before any page is
-    /// protected. If memory runs out later, the scan ends there without an error
+    /// protected. If memory runs out later, the scan ends at that point without an error
     /// ([`Scanned::end`]): every protected page is reported, and no page beyond the end is
     /// protected.
     pub fn scan_pages(
@@ -323,8 +324,8 @@ fn scan_pages<P: Platform>(
     };
     let end = scan.range.end().min(space.limit());
     while walk.at < end {
-        // Each attempt scans one part only: pages that an attempt has protected would not match
-        // in the next one.
+        // Each attempt scans one part only: pages that an attempt has protected would not match in
+        // the next attempt.
         let scanned = space.page_table.memory.retry(|| {
             interrupt::check(space.platform())?;
             space.operate(|op| scan_part(op, end, &mut walk))
@@ -375,7 +376,7 @@ fn scan_part<P: Platform>(
         walk.at = part.end();
         return Ok(());
     }
-    // Blocks faults, as `protect_front` requires.
+    // Excludes faults, as `protect_front` requires.
     let locked = vma.lock_write(op.platform());
     let end = scan_tables(op.edit.table(), part, common, walk);
     let mut protect = |range: VirtRange| {
@@ -390,7 +391,7 @@ fn scan_part<P: Platform>(
         return Ok(());
     };
     if let Some(regions) = &mut walk.regions {
-        // The caller's buffer may have had regions of other ranges before.
+        // The caller's buffer may already contain regions of other ranges.
         walk.pages = walk.pages.saturating_sub(regions.truncate(reached));
     }
     walk.stopped = None;

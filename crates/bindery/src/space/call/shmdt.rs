@@ -13,11 +13,11 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps all remaining parts of the System V segment that was attached at `at`. As on Linux,
     /// parts that were moved elsewhere stay.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings from `at` to the first part, and as
-    /// [`AddressSpace::munmap`].
+    /// Context: may sleep. Complexity: linear in the number of mappings from `at` to the first
+    /// part, and as [`AddressSpace::munmap`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] if no part of such a segment remains, or `at` is not a multiple of the
+    /// [`Error::Invalid`] if no part of such a segment remains or if `at` is not a multiple of the
     /// page size.
     pub fn detach_segment(&self, at: VirtAddr) -> Result<(), Error> {
         let result = self.operate(|op| detach(op, at));
@@ -47,7 +47,7 @@ fn detach<P: Platform>(op: &mut Op<'_, '_, P>, at: VirtAddr) -> Result<(), Error
     while let Some(vma) = part {
         let after = vma.end();
         if is_part(vma) && vma.object_pointer() == segment {
-            // A sealed mapping stays, without an error, as on Linux.
+            // A sealed mapping stays without an error, as on Linux.
             let _ = unmap(op, vma.range());
         }
         part = op.vmas.first_ending_after(after).filter(|vma| vma.end() <= end);

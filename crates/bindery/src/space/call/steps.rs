@@ -1,7 +1,7 @@
-//! Calls that stop where they would wait, and continue later: the result of a step, and the wait.
+//! Calls that stop instead of waiting and continue later: the result of a step, and the wait.
 //!
-//! No lock is held during the wait, as in a blocking call (docs/lock-order.md). So a call can
-//! return the wait wherever it would block. Its state is the rest of its range.
+//! No lock is held during the wait, as in a blocking call (docs/lock-order.md). A call can
+//! therefore return the wait wherever it would block. The state of a call is the rest of its range.
 
 use core::fmt;
 
@@ -11,7 +11,7 @@ use crate::object::{ObjectWait, PageReady, ParkedOn, Polled};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
 
-/// The result of a step of a call, for instance of [`Populate::step`].
+/// The result of a step of a call, such as [`Populate::step`].
 ///
 /// [`Populate::step`]: crate::Populate::step
 #[expect(
@@ -20,15 +20,16 @@ use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
 )]
 #[derive(Debug)]
 pub enum Step<'s, 'm, P: Platform> {
-    /// The call is done.
+    /// The call is complete.
     Done,
     /// The call has to wait before its next step.
     Blocked(CallWait<'s, 'm, P>),
 }
 
-/// The thing that a call has to wait for, as a [`FaultWait`]. It may be moved to another thread,
-/// and may be queued: it holds no lock and no request. Dropping it cancels the wait: nothing is
-/// read for the call, unless a poll has begun it. Writes that a step has begun continue.
+/// The event that a call has to wait for, as a [`FaultWait`]. The wait holds no lock and no
+/// request, so it may be moved to another thread and may be queued. Dropping the value cancels the
+/// wait: nothing is read for the call, unless a poll has started the read. Writes that a step has
+/// started continue.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
@@ -40,32 +41,33 @@ pub struct CallWait<'s, 'm, P: Platform>(CallEvent<'s, 'm, P>);
 enum CallEvent<'s, 'm, P: Platform> {
     /// The wait of a fault.
     Fault(FaultWait<'s, 'm, P>),
-    /// The wait for pages of an object: a pager or a device has read or stored them, or a change of
-    /// them is over.
+    /// The wait for pages of an object: it ends when a pager or a device has read or stored the
+    /// pages, or when a change of the pages is over.
     Object(ObjectWait<'m, P>),
 }
 
 /// The progress of a wait ([`CallWait::poll`]).
 #[derive(Debug)]
 pub enum CallPoll<'w, 'm, P: Platform> {
-    /// The wait is over: the call continues with this.
+    /// The wait is over, and the call continues with this value.
     Ready(CallReady<'m, P>),
-    /// There is nothing to do until this word changes.
+    /// Nothing can be done until this word changes.
     Pending(ParkedOn<'w>),
     /// Only a thread that may sleep can continue, by [`CallWait::wait`].
     NeedsThread,
 }
 
-/// The end of a wait, for the next step of the call: the page that was read, which stays in memory
-/// until that step has used it, or the error. The end of a write says nothing more.
+/// The end of a wait, for the next step of the call: either the page that was read, which stays in
+/// memory until that step has used it, or the error. The end of a write carries no further
+/// information.
 #[must_use = "the call would not know how the wait has ended"]
 pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 
 /// The way in which a wait has ended.
 pub(in crate::space) enum CallEnd<'m, P: Platform> {
-    /// The wait of the fault of this page.
+    /// The end of a fault's wait for this page.
     Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
-    /// That for a page of an object.
+    /// The end of a wait for a page of an object.
     Object(PageReady<'m, P>),
 }
 
@@ -88,7 +90,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Object(wait))
     }
 
-    /// Waits, and does the work that the call cannot do without waiting, as [`FaultWait::wait`].
+    /// Waits, and performs the work that the call cannot perform without waiting, as
+    /// [`FaultWait::wait`].
     ///
     /// Context: may sleep.
     pub fn wait(self) -> CallReady<'m, P> {
@@ -98,10 +101,10 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         })
     }
 
-    /// Goes on with the wait as far as possible without sleeping, as [`FaultWait::poll`].
+    /// Advances the wait as far as possible without sleeping, as [`FaultWait::poll`].
     ///
     /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device
-    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: as there.
+    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: as [`FaultWait::poll`].
     pub fn poll(&mut self) -> CallPoll<'_, 'm, P> {
         match &mut self.0 {
             CallEvent::Fault(wait) => {
@@ -126,8 +129,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         }
     }
 
-    /// Whether content is read from a pager or a swap device, as [`FaultWait::is_for_storage`], or
-    /// stored by a pager.
+    /// Whether the wait is for a pager or a swap device to read content, as
+    /// [`FaultWait::is_for_storage`], or for a pager to store it.
     ///
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
@@ -157,7 +160,7 @@ impl<P: Platform> fmt::Debug for CallReady<'_, P> {
 mod tests {
     use super::*;
 
-    /// A wait is performed by another thread than the one that makes the call.
+    /// A thread other than the caller may perform the wait.
     fn _moves<P: Platform>(wait: CallWait<'_, '_, P>, ready: CallReady<'_, P>) {
         fn is_send(_: impl Send) {}
         is_send(wait);

@@ -21,13 +21,13 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// swap pages out to the area during the call. A concurrent fork may copy entries to a child,
     /// which needs its own call. No lock is held between runs.
     ///
-    /// Context: may sleep. Complexity: linear in the runs of swap entries, and in the entries of
-    /// the mappings.
+    /// Context: may sleep. Complexity: linear in the number of runs of swap entries, and in the
+    /// number of entries of the mappings.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Fault`] if the area has lost a page, which stays lost;
-    /// [`Error::Interrupted`] for a signal. Pages that were swapped in before stay in memory, and
-    /// the others stay usable.
+    /// [`Error::Interrupted`] for a signal. Pages that were already swapped in stay in memory, and
+    /// the other pages stay usable.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
         bring_back(self, interrupt::check_any, |at| next_in_area(self, at, area.number))
     }
@@ -49,8 +49,8 @@ pub(in crate::space) fn swap_in_range<P: Platform>(
     })
 }
 
-/// Swaps in each page that `next` returns, until it returns `None` or `check` fails. `next`
-/// gets the previous page.
+/// Swaps in each page that `next` returns, until `next` returns `None` or `check` fails. `next`
+/// receives the previous page.
 fn bring_back<P: Platform>(
     space: &AddressSpace<'_, P>,
     check: fn(&P) -> Result<(), Error>,
@@ -59,7 +59,7 @@ fn bring_back<P: Platform>(
     let memory = space.page_table.memory;
     let mut call = MaySleep::new(space);
     let mut at = VirtAddr(0);
-    // Keeps the folio that a device has read in the cache until it is mapped.
+    // Keeps a folio that a device has read in the cache until the folio is mapped.
     let mut _kept = None;
     while let Some(page) = next(at) {
         check(space.platform())?;

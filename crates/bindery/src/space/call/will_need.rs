@@ -2,18 +2,18 @@
 //!
 //! | the content is in | effect |
 //! |---|---|
-//! | compressed memory, or an equally fast device | private pages are mapped; pages of shared memory are swapped in |
-//! | another device | a read into the swap cache begins; the call does not wait for it |
+//! | compressed memory, or an equally fast device | maps private pages; swaps shared memory in |
+//! | another device | starts a read into the swap cache without waiting for it |
 //! | the swap cache, or a request under way | none |
-//! | a file | reads of the missing pages begin ([`Object::read_ahead`]) |
+//! | a file | starts reads of the missing pages ([`Object::read_ahead`]) |
 //!
-//! The call maps compressed pages, although Linux leaves them in the swap cache. Their content is
-//! available when the call returns, so a fault would only write the entry, at ten times the cost.
-//! Mapping a page also frees its slot and the compressed copy.
+//! The call maps compressed pages, although Linux leaves them in the swap cache. Since their
+//! content is available when the call returns, a later fault would only write the entry, at ten
+//! times the cost. Mapping a page also frees its slot and the compressed copy.
 //!
-//! The call is advice. If memory is short, it ends without an error instead of evicting pages. It
-//! skips pages that another thread has locked, and lost pages: an access that needs such a page
-//! waits, or gets the error. No lock is held between runs.
+//! The call is advice. If memory is short, the call ends without an error instead of evicting
+//! pages. It skips lost pages and pages that another thread has locked: an access that needs such a
+//! page gets the error or waits. No lock is held between runs.
 
 use crate::addr::{Orders, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
@@ -40,9 +40,9 @@ const PAGES: u64 = 64;
 /// The result of one part of the range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WillNeedEnd {
-    /// The whole part is done.
+    /// The whole part is complete.
     Whole,
-    /// The call stopped, because memory is short.
+    /// The call stopped because memory is short.
     Short,
 }
 
@@ -50,7 +50,7 @@ enum WillNeedEnd {
 struct ObjectPart<'m, P: Platform> {
     object: Object<'m, P>,
     pages: PageRange,
-    /// The orders that their folios may have.
+    /// The orders that the folios of these pages may have.
     orders: Orders,
 }
 
@@ -71,10 +71,10 @@ enum FoundInSwap {
     NoneBefore(VirtAddr),
 }
 
-/// Loads the pages of `range`. Linear in the entries, and in the runs that are read.
+/// Loads the pages of `range`. Linear in the number of entries and of runs that are read.
 ///
 /// # Errors
-/// [`Error::NotMapped`] if the range has holes, after the mapped parts are done;
+/// [`Error::NotMapped`] if the range has holes, after the mapped parts were loaded;
 /// [`Error::Interrupted`].
 #[cold]
 pub(in crate::space) fn will_need<P: Platform>(
@@ -89,7 +89,7 @@ pub(in crate::space) fn will_need<P: Platform>(
             let Some((vma, part)) = parts.next(vmas.view()) else { break };
             (part, ObjectPart::of(space, vma, part))
         };
-        // The call reports holes even if memory is short.
+        // The call reports holes even if memory was short.
         if ended == WillNeedEnd::Whole && space.counts().swap_pages as i64 > 0 {
             ended = bring_in_private(space, part)?;
         }
@@ -113,7 +113,7 @@ impl<'m, P: Platform> ObjectPart<'m, P> {
         Some(Self { object: space.object_of(vma)?, pages, orders })
     }
 
-    /// Swaps the pages in, or starts to.
+    /// Swaps the pages in, or starts to read them.
     fn bring_in(&self) -> Result<WillNeedEnd, Error> {
         let PageRange { mut first, end } = self.pages;
         while first < end {
@@ -127,14 +127,14 @@ impl<'m, P: Platform> ObjectPart<'m, P> {
     }
 }
 
-/// Swaps in the pages that the entries of a part of one VMA refer to.
+/// Swaps in the pages to which the entries of a part of one VMA refer.
 fn bring_in_private<P: Platform>(
     space: &AddressSpace<'_, P>,
     part: VirtRange,
 ) -> Result<WillNeedEnd, Error> {
     let mut at = part.start();
     let mut call = MaySleep::new(space);
-    // The page that a device has read last, and its folio, which stays until it is mapped.
+    // The page that a device has read last, and its folio, which is kept until it is mapped.
     let (mut read, mut _kept) = (None, None);
     while at < part.end() {
         interrupt::check(call.platform())?;
@@ -164,7 +164,7 @@ fn bring_in_private<P: Platform>(
                         _kept = kept;
                         page
                     }
-                    // Lost content is an error only for an access that needs it.
+                    // Lost content is an error only for an access that needs the content.
                     Ok(_) | Err(_) => page.offset(PAGE_SIZE),
                 }
             }
@@ -173,8 +173,8 @@ fn bring_in_private<P: Platform>(
     Ok(WillNeedEnd::Whole)
 }
 
-/// Swaps in the run around the page, or begins to read it. `was_read`: a device has read it for
-/// this call.
+/// Swaps in the run around the page, or starts to read the run. `was_read`: a device has read the
+/// page for this call.
 fn bring_in<P: Platform>(fault: &Fault<'_, '_, P>, was_read: bool) -> Announced {
     let (page_table, page) = (&fault.space.page_table, fault.page);
     let memory = page_table.memory;
@@ -203,7 +203,7 @@ fn bring_in<P: Platform>(fault: &Fault<'_, '_, P>, was_read: bool) -> Announced 
     }
 }
 
-/// Maps a page, with the run around it, unless a device must read it first.
+/// Maps a page and the run around it, unless a device must read the page first.
 fn map_announced<P: Platform>(fault: &Fault<'_, '_, P>, slot: FaultSlot) -> Announced {
     let next = fault.page.offset(PAGE_SIZE);
     match fault.swap_in(slot, Reading::Advice) {

@@ -12,21 +12,23 @@ use crate::platform::Platform;
 use super::read_steps::PendingRead;
 use super::steps::{CallReady, CallWait, Step};
 
-/// A write to an object, as [`Object::write`], that stops where it has to wait, and goes on there.
-/// No byte is written twice, and the pager is asked once for each page.
+/// A write to an object, as [`Object::write`], that stops where it would have to wait and continues
+/// there. No byte is written twice, and the pager is asked once per page.
 ///
-/// It stops before its first byte: for the pager's content of the first and the last page, for
-/// pages that are being stored, for pages in swap, and for room below a limit of dirty pages, which
-/// only a thread makes. Then one step writes everything, and other writers see all of it or
-/// nothing. (The exceptions are those of [`Object::write_with`].) Between two steps the object is
-/// anyone's: another write or a truncation has the effect that it has before the whole call. So a
-/// write beyond the end that a truncation has moved lets the object grow again.
+/// The write stops only before its first byte: for the pager's content of the first and the last
+/// page, for pages that are being stored, for pages in swap, and for room below a dirty limit,
+/// which only a thread can make. After that, one step writes all bytes, and other writers see
+/// either the whole write or none of it. (The exceptions are those of [`Object::write_with`].)
+/// Between two steps, other threads may change the object: another write or a truncation has the
+/// same effect as before the whole call. A write beyond an end that a truncation has moved
+/// therefore lets the object grow again.
 ///
-/// Unlike a call that blocks, it has no place among those that wait for pages that are being
-/// stored: while other calls go on to store the pages, it may stop again.
+/// Unlike a blocking call, the write has no place in the queue for pages that are being stored:
+/// while other calls continue to store the pages, it may stop again.
 ///
-/// It has a handle to the object, at most two pages that were waited for, and no lock. Dropping it
-/// before the last step leaves the object as it was, up to pages that have been read.
+/// The value holds a handle to the object and at most two pages that were waited for, but no lock.
+/// Dropping it before the last step leaves the object unchanged, except that pages may have been
+/// read.
 ///
 /// ```
 /// use bindery::{Error, Object, PendingWrite, Platform, Step};
@@ -48,34 +50,35 @@ use super::steps::{CallReady, CallWait, Step};
 /// ```
 ///
 /// # Context
-/// Context: may sleep. The drop, too, like that of an [`Object`].
+/// Context: may sleep. The drop may also sleep, like that of an [`Object`].
 #[derive(Debug)]
 #[must_use = "the bytes are written by its steps"]
 pub struct PendingWrite<'m, P: Platform>(WriteSteps<'m, P>);
 
 impl<'m, P: Platform> PendingWrite<'m, P> {
-    /// A write of `length` bytes at `offset`. Nothing is written yet.
+    /// A write of `length` bytes at `offset`. Nothing has been written yet.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// [`Error::Invalid`] as [`Object::write`]; the other errors are those of the steps.
+    /// [`Error::Invalid`] as [`Object::write`]; the other errors come from the steps.
     pub fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
         WriteSteps::new(object, offset, length).map(Self)
     }
 
-    /// The number of bytes that were written so far; after the end, the result of the call.
+    /// The number of bytes written so far; after the end, the result of the call.
     pub fn moved(&self) -> usize {
         self.0.done()
     }
 
-    /// Writes the rest of `from`, the same `length` bytes in each step, unless something has to be
-    /// waited for first. `ready` is as in [`PendingRead::step`]. After the end, does nothing.
+    /// Writes the rest of `from`, the same `length` bytes in each step, unless the write has to
+    /// wait first. `ready` is as in [`PendingRead::step`]. After the end, does nothing.
     ///
-    /// Sleeps for locks, and reclaims if memory is short. It waits for the pager in
+    /// Sleeps for locks, and reclaims if memory is short. Waits for the pager in
     /// [`crate::Pager::resize`] if the object grows, and for a swap device only if reclaim has
-    /// taken a page again that was in memory, or was waited for, before. Complexity: as
-    /// [`Object::write`], and for shared memory of which pages are in swap, in the runs of pages.
+    /// evicted a page that was in memory, or was waited for, before. Complexity: as
+    /// [`Object::write`]; for shared memory with pages in swap, also linear in the number of runs
+    /// of pages.
     ///
     /// # Errors
     /// As [`Object::write`], if nothing was written.
@@ -88,20 +91,20 @@ impl<'m, P: Platform> PendingWrite<'m, P> {
         self.step_with(ready, |done, to, length| {
             let Some(from) = from.get(done..) else { return 0 };
             let from = &from[..length.min(from.len())];
-            // SAFETY: the bytes are the object's, to which no reference exists.
+            // SAFETY: the bytes belong to the object, and no reference to them exists.
             unsafe { platform.write_bytes(to, from) };
             from.len()
         })
     }
 
     /// As [`PendingWrite::step`], with bytes that `copy` writes in place, as in
-    /// [`Object::write_with`]. A short count ends the step; a further one goes on with the byte at
-    /// which `copy` has stopped, as another write.
+    /// [`Object::write_with`]. A short count ends the step; the next step continues with the byte
+    /// at which `copy` stopped, as another write.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`PendingWrite::step`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`PendingWrite::step`].
     pub fn step_with(
         &mut self,
         ready: Option<CallReady<'m, P>>,
@@ -116,7 +119,7 @@ impl<'m, P: Platform> PendingWrite<'m, P> {
 mod tests {
     use super::*;
 
-    /// A call may go on in another thread.
+    /// A call may continue in another thread.
     fn _moves<P: Platform>(write: PendingWrite<'_, P>) {
         fn is_send(_: impl Send) {}
         is_send(write);

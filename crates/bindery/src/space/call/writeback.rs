@@ -7,12 +7,12 @@ use crate::reclaim::Attempts;
 
 use super::steps::{CallWait, Step};
 
-/// The changes of a file that a sync has still to store ([`Object::begin_sync`]). Each step begins
-/// writes of up to 7 runs of dirty pages, which a device may do side by side. The wait is for their
-/// answers, and at the end for those of the writes that other calls have begun.
+/// The changes of a file that a sync has yet to store ([`Object::begin_sync`]). Each step starts
+/// writes of up to 7 runs of dirty pages, which a device may process in parallel. The wait is for
+/// these writes to complete, and at the end for writes that other calls have started.
 ///
-/// It has a handle to the object, and no lock. Dropping it ends the call: the pager stores what it
-/// was asked to store, and other changes stay dirty.
+/// The value holds a handle to the object, but no lock. Dropping it ends the call: the pager
+/// completes the writes that it has received, and other changes stay dirty.
 ///
 /// ```
 /// use bindery::{Error, Object, Platform, Step};
@@ -31,7 +31,7 @@ use super::steps::{CallWait, Step};
 /// ```
 ///
 /// # Context
-/// Context: may sleep. The drop, too, like that of an [`Object`].
+/// Context: may sleep. The drop may also sleep, like that of an [`Object`].
 #[derive(Debug)]
 #[must_use = "the pages are stored by its steps"]
 pub struct Writeback<'m, P: Platform> {
@@ -43,7 +43,7 @@ pub struct Writeback<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// As [`Object::sync`], for a caller that must not block while the pager works: the steps of
+    /// As [`Object::sync`], for a caller that must not block while the pager works. The steps of
     /// the result store the pages.
     ///
     /// Context: spins.
@@ -54,15 +54,15 @@ impl<'m, P: Platform> Object<'m, P> {
 }
 
 impl<'m, P: Platform> Writeback<'m, P> {
-    /// Stores pages, until all are stored or the pager has to be waited for. After the end, does
+    /// Stores pages until all are stored or the call has to wait for the pager. After the end, does
     /// nothing.
     ///
-    /// Sleeps for locks, and reclaims if the pager lacks memory. Waits for the pager only if there
-    /// is no memory for a record of 1 KiB, or if other threads continue to drop or replace the next
-    /// page.
+    /// Sleeps for locks, and reclaims if the pager lacks memory. Waits for the pager only if no
+    /// memory is available for a record of 1 KiB, or if other threads continue to drop or replace
+    /// the next page.
     ///
-    /// Complexity: linear in the dirty pages that it begins to store, plus one walk over the
-    /// mappings of any of them.
+    /// Complexity: linear in the number of dirty pages whose writes the step starts, plus one walk
+    /// over the mappings of any of these pages.
     ///
     /// # Errors
     /// As [`Object::sync`], once the rest of the range is stored.
@@ -89,14 +89,14 @@ impl<'m, P: Platform> Writeback<'m, P> {
             let wait = ObjectWait::new(object.clone(), wait, 0);
             return Ok(Step::Blocked(CallWait::for_object(wait)));
         }
-        // The pages can be reclaimed now.
+        // The pages can now be reclaimed.
         memory.clock.exhausted.forget();
         Ok(Step::Done)
     }
 
-    /// Stores the rest, and does the waiting.
+    /// Stores the remaining pages, sleeping as needed.
     ///
-    /// Context: may sleep. Complexity: as all steps.
+    /// Context: may sleep. Complexity: the sum of all steps.
     ///
     /// # Errors
     /// As [`Object::sync`].

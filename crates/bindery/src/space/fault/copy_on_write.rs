@@ -1,4 +1,4 @@
-//! Copy-on-write: a write to a private page that is not writable claims it, or copies it.
+//! Copy-on-write: a write to a private page that is not writable claims the page or copies it.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,10 +23,10 @@ use super::first_touch::own_folio;
 use super::slow::{Fault, Next, Stepped};
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Claims a folio whose mappings are all in `range`: no other process maps it. Marks it
-    /// exclusive and moves it to this VMA's anon group, so that the reverse map no longer visits
-    /// the groups above. Uses the folio's counts if they suffice; otherwise walks the entries, at
-    /// most eight times without success (module `folio::alone`).
+    /// Claims a folio whose mappings all lie in `range`, so that no other process maps it. Marks
+    /// the folio exclusive and moves it to this VMA's anon group, so that the reverse map no longer
+    /// visits the groups above. Uses the folio's counts if they suffice; otherwise walks the
+    /// entries, at most eight times without success (module `folio::alone`).
     pub(super) fn claim(&self, range: VirtRange, folio: Folio) -> bool {
         let frames = &self.memory().frames;
         if !frames.folio(folio).other_mappings().may_be_none(range.pages() as u32) {
@@ -45,20 +45,21 @@ impl<P: Platform> Fault<'_, '_, P> {
         alone
     }
 
-    /// Marks a folio as exclusive, and sets its owner to `owner`, the anon group of this VMA. The
-    /// caller has found all of its mappings in the VMA, and has locked their tables.
+    /// Marks a folio as exclusive and sets its owner to `owner`, the anon group of this VMA. The
+    /// caller has found all of the folio's mappings in the VMA and has locked their tables.
     #[inline(always)]
     pub(super) fn take_over(&self, folio: Folio, owner: OwnerMark) {
         let pages = folio.pages();
         let folio = self.memory().frames.folio(folio);
         folio.other_mappings().forget();
         folio.exclusive().set(0, pages);
-        // Most often it is the group's, and was when a child was forked: the lock is not needed.
+        // Usually the folio already belongs to the group, and did so when a child was forked, so
+        // the lock is not needed.
         if folio.is_owned_by(owner) {
             return;
         }
-        // The tables are locked, so the folio's lock is only tried. If the try fails, the owner
-        // stays the anon group above, from which the reverse map reaches this VMA too.
+        // The folio's lock is only tried, because the tables are locked. If the try fails, the
+        // owner remains the anon group above, from which the reverse map also reaches this VMA.
         // SAFETY: 1. the page's mapping: the tables are locked.
         if let Some(lock) = unsafe { folio.try_lock() } {
             let first = lock.owner().first;
@@ -66,7 +67,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Replaces the page by a copy, or the zero page by a new page of zeroes.
+    /// Replaces the page by a copy, or the zero page by a newly zeroed page.
     pub(super) fn copy(&self) -> Stepped {
         let memory = self.memory();
         memory.may_wait();
@@ -84,7 +85,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         match copied {
             Ok(Some((old, dirty))) => {
                 let mut counts = Counts::default();
-                // SAFETY: 1. and 2. its entry was replaced above, by break, invalidate, make.
+                // SAFETY: 1. and 2. the page's entry was replaced above, by break, invalidate,
+                // make.
                 unsafe { unmap_frames(memory, old, 1, dirty, &mut counts) };
                 self.page_table().count(&counts);
                 publish(self.page_table(), range);
@@ -96,8 +98,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// The part of the VMA that maps `folio`, if `page` maps its page `number` and the pages are mapped
-/// in order.
+/// The part of the VMA that maps `folio`, provided that `page` maps page `number` of the folio and
+/// the pages are mapped in order.
 pub(in crate::space) fn folio_range(
     vma: &Vma,
     page: VirtAddr,
@@ -109,7 +111,7 @@ pub(in crate::space) fn folio_range(
     VirtRange::raw(start, page.0.saturating_add(after)).intersection(vma.range())
 }
 
-/// The number of mappings of the folio in `range`, which the cursor has locked.
+/// The number of the folio's mappings in `range`, which the cursor has locked.
 fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, folio: Folio) -> u32 {
     let page_table = cursor.page_table;
     let (mut ours, mut one_of_them) = (0, None);
@@ -142,14 +144,15 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
         at = VirtAddr(next);
     }
     // Looked up again, now that a locked entry keeps its folio from being freed and split: the
-    // folio that was seen before may have been freed, and its frames belong to other folios.
+    // folio that was seen before may have been freed since, and its frames may belong to other
+    // folios.
     let locked = one_of_them.and_then(|frame| page_table.memory.frames.folio_of(frame));
     if locked == Some(folio) { ours } else { 0 }
 }
 
 /// Replaces the read-only page of `range` by `copy`, by break-before-make. Returns the old frame
-/// and whether it is known to be dirty; `None` if no read-only page is mapped there any more. Then,
-/// and on an error, the caller keeps the copy.
+/// and whether the old page is known to be dirty; `None` if a read-only page is no longer mapped
+/// there. In that case, and on an error, the caller keeps the copy.
 fn replace_page<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
@@ -176,7 +179,7 @@ fn replace_page<P: Platform>(
         page_table.memory.platform().zero(copy.head, 1);
         cursor.counts.bytes_zeroed += PAGE_SIZE;
     } else if vma.has(MappingFlags::FRAMES) && !page_table.memory.frames.manages(old) {
-        // The direct map need not have it.
+        // The direct map may lack the frame.
         return Err(FaultError::Bus.into());
     } else {
         page_table.memory.platform().copy(old, copy.head, 1);
@@ -184,10 +187,11 @@ fn replace_page<P: Platform>(
     }
     let userfault = P::Arch::attributes(entry).userfault;
     let written = vma.flags().attributes().written();
-    // The copy is as protected as the page was.
+    // The copy keeps the write-protection of the page.
     let attributes = if userfault { written.write_protected() } else { written };
     before_execution(page_table.memory, attributes.permissions(), copy);
-    // Read-only, so the MMU can only set accessed in between, which the new entry has anyway.
+    // The entry is read-only, so the MMU can only set accessed in the interim, which the new entry
+    // has anyway.
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, Level::PTE, &mut cursor.counts);
     if let Some(fresh) = fresh.take() {

@@ -1,5 +1,5 @@
-//! The decision about an entry that is not empty: a pure function of the VMA, the access, the entry
-//! and the folio.
+//! The decision about a non-empty entry, as a pure function of the VMA, the access, the entry and
+//! the folio.
 
 use crate::error::FaultError;
 use crate::table::protect::{Watched, Writable};
@@ -11,14 +11,14 @@ use super::Access;
 pub(super) struct Terms {
     pub(super) writable: Writable,
     pub(super) watched: Watched,
-    /// An open userfaultfd write-protects pages of the VMA.
+    /// Whether an open userfaultfd write-protects pages of the VMA.
     pub(super) protects: bool,
 }
 
-/// The entry of the page, as it is under the lock of its table.
+/// The entry of the page, read under the lock of its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Present {
-    /// It is empty by now, or a table.
+    /// The entry has become empty or refers to a table.
     Vacant,
     /// A leaf that allows the access.
     Allowed,
@@ -38,14 +38,15 @@ pub(super) enum Present {
     Swap,
 }
 
-/// The page that a leaf maps. `F` reads the state of its folio, which few decisions depend on.
+/// The page that a leaf maps. `F` reads the state of its folio, which few decisions need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MappedPage<F> {
     /// The zero page.
     Zero,
     /// A page of the huge zero page, mapped by a huge leaf.
     HugeZero,
-    /// A frame that is not the core's, and whether the core can read it ([`crate::FrameSource`]).
+    /// A frame outside the core's memory, and whether the core can read it
+    /// ([`crate::FrameSource`]).
     Shown { readable: bool },
     /// A page of a folio.
     Folio(F),
@@ -54,20 +55,20 @@ pub(super) enum MappedPage<F> {
 /// The state of the folio that a leaf of a private mapping maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FolioState {
-    /// It belongs to an object.
+    /// The folio belongs to an object.
     OfObject,
-    /// It is anonymous, and no other process maps what the leaf maps of it.
+    /// The folio is anonymous, and no other process maps the pages that the leaf maps.
     Exclusive,
-    /// It is anonymous, and other processes may map it.
+    /// The folio is anonymous, and other processes may map it.
     Shared,
 }
 
-/// The continuation of a fault at an entry that is not empty.
+/// The continuation of a fault at a non-empty entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Decision {
-    /// Read the entry again: it was changed, or refers to a swap slot by now.
+    /// Read the entry again: it was changed, or now refers to a swap slot.
     Again,
-    /// The entry allows the access: record it, and flush this CPU's TLB entry.
+    /// The entry allows the access. Record the access and flush this CPU's TLB entry.
     Spurious,
     /// The fault fails.
     Fail(FaultError),
@@ -79,17 +80,17 @@ pub(super) enum Decision {
     FillHuge,
     /// Copy the page.
     Copy,
-    /// Make the page writable, and record its first write.
+    /// Make the page writable and record its first write.
     NotifyWrite,
-    /// Make all pages of the folio writable that are exclusive, or shared on purpose.
+    /// Make all pages of the folio writable that are exclusive or shared on purpose.
     Reuse,
-    /// If no other process maps the folio, do what an exclusive one requires; otherwise, copy the
+    /// If no other process maps the folio, proceed as for an exclusive folio; otherwise, copy the
     /// page.
     Claim,
 }
 
 impl Terms {
-    /// The decision about `entry`. `page` is called for the page of a leaf that refuses a write.
+    /// The decision about `entry`. `page` is called to get the page of a leaf that refuses a write.
     #[inline(always)]
     pub(super) fn decide<F: FnOnce() -> FolioState>(
         self,
@@ -117,7 +118,7 @@ impl Terms {
         }
     }
 
-    /// As [`Terms::decide`], for a write to a page that is mapped read-only.
+    /// As [`Terms::decide`], for a write to a page mapped read-only.
     #[inline(always)]
     fn decide_write<F: FnOnce() -> FolioState>(self, page: MappedPage<F>) -> Decision {
         let state = match page {
@@ -138,8 +139,8 @@ impl Terms {
         }
     }
 
-    /// The decision for a write to a frame that is not the core's. A private mapping never writes
-    /// to it, and a shared one never copies it.
+    /// The decision for a write to a frame outside the core's memory. A private mapping never
+    /// writes to such a frame, and a shared mapping never copies it.
     #[cold]
     fn decide_shown(self, readable: bool) -> Decision {
         match self.writable {
@@ -200,7 +201,7 @@ mod tests {
         all
     }
 
-    /// The decision, and whether the page and the folio's state were read for it.
+    /// The decision, and whether it required the page and the folio's state.
     fn decide(
         terms: Terms,
         access: Access,
@@ -228,8 +229,9 @@ mod tests {
         (decision, page_read.get(), state_read.get())
     }
 
-    /// Decisions about entries other than a leaf that refuses a write: for each, those of a read
-    /// (or fetch), a read with write-protection, a write, and a write with write-protection.
+    /// Decisions about entries other than a leaf that refuses a write. For each entry: the
+    /// decisions for a read (or fetch), a read with write-protection, a write, and a write with
+    /// write-protection.
     const WITHOUT_PAGE: [(Present, [Decision; 4]); 8] = {
         use Decision::{Again, Fail, LiftProtection as Lift, MapProtected, Spurious};
         use FaultError::{Bus, NotMapped, Protection};
@@ -245,9 +247,9 @@ mod tests {
         ]
     };
 
-    /// Decisions about a leaf that refuses a write: for each kind of VMA, those for the zero page,
-    /// the huge zero page, a readable frame that is not the core's, an unreadable one, an object's
-    /// folio, an exclusive folio and a shared one.
+    /// Decisions about a leaf that refuses a write. For each kind of VMA: the decisions for the
+    /// zero page, the huge zero page, a readable frame outside the core's memory, an unreadable
+    /// one, an object's folio, an exclusive folio and a shared folio.
     const WITH_PAGE: [(Writable, Watched, [Decision; 7]); 6] = {
         use Decision::{Claim, Copy, FillHuge as Huge, NotifyWrite as Notify, Reuse};
         const BUS: Decision = Decision::Fail(FaultError::Bus);

@@ -23,7 +23,7 @@ use super::slow::{Fault, Next, Stepped, Tries};
 use super::swap_in::{FaultSlot, slot_of};
 use super::{Access, Resolved, Wait};
 
-/// The content of an entry that is not empty.
+/// The content of a non-empty entry.
 pub(in crate::space) enum Occupant<A: Arch> {
     /// A reference to a swap slot.
     Slot(FaultSlot),
@@ -32,12 +32,14 @@ pub(in crate::space) enum Occupant<A: Arch> {
 }
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// The most frequent fault: a first write to anonymous memory whose table exists, too small for
-    /// a large folio. It takes one read section and one lock. The same holds for a write to a page
-    /// that became private to this process ([`Fault::reuse_in_place`]). `None` for any other fault.
+    /// The most frequent fault: a first write to anonymous memory whose table exists, with a folio
+    /// small enough to be zeroed in the read section. The fault takes one read section and one
+    /// lock. A write to a page that became private to this process ([`Fault::reuse_in_place`]) is
+    /// handled in the same way. `None` for any other fault.
     ///
-    /// The folio is zeroed before the table is locked, so that faults nearby do not wait for it.
-    // Always: `handle_fault` does little else.
+    /// The folio is zeroed before the table is locked, so that nearby faults do not wait for the
+    /// zeroing.
+    // Always inlined: `handle_fault` does little else.
     #[inline(always)]
     pub(super) fn touch_small(&self, flags: MappingFlags) -> Option<Resolved> {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
@@ -50,7 +52,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let allowed = memory.folio_policy().orders(flags.huge_advice());
         let mut orders = self.space.settings.used_orders(allowed, flags) | Orders::PAGE;
         if orders.has_large() && !run::load(entries, P::Arch::PTE.index_of(page)).is_empty() {
-            // Its neighbors need not be read.
+            // The neighboring entries need not be read.
             return self.reuse_in_place(&section, &found);
         }
         while let Some(order) = orders.take_largest() {
@@ -97,20 +99,22 @@ impl<P: Platform> Fault<'_, '_, P> {
             publish(page_table, range);
             return Some(Resolved::New(range));
         }
-        // The page's own entry is not empty. Asked last: a first touch pays nothing for it.
+        // The page's own entry is not empty. Checked last, so that a first touch pays nothing for
+        // the check.
         self.reuse_in_place(&section, &found)
     }
 
-    /// As [`Fault::touch_small`], in a function of its own: for the first touch of a mapping, and
-    /// for one whose VMA a writer had locked.
+    /// As [`Fault::touch_small`], in a separate function, for the first touch of a mapping and for
+    /// a touch whose VMA was locked by a writer.
     #[inline(never)]
     pub(super) fn touch_new(&self, flags: MappingFlags) -> Option<Resolved> {
         self.touch_small(flags)
     }
 
-    /// The orders of folios that fit around the page if its entry is empty: for a write those of
-    /// the policy, for a read those of the zero pages. Otherwise the content of the entry. A hint,
-    /// read without locks: a step that acts on it checks the entry again.
+    /// The orders of folios that fit around the page if its entry is empty: for a write, the orders
+    /// of the policy; for a read, the orders of the zero pages. Otherwise, the content of the
+    /// entry. The result is a hint, read without locks: a step that acts on it checks the entry
+    /// again.
     pub(in crate::space) fn vacant_orders(&self) -> Result<Orders, Occupant<P::Arch>> {
         let mut counts = Counts::default();
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
@@ -137,7 +141,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             let Some(range) = range.filter(|_| order <= huge) else { return false };
             let first = P::Arch::PTE.index_of(range.start());
             let entries = page_table.entries(node.table);
-            // Above level 1, the empty entry covers all of the range.
+            // Above level 1, the empty entry covers the whole range.
             node.level > Level::PTE
                 || order < huge
                     && run::count_empty(&entries[first.positions(order.pages())]) == order.pages()
@@ -147,8 +151,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(fitting.fold(Orders::default(), |set, order| set | order))
     }
 
-    /// The result of [`Fault::vacant_orders`] for an entry that is not empty.
-    // Returns the whole result: the caller passes the place on.
+    /// The result of [`Fault::vacant_orders`] for a non-empty entry.
+    // Returns the whole result, because the caller passes the place on.
     #[inline(never)]
     fn occupied(&self, seen: EntryAt<P::Arch, Table<'_>>) -> Result<Orders, Occupant<P::Arch>> {
         let EntryAt { node, entry, .. } = seen;
@@ -161,7 +165,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         Err(Occupant::Entry(entry, node.level))
     }
 
-    /// Maps fresh memory, or a zero page. The entry was empty when it was read, and `orders` fit.
+    /// Maps fresh memory or a zero page. The entry was empty when it was read, and `orders` are
+    /// those that fit.
     pub(super) fn first_touch(&self, mut orders: Orders) -> Stepped {
         if self.access != Access::Write {
             let huge = if orders.has_large() { self.map_huge_zero_page() } else { None };
@@ -193,7 +198,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 folio.discard();
             }
             if matches!(next, Err(Failure::NoMemory)) && order > Order::PAGE {
-                // A smaller folio needs no table on deposit.
+                // A smaller folio needs no deposited table.
                 continue;
             }
             return next;
@@ -221,7 +226,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// Decides whether to collect memory when no block for a large folio is free. `None`: fall back to a
+/// Decides whether to collect memory when no block for a large folio is free. `None` means to use a
 /// smaller folio.
 pub(super) fn wait_for_block<P: Platform>(memory: &Memory<P>, vma: &Vma) -> Option<Wait> {
     match memory.effort.collecting(vma.flags().huge_advice()) {
@@ -245,8 +250,8 @@ pub(super) fn own_folio<'m, P: Platform>(
     Some(fresh)
 }
 
-/// The largest folio that is zeroed inside a read section, which no other thread preempts: 64 KiB,
-/// a few microseconds.
+/// The largest folio that is zeroed inside a read section, in which the thread cannot be preempted:
+/// 64 KiB, a few microseconds.
 const ZEROED_IN_SECTION: Order = Order(4);
 
 /// The range in which a folio of 2^`order` pages around `page` would be mapped.
@@ -266,7 +271,7 @@ fn map_folio_locked<P: Platform>(
     let Some(folio) = fresh.as_deref().copied() else { return Ok(Next::Again) };
     let EntryAt { node, entry, .. } = span.entry_at(range.start());
     if node.level < level || !entry.is_empty() {
-        // Another thread has put a table or a page there: the folio does not fit any more.
+        // Another thread has installed a table or a page here, so the folio no longer fits.
         return Ok(Next::Again);
     }
     let table = span.table_at(range.start(), level)?;

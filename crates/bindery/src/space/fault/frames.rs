@@ -1,4 +1,4 @@
-//! Faults on mappings of frames that are not the core's ([`crate::FrameSource`]).
+//! Faults on mappings of frames outside the core's memory ([`crate::FrameSource`]).
 
 use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
 use crate::arch::{Arch, Entry, Level, Permissions};
@@ -15,19 +15,19 @@ use crate::vma::MappingAttributes;
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved};
 
-/// Frames that leaves are made for, the first at the beginning of `range`.
+/// The frames to be mapped. The first belongs at the start of `range`.
 #[derive(Clone, Copy)]
 struct Shown<A> {
     range: VirtRange,
     first: Frame,
-    /// The leaf of frame 0 at level 1: that of any other frame takes one multiplication.
+    /// The level-1 leaf of frame 0; the leaf of any other frame takes one multiplication.
     template: Entry,
     attributes: MappingAttributes,
     level: Level<A>,
 }
 
-/// Maps the frames around the page, as far as one entry of level 2 covers. Leaves are made as
-/// used and written, so that the MMU never changes them.
+/// Maps the frames around the page, within the span of one level-2 entry. Leaves are created with
+/// accessed and dirty set, so the MMU never changes them.
 #[cold]
 pub(super) fn map_shown<P: Platform>(
     fault: &Fault<'_, '_, P>,
@@ -40,7 +40,8 @@ pub(super) fn map_shown<P: Platform>(
     let table = P::Arch::PMD.span();
     let slot = VirtRange::from_len(page.align_down(table), table).unwrap_or(fault.range());
     let part = slot.intersection(vma.range());
-    // The distances, in pages, from the page of the fault to the ends of what may be mapped.
+    // The distances, in pages, from the page of the fault to the ends of the range that may be
+    // mapped.
     let below = ((page.0 - part.start().0) >> PAGE_SHIFT).min(index - piece.page);
     let above = part.end().0 - page.0;
     let above = (above >> PAGE_SHIFT).min(piece.pages().end - index);
@@ -54,7 +55,7 @@ pub(super) fn map_shown<P: Platform>(
     let mapped = fault.page_table().with_tables(range, |span| fill_shown(fault, span, &shown))?;
     publish(fault.page_table(), range);
     if fault.access == Access::Write && !vma.is_shared() {
-        // The leaf is read-only: the write copies its page next.
+        // The leaf is read-only, so the write then copies its page.
         return Ok(Next::Again);
     }
     Ok(mapped)
@@ -79,7 +80,7 @@ fn shown<P: Platform>(
     Shown { range, first, template, attributes, level }
 }
 
-/// Makes one huge leaf, or fills the empty entries of the table that covers the range.
+/// Creates one huge leaf, or fills the empty entries of the table that covers the range.
 fn fill_shown<P: Platform>(
     fault: &Fault<'_, '_, P>,
     mut span: FillSpan<'_, '_, '_, P>,
@@ -108,8 +109,9 @@ fn fill_shown<P: Platform>(
     Ok(Next::Done(Resolved::Mapped(range)))
 }
 
-/// Fills the empty entries of the range in `table`, which is locked. Other threads may have
-/// filled some: with the same frames, unless these were revoked, which waits for this fault.
+/// Fills the empty entries of the range in `table`, which is locked. Other threads may have filled
+/// some entries, but with the same frames, unless the frames were revoked; a revoke waits for this
+/// fault.
 fn fill_table<P: Platform>(
     fault: &Fault<'_, '_, P>,
     span: &mut FillSpan<'_, '_, '_, P>,

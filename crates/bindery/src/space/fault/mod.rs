@@ -1,17 +1,17 @@
-//! Page faults: first touches, copy-on-write, pages of objects and in swap, and spurious faults.
+//! Page faults: first touches, copy-on-write, pages of objects, pages in swap, and spurious faults.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `slow` | [`Fault`]: a fault in a locked VMA; the loop that locks, resolves, waits and tries again |
-//! | `present`, `decision` | an entry that is not empty; the decision about it, a pure function |
+//! | `slow` | [`Fault`]: a fault in a locked VMA; the loop of lock, resolve, wait, retry |
+//! | `present`, `decision` | a non-empty entry; the decision about it, as a pure function |
 //! | `first_touch`, `zero_page` | empty entries of anonymous memory |
 //! | `object` | empty entries of mappings of objects |
-//! | `frames` | mappings of frames that are not the core's |
-//! | `reuse` | private pages that no other process maps become writable, and those that follow |
-//! | `copy_on_write`, `unshare` | private pages: claimed, or copied; copies for pins |
+//! | `frames` | mappings of frames outside the core's memory |
+//! | `reuse` | makes private pages that no other process maps writable, and those that follow |
+//! | `copy_on_write`, `unshare` | private pages: claim or copy; copies for pins |
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
 //! | `wait` | the wait, with the VMA unlocked |
-//! | `try_fault` | attempts that do not wait, and waits of another thread; faults of calls in steps |
+//! | `try_fault` | attempts that do not wait; waits by another thread; calls in steps |
 
 mod copy_on_write;
 mod decision;
@@ -98,7 +98,7 @@ impl Access {
     }
 }
 
-/// The side that makes the access.
+/// The originator of the access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// A program.
@@ -117,7 +117,7 @@ pub(super) struct FaultRequest {
     pub(super) origin: Origin,
 }
 
-/// The way in which a fault was resolved. The access can be repeated.
+/// The way in which a fault was resolved. The access can be retried.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -131,19 +131,19 @@ pub(super) struct FaultRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Resolved {
-    /// New zeroed memory is mapped in this range, which holds the address.
+    /// New zeroed memory is mapped in this range, which contains the address.
     New(VirtRange),
-    /// The shared zero page is mapped, or the huge one around the address.
+    /// The shared zero page is mapped, or the huge zero page around the address.
     ZeroPage,
-    /// The page was copied, because other mappings show it too.
+    /// The page was copied, because other mappings also show it.
     Copied,
     /// Pages of the object behind the mapping are mapped in this range, which contains the address.
     Mapped(VirtRange),
     /// Pages whose content was in swap are mapped in this range, which contains the address.
     FromSwap(VirtRange),
-    /// The page is exclusive, or shared on purpose, and may be written now.
+    /// The page is exclusive or shared on purpose, and may now be written.
     MadeWritable,
-    /// The entry allows the access: the TLB had an older one, or another CPU was faster.
+    /// The entry allows the access: the TLB had an older entry, or another CPU was faster.
     Spurious,
 }
 
@@ -171,7 +171,7 @@ pub(super) fn check_access<A: Arch>(
     }
     let allowed = flags.protection();
     if !allowed.contains(access.protection()) {
-        // The entries of such a mapping may allow more than the protection names.
+        // The entries of such a mapping may allow more than the protection specifies.
         let permissions = allowed.permissions() | Permissions::USER;
         if !A::implied(permissions).contains(access.permission()) {
             return Err(FaultError::Protection);
@@ -181,16 +181,18 @@ pub(super) fn check_access<A: Arch>(
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Resolves a fault at `addr`, so that the access can be repeated.
+    /// Resolves a fault at `addr`, so that the access can be retried.
     ///
-    /// A first write takes the largest folio that the policy, the mapping and its neighbors allow.
-    /// A first read maps the zero page, the huge one if it is in use and fits, or the object's page
-    /// and those around it. A write to a private page with other mappings copies it. An access just
-    /// below a mapping that grows down extends the mapping. No lock is held while a file's pager
-    /// works. If the mapping changes in that time, the fault starts again.
+    /// A first write gets the largest folio that the policy, the mapping and its neighbors allow. A
+    /// first read maps the zero page, or the huge zero page if it is in use and fits, or the
+    /// object's page and the pages around it. A write to a private page with other mappings copies
+    /// the page. An access just below a mapping that grows down extends the mapping. No lock is
+    /// held while a file's pager works. If the mapping changes in that time, the fault starts
+    /// again.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the mappings, linear in the pages of the
-    /// folio. For a file, once more for each concurrent call that drops the page or stores it.
+    /// Context: may sleep. Complexity: logarithmic in the number of mappings, linear in the number
+    /// of pages in the folio. For a file, once more for each concurrent call that drops or stores
+    /// the page.
     ///
     /// # Errors
     /// As [`FaultError`] says; an error changes nothing.
@@ -205,8 +207,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// The errors listed there; [`FaultError::ProtectionKey`], which takes precedence over all
-    /// refusals of the mapping itself.
+    /// The errors of [`AddressSpace::fault`]; [`FaultError::ProtectionKey`], which takes precedence
+    /// over all refusals of the mapping itself.
     #[inline]
     pub fn fault_with_keys(
         &self,
@@ -217,14 +219,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         handle_fault(self, addr, access, rights, Origin::Program)
     }
 
-    /// As [`AddressSpace::fault_with_keys`], of an access that the kernel makes on behalf of the
-    /// program, in a system call. Of a userfaultfd, it is served only if that serves the kernel
+    /// As [`AddressSpace::fault_with_keys`], for an access that the kernel makes on behalf of the
+    /// program in a system call. A userfaultfd serves the fault only if it serves the kernel
     /// ([`crate::UserfaultScope`]), and only a fatal signal ends the wait for its handler.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::fault_with_keys`].
     #[inline]
     pub fn fault_for_kernel(
         &self,
@@ -235,7 +237,7 @@ impl<P: Platform> AddressSpace<'_, P> {
         handle_fault(self, addr, access, rights, Origin::Kernel)
     }
 
-    /// The VMA that holds `addr`, locked for reading.
+    /// The VMA that contains `addr`, locked for reading.
     #[inline]
     pub(super) fn lock_vma(&self, addr: VirtAddr) -> Option<VmaReadGuard<'_, P>> {
         self.vmas.read(self.platform(), addr)
@@ -255,13 +257,13 @@ fn handle_fault<P: Platform>(
     }
     let page = addr.align_down(PAGE_SIZE);
     let mut locked = space.vmas.try_read(space.platform(), page);
-    // The most frequent fault, in a function that does nothing else.
+    // The most frequent fault, in a function dedicated to it.
     if access == Access::Write
         && let Some(guard) = locked
     {
         let flags = guard.vma().flags();
-        // The slow path synchronizes the folios of executable mappings, which costs no further
-        // test here.
+        // The slow path synchronizes the folios of executable mappings, so no further test is
+        // needed here.
         let asked = MappingFlags::WRITE
             | MappingFlags::SHARED
             | MappingFlags::REAPED

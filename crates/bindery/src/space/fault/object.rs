@@ -28,14 +28,14 @@ use super::{Access, Resolved, refused};
 use crate::space::entry_policy::entry_policy;
 
 /// A read maps the object's pages in the part of this size around the address (Linux:
-/// `fault_around_bytes`), and in a longer one that continues where mapped pages end.
+/// `fault_around_bytes`), and in a longer part that continues where mapped pages end.
 const FAULT_AROUND: u64 = 16 * PAGE_SIZE;
 
 /// The number of runs of frames that a read maps under one table lock.
 const RUNS: usize = 32;
 
 impl<'m, P: Platform> Fault<'_, 'm, P> {
-    /// Maps the object's page, or a copy of it. The entry was empty when it was read.
+    /// Maps the object's page or a copy of it. The entry was empty when it was read.
     pub(in crate::space) fn map_object(&self, object: &ObjectState, _: &PagesStay) -> Stepped {
         let (memory, vma, page) = (self.memory(), self.vma, self.page);
         if let Some(shown) = object.frames() {
@@ -44,7 +44,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let index = vma.page_offset_of(page);
         if index >= object.size_in_pages() {
             if self.access != Access::Write {
-                // Linux maps the pages around before it fails.
+                // Linux also maps the pages around the address before the fault fails.
                 self.map_around(object, self.range())?;
             }
             return Err(FaultError::Bus.into());
@@ -78,7 +78,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         self.map_around(object, part)
     }
 
-    /// Maps the object's pages in `part`, which holds the page of the fault, and around it.
+    /// Maps the object's pages in `part`, which contains the page of the fault, and the pages
+    /// around it.
     fn map_around(&self, object: &ObjectState, part: VirtRange) -> Stepped {
         let (memory, vma) = (self.memory(), self.vma);
         let served = vma.flags().intersects(MappingFlags::USERFAULT);
@@ -93,7 +94,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         let attributes = object_attributes(vma, Access::Read);
         let origin = FirstPage { start: whole.start(), page: vma.page_offset_of(whole.start()) };
         let end = origin.page + whole.pages();
-        // A page with a mark stays unmapped: its fault begins to read more.
+        // A page with a readahead mark stays unmapped, because its fault starts the next read.
         let after = PageRange { first: vma.page_offset_of(self.page) + 1, end };
         let heeds_marks = after.first < end && !vma.flags().contains(MappingFlags::RANDOM);
         let end = if heeds_marks { object.ahead.next_mark(after) } else { end };
@@ -107,7 +108,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
                 [run] => {
                     let range = origin.range_of(run);
                     let next = self.map_frames(range, run.frame, attributes);
-                    // Pages around it need not be mapped.
+                    // The pages around the address need not be mapped.
                     if range.contains(self.page) { next? } else { continue }
                 }
                 runs => self.map_runs(&FolioRuns { origin, runs, page: self.page }, attributes)?,
@@ -120,9 +121,10 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(mapped)
     }
 
-    /// The part of the VMA in which the pages of `folio` may be mapped at once, if `frame` belongs
-    /// at the page of the fault: under one entry of level 2, and only pages that the object still
-    /// has. A userfaultfd serves each page by itself.
+    /// The part of the VMA in which the pages of `folio` may be mapped in one step, if `frame`
+    /// belongs at the page of the fault. The part lies under one level-2 entry and contains only
+    /// pages that the object still has. In a VMA that a userfaultfd serves, the part is a single
+    /// page.
     fn folio_part(&self, object: &ObjectState, frame: Frame, folio: Folio) -> VirtRange {
         let (vma, page) = (self.vma, self.page);
         if folio.order == Order::PAGE || vma.flags().intersects(MappingFlags::USERFAULT) {
@@ -141,8 +143,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         VirtRange::raw(at(run.first), at(run.end))
     }
 
-    /// Maps consecutive frames of one folio from `first` on in `range`, wherever the entry is
-    /// empty.
+    /// Maps consecutive frames of one folio from `first` on wherever an entry in `range` is empty.
     pub(in crate::space) fn map_frames(
         &self,
         range: VirtRange,
@@ -158,7 +159,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             let mapped = self
                 .page_table()
                 .with_tables(range, |span| self.map_huge(span, range, folio, entry));
-            // If there is no table for its deposit, small leaves will do.
+            // If no table is available for the deposit, small leaves suffice.
             if let Ok(Some(next)) = mapped {
                 return Ok(next?);
             }
@@ -168,7 +169,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         self.map_runs(&FolioRuns { origin, runs: &[run], page: range.start() }, attributes)
     }
 
-    /// Maps all of `folio` by one huge entry; `None` if there is a table already.
+    /// Maps the whole `folio` by one huge entry; `None` if a table already exists.
     fn map_huge(
         &self,
         mut span: FillSpan<'_, '_, 'm, P>,
@@ -201,9 +202,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(Some(Ok(Next::Done(Resolved::Mapped(range)))))
     }
 
-    /// Maps `runs` wherever the entry of a page is empty. They lie under one entry of level 2:
-    /// their table is found and locked once. Returns the result for the run with the page of the
-    /// fault. Any other run is left out if its folio has no room for more mappings.
+    /// Maps `runs` wherever the entry of a page is empty. The runs lie under one level-2 entry, so
+    /// their table is found and locked once. Returns the result for the run that contains the page
+    /// of the fault. Any other run is left out if its folio has no room for more mappings.
     fn map_runs(&self, runs: &FolioRuns<'_>, attributes: MappingAttributes) -> Stepped {
         let FolioRuns { origin, runs: all, .. } = *runs;
         let (Some(first), Some(last)) = (all.first(), all.last()) else {
@@ -226,7 +227,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(mapped??)
     }
 
-    /// Fills the empty entries of `runs` in `table`, which is locked.
+    /// Fills the empty entries for `runs` in `table`, which is locked.
     #[inline(always)]
     fn fill_runs(
         &self,
@@ -237,7 +238,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
     ) -> Result<Next, FaultError> {
         let (frames, page_table) = (&self.memory().frames, self.page_table());
         let entries = page_table.entries(table);
-        // The leaf of frame 0: that of any other frame takes one multiplication.
+        // The leaf of frame 0; the leaf of any other frame takes one multiplication.
         let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
         let faulted = runs.page_of_fault();
         let mut mapped = Ok(Next::Again);
@@ -276,8 +277,8 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         mapped
     }
 
-    /// Fills the empty ones of `count` entries from `begin` on in `table`, which is locked, with
-    /// pages of one folio, the first by `entry`.
+    /// Fills the empty entries among `count` entries from `begin` on in `table`, which is locked,
+    /// with pages of one folio. `entry` maps the first of these pages.
     fn fill_run(
         &self,
         cursor: &mut Cursor<'_, 'm, P>,
@@ -310,7 +311,7 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
         Ok(())
     }
 
-    /// Maps a copy of the object's page, which is the program's own.
+    /// Maps a copy of the object's page that is exclusive to the process.
     fn map_copy(&self, frame: Frame) -> Stepped {
         let memory = self.memory();
         let copy = own_folio(memory, self.vma, self.page, Order::PAGE).ok_or(NoMemory)?;
@@ -337,7 +338,7 @@ pub(in crate::space) fn stopped(stop: Stop) -> Stepped {
     }
 }
 
-/// A page of an object and the address where it is mapped; the other pages follow in order.
+/// A page of an object and the address at which it is mapped; the other pages follow in order.
 #[derive(Clone, Copy)]
 struct FirstPage {
     start: VirtAddr,
@@ -345,7 +346,7 @@ struct FirstPage {
 }
 
 impl FirstPage {
-    /// The range in which a run that does not begin before `page` is mapped.
+    /// The range in which a run is mapped that does not start before `page`.
     #[inline]
     fn range_of(self, run: &IndexRun) -> VirtRange {
         let start = self.start.0 + ((run.page - self.page) << PAGE_SHIFT);
@@ -353,7 +354,7 @@ impl FirstPage {
     }
 }
 
-/// Runs of pages, each of one folio, that a fault maps, in ascending order.
+/// Runs of pages that a fault maps, in ascending order. Each run belongs to one folio.
 #[derive(Clone, Copy)]
 struct FolioRuns<'r> {
     origin: FirstPage,
@@ -371,17 +372,18 @@ impl FolioRuns<'_> {
     }
 }
 
-/// The pages around `page` that a fault on it maps if the object has them.
+/// The pages around `page` that a fault on `page` maps if the object has them.
 #[inline]
 fn window_around<A: Arch>(vma: &Vma, page: VirtAddr) -> VirtRange {
-    // If the mapping's start cuts the window, Linux moves the window instead of shortening it.
+    // If the mapping's start falls inside the window, Linux moves the window instead of shortening
+    // it.
     let table = A::PMD.span();
     let first = page.align_down(FAULT_AROUND).0.max(vma.start());
     let last = (first + FAULT_AROUND).min((page.0 & !(table - 1)).saturating_add(table));
     VirtRange::raw(first, last.min(vma.end()))
 }
 
-/// The number of pages from `page` on that a read fault on it maps.
+/// The number of pages from `page` on that a read fault on `page` maps.
 #[cold]
 fn mapped_ahead<A: Arch>(vma: &Vma, page: VirtAddr) -> u64 {
     let served = vma.flags().intersects(MappingFlags::USERFAULT);
@@ -389,7 +391,7 @@ fn mapped_ahead<A: Arch>(vma: &Vma, page: VirtAddr) -> u64 {
     if served { 1 } else { (end.0 - page.0) >> PAGE_SHIFT }
 }
 
-/// The order in which a program has announced to read a mapping.
+/// The order in which a program has announced that it will read a mapping.
 #[inline]
 fn pattern(vma: &Vma) -> ReadPattern {
     let flags = vma.flags();
@@ -402,7 +404,7 @@ fn pattern(vma: &Vma) -> ReadPattern {
     }
 }
 
-/// The frame that belongs at the beginning of `part`, given the one at `page`.
+/// The frame that belongs at the start of `part`, given the frame at `page`.
 fn frame_at(frame: Frame, page: VirtAddr, part: VirtRange) -> Frame {
     Frame(frame.0 - ((page.0 - part.start().0) >> PAGE_SHIFT) as u32)
 }
@@ -419,8 +421,9 @@ pub(in crate::space) fn object_attributes(vma: &Vma, access: Access) -> MappingA
     if write { attributes.written() } else { attributes }
 }
 
-/// The window, up to twice as long as the stretch of mapped pages that it continues: a program
-/// that reads on has most of its faults at the beginning. At most to the end of the table.
+/// The window, up to twice as long as the stretch of mapped pages that it continues, because a
+/// program that reads sequentially takes most of its faults at the beginning. The window does not
+/// extend beyond the end of the table.
 ///
 /// ```text
 /// faults    1               2               3
@@ -447,7 +450,7 @@ fn lengthened<P: Platform>(
             let index = P::Arch::PTE.index_of(VirtAddr(start - before));
             node.level.kind(run::load(entries, index)) == Kind::Leaf
         };
-        // Samples: a page that is missing between them does no harm.
+        // Checks samples only: a missing page between them is harmless.
         while length <= start - first && is_mapped(PAGE_SIZE) && is_mapped(length) {
             length *= 2;
         }

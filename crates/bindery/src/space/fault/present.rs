@@ -1,4 +1,4 @@
-//! A fault at an entry that is not empty: decided under the lock of the table, carried out without.
+//! A fault at a non-empty entry: decided under the table lock, carried out without it.
 
 use core::sync::atomic::Ordering;
 
@@ -27,8 +27,9 @@ use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved};
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// The entry of the page was not empty: decides with the table locked, and carries that out.
-    // Never: a fault on an empty entry or on a page in swap would pay for the registers.
+    /// Handles a page whose entry was not empty: decides with the table locked, then carries the
+    /// decision out.
+    // Never inlined: a fault on an empty entry or on a page in swap would pay for the registers.
     #[inline(never)]
     pub(super) fn handle_present_entry(&self) -> Stepped {
         let policy = entry_policy(self.vma);
@@ -58,9 +59,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Decides with the table locked. Stores the folio and the number of the page in it to
-    /// `mapped`, if the decision depends on them. An access that the entry allows is recorded at
-    /// once.
+    /// Decides with the table locked. Stores the folio and the page's number in it to `mapped`, if
+    /// the decision depends on them. An access that the entry allows is recorded immediately.
     fn decide(&self, terms: Terms, mapped: &mut Option<(Folio, u32)>) -> Decision {
         let section = self.read_section();
         let mut cursor = self.cursor(&section);
@@ -109,8 +109,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         decision
     }
 
-    /// The entry allows the access: the TLB had an older one, or the MMU leaves accessed and dirty
-    /// to software.
+    /// Handles an entry that allows the access: the TLB had an older entry, or the MMU leaves
+    /// accessed and dirty to software.
     fn note_spurious(
         &self,
         cursor: &mut Cursor<'_, '_, P>,
@@ -147,8 +147,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         Ok(Next::Done(Resolved::MadeWritable))
     }
 
-    /// Makes one page writable, and records that: the object or a soft-dirty tracker has to record
-    /// the first write to each page. A huge leaf is recorded as a whole.
+    /// Makes one page writable and records the change: the object or a soft-dirty tracker must
+    /// record the first write to each page. A huge leaf is recorded as a whole.
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
@@ -188,7 +188,7 @@ impl<P: Platform> Fault<'_, '_, P> {
 }
 
 /// Records an access that the entry permits, for an MMU that leaves accessed and dirty to software.
-/// The MMU may read any entry of a contiguous run, so all of them record it.
+/// The MMU may read any entry of a contiguous run, so the access is recorded in all of them.
 pub(in crate::space) fn record_access<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     node: Node<P::Arch, Table<'_>>,
@@ -216,7 +216,8 @@ pub(in crate::space) fn record_access<P: Platform>(
     }
 }
 
-/// The content of a leaf whose frame belongs to no folio. The type of folio states is the caller's.
+/// The content of a leaf whose frame belongs to no folio. `F`, the type of folio states, is chosen
+/// by the caller.
 fn content_without_folio<P: Platform, F>(
     memory: &Memory<P>,
     level: Level<P::Arch>,

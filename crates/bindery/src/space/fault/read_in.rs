@@ -21,9 +21,9 @@ use super::slow::{Fault, Next, Stepped};
 use super::swap_in::{CachedPage, FaultSlot, Home, Reading, slot_at};
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Reads the content of the slots around the page into a fresh folio, and maps it: the largest
-    /// that the policy allows and whose slots are consecutive. A fault reads no larger folio than
-    /// the one that was swapped out, unless faults continue page after page
+    /// Reads the content of the slots around the page into a fresh folio and maps it. The folio is
+    /// the largest that the policy allows and whose slots are consecutive. A fault reads no larger
+    /// folio than the one that was swapped out, unless faults continue page after page
     /// ([`Swap::orders_to_read`]).
     ///
     /// [`Swap::orders_to_read`]: crate::swap::Swap::orders_to_read
@@ -68,7 +68,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 Err(UnreadSlot::Content) => return Err(FaultError::Bus.into()),
             }
             if order == Order::PAGE {
-                // Another thread reads the page, or has mapped or dropped it.
+                // Another thread is reading the page, or has mapped or dropped it.
                 memory.platform().relax();
                 return Ok(Next::Again);
             }
@@ -76,8 +76,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         Err(Failure::NoMemory)
     }
 
-    /// The permitted orders of folios of the VMA that are swapped in.
-    // Always, and the next: they are part of each fault on a page in swap.
+    /// The permitted orders of swapped-in folios of the VMA.
+    // Always inlined, like the next function: both are part of each fault on a page in swap.
     #[inline(always)]
     pub(in crate::space) fn swap_in_orders(&self) -> Orders {
         let flags = self.vma.flags();
@@ -86,7 +86,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// The largest run around the page in `slot` that can be read as one folio of an order from
-    /// `orders`. Removes that order and larger ones from `orders`. A guess: entries may change.
+    /// `orders`. Removes that order and larger ones from `orders`. The result is a guess, since
+    /// entries may change.
     #[inline(always)]
     pub(in crate::space) fn next_run(
         &self,
@@ -107,8 +108,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         None
     }
 
-    /// Records that the fault has read a folio of that order, for a policy with large folios.
-    // Out of line, so that a fault costs no more if the policy has none.
+    /// Records that the fault has read a folio of this order, for a policy with large folios.
+    // Out of line, so that a fault costs no more if the policy has no large folios.
     #[inline(never)]
     fn note_streak(&self, slot: FaultSlot, order: Order) {
         let first = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
@@ -116,7 +117,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.memory().swap.note_streak(ReadByFault { first, order, went_out });
     }
 
-    /// Records that the fault has read a folio of that order, once memory has been short. The folio
+    /// Records that the fault has read a folio of this order, once memory has been short. The folio
     /// may have been swapped out again.
     #[cold]
     #[inline(never)]
@@ -134,8 +135,9 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Starts to read pages in swap around the page, of the same VMA and table. Pages that were
-    /// swapped out in a larger folio of the `allowed` orders are read as one folio, and not here.
+    /// Starts readahead of swapped-out pages around the page, in the same VMA and table. Pages that
+    /// were swapped out in a larger folio of the `allowed` orders are left out, because they are
+    /// read as one folio.
     #[cold]
     fn read_around(&self, allowed: Orders) {
         let (memory, page) = (self.memory(), self.page);
@@ -161,7 +163,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Claims the slots for the folio, reads their content into it, and maps it.
+    /// Claims the slots for the folio, reads their content into the folio and maps it.
     fn read_folio(
         &self,
         fresh: FreshFolio<'_, P>,
@@ -180,7 +182,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         mapped
     }
 
-    /// Prepares a read of the folio from a device, which works with the VMA unlocked.
+    /// Prepares a read of the folio from a device, to be performed with the VMA unlocked.
     #[cold]
     fn begin_device_read(
         &self,
@@ -188,7 +190,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         wanted: u64,
     ) -> Result<Stepped, UnreadSlot> {
         let (memory, folio, slots) = (self.memory(), claimed.folio(), claimed.slots());
-        // Until it is mapped, other entries may refer to the slots of its pages.
+        // Until the folio is mapped, other entries may refer to the slots of its pages.
         memory.frames.folio(folio).exclusive().clear(0, folio.pages());
         match claimed.begin_device_read(memory, wanted) {
             Load::Done(locked) => self.map_loaded(&locked, slots),
@@ -205,7 +207,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
     }
 
-    /// Maps a folio that has the content of these slots.
+    /// Maps a folio that contains the content of these slots.
     #[inline(always)]
     fn map_loaded(
         &self,
@@ -213,7 +215,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         slots: SlotRun,
     ) -> Result<Stepped, UnreadSlot> {
         let (folio, place, page) = (locked.folio(), slots.place(), self.page);
-        // The folio may have pages below the one of the fault: the address determines the number.
+        // The folio may contain pages below the page of the fault, so the address determines the
+        // page's number.
         let inside = (page.0 & ((folio_bytes(folio)) - 1)) >> PAGE_SHIFT;
         let cached = CachedPage { folio: locked.locked(), place, number: inside as u32 };
         let start = VirtAddr(page.0 - (inside << PAGE_SHIFT));
@@ -224,7 +227,7 @@ impl<P: Platform> Fault<'_, '_, P> {
 
 /// The reason why nothing was read.
 enum UnreadSlot {
-    /// The slots are not those of the entries.
+    /// The slots do not match the entries.
     Slots,
     /// The device has lost the content.
     Content,
@@ -234,8 +237,8 @@ fn folio_bytes(folio: Folio) -> u64 {
     u64::from(folio.pages()) << PAGE_SHIFT
 }
 
-/// Whether the entries of `range` seem to refer to consecutive slots of an area from `first` on, in
-/// one table.
+/// Whether the entries of `range` appear to refer to consecutive slots of an area from `first` on,
+/// in one table.
 #[inline(never)]
 fn names_run<P: Platform>(
     page_table: &PageTable<'_, P>,

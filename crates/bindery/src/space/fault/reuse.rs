@@ -1,22 +1,24 @@
-//! Writes to read-only pages that no other process maps: the entries become writable where they
-//! are.
+//! Writes to read-only pages that no other process maps: the entries become writable in place.
 //!
-//! After a fork, both processes have read-only entries. When one of them has exited, or has its own
-//! copies, each page of the other is its own again, and a write finds that out.
+//! After a fork, both processes have read-only entries. Once one of them has exited or has its own
+//! copies, the pages of the other process are exclusive again, and the next write to each page
+//! discovers this.
 //!
 //! # Pages ahead
-//! A program that writes page by page would fault once for each. So a fault also checks the base
-//! pages after its own, as many as entries before it are already writable, up to [`MOST_AHEAD`].
-//! The first page of a sequence is handled separately, then 1, 2, 4 and more at once; a write to a
-//! single page pays for no other. Each page ahead is checked separately, under the same table lock.
-//! Its entry becomes writable and stays clean: only a later write makes it dirty.
+//! A program that writes page by page would fault once per page. A fault therefore also checks the
+//! base pages after its own, up to the number of entries before it that are already writable, and
+//! at most [`MOST_AHEAD`]. The first page of a sequence is handled by itself, then 1, 2, 4 and more
+//! in one fault; a write to a single page has no extra cost. Each page ahead is checked separately,
+//! under the same table lock. Its entry becomes writable but stays clean, since only a later write
+//! makes it dirty.
 //!
-//! A huge leaf becomes writable whole, under the one lock of its table.
+//! A huge leaf becomes writable as a whole, under the single lock of its table.
 //!
 //! # Excluded
-//! An entry whose first write has to be noticed stays read-only: in a VMA that soft-dirty watches
-//! or that has a userfaultfd, and each entry with the bit of one. So does the entry of a folio with
-//! a reference or a pin, which includes folios in the swap cache. Such a fault takes the slow path.
+//! An entry whose first write must be recorded stays read-only: every entry in a VMA that has a
+//! userfaultfd or that soft-dirty watches, and each entry with the bit of a userfaultfd. The entry
+//! of a folio with a reference or a pin also stays read-only, which includes folios in the swap
+//! cache. Such a fault takes the slow path.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,9 +42,10 @@ use super::slow::Fault;
 const MOST_AHEAD: usize = 64;
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Makes the page writable, if a leaf in the table `found` maps it read-only and this process
-    /// has all mappings of its folio; and pages ahead. `None`, without a change, in any other case.
-    /// The VMA is anonymous, private and writable. The table was found in this read section.
+    /// Makes the page writable, together with pages ahead, if a leaf in the table `found` maps the
+    /// page read-only and this process has all mappings of its folio. `None`, without a change, in
+    /// any other case. The VMA is anonymous, private and writable. The table was found in this read
+    /// section.
     #[inline(never)]
     pub(super) fn reuse_in_place(
         &self,
@@ -55,7 +58,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (memory, page_table) = (self.memory(), self.page_table());
         let index = P::Arch::PTE.index_of(self.page);
         let words = page_table.entries(found.table);
-        // Without the lock: copy-on-write, the other case, pays for no lock here.
+        // Checked without the lock, so that the other case, copy-on-write, pays for no lock here.
         reusable_folio(memory, run::load(words, index), Level::PTE)?;
         if !page_table.try_lock_leaf_table(section, self.page, found) {
             return None;
@@ -74,7 +77,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         Some(Resolved::MadeWritable)
     }
 
-    /// As [`Fault::reuse_in_place`], for a huge leaf, which keeps its size.
+    /// As [`Fault::reuse_in_place`], for a huge leaf, which stays huge.
     #[inline(never)]
     pub(super) fn reuse_huge(&self, section: &ReadSection<'_, P>) -> Option<Resolved> {
         if !is_reusable(self.vma) {
@@ -82,7 +85,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         let page_table = self.page_table();
         let EntryAt { node, index, entry } = page_table.upper_entry(section, self.page)?;
-        // Without the lock: copy-on-write, the other case, pays for no lock here.
+        // Checked without the lock, so that the other case, copy-on-write, pays for no lock here.
         reusable_folio(self.memory(), entry, Level::PMD)?;
         if !page_table.try_lock_table(section, self.page, node) {
             return None;
@@ -114,14 +117,14 @@ impl<P: Platform> Fault<'_, '_, P> {
         Some(())
     }
 
-    /// Updates the counts. The program then repeats the access.
+    /// Updates the counts. The program then retries the access.
     #[inline(always)]
     fn finish_reuse(&self, section: &ReadSection<'_, P>, counts: &Counts) {
         let page_table = self.page_table();
         page_table.count_in(section, counts);
         self.memory().platform().publish_entries();
         if !P::Arch::FAULTS_INVALIDATE {
-            // The other pages fault once more, if this CPU's TLB has them at all.
+            // The other pages fault once more if this CPU's TLB holds translations for them.
             flush_local(page_table, self.range());
         }
     }
@@ -150,12 +153,12 @@ impl<P: Platform> Fault<'_, '_, P> {
             LeafUniformity::Alike(head) => make_alike_writable::<P::Arch>(entries, head),
             LeafUniformity::Mixed => make_leaves_writable::<P::Arch>(entries),
         };
-        // Read-only until now, so it is counted already.
+        // The entry was read-only until now, so it has already been counted.
         P::Arch::replace_entry(word, load(word), |entry| P::Arch::make_writable(entry, Write::Now));
         Some(written)
     }
 
-    /// Makes base pages after `index` writable. Returns how many.
+    /// Makes base pages after `index` writable. Returns the number of these pages.
     fn reuse_ahead(&self, words: &[AtomicU64], index: EntryIndex, owner: OwnerMark) -> u32 {
         let (before, after) = words.split_at(index.position());
         let is_writable = |word: &&AtomicU64| is_writable::<P::Arch>(load(word));
@@ -172,16 +175,16 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// Whether no first write to pages of the VMA has to be noticed.
+/// Whether pages of the VMA need no record of their first write.
 #[inline(always)]
 fn is_reusable(vma: &Vma) -> bool {
     let watched = MappingFlags::USERFAULT | MappingFlags::SOFT_DIRTY;
     vma.flags() & watched == MappingFlags::SOFT_DIRTY
 }
 
-/// The folio of a read-only leaf of this level, if it is anonymous, as often mapped as it has
-/// pages, and otherwise not held; unless an entry like this one has to stay read-only. A hint,
-/// without the lock of the leaf's table.
+/// The folio of a read-only leaf of this level, if the folio is anonymous, has as many mappings as
+/// pages, and has no other holder; `None` if an entry like this one must stay read-only. The result
+/// is a hint, read without the lock of the leaf's table.
 #[inline(always)]
 fn reusable_folio<P: Platform>(
     memory: &Memory<P>,
@@ -203,15 +206,15 @@ fn reusable_folio<P: Platform>(
 
 /// The leaves of a folio.
 enum LeafUniformity {
-    /// They differ from the first, which is this one, only in their frames, and the MMU changes
-    /// none of them.
+    /// The leaves differ from the first leaf, which is the value, only in their frames, and the MMU
+    /// changes none of them.
     Alike(Entry),
-    /// Some were used otherwise than others, or the MMU may record uses.
+    /// The leaves record different uses, or the MMU may record uses.
     Mixed,
 }
 
-/// The entries, which are from `first` on in their locked table, if they map the folio's pages in
-/// order, none of them in a contiguous run.
+/// The leaves in `entries`, which start at index `first` of their locked table, if they map the
+/// folio's pages in order and none of them is in a contiguous run.
 #[inline(always)]
 fn leaves_of<A: Arch>(
     entries: &[AtomicU64],
@@ -223,7 +226,8 @@ fn leaves_of<A: Arch>(
     let is_whole = Level::<A>::PTE.kind(head) == Kind::Leaf
         && A::frame(A::clear_contig(head, first)) == folio.head
         && differ & A::compare_mask(Equal::empty()) == 0
-        // The compiler keeps the loads, even if no leaf is in a contiguous run.
+        // The first test spares the loads, which the compiler keeps even if no leaf can be in a
+        // contiguous run.
         && (A::CONTIG_ENTRIES == 1 || !entries.iter().any(|word| A::is_contig(load(word))));
     let leaves = if differ == 0 && A::is_saturated(head) {
         LeafUniformity::Alike(head)
@@ -241,7 +245,7 @@ fn is_writable<A: Arch>(entry: Entry) -> bool {
         && A::attributes(entry).permissions.contains(Permissions::WRITE)
 }
 
-/// Makes a leaf writable. Returns whether it was not.
+/// Makes a leaf writable. Returns whether the leaf was read-only.
 #[inline(always)]
 fn make_writable<A: Arch>(word: &AtomicU64, write: Write) -> bool {
     let old = load(word);
@@ -252,8 +256,8 @@ fn make_writable<A: Arch>(word: &AtomicU64, write: Write) -> bool {
     is_refused
 }
 
-/// Makes the leaves of a folio, all of them like `head`, writable before their writes: they are as
-/// they were read. Returns their number.
+/// Makes the leaves of a folio, all of them like `head`, writable before their writes. The leaves
+/// have not changed since they were read. Returns the number of leaves.
 #[inline(always)]
 fn make_alike_writable<A: Arch>(entries: &[AtomicU64], head: Entry) -> u32 {
     let mut entry = A::make_writable(head, Write::Later);
@@ -264,9 +268,9 @@ fn make_alike_writable<A: Arch>(entries: &[AtomicU64], head: Entry) -> u32 {
     entries.len() as u32
 }
 
-/// Makes all entries of a folio writable before their writes. All are leaves, none of them in a
-/// contiguous run. Returns the number of entries that were not writable.
-// Out of line: its caller has no registers left for the loop.
+/// Makes all entries of a folio writable before their writes. All entries are leaves, and none is
+/// in a contiguous run. Returns the number of entries that were not writable.
+// Out of line, because the caller has no registers left for the loop.
 #[inline(never)]
 fn make_leaves_writable<A: Arch>(entries: &[AtomicU64]) -> u32 {
     let mut written = 0;

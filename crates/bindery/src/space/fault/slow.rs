@@ -1,4 +1,4 @@
-//! A fault in a locked VMA, and the loop that locks, resolves, waits and tries again.
+//! A fault in a locked VMA, and the loop that locks, resolves, waits and retries.
 
 use crate::Memory;
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
@@ -19,7 +19,8 @@ use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 use super::wait::wait_unlocked;
 use super::{Access, FaultRequest, Occupant, Reading, Resolved, Wait, check_access};
 
-/// A fault on a page of a VMA that is locked, at least for reading, for as long as this lives.
+/// A fault on a page of a VMA that stays locked, at least for reading, for the lifetime of this
+/// value.
 pub(in crate::space) struct Fault<'f, 'm, P: Platform> {
     pub(in crate::space) space: &'f AddressSpace<'m, P>,
     pub(in crate::space) vma: &'f Vma,
@@ -31,15 +32,15 @@ pub(in crate::space) struct Fault<'f, 'm, P: Platform> {
 /// The attempts of a fault to find a large folio.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tries {
-    /// Memory may be collected for it.
+    /// Memory may be collected for the folio.
     First,
-    /// Memory was collected already, or must not be.
+    /// Memory has already been collected, or must not be.
     Last,
 }
 
 /// The result of one step of a fault.
 pub(in crate::space) enum Next {
-    /// The access can be repeated.
+    /// The access can be retried.
     Done(Resolved),
     /// The entry has changed since it was read: read it again.
     Again,
@@ -50,8 +51,8 @@ pub(in crate::space) enum Next {
 /// The result of one step of a fault, or the reason why the fault fails.
 pub(in crate::space) type Stepped = Result<Next, Failure<FaultError>>;
 
-/// Resolves a fault of any kind. `locked` may be the VMA of the page, in which the commonest fault
-/// was tried already.
+/// Resolves a fault of any kind. `locked` may be the VMA of the page, in which the fast path was
+/// already tried.
 #[inline(never)]
 pub(super) fn fault_slow<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -59,7 +60,7 @@ pub(super) fn fault_slow<P: Platform>(
     mut locked: Option<VmaReadGuard<'_, P>>,
 ) -> Result<Resolved, Failure<FaultError>> {
     let &FaultRequest { page, access, .. } = request;
-    // The folio that the fault has waited for stays until it is mapped.
+    // Keeps the folio that the fault has waited for until it is mapped.
     let mut _kept = None;
     let mut tries = Tries::First;
     loop {
@@ -84,7 +85,7 @@ pub(super) fn fault_slow<P: Platform>(
                     // As on Linux, an access to a guard does not give the mapping an anon group.
                     return Err(FaultError::NotMapped.into());
                 }
-                // Once for each mapping: the mutex guards its anon group.
+                // Once per mapping, because the mutex guards the mapping's anon group.
                 drop(locked);
                 prepare_group(space, page)?;
                 continue;
@@ -104,7 +105,7 @@ pub(super) fn fault_slow<P: Platform>(
                 if matches!(wait, Wait::Memory) {
                     tries = Tries::Last;
                 }
-                // A folio that was waited for stays until it is mapped.
+                // A folio that was waited for is kept until it is mapped.
                 _kept = wait_unlocked(space, locked, wait)?.or(_kept);
             }
         }
@@ -133,7 +134,7 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
             .with_read(self.memory().platform(), |stay| self.resolve_in(Some((object, stay))))
     }
 
-    /// As [`Fault::resolve`], unless a writer has the lock of the object: then `None`.
+    /// As [`Fault::resolve`]; `None` if a writer holds the lock of the object.
     pub(super) fn try_resolve(&self) -> Result<Option<Next>, Failure<FaultError>> {
         let Some(object) = self.vma.object() else { return self.resolve_in(None).map(Some) };
         object
@@ -142,16 +143,18 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
             .transpose()
     }
 
-    /// As [`Fault::resolve`], in anonymous memory, or in an object whose pages stay.
-    // Always, once for each: the result would be copied, which a fault on a page in swap pays for.
+    /// As [`Fault::resolve`], for anonymous memory, or for an object whose pages are kept.
+    // Always inlined, once for each caller: otherwise the result would be copied, at the expense of
+    // each fault on a page in swap.
     #[inline(always)]
     fn resolve_in(&self, object: Option<(&ObjectState, &PagesStay)>) -> Stepped {
         loop {
-            // Returned as it is: an unpacked result is moved word by word.
+            // Returned unchanged: an unpacked result would be moved word by word.
             let stepped = match (self.vacant_orders(), object) {
                 (Ok(orders), None) => self.first_touch(orders),
                 (Ok(_), Some((object, stay))) => self.map_object(object, stay),
-                // A copy, read without locks: the entry is compared when it is replaced.
+                // The slot is a copy, read without locks: the entry is compared when it is
+                // replaced.
                 (Err(Occupant::Slot(slot)), _) => self.swap_in(slot, Reading::Fault),
                 (Err(Occupant::Entry(..)), _) => self.handle_present_entry(),
             };
@@ -180,14 +183,14 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
         &self.space.page_table
     }
 
-    /// The page.
+    /// The range of the page.
     #[inline(always)]
     pub(super) fn range(&self) -> VirtRange {
         VirtRange::raw(self.page.0, self.page.0 + PAGE_SIZE)
     }
 
-    /// Enters a read section. No step waits while it lives, since it borrows the fault, which
-    /// borrows the guard of the VMA.
+    /// Enters a read section. No step waits while the section lives, since it borrows the fault,
+    /// which borrows the guard of the VMA.
     #[inline(always)]
     pub(in crate::space) fn read_section(&self) -> ReadSection<'_, P> {
         self.page_table().read_section()

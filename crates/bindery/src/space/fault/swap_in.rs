@@ -1,4 +1,4 @@
-//! Faults on pages in swap: the folio in the swap cache is mapped, wherever entries refer to its
+//! Faults on pages in swap: the folio in the swap cache is mapped wherever entries refer to its
 //! slots.
 
 use crate::addr::{Order, PAGE_SHIFT, VirtAddr};
@@ -26,30 +26,31 @@ use crate::space::entry_policy::entry_policy;
 /// The purpose of a swap-in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::space) enum Reading {
-    /// A program has touched it.
+    /// A program has accessed the page.
     Fault,
-    /// Its area is turned off.
+    /// The page's area is being turned off.
     SwapOff,
-    /// The program has announced that it will need it.
+    /// The program has announced that it will need the page.
     Advice,
 }
 
-/// A page of a folio that is in the swap cache.
+/// A page of a folio in the swap cache.
 #[derive(Clone, Copy)]
 pub(super) struct CachedPage<'l> {
     pub(super) folio: FolioLocked<'l>,
     pub(super) place: SwapPlace,
-    /// Its number in the folio.
+    /// The page's number in the folio.
     pub(super) number: u32,
 }
 
-/// The owner of a folio that is swapped in.
+/// The owner of a folio to be swapped in.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
-    /// The index that the folio's first page has in the VMA.
+    /// The index of the folio's first page in the VMA.
     pub(super) index: FolioIndex,
-    /// Entries of other processes may refer to its slots, or map other pages of it: it belongs to
-    /// the root of the VMA's family, below which all of them are.
+    /// Whether entries of other processes may refer to the folio's slots or map other pages of the
+    /// folio. Such a folio belongs to the root of the VMA's family, from which the reverse map
+    /// reaches all these processes.
     pub(super) is_shared: bool,
 }
 
@@ -58,7 +59,8 @@ pub(super) struct Home {
 pub(in crate::space) struct FaultSlot {
     pub(in crate::space) area: u8,
     pub(super) number: u64,
-    /// A copy, read in the same read section as the entry; `None` if no area has such a slot.
+    /// A copy of the slot's state, read in the same read section as the entry; `None` if no area
+    /// has such a slot.
     pub(in crate::space) state: Option<SlotState>,
 }
 
@@ -80,8 +82,8 @@ pub(in crate::space) fn slot_at<P: Platform>(
     slot_of(page_table, seen, page)
 }
 
-/// The slot to which an entry refers for `page`. It is looked up in the read section in which the
-/// entry was read: the slot's area stays until the section ends.
+/// The slot to which an entry refers for `page`. The slot is looked up in the read section in which
+/// the entry was read, so the slot's area stays until the section ends.
 #[inline]
 pub(super) fn slot_of<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -102,18 +104,19 @@ pub(super) fn slot_of<P: Platform>(
 }
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// Swaps in the page whose entry refers to `slot`, with the pages around it that were swapped
-    /// out with it. Does not wait for devices.
+    /// Swaps in the page whose entry refers to `slot`, together with the pages around it that were
+    /// swapped out with it. Does not wait for devices.
     #[inline(never)]
     pub(in crate::space) fn swap_in(&self, slot: FaultSlot, reading: Reading) -> Stepped {
         let memory = self.memory();
-        // If no area has such a slot, the entry is corrupted.
+        // If no area has such a slot, the entry is corrupt.
         let state = slot.state.ok_or(FaultError::Bus)?;
         if state.frame().is_some()
             && let Some(cached) = find_cached(memory, slot.area, slot.number)
         {
-            // A thread or a device that writes the folio out, or reads it, has the lock: waiting
-            // for it with the VMA locked would keep changes of the VMA waiting for the device.
+            // A thread or a device that is writing the folio out or reading it holds the lock.
+            // Waiting for that lock with the VMA locked would make changes of the VMA wait for the
+            // device.
             let Some(lock) = cached.try_lock() else {
                 return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
             };
@@ -138,13 +141,13 @@ impl<P: Platform> Fault<'_, '_, P> {
         self.read_in(slot, reading)
     }
 
-    /// The owner of a folio that has the page. `None` if the page cannot be mapped from the folio:
-    /// its pages are mapped with another index, or for another family, or its first page would have
-    /// an index below zero.
+    /// The owner of the folio that contains the page. `None` if the page cannot be mapped from the
+    /// folio: the folio's pages are mapped with a different index or for a different family, or its
+    /// first page would have a negative index.
     ///
-    /// The owner of a folio without mappings is stale: the thread that has unmapped it last may be
-    /// about to remove the owner (`folio::lock`), whose memory may be another's by now. It is
-    /// mapped only under the lock, which the caller holds.
+    /// The recorded owner of a folio without mappings is stale: the last thread that unmapped the
+    /// folio may be about to remove the owner (`folio::lock`), whose memory may already be reused.
+    /// Such a folio is mapped only under its lock, which the caller holds.
     fn home_of(&self, lock: &FolioLock<'_, P>, cached: CachedPage<'_>) -> Option<Home> {
         let (memory, vma) = (self.memory(), self.vma);
         let index = vma.folio_index_around(self.page, cached.number)?;
@@ -157,12 +160,12 @@ impl<P: Platform> Fault<'_, '_, P> {
         (first == index).then_some(Home { index, is_shared: !is_own })
     }
 
-    /// Maps a copy of a page that is in the cache, and that is not mapped. A folio has one index,
-    /// so the page itself cannot be mapped here:
-    /// 1. a folio of 16 pages is swapped out, and stays in the cache;
+    /// Maps a copy of a page that is in the cache but not mapped. A folio has one index, so the
+    /// page itself cannot be mapped here:
+    /// 1. a folio of 16 pages is swapped out and stays in the cache;
     /// 2. the swap entries of the last eight move (`UFFDIO_MOVE`);
-    /// 3. a fault at the old place maps the first eight. Or the new place begins at index 4, and
-    ///    the first page of the folio would have the index -4.
+    /// 3. a fault at the old place maps the first eight pages. Or the new place starts at index 4,
+    ///    so that the first page of the folio would have the index -4.
     #[cold]
     fn map_copy_of_cached(&self, cached: CachedPage<'_>) -> Stepped {
         let CachedPage { folio, place, number } = cached;
@@ -180,7 +183,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let slot = place.first + u64::from(number);
         SlotRun { area: place.area, first: slot, count: 1 }.release(memory);
         publish(self.page_table(), range);
-        // A write then checks the entry again, which may not permit it yet.
+        // A write then checks the entry again, which may not permit the write yet.
         Ok(if self.access == Access::Write {
             Next::Again
         } else {
@@ -189,8 +192,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Maps the folio, which is complete in the cache, wherever entries of the VMA refer to its
-    /// slots around the page. Fails if the page cannot be mapped though nothing has changed: a
-    /// fault that starts over would do so forever.
+    /// slots around the page. Fails if the page cannot be mapped although nothing has changed,
+    /// because the fault would otherwise start over forever.
     #[inline(never)]
     pub(super) fn map_swapped(
         &self,
@@ -202,7 +205,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let what = self.swap_in_of(cached);
         let range = what.range;
         before_execution(memory, what.attributes.permissions, *cached.folio);
-        // Whether the page is mapped now, and whether all pages that are mapped are exclusive.
+        // Whether the page is now mapped, and whether all mapped pages are exclusive.
         let (mapped, exclusive) =
             match swap_in::swap_in_whole(self.page_table(), &what, |exclusive| {
                 self.set_home(lock, Home { is_shared: home.is_shared || !exclusive, ..home });
@@ -214,7 +217,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 None => self.map_in_runs(cached, home, lock)?,
             };
         publish(self.page_table(), range);
-        // A write then checks an entry again that may not permit it yet.
+        // A write then checks the entry again, which may not permit the write yet.
         Ok(if mapped && (self.access != Access::Write || exclusive) {
             Next::Done(Resolved::FromSwap(range))
         } else {
@@ -222,8 +225,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         })
     }
 
-    /// The folio with the page, and the part of it that belongs in the VMA.
-    // Always: the commonest fault keeps it in registers.
+    /// The folio that contains the page, and the part of the folio that belongs in the VMA.
+    // Always inlined, so that the most frequent fault keeps the result in registers.
     #[inline(always)]
     fn swap_in_of<'l>(&self, cached: CachedPage<'l>) -> SwapIn<'l> {
         let CachedPage { folio, place, number } = cached;
@@ -245,7 +248,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// As [`Fault::map_swapped`], for a folio that is not one run. Returns whether the page is
-    /// mapped, and whether all pages that are mapped are exclusive.
+    /// mapped, and whether all mapped pages are exclusive.
     #[inline(never)]
     fn map_in_runs(
         &self,

@@ -1,17 +1,18 @@
 //! Faults that do not wait: [`AddressSpace::try_fault`], for a kernel whose fault handler must not
 //! block.
 //!
-//! An attempt takes locks only if they are free, uses no pager, no device and no handler, and does
-//! not reclaim. If that is not sufficient, it returns a value with which another thread waits. The
-//! attempt leaves nothing behind: no lock, no record, no request, no message. So whatever other
-//! threads do until the next attempt, that one checks everything again, as a fault does after a
-//! wait.
+//! An attempt acquires locks only if they are free, uses no pager, device or handler, and does not
+//! reclaim. If that is not sufficient, the attempt returns a value with which another thread waits.
+//! The attempt leaves nothing behind: no lock, no record, no request, no message. Whatever other
+//! threads do until the next attempt, that attempt therefore checks everything again, as a fault
+//! does after a wait.
 //!
-//! The attempt abandons a read from a swap device, and the wait, or its first poll, starts it
-//! again. Otherwise queued waits would hold requests of the device, and folio locks:
-//! 1. 32 attempts find their pages on a device, and take all its requests. A thread queues their
+//! The attempt abandons a read from a swap device, and the wait, or its first poll, starts the read
+//! again. Otherwise queued waits would hold requests of the device and folio locks:
+//! 1. 32 attempts find their pages on a device and use up all its requests. A thread queues their
 //!    waits.
-//! 2. The thread performs an earlier wait first, which reclaims: it needs a request, and sleeps.
+//! 2. The thread performs an earlier wait first, which reclaims. The reclaim needs a request and
+//!    sleeps.
 
 use core::fmt;
 
@@ -32,18 +33,18 @@ use super::{Access, FaultRequest, Origin, Resolved, check_access, handle_fault, 
 /// The result of [`AddressSpace::try_fault`].
 #[derive(Debug)]
 pub enum TriedFault<'s, 'm, P: Platform> {
-    /// The access can be repeated.
+    /// The access can be retried.
     Resolved(Resolved),
     /// The fault has to wait before the next attempt.
     Blocked(FaultWait<'s, 'm, P>),
 }
 
-/// The thing that a fault has to wait for. It may be moved to another thread, and may be queued: it
-/// holds no lock and no request. Waits may be performed in any order.
+/// The event that a fault has to wait for. The wait holds no lock and no request, so it may be
+/// moved to another thread and may be queued. Waits may be performed in any order.
 ///
-/// Dropping it cancels the wait: nothing is read for the fault, unless a poll has begun it. A
-/// message to the handler of a userfaultfd, which a poll has sent, is withdrawn; if a handler has
-/// read it already, its answer has no effect.
+/// Dropping the value cancels the wait: nothing is read for the fault, unless a poll has started
+/// the read. A message to the handler of a userfaultfd that a poll has sent is withdrawn; if a
+/// handler has already read the message, its answer has no effect.
 ///
 /// Context of the drop: may sleep, like the drop of an [`Object`].
 #[must_use = "the next attempt would find the same"]
@@ -70,28 +71,28 @@ enum Event<'m, P: Platform> {
 /// The progress of a wait ([`FaultWait::poll`]).
 #[derive(Debug)]
 pub enum FaultPoll<'w, 'm, P: Platform> {
-    /// It is over: the fault can be tried again. The page may have left memory again, if that is
-    /// short: then the next attempt waits again.
+    /// The wait is over, and the fault can be tried again. If memory is short, the page may have
+    /// left memory again, in which case the next attempt also waits.
     Ready(FaultReady<'m, P>),
-    /// There is nothing to do until this word changes.
+    /// Nothing can be done until this word changes.
     Pending(ParkedOn<'w>),
     /// Only a thread that may sleep can continue, by [`FaultWait::wait`]: the fault waits for
-    /// something else than a pager, a swap device or a handler, that device has failed, another
-    /// thread has a lock that the poll needs, or memory is short.
+    /// something other than a pager, a swap device or a handler; or the device has failed; or
+    /// another thread holds a lock that the poll needs; or memory is short.
     NeedsThread,
 }
 
-/// The end of a wait. It keeps the page that the fault has waited for: it is dropped after the next
-/// attempt, so that reclaim cannot take the page before it is mapped.
+/// The end of a wait. The value keeps the page that the fault has waited for; drop it after the
+/// next attempt, so that reclaim cannot evict the page before it is mapped.
 #[must_use = "reclaim could take the page before the fault maps it"]
 pub struct FaultReady<'m, P: Platform> {
     _kept: Option<FolioRef<'m, P>>,
 }
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
-    /// Resolves a fault as [`AddressSpace::fault_with_keys`], if nothing has to be waited for. A
-    /// kernel whose fault handler must not block gives the [`FaultWait`] to a thread that may, lets
-    /// the program sleep, and tries again afterwards:
+    /// Resolves a fault as [`AddressSpace::fault_with_keys`], if no wait is needed. A kernel whose
+    /// fault handler must not block passes the [`FaultWait`] to a thread that may block, lets the
+    /// program sleep, and tries again afterwards:
     ///
     /// ```
     /// use bindery::addr::VirtAddr;
@@ -112,16 +113,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// }
     /// ```
     ///
-    /// A page of a file behind which the pager is to read the next ones blocks once: the wait only
-    /// begins that. A fault has to wait for a pager, a swap device, the handler of a userfaultfd,
-    /// memory, a lock that another thread has, and once for each mapping for the mutex of the
-    /// address space. An access to an address that is not mapped waits too: the mutex decides
-    /// whether a mapping grows down to it.
+    /// A fault has to wait for a pager, a swap device, the handler of a userfaultfd, memory, a lock
+    /// that another thread holds, and once per mapping for the mutex of the address space. A file
+    /// page that triggers readahead blocks once; that wait only starts the readahead. An access to
+    /// an unmapped address also waits, because the mutex is needed to decide whether a mapping
+    /// grows down to the address.
     ///
     /// Context: spins. Complexity: as [`AddressSpace::fault`].
     ///
     /// # Errors
-    /// As [`FaultError`] says, without [`FaultError::OutOfMemory`]; an error changes nothing.
+    /// The errors of [`FaultError`], except [`FaultError::OutOfMemory`]; an error changes nothing.
     pub fn try_fault(
         &self,
         addr: VirtAddr,
@@ -134,8 +135,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 }
 
-/// A step of a call that stops where it would wait for a device, a pager or a handler: the fault of
-/// an access that the kernel makes, which sleeps only for locks.
+/// A step of a call that stops where it would wait for a device, a pager or a handler. The step
+/// resolves the fault of an access by the kernel, and sleeps only for locks.
 pub(in crate::space) fn step_fault<'s, 'm, P: Platform>(
     space: &'s AddressSpace<'m, P>,
     addr: VirtAddr,
@@ -172,18 +173,18 @@ fn try_request<'s, 'm, P: Platform>(
     Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
 }
 
-/// The end of an attempt that has not failed.
+/// The outcome of an attempt that has not failed.
 enum FaultAttempt<'m, P: Platform> {
     Done(Resolved),
-    /// It has to wait for this; the object is that of the mapping.
+    /// The fault has to wait for this event; the object is that of the mapping.
     Event(Option<Object<'m, P>>, Wait),
-    /// It has to wait for the handler of a userfaultfd.
+    /// The fault has to wait for the handler of a userfaultfd.
     Handler,
-    /// It would sleep for another reason.
+    /// The fault would sleep for another reason.
     Blocks,
 }
 
-/// One attempt, which takes locks only if they are free.
+/// One attempt, which acquires locks only if they are free.
 fn attempt<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &FaultRequest,
@@ -198,7 +199,7 @@ fn attempt<'m, P: Platform>(
         if flags.intersects(MappingFlags::USERFAULT) && awaits_handler(space, &locked, request)? {
             return Ok(FaultAttempt::Handler);
         }
-        // It does not wait for memory to be collected for a large folio.
+        // The attempt does not wait for memory to be collected for a large folio.
         let fault = Fault::new(space, locked.vma(), page, access);
         let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
         if makes_private && fault.vma.group_pointer().is_none() {
@@ -215,8 +216,8 @@ fn attempt<'m, P: Platform>(
     }
 }
 
-/// One attempt, which may sleep for locks. It has the result of a blocking fault, and returns where
-/// that would wait.
+/// One attempt, which may sleep for locks. Its result is that of a blocking fault, except that it
+/// returns where that fault would wait.
 fn attempt_with_sleep<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &FaultRequest,
@@ -247,7 +248,7 @@ fn attempt_with_sleep<'m, P: Platform>(
             Next::Done(resolved) => return Ok(FaultAttempt::Done(resolved)),
             Next::Again => {}
             Next::Wait(Wait::Memory) => {
-                // No device is reading or writing it.
+                // No device is reading or writing the folio.
                 drop(locked);
                 space.page_table.memory.collect();
                 tries = Tries::Last;
@@ -265,16 +266,16 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
         self.request.page
     }
 
-    /// Waits, and does the work that the fault cannot do without waiting: has the pager read the
-    /// pages, or resolves the whole fault, for what else it waits for. The caller tries the fault
-    /// again, with the result at hand; if the fault is resolved, that attempt is
-    /// [`Resolved::Spurious`]. Another thread may have changed the mapping in between, and the next
+    /// Waits, and performs the work that the fault cannot perform without waiting: it has the pager
+    /// read the pages, or, for any other event, resolves the whole fault. The caller then tries the
+    /// fault again while holding the result; if the fault is already resolved, that attempt returns
+    /// [`Resolved::Spurious`]. Another thread may have changed the mapping since, and the next
     /// attempt may have to wait again.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As [`FaultError`] says: the fault fails.
+    /// As [`FaultError`] says, if the fault fails.
     pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
         let event = match core::mem::replace(&mut self.event, Event::Other) {
             Event::Storage(polled) => polled.into_wait(),
@@ -296,19 +297,18 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
                 }
                 Ok(FaultReady { _kept: kept })
             }
-            // A fault that blocks reclaims, and tries again.
+            // A blocking fault reclaims and tries again.
             Err(Failure::NoMemory) => self.fault(),
             Err(Failure::Refused(error)) => Err(error),
         }
     }
 
-    /// Goes on with the wait as far as possible without sleeping, for a task that is a future:
-    /// begins to read the pages, or sends the message to the handler of a userfaultfd, and
-    /// processes the answer when it arrives. So no thread waits for a handler, a swap device, or a
+    /// Advances the wait as far as possible without sleeping, for a task that is a future: starts
+    /// to read the pages, or sends the message to the handler of a userfaultfd, and processes the
+    /// answer when it arrives. No thread therefore waits for a handler, for a swap device, or for a
     /// pager that keeps requests ([`crate::ReadRequest::keep`]); any other pager is called during
     /// the poll. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`]
-    /// was called for the word. The word may be one that many waits share, so a poll may find
-    /// nothing new.
+    /// was called for the word. Many waits may share the word, so a poll may find no progress.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};
@@ -331,11 +331,11 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// ```
     ///
     /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device
-    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: linear in the pages of all
-    /// answers and requests that have come back.
+    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: linear in the number of pages
+    /// of all completed requests and answers.
     ///
     /// # Errors
-    /// As [`FaultError`] says: the fault fails.
+    /// As [`FaultError`] says, if the fault fails.
     pub fn poll(&mut self) -> Result<FaultPoll<'_, 'm, P>, FaultError> {
         let polled = match &mut self.event {
             Event::Storage(polled) => polled.poll(self.object.as_ref()).map_err(refused),
@@ -350,15 +350,15 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
         }
     }
 
-    /// Whether content is read from a pager or a swap device, rather than a lock, memory or a
-    /// handler waited for.
+    /// Whether the wait is for a pager or a swap device to read content, rather than for a lock,
+    /// memory or a handler.
     ///
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
         self.is_for_storage
     }
 
-    /// Resolves the fault, and waits for all that it needs.
+    /// Resolves the fault and sleeps for everything that it needs.
     fn fault(&self) -> Result<FaultReady<'m, P>, FaultError> {
         let FaultRequest { addr, access, rights, origin, .. } = self.request;
         handle_fault(self.space, addr, access, rights, origin)?;
@@ -389,7 +389,7 @@ impl<P: Platform> fmt::Debug for FaultReady<'_, P> {
 mod tests {
     use super::*;
 
-    /// A wait is performed by another thread than the one that made it.
+    /// A thread other than the one that created the wait may perform it.
     fn _moves<P: Platform>(wait: FaultWait<'_, '_, P>, ready: FaultReady<'_, P>) {
         fn is_send(_: impl Send) {}
         is_send(wait);

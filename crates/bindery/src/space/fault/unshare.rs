@@ -1,4 +1,4 @@
-//! Copies for pins: a private read-only page becomes the program's own without a write.
+//! Copies for pins: a private read-only page becomes exclusive to the process without a write.
 
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 use crate::arch::{Arch, Kind, Level};
@@ -15,7 +15,7 @@ use super::slow::Fault;
 
 /// Gives the program its own read-only copy of the page at `page`, in a private read-only mapping:
 /// a copy of the zero page, of the object's page, or of a page that other processes map. Does
-/// nothing if the page is private already, or no longer mapped. (Linux: `FAULT_FLAG_UNSHARE`.)
+/// nothing if the page is already private or no longer mapped. (Linux: `FAULT_FLAG_UNSHARE`.)
 pub(in crate::space) fn unshare<P: Platform>(
     space: &AddressSpace<'_, P>,
     page: VirtAddr,

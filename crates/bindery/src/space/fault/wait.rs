@@ -1,4 +1,4 @@
-//! A fault waits: with the VMA unlocked, for one of the things of [`Wait`].
+//! The wait of a fault, with the VMA unlocked, for one of the events of [`Wait`].
 
 use crate::error::{Failure, FaultError};
 use crate::folio::FolioRef;
@@ -9,9 +9,9 @@ use crate::vma::VmaReadGuard;
 
 use super::refused;
 
-/// Unlocks the VMA, and waits. No [`Fault`](super::Fault) in the VMA and no cursor lives any more:
-/// both borrow the guard. The reference keeps the folio that the page needs until the fault has
-/// mapped it.
+/// Unlocks the VMA and waits. No [`Fault`](super::Fault) in the VMA and no cursor can still exist,
+/// because both borrow the guard. The returned reference keeps the folio that the page needs until
+/// the fault has mapped it.
 ///
 /// # Errors
 /// The fault for the error of the pager or the device; [`FaultError::Interrupted`] for a handler.
@@ -24,8 +24,8 @@ pub(super) fn wait_unlocked<'m, P: Platform>(
     wait_for_known(space, locked, wait)
 }
 
-/// As [`wait_unlocked`], for a caller that knows the kind of its wait.
-// Always: each fault that a handler serves leaves out the other kinds.
+/// As [`wait_unlocked`], for a caller that knows the kind of wait.
+// Always inlined, so that a fault served by a handler omits the other kinds.
 #[inline(always)]
 pub(in crate::space) fn wait_for_known<'m, P: Platform, H: ForHandler>(
     space: &AddressSpace<'m, P>,
@@ -45,7 +45,7 @@ pub(in crate::space) fn wait_for_known<'m, P: Platform, H: ForHandler>(
     Ok(kept)
 }
 
-/// The fault for a wait that a signal has ended.
+/// The fault error for a wait that a signal has ended.
 fn interrupted(failure: Failure) -> Failure<FaultError> {
     failure.map(|_| FaultError::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! Zero pages: mapped by a read of memory that was never written, replaced by the first write.
+//! Zero pages: mapped by a read of memory that was never written, and replaced by the first write.
 
 use core::sync::atomic::Ordering;
 
@@ -19,8 +19,8 @@ use super::first_touch::{folio_place, own_folio, wait_for_block};
 use super::slow::{Fault, Next, Stepped, Tries};
 
 impl<P: Platform> Fault<'_, '_, P> {
-    /// The orders of zero pages that a read may map: the huge one if a write could take a huge
-    /// folio.
+    /// The orders of zero pages that a read may map; these include the huge zero page if a write
+    /// could get a huge folio.
     pub(in crate::space) fn zero_orders(&self) -> Orders {
         let (memory, flags) = (self.memory(), self.vma.flags());
         if !memory.uses_huge_zero_page() {
@@ -36,7 +36,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         let (page_table, page) = (self.page_table(), self.page);
         let mapped = page_table.with_tables(self.range(), |mut span| {
             if !span.entry_at(page).entry.is_empty() {
-                // Another CPU was faster; its entry may be huge and must not be split.
+                // Another CPU was faster; its entry may be huge, in which case it must not be
+                // split.
                 return Ok(Next::Again);
             }
             let table = span.table_at(page, Level::PTE)?;
@@ -52,7 +53,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Maps the huge zero page around the page, whose entry was empty when it was read. `None` if
-    /// there is no memory for the huge zero page or its tables: the small one needs less.
+    /// memory for the huge zero page or its tables is lacking, since the small zero page needs
+    /// less.
     pub(in crate::space) fn map_huge_zero_page(&self) -> Option<Next> {
         let (memory, page_table) = (self.memory(), self.page_table());
         let range = folio_place(self.page, memory.huge_order())?;
@@ -76,8 +78,8 @@ impl<P: Platform> Fault<'_, '_, P> {
         mapped.ok()
     }
 
-    /// Replaces the huge zero page by a huge folio of the program's own. If none is free, only the
-    /// page is replaced.
+    /// Replaces the huge zero page by a huge folio that is exclusive to the process. If no huge
+    /// folio is free, replaces only the page.
     pub(super) fn fill_huge(&self) -> Stepped {
         let memory = self.memory();
         let order = memory.huge_order();
@@ -112,8 +114,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 }
 
-/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns the folio
-/// if it is not mapped there any more.
+/// Replaces the huge zero page in `range` by the folio, by break-before-make. Returns the folio if
+/// the huge zero page is no longer mapped there.
 fn replace_huge_zero<'m, P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
     vma: &Vma,
@@ -128,8 +130,8 @@ fn replace_huge_zero<'m, P: Platform>(
     {
         return Some(folio);
     }
-    // Read-only, so the MMU can only set accessed in between, which the new leaf has anyway. The
-    // table on deposit stays for the new one.
+    // The leaf is read-only, so the MMU can only set accessed in the interim, which the new leaf
+    // has anyway. The table on deposit is kept for the new leaf.
     let word = &page_table.entries(node.table)[index.position()];
     word.store(0, Ordering::Relaxed);
     page_table.invalidate_now(range, node.level, &mut cursor.counts);

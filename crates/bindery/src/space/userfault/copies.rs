@@ -1,4 +1,4 @@
-//! Base pages that a handler supplies: copied one after the other, and mapped together.
+//! Base pages that a handler supplies: copied one after the other and mapped together.
 //!
 //! ```text
 //! no locks     | copy | copy | copy | .....  into fresh folios
@@ -26,13 +26,14 @@ use crate::vma::MappingAttributes;
 
 use super::fill::Fill;
 
-/// Pages that are copied before the first of them is mapped: 128 KiB, some ten microseconds.
+/// The number of pages that are copied before the first of them is mapped: 128 KiB, some ten
+/// microseconds.
 const TOGETHER: usize = 32;
 
 impl<P: Platform> VmaOp<'_, '_, P> {
-    /// The number of base pages between `at` and `end` that can be supplied together: as far as the
-    /// entries of one table are empty, and up to the next address where a large folio could begin.
-    /// A guess: only the VMA is locked.
+    /// The number of base pages between `at` and `end` that can be supplied together: up to the
+    /// first non-empty entry, the end of the table, or the next address at which a large folio
+    /// could start. The result is a guess, since only the VMA is locked.
     pub(super) fn pages_together(&self, at: VirtAddr, end: VirtAddr) -> u32 {
         let (space, flags) = (self.space, self.vma.flags());
         let policy = space.page_table.memory.folio_policy().orders(flags.huge_advice());
@@ -50,12 +51,12 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         run::count_empty(&space.page_table.entries(found.table)[first.positions(pages)])
     }
 
-    /// Maps fresh folios of one page at the beginning of `range`, which is in one table, as far as
-    /// the entries are empty. Returns their number.
+    /// Maps fresh folios of one page at the start of `range`, which lies in one table, up to the
+    /// first non-empty entry. Returns the number of mapped folios.
     ///
     /// # Safety
-    /// 1. The caller has left the folios ([`FreshFolio::leave`]), and takes the first ones, as many
-    ///    as the result says, for mapped.
+    /// 1. The caller has left the folios ([`FreshFolio::leave`]). It treats the first ones, up to
+    ///    the returned number, as mapped.
     unsafe fn map_pages(
         &self,
         range: VirtRange,
@@ -68,7 +69,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         }
         let mapped = self
             .page_table()
-            // SAFETY: 1. the caller's obligation 1: a step that maps some is the last.
+            // SAFETY: 1. the caller's obligation 1: a step that maps any folio is the last.
             .with_tables(range, |span| unsafe {
                 map_pages_locked(span, range, folios, attributes)
             });
@@ -78,11 +79,11 @@ impl<P: Platform> VmaOp<'_, '_, P> {
 }
 
 impl<'m, P: Platform> Fill<'_, 'm, P> {
-    /// Fills `count` base pages from `at` on, as far as the source and memory suffice, and maps
-    /// them as far as the entries are empty. Returns the end of that.
+    /// Fills `count` base pages from `at` on, while the source and memory suffice, and maps them up
+    /// to the first non-empty entry. Returns the end of the mapped pages.
     ///
     /// # Errors
-    /// As [`super::handler::UserfaultHandler::fill_copy`], for the first page.
+    /// As [`super::handler::UserfaultHandler::fill_copy`], if the first page fails.
     pub(super) fn copy_pages(
         &self,
         at: VirtAddr,
@@ -116,28 +117,31 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
             self.in_vma(at, range.end(), |op| {
                 let owner = AnonGroup::as_owner(op.vma.group());
                 for (page, index) in folios.iter().zip(op.vma.page_offset_of(at)..) {
-                    // SAFETY: 1. left above, and not mapped yet; only the owner is set.
+                    // SAFETY: 1. the folio was left above and is not mapped yet; only the owner is
+                    // set.
                     let fresh = unsafe { memory.frames.fresh(page.folio()) };
                     fresh.set_owner(owner, FolioIndex::new(index));
                     fresh.leave();
                 }
-                // SAFETY: 1. the attempt that maps some is the last, and the others are discarded.
+                // SAFETY: 1. the attempt that maps some folios is the last, and the other folios
+                // are discarded.
                 Ok(unsafe { op.map_pages(range, &folios, op.fill_attributes(self.mode)) }?)
             })
         });
         for page in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {
-            // SAFETY: 1. left above; those before it are mapped, and this one is not.
+            // SAFETY: 1. the folio was left above; the folios before it are mapped, and this one is
+            // not.
             unsafe { memory.frames.fresh(page.folio()) }.discard();
         }
         match mapped? {
-            // An entry was filled in between: the next check decides.
+            // An entry has since been filled: the next check decides.
             0 => Ok(at),
             pages => Ok(at.offset(pages as u64 * PAGE_SIZE)),
         }
     }
 
     /// A fresh page with the source's content for `page`.
-    // Always: a call would return it in memory, once a page.
+    // Always inlined: a call would return the page in memory, once per page.
     #[inline(always)]
     fn copied_page(
         &self,
@@ -177,7 +181,7 @@ unsafe fn map_pages_locked<P: Platform>(
         // SAFETY: 1. the caller's obligation 1.
         unsafe { frames.fresh(page.folio()) }.map(1);
     }
-    // A CPU that sees a leaf sees the page's contents, and its count.
+    // A CPU that sees a leaf also sees the page's contents and its count.
     fence(Ordering::Release);
     let template = attributes.entry(Frame(0), Level::<P::Arch>::PTE);
     for (word, page) in entries.iter().zip(&folios[..vacant as usize]) {

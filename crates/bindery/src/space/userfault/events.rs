@@ -1,12 +1,12 @@
 //! Messages about changes of the address space.
 //!
 //! A call prepares its messages under the mutex, before its first change, and delivers them after
-//! it has released all locks. Until a handler has read the message, it cannot fill or protect
-//! pages: otherwise it could act on memory that the call has unmapped.
+//! it has released all locks. Until a handler has read the message, the handler cannot fill or
+//! protect pages; otherwise it could act on memory that the call has unmapped.
 //!
 //! A call sends each userfaultfd one message for all its VMAs. The state of a userfaultfd records
-//! the last call that prepared a message for it. So the check takes constant time, even if a
-//! program has thousands of userfaultfds.
+//! the last call that prepared a message for it, so the check takes constant time even if a program
+//! has thousands of userfaultfds.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -20,7 +20,7 @@ use crate::space::op::Op;
 use crate::userfault::{Notices, QueuedMessage, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
 
-/// The VMA's userfaultfd, if it subscribed to this event.
+/// The VMA's userfaultfd, if the userfaultfd has subscribed to this event.
 fn subscriber(vma: &Vma, feature: UserfaultFeatures) -> Option<NonNull<UserfaultState>> {
     let state = vma.userfault()?;
     if state.has(feature) && !state.is_closed() { vma.userfault_pointer() } else { None }
@@ -41,7 +41,7 @@ pub(in crate::space) fn prepare_unmap<P: Platform>(
         if vma.userfault().is_some_and(|state| state.has_notice_of(call)) {
             continue;
         }
-        // SAFETY: 1. the VMA holds it, and the operation the mutex.
+        // SAFETY: 1. the VMA holds the userfaultfd, and the operation holds the mutex.
         let pushed = unsafe { prepared.push(memory, call, state, QueuedMessage::Unmap(range)) };
         if pushed.is_err() {
             prepared.cancel(memory);
@@ -53,7 +53,7 @@ pub(in crate::space) fn prepare_unmap<P: Platform>(
 }
 
 /// Prepares the messages about a move of `source`, a part of the VMA, to `to`. `unmapped`: the
-/// source does not stay mapped. Says whether the destination stays registered.
+/// source does not stay mapped. Returns whether the destination stays registered.
 #[cold]
 pub(in crate::space) fn prepare_move<P: Platform>(
     op: &Op<'_, '_, P>,
@@ -75,7 +75,7 @@ pub(in crate::space) fn prepare_move<P: Platform>(
         unmapped.map(|state| (state, QueuedMessage::Unmap(source))),
     ];
     for (state, content) in contents.into_iter().flatten() {
-        // SAFETY: 1. the VMA holds it, and the operation the mutex.
+        // SAFETY: 1. the VMA holds the userfaultfd, and the operation holds the mutex.
         if unsafe { notices.push(memory, call, state, content) }.is_err() {
             notices.cancel(memory);
             return Err(NoMemory);
@@ -84,8 +84,9 @@ pub(in crate::space) fn prepare_move<P: Platform>(
     Ok((notices, moved.is_some()))
 }
 
-/// The state that serves the child's copy of a VMA, if its userfaultfd subscribed to forks. It
-/// belongs to the message, which is prepared with the first such VMA.
+/// The userfaultfd state that serves the child's copy of a VMA, if the VMA's userfaultfd has
+/// subscribed to forks. The state belongs to the message, which is prepared with the first such
+/// VMA.
 #[cold]
 pub(in crate::space) fn child_userfault<P: Platform>(
     child: &AddressSpace<'_, P>,
@@ -104,9 +105,9 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let make = || UserfaultState::new(identity, state.features(), state.scope());
     let made = memory.slab().allocate_with(&memory.frames, make);
     let made = made.ok_or(NoMemory)?;
-    // SAFETY: 1. the VMA holds it, and the fork the mutex.
+    // SAFETY: 1. the VMA holds the userfaultfd, and the fork holds the mutex.
     if unsafe { notices.push(memory, identity, parent, QueuedMessage::Fork(made)) }.is_err() {
-        // SAFETY: 1. the only hold, which no other thread knows of.
+        // SAFETY: 1. this is the only reference, and no other thread knows of the state.
         unsafe { crate::userfault::release(memory, made) };
         return Err(NoMemory);
     }
@@ -121,9 +122,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Notifies userfaultfds before contents in `range` are dropped, mapping by mapping. Waits
-/// until the messages are read. It ends before the first mapping that `refuses` the call: its
-/// contents stay, and those behind it. Called without locks.
+/// Notifies userfaultfds before contents in `range` are dropped, mapping by mapping. Waits until
+/// the messages are read. Ends before the first mapping that `refuses` the call: the contents of
+/// that mapping and of those after it stay. Called without locks.
 #[cold]
 pub(in crate::space) fn notify_removed<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -145,9 +146,9 @@ pub(in crate::space) fn notify_removed<P: Platform>(
     Ok(())
 }
 
-/// Prepares the message about the first mapping in `range`, if its userfaultfd subscribed to it.
-/// Returns the end of that mapping's part of the range; `None` if the range has no mapping, or the
-/// first one refuses the call.
+/// Prepares the message about the first mapping in `range`, if its userfaultfd has subscribed to
+/// removals. Returns the end of that mapping's part of the range; `None` if the range has no
+/// mapping or the first mapping refuses the call.
 fn notice_of_removal<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
@@ -161,7 +162,7 @@ fn notice_of_removal<P: Platform>(
     let mut notices = Notices::default();
     if let Some(state) = subscriber(vma, UserfaultFeatures::EVENT_REMOVE) {
         let memory = space.page_table.memory;
-        // SAFETY: 1. the VMA holds it, and the mutex is held.
+        // SAFETY: 1. the VMA holds the userfaultfd, and the mutex is held.
         unsafe { notices.push(memory, memory.new_identity(), state, QueuedMessage::Remove(part)) }?;
     }
     Ok(Some((part.end(), notices)))

@@ -1,8 +1,8 @@
-//! Pages that a handler supplies: copies (`UFFDIO_COPY`) and zeroes (`UFFDIO_ZEROPAGE`).
+//! Pages supplied by a handler: copies (`UFFDIO_COPY`) and zeroes (`UFFDIO_ZEROPAGE`).
 //!
-//! A copy is made before anything is locked, into fresh folios: the source may fault, and wait for
-//! a handler itself. Then the VMA is locked and checked again, and the folio is mapped where the
-//! entry is empty.
+//! The copy is made into fresh folios before anything is locked, because the source may fault and
+//! may itself wait for a handler. The VMA is then locked and checked again, and the folio is mapped
+//! where the entry is empty.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -75,7 +75,7 @@ bitflags! {
 pub struct PartialFill {
     /// The number of completed bytes.
     pub done: u64,
-    /// Why the next page was not.
+    /// The reason why the next page was not completed.
     pub error: Error,
 }
 
@@ -93,7 +93,8 @@ impl From<Error> for PartialFill {
     }
 }
 
-/// Supplies the content of pages: gets the offset from the beginning, and a buffer within one page.
+/// Supplies the content of pages. Receives the offset from the start of the range and a buffer
+/// within one page.
 ///
 /// ```
 /// use bindery::FillSource;
@@ -108,27 +109,27 @@ impl From<Error> for PartialFill {
 /// ```
 pub type FillSource<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), FaultError> + 'a;
 
-/// The bytes of a page, as lengths of slices are counted.
+/// The number of bytes per page, in the type of slice lengths.
 const PAGE: usize = PAGE_SIZE as usize;
 
 impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
-    /// Fills the pages of `length` bytes at `to`, where nothing is mapped yet, with what `source`
-    /// supplies, and wakes the faults that wait for them (`UFFDIO_COPY`). `source` gets the offset
-    /// from the beginning, and a buffer that lies in one page. It is called without locks, and
-    /// may fault itself. It is asked for up to a large folio, or 32 pages, before the first of them
-    /// is mapped. So it reads none of the pages that it is asked for.
+    /// Fills the pages of `length` bytes at `to`, where nothing is mapped, with the content that
+    /// `source` supplies, and wakes the faults that wait for them (`UFFDIO_COPY`). `source`
+    /// receives the offset from the start and a buffer within one page. `source` is called without
+    /// locks and may itself fault. It supplies up to a large folio, or 32 pages, before the first
+    /// of these pages is mapped, so it must not read any of the pages that it is supplying.
     ///
     /// Large folios are used where the range, the policy and the mapping allow.
     ///
-    /// Context: may sleep. Complexity: in the pages.
+    /// Context: may sleep. Complexity: linear in the number of pages.
     ///
     /// # Errors
-    /// [`PartialFill`] with the bytes done, and [`Error::Unaligned`], [`Error::ZeroLength`],
-    /// [`Error::OutOfRange`]; [`Error::TryAgain`] while the address space changes;
-    /// [`Error::NotMapped`] if the range is not in one mapping that is registered;
+    /// [`PartialFill`] with the number of completed bytes and [`Error::Unaligned`],
+    /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::TryAgain`] while the address space
+    /// changes; [`Error::NotMapped`] if the range does not lie in one registered mapping;
     /// [`Error::Invalid`] if the pages are to be write-protected and the mapping is not registered
-    /// for that, or if it is another address space's userfaultfd; [`Error::Exists`] if something
-    /// is mapped; [`Error::Fault`] if `source` failed; [`Error::OutOfMemory`];
+    /// for that, or if the userfaultfd belongs to another address space; [`Error::Exists`] if
+    /// something is already mapped; [`Error::Fault`] if `source` failed; [`Error::OutOfMemory`];
     /// [`Error::Interrupted`] for a fatal signal.
     pub fn fill_copy(
         self,
@@ -140,11 +141,11 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         self.fill_copy_by(to, length, mode, (FillOrder::Together, source))
     }
 
-    /// As [`UserfaultHandler::fill_copy`]; the caller chooses how far copying runs ahead of
+    /// As [`UserfaultHandler::fill_copy`], but the caller chooses how far copying runs ahead of
     /// mapping.
     ///
     /// Context: may sleep. Complexity: as [`UserfaultHandler::fill_copy`] with
-    /// [`FillOrder::Together`]; in the pages with [`FillOrder::PageByPage`].
+    /// [`FillOrder::Together`]; linear in the number of pages with [`FillOrder::PageByPage`].
     ///
     /// # Errors
     /// As [`UserfaultHandler::fill_copy`].
@@ -178,14 +179,14 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         })
     }
 
-    /// Maps zeroes in `length` bytes at `to`, where nothing is mapped yet, and wakes the faults
-    /// that wait for them (`UFFDIO_ZEROPAGE`). Anonymous memory shows the zero page, in runs, and
-    /// the huge one where it fits. Shared memory gets pages of zeroes.
+    /// Maps zeroes in `length` bytes at `to`, where nothing is mapped, and wakes the faults that
+    /// wait for them (`UFFDIO_ZEROPAGE`). Anonymous memory gets the zero page, in runs, and the
+    /// huge zero page where it fits. Shared memory gets zeroed pages.
     ///
-    /// Context: may sleep. Complexity: in the runs.
+    /// Context: may sleep. Complexity: linear in the number of runs.
     ///
     /// # Errors
-    /// As [`UserfaultHandler::fill_copy`], without those of the source.
+    /// As [`UserfaultHandler::fill_copy`], without the errors of the source.
     pub fn fill_zeroes(self, to: VirtAddr, length: u64, mode: FillMode) -> Result<(), PartialFill> {
         let Self { space, userfault } = self;
         let fill = Fill { space, userfault, mode };
@@ -201,15 +202,15 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         })
     }
 
-    /// Makes accesses to `length` bytes at `to`, where nothing is mapped yet, fail with
+    /// Makes accesses to `length` bytes at `to`, where nothing is mapped, fail with
     /// [`FaultError::Bus`], and wakes the faults that wait there (`UFFDIO_POISON`). A call that
-    /// unmaps or drops contents removes the poison, and so does a page that is supplied.
+    /// unmaps or drops the contents removes the poison, and so does a supplied page.
     ///
-    /// Context: may sleep. Complexity: in the pages.
+    /// Context: may sleep. Complexity: linear in the number of pages.
     ///
     /// # Errors
-    /// As [`UserfaultHandler::fill_copy`], without those of the source. [`Error::Fault`] beyond the
-    /// end of shared memory.
+    /// As [`UserfaultHandler::fill_copy`], without the errors of the source; [`Error::Fault`]
+    /// beyond the end of shared memory.
     pub fn fill_poison(self, to: VirtAddr, length: u64, mode: FillMode) -> Result<(), PartialFill> {
         let poison = P::Arch::encode_absent(Absent::Marker(Marker::Poison));
         let Self { space, userfault } = self;
@@ -233,8 +234,8 @@ pub(super) struct Fill<'f, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> Fill<'_, 'm, P> {
-    /// A fresh folio of this order, or of the smallest.
-    // Always: a call would return it in memory, once a page.
+    /// A fresh folio of this order, or of the smallest order.
+    // Always inlined: a call would return the folio in memory, once per page.
     #[inline(always)]
     pub(super) fn new_folio(&self, order: Order) -> Result<FreshFolio<'m, P>, Error> {
         let memory = self.space.page_table.memory;
@@ -245,7 +246,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         memory.retry(|| Ok(memory.frames.new_exclusive_folio(Order::PAGE).ok_or(NoMemory)?))
     }
 
-    /// Fills a fresh folio. The caller counts what was copied.
+    /// Fills a fresh folio. The caller counts the copied pages.
     pub(super) fn copy_in(
         &self,
         folio: &FreshFolio<'_, P>,
@@ -254,9 +255,9 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         let length = u64::from(folio.pages()) * PAGE_SIZE;
         let bytes = self.space.platform().direct_map(folio.head).as_ptr();
         // SAFETY: the direct map shows the bytes of the folio's frames, which are consecutive
-        // (obligation 1 of `Platform`, and `Frames::new` looked where two ranges touch); memory
-        // always holds some bytes. The folio is fresh: until it is mapped or supplied, no other
-        // thread finds it.
+        // (obligation 1 of `Platform`, and `Frames::new` checked that where two ranges touch);
+        // memory always holds some bytes. The folio is fresh: no other thread finds it until it is
+        // mapped or supplied.
         let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
         for (offset, page) in (0..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
             source(offset, page)?;
@@ -264,14 +265,14 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         Ok(())
     }
 
-    /// Counts the content of pages that came from a source, once for a batch of them.
+    /// Counts the pages whose content came from a source, once per batch.
     pub(super) fn count_copied(&self, pages: u32) {
         let bytes_copied = u64::from(pages) * PAGE_SIZE;
         self.space.page_table.count(&Counts { bytes_copied, ..Counts::default() });
     }
 
-    /// Calls `work` to fill from an address on, up to an end at most, until all `length` bytes at
-    /// `to` are done, and wakes the faults that wait for what was done.
+    /// Calls `work` to fill pages from an address up to an end at most, until all `length` bytes at
+    /// `to` are complete, and wakes the faults that wait for the completed pages.
     pub(super) fn pages(
         &self,
         to: VirtAddr,
@@ -302,10 +303,10 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         result
     }
 
-    /// Does `work` in the VMA of the range, locked for reading.
+    /// Runs `work` in the VMA of the range, locked for reading.
     ///
     /// # Errors
-    /// As [`Fill::lock`]; those of `work`.
+    /// The errors of [`Fill::lock`] and of `work`.
     #[inline(always)]
     pub(super) fn in_vma<R, E: From<Error>>(
         &self,
@@ -317,8 +318,8 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         self.space.operate_in(locked, work)
     }
 
-    /// Locks the VMA of the range for reading, if it is registered and may be filled. As on Linux,
-    /// it may be registered with another userfaultfd of the address space.
+    /// Locks the VMA of the range for reading, if the VMA is registered and may be filled. As on
+    /// Linux, the VMA may be registered with another userfaultfd of the address space.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::NotMapped`] and [`Error::TryAgain`], as
@@ -331,7 +332,8 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         loop {
             let locked = space.lock_vma(at).ok_or(Error::NotMapped(at))?;
             let vma = locked.vma();
-            // With the VMA locked: a change that has begun before is seen, another one waits.
+            // Checked with the VMA locked: a change that began earlier is visible, and a later
+            // change waits.
             if self.userfault.state().is_changing() {
                 return Err(Error::TryAgain);
             }
@@ -350,7 +352,8 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
         }
     }
 
-    /// Maps a filled folio, or discards it. Returns its end; `at` if a smaller one may fit.
+    /// Maps a filled folio or discards it. Returns the end of the folio, or `at` if a smaller one
+    /// may fit.
     fn map_folio(
         &self,
         at: VirtAddr,
@@ -365,7 +368,7 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                 None => op.fill_private(at, self.mode, &mut supplied),
             })
         });
-        // None of it is mapped.
+        // None of the folio's pages is mapped.
         if let Some(folio) = supplied.fresh {
             folio.discard();
         }
@@ -387,7 +390,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
             {
                 return Err(Error::Exists(at));
             }
-            // As on Linux, an error of the source takes precedence over a page that is in the way.
+            // As on Linux, an error of the source takes precedence over a page that is in the
+            // way.
             Err(_) => return Ok(NextFill::Folio(Order::PAGE)),
             Ok(orders) if vma.is_anonymous() => largest_at(orders, at, end),
             Ok(_) => Order::PAGE,
@@ -398,7 +402,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         Ok(NextFill::Pages(self.pages_together(at, end)))
     }
 
-    /// Maps a fresh folio, which is filled. Returns its end; `at` if a smaller one may fit.
+    /// Maps a fresh, filled folio. Returns the end of the folio, or `at` if a smaller one may fit.
     fn fill_private(
         &self,
         at: VirtAddr,
@@ -421,7 +425,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         }
     }
 
-    /// Maps zero pages from `at` on, or the huge one where it fits. Returns the end of that.
+    /// Maps zero pages from `at` on, or the huge zero page where it fits. Returns the end of the
+    /// mapped part.
     fn map_zeroes(&self, at: VirtAddr, end: VirtAddr) -> Result<VirtAddr, Failure> {
         let space = self.space;
         let end = self.end_of_object(at, end)?;
@@ -443,13 +448,13 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     }
 }
 
-/// The distance that [`UserfaultHandler::fill_copy_by`] copies ahead of the mapped pages.
+/// The distance by which [`UserfaultHandler::fill_copy_by`] copies ahead of the mapped pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FillOrder {
     /// Several pages are copied before the first of them is mapped.
     Together,
-    /// Each page is mapped before the next is copied: the source may read pages that this call has
-    /// filled.
+    /// Each page is mapped before the next is copied, so the source may read pages that this call
+    /// has already filled.
     PageByPage,
 }
 
@@ -457,7 +462,7 @@ pub enum FillOrder {
 enum NextFill {
     /// A folio of this order.
     Folio(Order),
-    /// This number of base pages, zero if an entry was filled in between.
+    /// This number of base pages; zero if an entry has since been filled.
     Pages(u32),
 }
 
@@ -470,7 +475,7 @@ impl NextFill {
     }
 }
 
-/// The largest of `orders` whose folio begins at `at` and does not end after `end`.
+/// The largest of `orders` whose folio starts at `at` and does not extend beyond `end`.
 fn largest_at(mut orders: Orders, at: VirtAddr, end: VirtAddr) -> Order {
     while let Some(order) = orders.take_largest() {
         let range = folio_place(at, order);

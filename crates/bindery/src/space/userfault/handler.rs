@@ -8,8 +8,8 @@ use crate::userfault::Userfault;
 
 /// The calls by which a handler answers faults: a userfaultfd, and the address space whose pages
 /// the handler supplies, moves or protects ([`AddressSpace::handler`]). If the userfaultfd belongs
-/// to another address space, each of them fails, with [`crate::Error::Invalid`] unless an earlier
-/// check has another error.
+/// to another address space, each call fails, with [`crate::Error::Invalid`] unless an earlier
+/// check reports a different error.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;

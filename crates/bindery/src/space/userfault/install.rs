@@ -1,4 +1,4 @@
-//! Maps what a handler supplies.
+//! Maps the pages that a handler supplies.
 
 use core::sync::atomic::Ordering;
 
@@ -33,8 +33,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         attributes.entry(self.memory().zero_frame, Level::<P::Arch>::PTE)
     }
 
-    /// Writes `entry` for each page from the beginning of `range` on, as far as the entries are
-    /// empty, in one table. Returns the end of that.
+    /// Writes `entry` for each page from the start of `range` up to the first non-empty entry, in
+    /// one table. Returns the end of the written part.
     ///
     /// # Errors
     /// [`Error::Exists`] if the first entry is not empty; [`Error::OutOfMemory`].

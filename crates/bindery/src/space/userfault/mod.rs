@@ -1,16 +1,16 @@
-//! The calls of a userfaultfd ([`crate::Userfault`]), and the faults that wait for it.
+//! The calls of a userfaultfd ([`crate::Userfault`]), and the faults that wait for its handler.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `handler` | the handler's side: a userfaultfd and the address space that it serves |
-//! | `register` | ranges are registered and unregistered |
-//! | `wait` | a fault waits for its handler |
+//! | `register` | registers and unregisters ranges |
+//! | `wait` | the wait of a fault for its handler |
 //! | `events` | messages about changes of the address space |
-//! | `fill`, `copies` | pages come: copied, or zeroes; or poison; several copies mapped together |
+//! | `fill`, `copies` | fills pages with copies, zeroes or poison; several copies mapped together |
 //! | `shared` | pages of shared memory |
 //! | `protect` | write-protection |
-//! | `install` | what comes is mapped |
-//! | `moves` | pages come from another place |
+//! | `install` | maps the supplied pages |
+//! | `moves` | moves pages from another place |
 
 mod copies;
 pub(in crate::space) mod events;
@@ -56,9 +56,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         new_userfault(self, features, scope)
     }
 
-    /// Wakes the faults that wait in `length` bytes at `start`: they check again (`UFFDIO_WAKE`).
+    /// Wakes the faults that wait in `length` bytes at `start`, so that they check the page again
+    /// (`UFFDIO_WAKE`).
     ///
-    /// Context: may sleep. Complexity: in the faults that wait.
+    /// Context: may sleep. Complexity: linear in the number of waiting faults.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`].
@@ -95,8 +96,9 @@ fn new_userfault<'m, P: Platform>(
     memory.retry(|| Ok(make().ok_or(NoMemory)?))
 }
 
-/// The number by which userfaultfds know an address space; 0 before its first one. Never given to
-/// another address space, so that a handle outlives its address space harmlessly.
+/// The number by which userfaultfds identify an address space; 0 before its first userfaultfd. The
+/// number is never reused for another address space, so a handle that outlives its address space is
+/// harmless.
 #[derive(Default)]
 pub(super) struct UserfaultIdentity(AtomicU64);
 
@@ -105,7 +107,7 @@ impl UserfaultIdentity {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The number, given now if the address space has none.
+    /// The number, allocated now if the address space has none.
     fn get_or_make<P: Platform>(&self, memory: &Memory<P>) -> u64 {
         let known = self.get();
         if known != 0 {
@@ -117,7 +119,7 @@ impl UserfaultIdentity {
     }
 }
 
-/// The range of a call, which must be whole pages within programs' addresses.
+/// The range of a call, which must consist of whole pages within user space.
 fn userfault_range<P: Platform>(
     space: &AddressSpace<'_, P>,
     start: VirtAddr,
@@ -136,8 +138,8 @@ fn userfault_range<P: Platform>(
         .ok_or(Error::OutOfRange { limit })
 }
 
-/// Whether a handler handles the VMA's faults, or write-protects it. As on Linux, any userfaultfd
-/// of the address space may supply pages.
+/// Whether a handler serves the VMA's faults or write-protects the VMA. As on Linux, any
+/// userfaultfd of the address space may supply pages.
 fn is_served(vma: &Vma) -> bool {
     vma.userfault().is_some_and(|state| !state.is_closed())
 }

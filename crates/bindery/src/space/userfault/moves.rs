@@ -1,4 +1,4 @@
-//! Moves a handler's own pages to missing ones (`UFFDIO_MOVE`).
+//! Moves a handler's own pages to missing pages (`UFFDIO_MOVE`).
 
 use bitflags::bitflags;
 
@@ -35,12 +35,12 @@ bitflags! {
     pub struct MoveMode: u8 {
         /// Does not wake the faults that wait for the pages.
         const DONT_WAKE = 1 << 0;
-        /// Skips missing pages of the source, and counts them as moved.
+        /// Skips missing pages of the source and counts them as moved.
         const ALLOW_SOURCE_HOLES = 1 << 1;
     }
 }
 
-/// The conditions of a userfaultfd on a destination.
+/// A userfaultfd's conditions on a destination.
 struct Permit<'a, 'm, P: Platform>(&'a Userfault<'m, P>);
 
 impl<P: Platform> MovePermit for Permit<'_, '_, P> {
@@ -59,22 +59,23 @@ impl<P: Platform> MovePermit for Permit<'_, '_, P> {
 
 impl<P: Platform> UserfaultHandler<'_, '_, P> {
     /// Moves the pages of `length` bytes at `from` to missing pages at `to`, and wakes the faults
-    /// that wait for them (`UFFDIO_MOVE`). Both ranges lie in private anonymous mappings of the
-    /// same protection; the destination is registered. Other threads may run and fault during the
-    /// call. No page is copied: a folio that the range covers moves as a whole, and a page in swap
-    /// stays there. `docs/userfault.md` has the protocol.
+    /// that wait for them (`UFFDIO_MOVE`). Both ranges lie in private anonymous mappings with the
+    /// same protection, and the destination is registered. Other threads may run and fault during
+    /// the call. No page is copied: a folio that the range covers moves as a whole, and a page in
+    /// swap stays there. `docs/userfault.md` describes the protocol.
     ///
-    /// Context: may sleep. Complexity: linear in the runs, and for whole tables and single pages in
-    /// the folios, since each gets another index. One invalidation for each 64 tables.
+    /// Context: may sleep. Complexity: linear in the number of runs; for whole tables and single
+    /// pages, linear in the number of folios, since each folio gets a new index. One invalidation
+    /// per 64 tables.
     ///
     /// # Errors
-    /// [`PartialFill`] with the bytes moved, and [`Error::Invalid`] for a bad range, mappings that
-    /// cannot exchange pages, a destination that is not registered, or another address space's
-    /// userfaultfd; [`Error::NotMapped`] for a missing mapping or page; [`Error::Exists`] if a page
-    /// of the destination is present; [`Error::Busy`] for a pinned page, or a page that another
-    /// process shares; [`Error::Fault`] for a guard or a poisoned page; [`Error::TryAgain`] while
-    /// the address space changes; [`Error::OutOfMemory`]; [`Error::Interrupted`] for a fatal
-    /// signal.
+    /// [`PartialFill`] with the number of moved bytes and [`Error::Invalid`] for a bad range,
+    /// mappings that cannot exchange pages, a destination that is not registered, or a userfaultfd
+    /// of another address space; [`Error::NotMapped`] for a missing mapping or page;
+    /// [`Error::Exists`] if a page of the destination is present; [`Error::Busy`] for a pinned
+    /// page, or a page that another process shares; [`Error::Fault`] for a guard or a poisoned
+    /// page; [`Error::TryAgain`] while the address space changes; [`Error::OutOfMemory`];
+    /// [`Error::Interrupted`] for a fatal signal.
     pub fn move_pages(
         self,
         to: VirtAddr,

@@ -1,4 +1,4 @@
-//! Write-protection (`UFFDIO_WRITEPROTECT`): pages are protected, and the protection is lifted.
+//! Write-protection (`UFFDIO_WRITEPROTECT`): protects pages and lifts their protection.
 
 use bitflags::bitflags;
 
@@ -41,7 +41,8 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct WriteProtectMode: u8 {
-        /// Protects the pages. Without this, lifts their protection and wakes waiting faults.
+        /// Protects the pages. Without this mode, the call lifts their protection and wakes waiting
+        /// faults.
         const PROTECT = 1 << 0;
         /// Does not wake waiting faults.
         const DONT_WAKE = 1 << 1;
@@ -57,14 +58,15 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
     /// Write-protects the pages of `length` bytes at `start`, or lifts their protection
     /// (`UFFDIO_WRITEPROTECT`). A write to a protected page sends a message and waits.
     ///
-    /// Context: may sleep. Complexity: linear in the runs. One invalidation for each 64 tables.
+    /// Context: may sleep. Complexity: linear in the number of runs. One invalidation per 64
+    /// tables.
     ///
     /// # Errors
     /// [`Error::TryAgain`] while the address space changes; [`Error::Unaligned`],
-    /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] for both flags at once, or
-    /// another address space's userfaultfd; [`Error::NotMapped`] if the range has no mapping, or a
-    /// mapping is not registered for write-protection; [`Error::OutOfMemory`]. The part before an
-    /// error is done.
+    /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if both flags are set or
+    /// the userfaultfd belongs to another address space; [`Error::NotMapped`] if the range has no
+    /// mapping, or a mapping is not registered for write-protection; [`Error::OutOfMemory`]. The
+    /// part before an error is complete.
     pub fn write_protect(
         self,
         start: VirtAddr,
@@ -112,7 +114,7 @@ fn write_protect<P: Platform>(
         } else {
             lift_part(&mut op.edit, &locked, part)
         };
-        // Before the VMA is unlocked: faults rely on the entries.
+        // Flush before the VMA is unlocked, because faults rely on the entries.
         op.edit.flush();
         drop(locked);
         done?;
@@ -130,7 +132,7 @@ fn protect_part<P: Platform>(
     if marks { edit.userfault_mark(part, &mut reached) } else { Ok(()) }
 }
 
-/// Protects the front of `part` as far as memory suffices, and no page behind it. Returns the end
+/// Protects the front of `part` for which memory suffices, and no page beyond it. Returns the end
 /// of the front. Writes the markers first, because only they need memory.
 pub(in crate::space) fn protect_front<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
@@ -152,7 +154,7 @@ pub(in crate::space) fn lifts_unseen(vma: &Vma) -> bool {
     vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) && vma.userfault().is_some_and(lifts)
 }
 
-/// Lifts the protection, and makes pages writable at once if the VMA and the page allow it.
+/// Lifts the protection, and makes pages writable immediately if the VMA and the page allow it.
 fn lift_part<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     vma: &Vma,
@@ -176,7 +178,7 @@ pub(in crate::space) fn lift_protection<P: Platform>(fault: &Fault<'_, '_, P>) -
 #[cold]
 pub(in crate::space) fn map_protected_page<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
     let Some(object) = fault.vma.object() else { return map_protected(fault, None) };
-    // The invalidate lock is held: the page stays until it is mapped.
+    // The invalidate lock is held, so the page stays until it is mapped.
     match frame_of_object(fault, object) {
         Ok(frame) => map_protected(fault, Some(frame)),
         Err(stop) => stopped(stop),
@@ -195,7 +197,7 @@ fn map_protected<P: Platform>(fault: &Fault<'_, '_, P>, frame: Option<Frame>) ->
         if span.entry_at(page).entry != marker {
             return Ok(Ok(Next::Again));
         }
-        // Splits a marker of level 2.
+        // Splits a level-2 marker.
         let table = span.table_at(page, Level::PTE)?;
         let index = P::Arch::PTE.index_of(page);
         if let Some(folio) = frame.and_then(|frame| memory.frames.folio_of(frame)) {

@@ -1,4 +1,4 @@
-//! Registration: selects the VMAs, and the kinds of fault, that a userfaultfd serves.
+//! Registration: selects the VMAs and the kinds of fault that a userfaultfd serves.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -25,7 +25,7 @@ fn flags_of(modes: UserfaultModes) -> MappingFlags {
 
 /// Whether a userfaultfd can serve these faults of the VMA: the VMA must be anonymous or map shared
 /// memory. Asynchronous write-protection sends no messages, and works for all VMAs with pages of
-/// the core's.
+/// the core's memory.
 fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bool {
     if vma.flags().intersects(MappingFlags::DROPPABLE | MappingFlags::FRAMES) {
         return false;
@@ -50,9 +50,9 @@ fn modes_of(vma: &Vma) -> UserfaultModes {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Registers the mappings in `length` bytes at `start`: the userfaultfd serves their faults of
-    /// these `modes`, which replace earlier ones (`UFFDIO_REGISTER`).
+    /// these `modes`, which replace earlier modes (`UFFDIO_REGISTER`).
     ///
-    /// Context: may sleep. Complexity: linear in the mappings of the range.
+    /// Context: may sleep. Complexity: linear in the number of mappings in the range.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
@@ -71,11 +71,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         register_userfault(self, userfault, start, length, modes)
     }
 
-    /// Unregisters the mappings in `length` bytes at `start`, and wakes the faults that wait there
+    /// Unregisters the mappings in `length` bytes at `start` and wakes the faults that wait there
     /// (`UFFDIO_UNREGISTER`). Skips mappings that the userfaultfd does not serve.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings of the range, and in the runs of
-    /// those that were registered for write-protection.
+    /// Context: may sleep. Complexity: linear in the number of mappings in the range, and in the
+    /// number of runs in mappings that were registered for write-protection.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::Invalid`] if
@@ -91,11 +91,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         unregister_userfault(self, userfault, start, length)
     }
 
-    /// Closes a userfaultfd of this address space: unregisters all mappings that it serves, and
-    /// wakes all waiting threads. Dropping the handle instead also wakes them, but mappings keep
-    /// referring to the userfaultfd, and so do not merge with others.
+    /// Closes a userfaultfd of this address space: unregisters all mappings that it serves and
+    /// wakes all waiting threads. Dropping the handle instead also wakes these threads, but
+    /// mappings then continue to refer to the userfaultfd and do not merge with others.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings.
+    /// Context: may sleep. Complexity: linear in the number of mappings.
     pub fn close_userfault(&self, userfault: Userfault<'_, P>) {
         close_userfault(self, userfault)
     }
@@ -130,7 +130,7 @@ fn unregister_userfault<P: Platform>(
         may_unregister(*op.vmas, range, userfault)?;
         unregister(op, range, userfault, &mut done)
     });
-    // Faults in mappings that are still registered keep waiting.
+    // Faults in mappings that are still registered continue to wait.
     userfault.state().wake(space.platform(), VirtRange::raw(range.start().0, done.0));
     result
 }
@@ -152,7 +152,7 @@ fn register_userfault<P: Platform>(
     })
 }
 
-/// Fails if a VMA in `range` cannot be registered, or the range has no VMA.
+/// Fails if a VMA in `range` cannot be registered or if the range has no VMA.
 fn may_register<P: Platform>(
     vmas: VmaView<'_, P>,
     range: VirtRange,
@@ -186,7 +186,7 @@ fn register<P: Platform>(
     let mut parts = Parts::of(range);
     while let Some((vma, part)) = parts.next(*op.vmas) {
         let own = vma.userfault_pointer() == Some(userfault.pointer());
-        // A VMA that has the modes already keeps its other modes too, as on Linux.
+        // A VMA that already has the modes also keeps its other modes, as on Linux.
         if own && vma.flags().contains(flags_of(modes)) {
             continue;
         }
@@ -200,23 +200,23 @@ fn register<P: Platform>(
     Ok(())
 }
 
-/// Sets the userfaultfd of a VMA to one that the caller holds, or to none. The VMA is locked for
-/// writing.
+/// Sets the userfaultfd of a VMA to one that the caller holds, or to none. The caller holds the
+/// VMA's lock for writing.
 fn set_userfault<P: Platform>(memory: &Memory<P>, vma: &Vma, new: Option<&Userfault<'_, P>>) {
     let old = vma.userfault_pointer();
     if let Some(new) = new {
         new.state().hold();
     }
-    // SAFETY: 1. held above; the old one is released below.
+    // SAFETY: 1. the new userfaultfd is held above; the old one is released below.
     unsafe { vma.set_userfault(new.map(Userfault::pointer)) };
     if let Some(old) = old {
-        // SAFETY: 1. the VMA's own hold; the VMA refers to another one now.
+        // SAFETY: 1. this is the VMA's own reference; the VMA now refers to another userfaultfd.
         unsafe { userfault::release(memory, old) };
     }
 }
 
-/// Fails if a VMA in `range` belongs to another userfaultfd or cannot be served, or the range has
-/// no VMA.
+/// Fails if a VMA in `range` belongs to another userfaultfd or cannot be served, or if the range
+/// has no VMA.
 fn may_unregister<P: Platform>(
     vmas: VmaView<'_, P>,
     range: VirtRange,
@@ -234,7 +234,7 @@ fn may_unregister<P: Platform>(
     if found { Ok(()) } else { Err(Error::Invalid) }
 }
 
-/// Unregisters the VMAs of the range. Keeps the end of the finished part in `done`.
+/// Unregisters the VMAs of the range. Records the end of the finished part in `done`.
 fn unregister<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,

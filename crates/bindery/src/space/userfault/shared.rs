@@ -1,5 +1,5 @@
 //! Shared memory: the object gets the pages that a handler supplies, and `UFFDIO_CONTINUE` maps
-//! pages that the object already has.
+//! pages that the object already holds.
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level, Permissions};
@@ -21,27 +21,28 @@ use crate::vma::{MappingFlags, Vma};
 use super::fill::{Fill, FillMode, PartialFill};
 use super::handler::UserfaultHandler;
 
-/// A folio that is filled, on its way to an object.
+/// A filled folio on its way to an object.
 pub(super) struct SuppliedPage<'m, P: Platform> {
     pub(super) folio: Folio,
-    /// The folio, until the object has it.
+    /// The folio, until the object owns it.
     pub(super) fresh: Option<FreshFolio<'m, P>>,
 }
 
-/// The object, if it is shared memory.
+/// The object of the VMA, if it is shared memory.
 pub(super) fn memory_of(vma: &Vma) -> Option<&ObjectState> {
     vma.object().filter(|object| object.is_shared_memory())
 }
 
 impl<P: Platform> UserfaultHandler<'_, '_, P> {
-    /// Maps the object's pages behind `length` bytes at `to`, where nothing is mapped yet, and
-    /// wakes the faults that wait for them (`UFFDIO_CONTINUE`).
+    /// Maps the object's pages behind `length` bytes at `to`, where nothing is mapped, and wakes
+    /// the faults that wait for them (`UFFDIO_CONTINUE`).
     ///
-    /// Context: may sleep. Complexity: in the runs.
+    /// Context: may sleep. Complexity: linear in the number of runs.
     ///
     /// # Errors
     /// As [`UserfaultHandler::fill_copy`]; [`Error::Invalid`] if the mapping is not of shared
-    /// memory, or extends beyond its end; [`Error::Fault`] for a page that it does not have.
+    /// memory or extends beyond the end of the memory; [`Error::Fault`] for a page that the memory
+    /// does not have.
     pub fn fill_present(
         self,
         to: VirtAddr,
@@ -51,7 +52,7 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
         let Self { space, userfault } = self;
         let (memory, fill) = (space.page_table.memory, Fill { space, userfault, mode });
         let mut call = MaySleep::new(space);
-        // The folio that a device has read stays until it is mapped.
+        // Keeps the folio that a device has read until it is mapped.
         let mut _kept = None;
         fill.pages(to, length, |at, end| {
             memory.retry(|| {
@@ -71,12 +72,12 @@ impl<P: Platform> UserfaultHandler<'_, '_, P> {
     }
 }
 
-/// Maps the folio that collapsing has made in `range`. As on Linux, without a handler.
+/// Maps the folio that a collapse has created in `range`. As on Linux, no handler is involved.
 pub(in crate::space) fn populate_collapsed<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
 ) -> Result<(), Failure> {
-    // The folio that a device has read stays until it is mapped.
+    // Keeps the folio that a device has read until it is mapped.
     let mut _kept = None;
     let mut call = MaySleep::new(space);
     loop {
@@ -96,8 +97,8 @@ pub(in crate::space) fn populate_collapsed<P: Platform>(
     Ok(Populate::all_of(range, Want::Usual).finish(space)?)
 }
 
-/// The frame of the object behind the VMA at `page`; allocates or swaps in the page. The invalidate
-/// lock is held.
+/// The frame of the object behind the VMA at `page`. Allocates or swaps in the page. The caller
+/// holds the invalidate lock.
 pub(super) fn frame_of_object<P: Platform>(
     fault: &Fault<'_, '_, P>,
     object: &ObjectState,
@@ -111,8 +112,8 @@ pub(super) fn frame_of_object<P: Platform>(
     pages::get(memory, object, index, orders)
 }
 
-/// Whether the object behind the VMA has a page there, in memory or in swap; `None` beyond its
-/// end.
+/// Whether the object behind the VMA has a page at that index, in memory or in swap; `None` beyond
+/// the object's end.
 pub(super) fn object_has<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<bool> {
     let object = fault.vma.object()?;
     let index = fault.vma.page_offset_of(fault.page);
@@ -121,8 +122,8 @@ pub(super) fn object_has<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<bool> 
 }
 
 impl<P: Platform> VmaOp<'_, '_, P> {
-    /// The number of pages from the beginning of `range` on whose entries are empty, in one table;
-    /// one page, if its entry is a marker that a page may replace.
+    /// The number of pages from the start of `range` whose entries are empty, in one table; one
+    /// page if its entry is a marker that a page may replace.
     ///
     /// # Errors
     /// [`Error::Exists`] for a huge leaf.
@@ -132,7 +133,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         let EntryAt { node, index, entry } =
             self.page_table().peek(&section, at, &mut Counts::default());
         if is_occupied::<P::Arch>(entry) {
-            // As on Linux, an error of the source takes precedence over a page that is in the way.
+            // As on Linux, an error of the source takes precedence over a page that is in the
+            // way.
             return if node.level > Level::PTE { Err(Error::Exists(at)) } else { Ok(0) };
         }
         if !entry.is_empty() {
@@ -148,7 +150,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         Ok(u64::from(run::count_empty(entries)))
     }
 
-    /// Maps a run of the object's pages at the beginning of `range`, and returns its end.
+    /// Maps a run of the object's pages at the start of `range` and returns its end.
     fn map_present(&self, range: VirtRange, mode: FillMode) -> Result<VirtAddr, Stop> {
         let object = memory_of(self.vma).ok_or(Error::Invalid)?;
         object
@@ -156,7 +158,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
             .with_read(self.space.platform(), |_| self.map_present_of(object, range, mode))
     }
 
-    /// As [`VmaOp::map_present`], with the object's pages kept from being dropped.
+    /// As [`VmaOp::map_present`]; the caller keeps the object's pages from being dropped.
     fn map_present_of(
         &self,
         object: &ObjectState,
@@ -188,7 +190,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         Ok(part.end())
     }
 
-    /// Maps pages of the object, consecutive ones of a folio from `first` on.
+    /// Maps consecutive pages of one of the object's folios, from `first` on.
     fn map_supplied(
         &self,
         object: &ObjectState,
@@ -220,8 +222,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         }
     }
 
-    /// The order of the folio that the object shall get at `at`: the largest that fits into the
-    /// range, the mapping, the entries and the object.
+    /// The order of the folio for the object at `at`: the largest that fits the range, the mapping,
+    /// the entries and the object.
     pub(super) fn supplied_order(
         &self,
         object: &ObjectState,
@@ -246,8 +248,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         Ok(Order::PAGE)
     }
 
-    /// Adds a filled folio to the object behind `at`, and maps it. Returns its end; `at` if a
-    /// smaller one may fit.
+    /// Adds a filled folio to the object behind `at` and maps it. Returns the end of the folio, or
+    /// `at` if a smaller one may fit.
     pub(super) fn fill_shared(
         &self,
         object: &ObjectState,
@@ -280,7 +282,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
                 }
                 memory.frames.folio(supplied.folio).mark_dirty();
             }
-            // It was given before there was memory to map it, and may have been dropped since.
+            // The object received the folio before memory was available to map it, and may have
+            // dropped it since.
             if pages::resident_run(memory, object, index, pages) == (Some(head), pages) {
                 self.map_supplied(object, part, head, mode)?;
             }
@@ -288,7 +291,7 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         })
     }
 
-    /// The part of a range in the VMA that ends with its object, or before.
+    /// The part of a range in the VMA, cut off at the end of the object.
     ///
     /// # Errors
     /// [`Error::Fault`] if nothing is left.

@@ -1,4 +1,4 @@
-//! A fault waits for its handler.
+//! The wait of a fault for its handler.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -20,24 +20,24 @@ use crate::userfault::{
 };
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
 
-/// The result of a fault in a registered VMA, if it does not fail.
+/// The outcome of a fault in a registered VMA, if the fault does not fail.
 pub(in crate::space) enum Served<'a, P: Platform> {
-    /// No handler serves it: it is resolved like any other fault.
+    /// No handler serves the fault, so it is resolved like any other.
     Unserved(VmaReadGuard<'a, P>),
-    /// It has waited, or something has changed: it begins again.
+    /// The fault has waited, or something has changed: it starts again.
     Again,
-    /// It has waited for a missing page, which is mapped now.
+    /// The fault has waited for a missing page, which is now mapped.
     Mapped,
 }
 
-/// Makes a fault in a registered VMA wait for its handler, if the userfaultfd handles it.
+/// Makes a fault in a registered VMA wait for its handler, if the userfaultfd serves the fault.
 ///
-/// The message is queued with the VMA locked, so that no change of the registration comes between.
-/// Then the VMA is unlocked, and the fault waits ([`Wait::Handler`]). The message is in the stack
-/// frame of this call, and so is the wait: a caller would get a dangling value.
+/// The message is queued with the VMA locked, so that the registration cannot change in between.
+/// The VMA is then unlocked, and the fault waits ([`Wait::Handler`]). Both the message and the wait
+/// live in the stack frame of this call, because returning them would leave a dangling value.
 ///
 /// # Errors
-/// [`FaultError::Bus`] if the userfaultfd asks for signals or does not serve the kernel;
+/// [`FaultError::Bus`] if the userfaultfd requests signals or does not serve the kernel;
 /// [`FaultError::Interrupted`].
 #[cold]
 #[inline(never)]
@@ -55,8 +55,8 @@ pub(in crate::space) fn serve_by_userfault<'a, P: Platform>(
     state.hold();
     let held = Held { space, state: pointer };
     let waited = held.state().with_queued(platform, message, |queued| {
-        // Checked again with the message queued: a thread that fills the page from here on finds
-        // it.
+        // Checked again with the message queued: a thread that fills the page after this check
+        // finds the message.
         let fault = Fault::new(space, locked.vma(), request.page, request.access);
         if userfault_kind(&fault) != Some(kind) {
             return Ok(Served::Again);
@@ -136,23 +136,25 @@ pub(in crate::space) fn awaits_handler<P: Platform>(
     Ok(awaited(space, locked.vma(), request)?.is_some())
 }
 
-/// A wait for a handler that is polled. It holds nothing before its first poll.
+/// A polled wait for a handler. The value holds nothing before its first poll.
 pub(in crate::space) struct PolledHandler<'m, P: Platform> {
-    /// The number of the thread that has faulted; another one may poll.
+    /// The number of the faulting thread; a different thread may poll.
     thread: u32,
     queued: Option<PolledFault<'m, P>>,
-    /// The page no longer needed a handler once the message was queued: nothing may answer it.
+    /// Whether the page no longer needed a handler once the message was queued. Then possibly no
+    /// handler answers the message, so the wait is over.
     is_needless: bool,
 }
 
 impl<'m, P: Platform> PolledHandler<'m, P> {
-    /// The wait of a fault of the running thread.
+    /// The wait for a fault of the running thread.
     pub(in crate::space) fn new(platform: &P) -> Self {
         Self { thread: platform.thread(), queued: None, is_needless: false }
     }
 
-    /// Queues the message, unless it is queued, and asks whether the handler has answered. Sleeps
-    /// for no lock. After [`Polled::Ready`] the fault is tried again: it may have to wait again.
+    /// Queues the message, unless it is already queued, and checks whether the handler has
+    /// answered. Sleeps for no lock. After [`Polled::Ready`] the fault is tried again and may have
+    /// to wait again.
     pub(in crate::space) fn poll(
         &mut self,
         space: &AddressSpace<'m, P>,
@@ -165,17 +167,18 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
             let allowed = check_access::<P::Arch>(request, locked.vma().flags());
             let Ok(Some(awaited)) = allowed.and_then(|()| awaited(space, locked.vma(), request))
             else {
-                // The next attempt finds the same.
+                // The next attempt reaches the same result.
                 return Polled::Ready(None);
             };
             let message = message(awaited.state, request, awaited.kind, || self.thread);
-            // SAFETY: 1. the VMA holds it, and is locked.
+            // SAFETY: 1. the VMA holds the userfaultfd and is locked.
             self.queued =
                 unsafe { PolledFault::queue(space.page_table.memory, awaited.pointer, message) };
             if self.queued.is_none() {
                 return Polled::NeedsThread;
             }
-            // As in `serve_by_userfault`. If so, the drop withdraws the message, which may sleep.
+            // As in `serve_by_userfault`. If the page needs no handler, the drop withdraws the
+            // message, which may sleep.
             let fault = Fault::new(space, locked.vma(), request.page, request.access);
             self.is_needless = userfault_kind(&fault) != Some(awaited.kind);
         }
@@ -188,8 +191,8 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
         }
     }
 
-    /// Waits in the thread that performs the wait, with the message of the thread that has faulted.
-    /// Returns false if that message cannot be queued without sleeping.
+    /// Waits in the calling thread, with the message of the faulting thread. Returns false if that
+    /// message cannot be queued without sleeping.
     ///
     /// # Errors
     /// [`FaultError::Interrupted`].
@@ -216,8 +219,8 @@ impl<P: Platform> fmt::Debug for PolledHandler<'_, P> {
     }
 }
 
-/// Whether the entry of a page that was missing allows the access, so that the access can be
-/// repeated: the TLB has no older entry. False if the MMU may cache empty entries.
+/// Whether the entry of a formerly missing page allows the access, so that the access can be
+/// retried: the TLB has no older entry. False if the MMU may cache empty entries.
 fn is_mapped<P: Platform>(space: &AddressSpace<'_, P>, request: &FaultRequest) -> bool {
     if P::Arch::INVALID_MAY_BE_CACHED {
         return false;
@@ -229,7 +232,7 @@ fn is_mapped<P: Platform>(space: &AddressSpace<'_, P>, request: &FaultRequest) -
         && P::Arch::attributes(entry).permissions.contains(request.access.permission())
 }
 
-/// The reason why a fault in a registered VMA has to wait for a handler, if it has to.
+/// The reason why a fault in a registered VMA has to wait for a handler, if any.
 fn userfault_kind<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind> {
     let (kind, entry) = {
         let section = fault.read_section();
@@ -257,14 +260,14 @@ fn userfault_kind<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind
     }
 }
 
-/// Like [`userfault_kind`], for an access to a write-protected page.
+/// As [`userfault_kind`], for an access to a write-protected page.
 fn kind_of_write<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind> {
     let notified = fault.vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
         && fault.vma.userfault().is_some_and(|state| !state.has(UserfaultFeatures::WP_ASYNC));
     (fault.access == Access::Write && notified).then_some(UserfaultKind::WriteProtected)
 }
 
-/// Like [`userfault_kind`], for a page that is not mapped.
+/// As [`userfault_kind`], for an unmapped page.
 fn kind_of_vacant<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind> {
     let vma = fault.vma;
     let has = if vma.is_anonymous() { false } else { object_has(fault)? };
@@ -276,7 +279,8 @@ fn kind_of_vacant<P: Platform>(fault: &Fault<'_, '_, P>) -> Option<UserfaultKind
     vma.has(mode).then_some(kind)
 }
 
-/// A waiting thread's hold of a userfaultfd: the VMA may lose the userfaultfd during the wait.
+/// A waiting thread's reference to a userfaultfd, since the VMA may lose the userfaultfd during the
+/// wait.
 struct Held<'s, 'm, P: Platform> {
     space: &'s AddressSpace<'m, P>,
     state: NonNull<UserfaultState>,
@@ -285,14 +289,14 @@ struct Held<'s, 'm, P: Platform> {
 impl<P: Platform> Held<'_, '_, P> {
     #[inline(always)]
     fn state(&self) -> &UserfaultState {
-        // SAFETY: held until this is dropped.
+        // SAFETY: the userfaultfd is held until this value is dropped.
         unsafe { self.state.as_ref() }
     }
 }
 
 impl<P: Platform> Drop for Held<'_, '_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. the hold was added when this was made, and this is its last use.
+        // SAFETY: 1. the reference was added when this value was made, and this is its last use.
         unsafe { userfault::release(self.space.page_table.memory, self.state) };
     }
 }

@@ -1,4 +1,4 @@
-//! `fork`: both sides map the same pages from now on, and neither may write until it has a private
+//! `fork`: from then on both sides map the same pages, and neither may write until it has a private
 //! page.
 
 mod pinned;
@@ -26,7 +26,7 @@ use super::zap_rmap::free_deposit;
 use super::{PageTable, TablePool};
 use pinned::{PinnedCopy, PinnedRun, copy_attributes};
 
-/// Whether the child's writes are its own.
+/// Whether the child's writes are private.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copied {
     /// Neither side may write until it has a private page.
@@ -40,10 +40,11 @@ pub(crate) enum Copied {
 pub(crate) struct ForkCopy<'o> {
     pub(crate) range: VirtRange,
     pub(crate) copied: Copied,
-    /// The owner of pages that are copied at once, and the offset of the first page in it.
+    /// The owner of pages that are copied immediately, and the index of the first page within that
+    /// owner.
     pub(crate) owner: LiveOwner<'o>,
     pub(crate) page_offset: u64,
-    /// Whether the child's copy has a userfaultfd, which knows what is write-protected.
+    /// Whether the child's copy has a userfaultfd, which needs to know the write-protected pages.
     pub(crate) userfault: bool,
 }
 
@@ -55,13 +56,14 @@ impl ForkCopy<'_> {
 }
 
 /// Copies the range's entries into `child`, a tree that no other thread can reach yet, and
-/// write-protects both sides if writes are private. Pinned pages of this side, `PROT_NONE` ones
-/// too, are copied for the child, and stay as they are: the holder of the pin must still see this
-/// side's writes. Entries that are stale on this side afterwards are in the gather. The caller
-/// keeps faults out of the range. One pass over the runs; a folio's count rises once per run.
+/// write-protects both sides if writes are private. Pinned pages of this side, including
+/// `PROT_NONE` pages, are copied for the child and stay unchanged here, because the holder of the
+/// pin must still see this side's writes. Entries that become stale on this side enter the gather.
+/// The caller excludes faults from the range. Makes one pass over the runs; a folio's counts rise
+/// once per run.
 ///
-/// On failure, and after a fatal signal, `child` has a part, and the pages of that part are
-/// write-protected here; the next write restores its permission.
+/// On failure, and after a fatal signal, `child` contains a part of the range, and the pages of
+/// that part are write-protected here; the next write restores its permission.
 pub(super) fn copy_to<'m, P: Platform>(
     edit: &mut Edit<'_, 'm, P>,
     child: &PageTable<'m, P>,
@@ -74,10 +76,10 @@ pub(super) fn copy_to<'m, P: Platform>(
     result
 }
 
-/// Copies part by part. If memory is not available at once, or pages must be copied, releases the
-/// locks of both sides, and resumes from there. Neither side has changed by then, but a truncation
-/// may have removed entries: the parent's VMAs are held for writing, and no other thread knows the
-/// child.
+/// Copies part by part. If memory is not immediately available or pages must be copied, releases
+/// the locks of both sides and resumes from that point. Neither side has changed by then, except
+/// that a truncation may have removed entries: the parent's VMAs are held for writing, and no other
+/// thread knows the child.
 fn copy_parts<'m, P: Platform>(
     edit: &mut Edit<'_, 'm, P>,
     child: &PageTable<'m, P>,
@@ -107,7 +109,7 @@ fn copy_parts<'m, P: Platform>(
             Ok(()) => reach = reach.saturating_mul(2),
             Err(CopyStop::Zeroed(at)) => {
                 // One lock span can cover far more huge leaves than can be copied in it. Locking
-                // reads each of them, so the next span should cover about as many as this one has
+                // reads each leaf, so the next span should cover about as many as this span has
                 // copied.
                 reach = at.0 - start.0;
                 parts.go_on_from(at);
@@ -128,34 +130,35 @@ fn copy_parts<'m, P: Platform>(
             }
         }
         interrupt::check(parent.memory.platform())?;
-        // Other threads wait for locked VMAs by sleeping, but spin for a pending flush.
+        // Other threads sleep while they wait for locked VMAs, but spin for a pending flush.
         if !edit.is_stale() {
             parent.memory.platform().yield_if_due();
         }
     }
 }
 
-/// The part up to `reach` from its start, and to the end of the huge leaf there.
+/// The front of `part`, up to `reach` bytes and on to the end of the huge leaf there.
 fn front<A: Arch>(part: VirtRange, reach: u64) -> VirtRange {
     let last = part.start().0.saturating_add(reach.max(1) - 1) | (A::PMD.span() - 1);
     VirtRange::raw(part.start().0, last.saturating_add(1).min(part.end().0))
 }
 
-/// The maximum number of the child's tables that are zeroed under locks. One more run may need one
-/// on each level, and one on deposit. Together they are at most 64 KiB.
+/// The maximum number of the child's tables that are zeroed under locks. One more run may need a
+/// table on each level and a table on deposit. All these tables together are at most 64 KiB.
 const TABLES_ZEROED: u64 = 10;
 
 /// The reason why a copy stops before its end.
 enum CopyStop {
-    /// No memory was available at once for the pages from this address on.
+    /// No memory was immediately available for the pages from this address on.
     Short(VirtAddr),
-    /// Enough was zeroed for one lock span; the copy resumes at this address.
+    /// Enough tables were zeroed for one lock span; the copy resumes at this address.
     Zeroed(VirtAddr),
-    /// One flush covers no more marked tables; the copy resumes at this address, in another table.
+    /// One flush cannot cover more marked tables; the copy resumes at this address, in another
+    /// table.
     Full(VirtAddr),
-    /// This run is next, and must be copied.
+    /// This run is next and must be copied.
     Pinned(PinnedRun),
-    /// A folio cannot be mapped once more, or a huge leaf has no deposit.
+    /// A folio cannot take another mapping, or a huge leaf has no deposit.
     Refused,
 }
 
@@ -164,10 +167,10 @@ struct CopySpan<'c, 'a, 'b, 'm, P: Platform> {
     source: &'c mut Span<'a, 'm, P>,
     target: &'c mut Cursor<'b, 'm, P>,
     what: &'c ForkCopy<'c>,
-    /// New tables of the child, while locks are held.
+    /// New tables for the child, available while locks are held.
     tables: &'c mut TablePool<'m, P>,
-    /// The level-1 table of the last run, and the child's for it: the next run is usually in the
-    /// same table, and then needs no descent.
+    /// The level-1 table of the last run, and the child's table for it. The next run is usually in
+    /// the same table and then needs no descent.
     last: Option<(Frame, Table<'b>)>,
 }
 
@@ -261,8 +264,8 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         Ok(())
     }
 
-    /// Copies the folios of one page behind a run, up to the end of its table: a run for each would
-    /// cost more than its copy.
+    /// Copies the single-page folios that follow a run, up to the end of its table, because a run
+    /// per page would cost more than the page's copy.
     fn copy_single_pages(&mut self, table: Table<'_>) -> Result<(), CopyStop> {
         let memory = self.source.page_table.memory;
         if self.source.page_table.reach.longest_run() == 1 {
@@ -282,7 +285,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
             share_frames(memory, frame, 1, counts, theirs).is_ok()
         };
         let shared = entries.iter().take_while(is_shared).count() as u32;
-        // In three parts, so that only entries between two narrowed ones are flushed with them.
+        // In three parts, so that only entries between two narrowed entries are flushed with them.
         let narrows = |word: &AtomicU64| {
             let entry = Entry(word.load(Ordering::Relaxed));
             copied == Copied::Private && P::Arch::write_protect(entry) != entry
@@ -298,8 +301,8 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         if shared < run.count { Err(CopyStop::Refused) } else { Ok(()) }
     }
 
-    /// Copies present leaves of level 1, or one larger leaf, whose folios count the child's
-    /// mappings already.
+    /// Copies present level-1 leaves, or one larger leaf. The folios already count the child's
+    /// mappings.
     fn copy_present(&mut self, run: &Run<P::Arch>, table: Table<'_>) {
         let Self { source, target, what, .. } = self;
         let stripped = if what.userfault { 0 } else { P::Arch::USERFAULT };
@@ -326,8 +329,8 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         target.counts.entries_written += u64::from(run.count);
     }
 
-    /// The folio of a run that begins with `first`, if this side maps it privately and the folio is
-    /// anonymous and pinned.
+    /// The folio of a run whose first frame is `first`, if this side maps the folio privately and
+    /// it is anonymous and pinned.
     fn pinned(&self, first: Frame) -> Option<Folio> {
         let memory = self.source.page_table.memory;
         let folio =
@@ -335,7 +338,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         is_pinned(memory, folio).then_some(folio)
     }
 
-    /// Takes a reference for the copy, which keeps the pages after the locks are released.
+    /// Acquires a reference for the copy, which keeps the pages after the locks are released.
     fn stop_at_pinned(
         &self,
         run: &Run<P::Arch>,
@@ -389,7 +392,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
     }
 }
 
-/// Whether a folio is anonymous and pinned, so that its pages are copied at once.
+/// Whether a folio is anonymous and pinned, so that its pages are copied immediately.
 fn is_pinned<P: Platform>(memory: &Memory<P>, folio: Folio) -> bool {
     let handle = memory.frames.folio(folio);
     handle.pins() > 0 && handle.is_anonymous()

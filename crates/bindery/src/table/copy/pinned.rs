@@ -1,18 +1,19 @@
-//! Pinned pages of the parent: the child gets copies at once.
+//! Pinned pages of the parent: the child gets copies immediately.
 //!
-//! They are copied without locks and outside read sections, so no thread waits for a copy. They are
-//! put into the child's tables under the locks of both sides, a few at a time:
-//! 1. Under the parent's locks, the run is found and its folio gets a reference.
-//! 2. With no lock, up to [`BATCH`] pages are copied.
-//! 3. Under the locks of both sides, the parent's entries are checked again, and the child's are
-//!    written where they still map the same pages. This repeats from 2, to the run's end.
+//! The pages are copied without locks and outside read sections, so no thread waits for a copy. The
+//! copies are installed in the child's tables under the locks of both sides, a few at a time:
+//! 1. Under the parent's locks, the run is found, and its folio gets a reference.
+//! 2. Without locks, up to [`BATCH`] pages are copied.
+//! 3. Under the locks of both sides, the parent's entries are checked again, and the child's
+//!    entries are written wherever the parent's still map the same pages. Steps 2 and 3 repeat up
+//!    to the end of the run.
 //!
-//! During the copy, faults, operations and pins wait for the parent's VMA. A truncation does not,
-//! and it removes private copies:
+//! During the copy, faults, operations and pins wait for the parent's VMA. A truncation does not
+//! wait, and it removes private copies:
 //! 1. CPU A, in a fork, copies a page.
-//! 2. CPU B truncates the file: it removes the page from the parent, and finds nothing in the child
+//! 2. CPU B truncates the file: it removes the page from the parent and finds nothing in the child
 //!    yet.
-//! 3. Without the second check, CPU A would give the child a page after the file's end.
+//! 3. Without the second check, CPU A would give the child a page beyond the file's end.
 
 use core::ops::Range;
 
@@ -36,20 +37,20 @@ use super::ForkCopy;
 /// The number of pages copied between two checks of the parent's entries.
 const BATCH: usize = 16;
 
-/// The attributes of the child's entries, with these permissions, perhaps none, and this key.
+/// The attributes of the child's entries, with these permissions (possibly none) and this key.
 pub(super) fn copy_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
     let used = Attributes { accessed: true, dirty: true, soft_dirty: true, ..Default::default() };
     Attributes { permissions, key, ..used }
 }
 
-/// Copies that the child does not map yet, in the order of its addresses.
+/// Copies that the child does not map yet, in address order.
 type Copies<'f, P> = IntoIter<FreshFolio<'f, P>, BATCH>;
 
 /// A run of pinned pages.
 #[derive(Debug)]
 pub(super) struct PinnedRun {
     pub(super) range: VirtRange,
-    /// The frame of its first page, and the folio of all.
+    /// The frame of the run's first page, and the folio of all its pages.
     pub(super) first: Frame,
     pub(super) held: HeldFolio,
     /// The attributes of the copies' entries.
@@ -62,12 +63,12 @@ pub(super) struct PinnedCopy<'c, 'm, P: Platform> {
     pub(super) child: &'c PageTable<'m, P>,
     pub(super) run: PinnedRun,
     pub(super) what: &'c ForkCopy<'c>,
-    /// New tables of the child, while locks are held.
+    /// New tables for the child, available while locks are held.
     pub(super) tables: &'c mut TablePool<'m, P>,
 }
 
 impl<P: Platform> PinnedCopy<'_, '_, P> {
-    /// Gives the child copies of the run's pages. Called without locks on tables and outside of read
+    /// Gives the child copies of the run's pages. Called without table locks and outside of read
     /// sections. May wait for memory.
     pub(super) fn copy(mut self) -> Result<(), Failure> {
         let (memory, pages) = (self.parent.memory, self.run.range.pages());
@@ -104,7 +105,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
             if self.install(from, &mut copies).is_err() {
                 copied = self.tables.refill();
             } else if copies.len() > 0 {
-                // The parent has no longer what was copied.
+                // The parent no longer has the copied page.
                 break;
             }
         }
@@ -112,11 +113,11 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
         copied
     }
 
-    /// Maps the copies in the child from page `first` of the run on, as long as the parent maps the
-    /// pages that they were made of. Those that it has mapped are no longer among `copies`.
+    /// Maps the copies in the child from page `first` of the run on, as long as the parent still
+    /// maps the original pages. Mapped copies are removed from `copies`.
     ///
     /// # Errors
-    /// [`NoMemory`] for a table of the next.
+    /// [`NoMemory`] for a table of the next copy.
     fn install(&mut self, first: u64, copies: &mut Copies<'_, P>) -> Result<(), NoMemory> {
         let Self { parent, child, run, what, tables } = self;
         let memory = parent.memory;
@@ -154,7 +155,7 @@ impl<P: Platform> PinnedCopy<'_, '_, P> {
     }
 }
 
-/// The frame that the entry for `at` maps, present or `PROT_NONE`.
+/// The frame that the entry for `at` maps, as a leaf or as a `PROT_NONE` entry.
 fn frame_at<P: Platform>(cursor: &mut Cursor<'_, '_, P>, at: VirtAddr) -> Option<Frame> {
     let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
     let first = match node.level.kind(raw) {

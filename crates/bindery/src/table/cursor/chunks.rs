@@ -1,4 +1,4 @@
-//! Long ranges, locked part by part, and the search for the first entry that is not empty.
+//! Long ranges, locked part by part, and the search for the first non-empty entry.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
@@ -12,8 +12,8 @@ use super::Cursor;
 
 impl<P: Platform> PageTable<'_, P> {
     /// The part of `range` from its first non-empty entry to the next multiple of `size`, a power
-    /// of two. Flushes that are pending for `own` stay pending. The caller keeps new tables out of
-    /// the range, or can miss those that are made during the call.
+    /// of two. Flushes that are pending for `own` stay pending. The caller either excludes new
+    /// tables from the range or tolerates missing tables that are created during the call.
     pub(crate) fn first_part(
         &self,
         range: VirtRange,
@@ -27,8 +27,8 @@ impl<P: Platform> PageTable<'_, P> {
     }
 }
 
-/// The first address from `start` on whose entry is not empty, or `end`. No TLB has a
-/// translation of the addresses before it any more.
+/// The first address from `start` on whose entry is not empty, or `end`. No TLB still holds a
+/// translation of the addresses before it.
 fn first_table<P: Platform>(
     page_table: &PageTable<'_, P>,
     mut start: u64,
@@ -62,13 +62,13 @@ fn first_table<P: Platform>(
     start.min(end)
 }
 
-/// A range that is locked part by part, each as long as one set of locks may be
+/// A range that is locked part by part, where each part is as long as one set of locks allows
 /// ([`super::locking`]). A gap without tables is skipped in one step, whatever its size. The caller
-/// keeps new tables out of the range.
+/// excludes new tables from the range.
 pub(crate) struct Chunks {
     range: VirtRange,
-    /// The last address at which the locks of the next part may end: the end of a table of level 2,
-    /// so that no table above it is locked unless the part covers it whole.
+    /// The last address at which the locks of the next part may end. This is the end of a level-2
+    /// table, so that no table above it is locked unless the part covers that table completely.
     stop: u64,
 }
 
@@ -78,13 +78,13 @@ impl Chunks {
         Self { range, stop: 0 }
     }
 
-    /// Lets the next part begin at `at`, inside or at the end of the one before.
+    /// Makes the next part start at `at`, inside or at the end of the previous part.
     pub(crate) fn go_on_from(&mut self, at: VirtAddr) {
         self.range = VirtRange::raw(at.0, self.range.end().0);
     }
 
-    /// Locks `part`, which is the next one ([`Chunks::next_part`]), or the front of it.
-    // Always: as `PageTable::cursor`.
+    /// Locks `part`, the result of [`Chunks::next_part`], or the front of it.
+    // Always inlined, like `PageTable::cursor`.
     #[inline(always)]
     pub(crate) fn lock<'a, 'm, P: Platform>(
         &mut self,
@@ -99,8 +99,8 @@ impl Chunks {
         cursor
     }
 
-    /// The range of the next locks. The caller locks it, or the front of it, and continues from the
-    /// end of that.
+    /// The range of the next locks. The caller locks this range or its front, and continues from
+    /// the end of the locked part.
     #[inline(always)]
     pub(in crate::table) fn next_part<P: Platform>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Leaves of level 1 that one operation handles at once, even if they form many runs.
+//! Level-1 leaves that one operation handles together, even if they form several runs.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,8 +11,8 @@ use super::Cursor;
 
 impl<'a, P: Platform> Cursor<'a, '_, P> {
     /// The level-1 leaves from the position on whose frames `takes` accepts, up to the end of the
-    /// table. Neither their frames nor their attributes need agree. `None` if the first entry is no
-    /// such leaf.
+    /// table. Their frames and attributes need not agree. `None` if the first entry is no such
+    /// leaf.
     #[inline]
     pub(in crate::table) fn next_leaves(
         &mut self,

@@ -1,4 +1,4 @@
-//! The locks of a move: the tables of both its ranges, in one pass.
+//! The locks of a move: the tables of both its ranges, acquired in one pass.
 
 use crate::addr::VirtRange;
 use crate::arch::Level;
@@ -6,13 +6,13 @@ use crate::arch::Level;
 use super::lock_set::LockSet;
 use super::{Depth, LockPass, LockTree, Node, base_of, find_cover};
 
-/// One end of a move.
+/// One end of a move, either its source or its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End {
-    /// The range that is locked.
+    /// The range to be locked.
     pub(crate) range: VirtRange,
-    /// The span of the cover: the range, and the addresses around it whose tables serve only the
-    /// range.
+    /// The span of the cover: the range together with the surrounding addresses whose tables serve
+    /// only the range.
     pub(crate) freeable: VirtRange,
 }
 
@@ -22,9 +22,9 @@ impl From<VirtRange> for End {
     }
 }
 
-/// Locks the tables that a move between two disjoint ranges needs, in one pass, and returns the
-/// cover of each, in the order of the ends. The caller holds the VMAs of both for writing. Called
-/// inside a read section.
+/// Locks the tables that a move between two disjoint ranges needs, in one pass. Returns the cover
+/// of each range, in the order of the ends. The caller holds the VMAs of both ranges for writing.
+/// Called inside a read section.
 pub(crate) fn lock_both_ranges<T: LockTree>(
     tree: &T,
     ends: [End; 2],
@@ -34,7 +34,7 @@ pub(crate) fn lock_both_ranges<T: LockTree>(
     lock_two_covers(tree, ends, floor, set, Covers::Stay)
 }
 
-/// As [`lock_both_ranges`], for a caller that holds the VMAs of both for reading.
+/// As [`lock_both_ranges`], for a caller that holds the VMAs of both ranges for reading.
 pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     tree: &T,
     ranges: [VirtRange; 2],
@@ -49,8 +49,9 @@ pub(crate) fn lock_both_ranges_beside_moves<T: LockTree>(
     lock_two_covers(tree, ranges.map(End::from), floor, set, Covers::MayBeCarried)
 }
 
-/// The fast path for ranges that each lie in one level-1 table, as a page does, and do not fill it:
-/// such a table is the cover. `None` if no such table exists, or another move carries it away.
+/// The fast path for ranges that each lie in one level-1 table, as a page does, without filling it;
+/// such a table is the cover. `None` if no such table exists or if another move is carrying it
+/// away.
 #[inline]
 fn lock_leaf_tables<T: LockTree>(
     tree: &T,
@@ -85,7 +86,7 @@ fn lock_leaf_tables<T: LockTree>(
     Some([first, second])
 }
 
-/// Whether another mover may carry a cover away between the check of it and its lock.
+/// Whether another mover may carry a cover away between the check of the cover and its locking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Covers {
     Stay,
@@ -118,7 +119,7 @@ fn lock_two_covers<T: LockTree>(
     loop {
         let mut low_cover = find_cover(tree, low, floor);
         let mut high_cover = find_cover(tree, high, floor);
-        // One cover may be above the other, or be the same: then it is the cover of both.
+        // One cover may be above the other or equal to it, in which case it is the cover of both.
         if spans(low_cover, low, high) && low_cover.level >= high_cover.level {
             high_cover = low_cover;
         } else if spans(high_cover, high, low) {

@@ -1,4 +1,4 @@
-//! The locks that an operation holds, and how much it may do while it holds them.
+//! The locks that an operation holds, and the limits on its work while it holds them.
 
 use arrayvec::ArrayVec;
 
@@ -9,29 +9,30 @@ use super::LockTree;
 /// The maximum number of entries that an operation reads in one lock span.
 pub(crate) const SPAN_ENTRIES: u32 = 1024;
 
-/// Most tables that an operation detaches in one lock span.
+/// The maximum number of tables that an operation detaches in one lock span.
 pub(crate) const SPAN_DETACHED: u32 = 512;
 
 /// The maximum number of locks of one operation. On each of five levels, an operation on a range
-/// locks at most four tables: two entirely inside the range, with 512 of its entries each, and two
-/// at its edges. An edge may split a huge leaf on two levels. A move locks two or three tables of
-/// its own level for each side, and two on each level above.
+/// locks at most four tables: two that lie entirely inside the range, with 512 of its entries each,
+/// and two at its edges. An edge may split a huge leaf on two levels. A move locks two or three
+/// tables of its own level per side, and two on each level above.
 const CAPACITY: usize = 32;
 
 /// The locks that an operation holds.
 pub(crate) struct LockSet {
     tables: ArrayVec<Frame, CAPACITY>,
-    /// One of them was pending when it was locked.
+    /// Whether one of the tables was pending when it was locked.
     pending: bool,
-    /// The numbers of entries that may still be read, and of tables that may still be detached.
+    /// The number of entries that may still be read, and the number of tables that may still be
+    /// detached.
     pub(super) entries: u32,
     detached: u32,
-    /// The end of the locks, if it is before the end of their range.
+    /// The end of the locked part, if it lies before the end of the range.
     pub(super) stop: u64,
 }
 
 impl LockSet {
-    // Not `const`: a constant would be copied as a whole, with its room for tables.
+    // Not `const`: a constant would be copied in full, including the room for tables.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self {
@@ -49,8 +50,8 @@ impl LockSet {
         VirtAddr(range.end().0.min(self.stop))
     }
 
-    /// Takes `count` entries from `start` on into account. `false` if they are too many: then the
-    /// locks stop there.
+    /// Counts `count` entries from `start` on against the limit. Returns `false` if they exceed it,
+    /// in which case the locks end at `start`.
     #[inline]
     pub(super) fn admit_entries(&mut self, count: u32, start: VirtAddr) -> bool {
         if count > self.entries {
@@ -61,8 +62,8 @@ impl LockSet {
         true
     }
 
-    /// Takes up to `count` entries that refer to tables to be detached into account. Returns their
-    /// number.
+    /// Counts up to `count` entries that refer to tables to be detached against the limit. Returns
+    /// the number of admitted entries.
     #[inline]
     pub(super) fn admit_detached(&mut self, count: u32) -> u32 {
         let count = count.min(self.entries).min(self.detached);
@@ -71,18 +72,19 @@ impl LockSet {
         count
     }
 
-    /// Whether one of the tables was pending when it was locked: the caller flushes before it acts.
+    /// Whether one of the tables was pending when it was locked, so that the caller must flush
+    /// before it acts.
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {
         self.pending
     }
 
-    /// The tables that are locked.
+    /// The locked tables.
     pub(crate) fn tables(&self) -> &[Frame] {
         &self.tables
     }
 
-    /// Takes over the lock of `table`, which the caller has locked.
+    /// Takes ownership of the lock of `table`, which the caller has acquired.
     pub(crate) fn push(&mut self, table: Frame) {
         self.tables.push(table);
     }
@@ -91,7 +93,7 @@ impl LockSet {
         self.tables.len()
     }
 
-    /// Releases all locks, the last first.
+    /// Releases all locks in reverse order.
     pub(crate) fn release<T: LockTree>(&mut self, tree: &T) {
         self.release_all(|table| tree.unlock(table));
     }
@@ -109,7 +111,7 @@ impl LockSet {
         self.admit(tree, table);
     }
 
-    /// Takes over the lock of a table of the tree.
+    /// Takes ownership of the lock of a table of the tree.
     pub(super) fn admit<T: LockTree>(&mut self, tree: &T, table: Frame) {
         self.pending |= tree.is_pending(table);
         self.tables.push(table);

@@ -16,12 +16,13 @@ use super::world::{INITIAL, Inside, Life, Omit, ROOT, Table, World, count, index
 /// Bits of a table's state, as in `frame::meta`.
 const LOCK: u32 = 1;
 const STRAY: u32 = 2;
-/// Should be stray: the model records it, even if it omits the mark.
+/// Set if the table should be stray: the model records this even if it omits the mark.
 const GONE: u32 = 4;
-/// Of the VMA's lock, as in `vma`; the bits below count readers.
+/// A bit of the VMA's lock, as in `vma`; the bits below it count readers.
 const WRITER: u32 = 1 << 31;
 
-/// A CPU at work. What the protocol asks of a tree it does with the orderings of `PageTable`.
+/// A CPU at work. It performs the protocol's operations on a tree with the orderings of
+/// `PageTable`.
 pub(super) struct Cpu {
     pub(super) world: Rc<World>,
     number: usize,
@@ -113,7 +114,8 @@ impl Cpu {
         Self { world: Rc::clone(world), number }
     }
 
-    /// The table, which must not have been freed. Every operation of a CPU on a table begins here.
+    /// The table, which must not have been freed. Every operation of a CPU on a table starts with
+    /// this call.
     pub(super) fn table(&self, table: Frame) -> &Table {
         let table = &self.world.tables[table.0 as usize];
         // SAFETY: the cell panics if the table may be created or freed at the same time.
@@ -125,7 +127,8 @@ impl Cpu {
         self.table(table);
     }
 
-    /// Does `work` in a read section. (No guard: dropped by a panic, it would call loom again.)
+    /// Runs `work` in a read section. (A guard would not do: dropped by a panic, it would call loom
+    /// again.)
     pub(super) fn in_section<R>(&self, work: impl FnOnce(&mut LockSet) -> R) -> R {
         let mut locks = LockSet::new();
         let slot = &self.world.reading[self.number];
@@ -137,8 +140,8 @@ impl Cpu {
         result
     }
 
-    /// `Platform::synchronize`. An exchange models its barrier: a section that it does not see
-    /// began later, and sees the earlier detach.
+    /// `Platform::synchronize`. An exchange models its barrier: a section that the exchange does
+    /// not see began later, and sees the earlier detach.
     fn synchronize(&self) {
         if self.world.omit == Omit::Readers {
             return;
@@ -150,8 +153,8 @@ impl Cpu {
         }
     }
 
-    /// Goes down from `node`, a locked table, to page `at`, and counts the visit there. What is
-    /// missing is created, as `PageTable::table_under` does.
+    /// Descends from `node`, a locked table, to page `at`, and counts the visit there. Missing
+    /// tables are created, as `PageTable::table_under` does.
     fn visit(&self, mut node: Node<Tiny>, at: VirtAddr, locks: &mut LockSet) {
         while node.level > Level::PTE {
             let index = node.level.index_of(at);
@@ -168,7 +171,7 @@ impl Cpu {
         table.inside(|inside| inside.visits[index_of(at, Level::PTE)] += 1);
     }
 
-    /// A new table for `at`, installed in below `node` and locked.
+    /// A new locked table for `at`, installed below `node`.
     fn create(&self, node: Node<Tiny>, at: VirtAddr, locks: &mut LockSet) -> Frame {
         let level = node.level.below();
         let own = INITIAL.len() + 2 * self.number;
@@ -193,7 +196,7 @@ impl Cpu {
         parent.inside(|inside| inside.entry_count += 1);
     }
 
-    /// Clears the entry of `node` for `at`, and returns the table that it named.
+    /// Clears the entry of `node` for `at` and returns the table to which the entry referred.
     pub(super) fn detach(&self, node: Node<Tiny>, at: VirtAddr) -> Option<Frame> {
         let index = node.level.index_of(at);
         let table = self.child(node, index)?;
@@ -205,7 +208,7 @@ impl Cpu {
         Some(table)
     }
 
-    /// As `Span::detach`: marks the table of `node` alone, and leaves those below for later.
+    /// As `Span::detach`: marks only the table of `node`, and leaves the tables below it for later.
     fn mark_detached(
         &self,
         node: Node<Tiny>,
@@ -245,8 +248,8 @@ impl Cpu {
         gathered.push(node.table);
     }
 
-    /// As `detach::gather_subtree`. Counts are changed without the lock: no other thread may be
-    /// in a table that is marked.
+    /// As `detach::gather_subtree`. Counts are changed without the lock, because no other thread
+    /// may be in a marked table.
     pub(super) fn gather_subtree(
         &self,
         node: Node<Tiny>,
@@ -259,7 +262,7 @@ impl Cpu {
         });
     }
 
-    /// Drops the entries of the tables, waits for readers, and frees.
+    /// Drops the entries of the tables, waits for readers, and frees the tables.
     pub(super) fn finish(&self, gathered: Vec<Frame>) {
         for frame in &gathered {
             let left = self.table(*frame).inside(|inside| inside.entry_count);
@@ -278,7 +281,7 @@ impl Cpu {
 
 /// The operations.
 impl Cpu {
-    /// An operation on `range`: as a cursor, with the first page and the last visited.
+    /// An operation on `range`, which visits the first and the last page like a cursor.
     pub(super) fn operate(&self, range: VirtRange) {
         self.in_section(|locks| {
             let cover = locking::lock_range(self, range, Depth::Floor(Level::PTE), locks);
@@ -293,8 +296,8 @@ impl Cpu {
         });
     }
 
-    /// Looks for the lowest table of page `number` without locks, as `PageTable::peek`, and then
-    /// reads the entry.
+    /// Looks for the lowest table of page `number` without locks, as `PageTable::peek`, then reads
+    /// the entry.
     pub(super) fn peek(&self, number: u64) {
         let find = || {
             let (mut table, mut level) = (ROOT, Tiny::ROOT);
@@ -313,8 +316,8 @@ impl Cpu {
         }
     }
 
-    /// A move of `count` pages, as `mover::range` does it with pieces of level 1. It visits the
-    /// first page of the source and the last of the target.
+    /// A move of `count` pages, as `mover::range` performs it with level-1 pieces. The move visits
+    /// the first page of the source and the last page of the target.
     pub(super) fn transfer(&self, from: u64, to: u64, count: u64) {
         let (from, to) = (pages(from, count), pages(to, count));
         self.in_section(|locks| {
@@ -329,8 +332,8 @@ impl Cpu {
         });
     }
 
-    /// As `zap`: detaches the tables that `range` covers whole, works in those at its edges (all
-    /// hang in the cover), and frees what it has detached.
+    /// As `zap`: detaches the tables that `range` covers completely, works in the tables at its
+    /// edges (all hang in the cover), and frees the detached tables.
     pub(super) fn zap(&self, range: VirtRange) {
         let (mut detached, mut gathered) = (Vec::new(), Vec::new());
         self.in_section(|locks| {
@@ -359,7 +362,7 @@ impl Cpu {
     }
 
     /// As `detach::prune`: detaches the empty tables for page `number`, from the lowest up, each
-    /// under its own lock and that of the table above.
+    /// under its own lock and that of its parent.
     pub(super) fn prune(&self, number: u64) {
         let mut gathered = Vec::new();
         for level in Level::PMD.up_to(Tiny::ROOT) {
@@ -368,7 +371,7 @@ impl Cpu {
             let slot = VirtRange::raw(start.0, start.0 + span);
             let pruned = self.in_section(|locks| {
                 let cover = locking::lock_range(self, slot, Depth::Floor(level.below()), locks);
-                // No test prunes where a table above is missing.
+                // No test prunes under a missing parent table.
                 assert_eq!(cover.level, level);
                 let index = level.index_of(start);
                 let Some(table) = self.child(cover, index) else { return true };
@@ -388,8 +391,8 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move to page `to` that leaves nothing in `freeable`, a whole entry span, so that its table
-    /// is freed: as `detach_emptied`, with the freed tables locked already.
+    /// A move to page `to` that leaves nothing in `freeable`, a whole entry span, so that the table
+    /// of `freeable` is freed. As `detach_emptied`, with the freed tables already locked.
     pub(super) fn empty(&self, freeable: VirtRange, to: u64) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
@@ -429,7 +432,8 @@ impl Cpu {
         });
     }
 
-    /// Updates the present addresses of the tables from `frame` down. Only the model reads them.
+    /// Updates the current addresses of the tables from `frame` downwards. Only the model reads
+    /// these addresses.
     pub(super) fn tell_place(&self, frame: Frame, place: VirtAddr) {
         let table = self.table(frame);
         table.set_place(place);
@@ -441,8 +445,8 @@ impl Cpu {
         }
     }
 
-    /// Does `work` with the VMA locked for reading, if it holds page `number`. Waits for a writer
-    /// as `lock_vma` does by the mutex.
+    /// Runs `work` with the VMA locked for reading, if the VMA contains page `number`. Waits for a
+    /// writer, as `lock_vma` does through the mutex.
     pub(super) fn with_vma(&self, number: u64, work: impl FnOnce()) {
         let world = &*self.world;
         let locked = world.omit != Omit::VmaLock;
@@ -468,7 +472,7 @@ impl Cpu {
         }
     }
 
-    /// Does `work` with the VMA, which gets new bounds, locked for writing.
+    /// Runs `work` with the VMA locked for writing and gives the VMA new bounds.
     fn change_vma(&self, bounds: VirtRange, work: impl FnOnce()) {
         let world = &*self.world;
         let locked = world.omit != Omit::VmaLock;

@@ -1,7 +1,7 @@
-//! Flushes that come after the lock is released, and tables that are carried away from lockers.
+//! Flushes that follow the release of the lock, and tables that are carried away from lockers.
 //!
 //! The model has one more CPU, which only caches: its TLB allows stores to every page until a
-//! flush. Each call that revokes checks that TLB when it returns.
+//! flush. Each call that revokes a permission checks that TLB when it returns.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
@@ -31,9 +31,9 @@ impl Cpu {
         assert!(!allows, "a TLB still allows what the call has revoked");
     }
 
-    /// Takes the permission to write page `number`: as `mprotect`, and as a call that saves a file,
-    /// with the flush after the unlock. `rest` is what the call has still to do, elsewhere, before
-    /// it.
+    /// Removes the permission to write page `number`, as `mprotect` does and as a call that saves a
+    /// file does, with the flush after the unlock. `rest` is the work elsewhere that the call has
+    /// yet to do before the flush.
     fn narrow_and(&self, number: u64, rest: impl FnOnce()) {
         let (omit, mut marked) = (self.world.omit, None);
         self.in_section(|locks| {
@@ -80,8 +80,8 @@ impl Cpu {
         self.narrow_and(number, || {});
     }
 
-    /// As `mprotect` of a range under which there may be no table: what is empty is passed over
-    /// without a lock, unless its table is locked or pending.
+    /// As `mprotect` of a range that may have no table: empty entries are passed over without a
+    /// lock, unless their table is locked or pending.
     fn narrow_past(&self, number: u64) {
         let passed = self.in_section(|locks| {
             let mut node = Node { table: ROOT, level: Tiny::ROOT };
@@ -111,8 +111,8 @@ impl Cpu {
         }
     }
 
-    /// As a truncation: removes the table of pages 0 to 3, and flushes before it releases the
-    /// parent's lock.
+    /// As a truncation: removes the table of pages 0 to 3, and flushes before the parent's lock is
+    /// released.
     fn punch(&self) {
         let mut gathered = Vec::new();
         self.in_section(|locks| {
@@ -128,8 +128,7 @@ impl Cpu {
         self.finish(gathered);
     }
 
-    /// A move of a page from X to Y, and of more pages elsewhere: the locks are released before the
-    /// flush.
+    /// Moves a page from X to Y, and more pages elsewhere; the locks are released before the flush.
     fn shift(&self, from: u64, to: u64) {
         let source = pages(from, 1);
         self.world.moving.begin(source);
@@ -153,8 +152,8 @@ impl Cpu {
         self.promise(from);
     }
 
-    /// As a truncation that removes the page which has moved from `from` to `to`, if it is present:
-    /// afterwards no TLB leads to it, not from its old address either.
+    /// As a truncation that removes the page that has moved from `from` to `to`, if it is present.
+    /// Afterwards no TLB leads to the page, not even from its old address.
     fn take(&self, from: u64, to: u64) {
         let taken = self.in_section(|locks| {
             let cover = locking::lock_range(self, pages(to, 1), Depth::Floor(Level::PTE), locks);
@@ -178,8 +177,8 @@ impl Cpu {
         }
     }
 
-    /// A move of the table of `from` by a mover that does not hold the VMA for writing: it locks
-    /// the table that it carries, too.
+    /// A move of the table of `from` by a mover that does not hold the VMA for writing, and
+    /// therefore also locks the table that it carries.
     fn carry(&self, from: VirtRange, to: VirtRange) {
         self.in_section(|locks| {
             let floor = if self.world.omit == Omit::LockCarried { Level::PMD } else { Level::PTE };
@@ -222,8 +221,8 @@ fn a_detached_pending_table_is_freed_once_later() {
 fn a_page_taken_after_a_move_is_unmapped() {
     let seen = explore(Omit::Nothing, [|cpu| cpu.shift(1, 5), |cpu| cpu.take(1, 5)], |_| {});
     assert!(seen.restarts.load(Relaxed) > 0);
-    // A second move follows at once, whose source is another. With an idle CPU, since the
-    // preemptions of three are bounded: all interleavings of two take hours.
+    // A second move, with a different source, follows immediately. An idle third CPU bounds the
+    // number of preemptions, because exploring all interleavings of two CPUs takes hours.
     explore(
         Omit::Nothing,
         [
@@ -247,7 +246,7 @@ fn flushing_only_its_own_range_misses_the_source() {
 
 #[test]
 fn two_flushes_waiting_for_tables_both_end() {
-    // Each has a mark in one table, and locks the other's before it flushes.
+    // Each CPU has a mark in one table, and locks the other CPU's table before it flushes.
     hold(
         [
             |cpu| cpu.narrow_and(1, || cpu.operate(pages(5, 1))),

@@ -1,5 +1,5 @@
-//! The locking protocol under loom: the code of [`super::locking`] itself, over a tree. Loom
-//! schedules the tree's locks, entries and read sections in every way, and answers its loads with
+//! The locking protocol under loom: the actual code of [`super::locking`], applied to a tree. Loom
+//! schedules the tree's locks, entries and read sections in every order, and answers its loads with
 //! every value that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
@@ -7,23 +7,23 @@
 //! # How a broken protocol shows
 //! | failure | detected by |
 //! |---|---|
-//! | two operations in one table | the contents are a loom cell: an access without a common lock is a race |
-//! | a table is freed while in use | its life is a loom cell too: every access reads it, freeing writes it |
-//! | an access after the free | the life says `Freed` |
-//! | a write into a stray table | each visit looks for itself, whatever `is_stray` says |
-//! | a write under an old address | the table's place is a loom cell too: moves write it, visits read it |
+//! | two operations in one table | the contents are a loom cell: a race without a common lock |
+//! | a table is freed while in use | its life is a loom cell: accesses read it, freeing writes it |
+//! | an access after the free | the life reads `Freed` |
+//! | a write into a stray table | each visit checks for itself, whatever `is_stray` returns |
+//! | a write under an old address | the place is a loom cell: moves write it, visits read it |
 //! | a deadlock | all CPUs sleep, and loom reports "deadlock" |
-//! | an operation gets lost | the visits that each execution leaves are counted |
-//! | a call returns before a TLB has forgotten what it revoked | the model has one TLB, and each call looks |
-//! | a table leaks, or is freed twice | after each execution, live tables are compared with the tree |
+//! | an operation gets lost | the visits of each execution are counted |
+//! | a call returns before a TLB has forgotten what it revoked | each call checks the model's TLB |
+//! | a table leaks, or is freed twice | each execution ends by comparing live tables to the tree |
 //!
-//! The last tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
-//! that loom reached the interesting point ([`Seen`]), so that no model passes without it.
+//! The last tests omit one rule each ([`Omit`]) and must fail. The other tests also require that
+//! loom reached the interesting point ([`Seen`]), so no model passes without reaching it.
 //!
 //! # Bounds
-//! Two CPUs are explored completely; three with at most [`PREEMPTIONS`] preemptions in one
-//! execution (sleeping and ending do not count). Each CPU does one operation. Frames are never
-//! reused, so every late access is noticed.
+//! Two CPUs are explored completely, three with at most [`PREEMPTIONS`] preemptions per execution
+//! (sleeping and ending do not count). Each CPU performs one operation. Frames are never reused, so
+//! every late access is detected.
 
 mod cpu;
 mod flush;
@@ -67,12 +67,12 @@ fn explore<const N: usize>(
     seen
 }
 
-/// The whole protocol. Each execution leaves `visits` visits.
+/// Explores the whole protocol. Each execution leaves `visits` visits.
 fn hold<const N: usize>(work: [fn(&Cpu); N], visits: u32) -> Arc<Seen> {
     explore(Omit::Nothing, work, move |world| assert_eq!(world.visits(), visits))
 }
 
-/// The protocol without one of its rules.
+/// Explores the protocol without one of its rules.
 fn without<const N: usize>(omit: Omit, work: [fn(&Cpu); N]) {
     explore(omit, work, |_| {});
 }
@@ -121,7 +121,7 @@ fn an_operation_holds_tables_of_every_level() {
     }
 }
 
-// Tables that go.
+// Tables that are detached.
 
 #[test]
 fn an_operation_whose_table_is_detached_starts_again() {
@@ -162,7 +162,7 @@ fn a_table_detached_twice_is_freed_once() {
 
 #[test]
 fn pruning_an_empty_table_loses_no_operation() {
-    // X alone goes; Z takes RIGHT along; X and two operations.
+    // Only X is detached; Z is detached together with RIGHT; X and two operations.
     let seen =
         explore(Omit::Nothing, [|cpu| cpu.prune(0), |cpu| cpu.operate(pages(1, 1))], |world| {
             assert_eq!(world.visits_at(1), 1)
@@ -193,7 +193,7 @@ fn unmapping_to_a_table_meets_both_sides() {
     assert!(seen.restarts.load(Relaxed) > 0);
 }
 
-// Tables that come.
+// Tables that are created.
 
 #[test]
 fn a_table_is_created_once_for_both() {
@@ -251,7 +251,7 @@ fn three_moves_in_a_ring_never_deadlock() {
 
 #[test]
 fn a_move_within_a_table_locks_once() {
-    // All in X; from X and Y to Y; from Y to Y and beyond.
+    // Moves within X; from X and Y to Y; from Y to Y and beyond.
     for work in [
         [(|cpu| cpu.transfer(3, 0, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(1, 1))],
         [|cpu| cpu.transfer(2, 5, 3), |cpu| cpu.operate(pages(1, 1))],
@@ -275,8 +275,8 @@ fn a_move_across_tables_holds_those_below() {
 
 #[test]
 fn a_move_without_target_table_meets_its_source() {
-    // The one range's cover is above the other's: of the higher range, of the lower one, and by
-    // two levels.
+    // One range's cover is above the other's: that of the higher range, that of the lower range,
+    // and by two levels.
     for work in [
         [(|cpu| cpu.transfer(1, 9, 1)) as fn(&Cpu), |cpu| cpu.operate(pages(2, 1))],
         [|cpu| cpu.transfer(21, 17, 1), |cpu| cpu.operate(pages(22, 1))],
@@ -329,7 +329,7 @@ fn a_move_detaches_emptied_tables_under_locks() {
     }
 }
 
-// The VMA's lock: moves of whole tables, and unmapping next to tables that stay.
+// The VMA's lock: moves of whole tables, and unmapping beside tables that stay.
 
 #[test]
 fn a_fault_never_writes_a_moved_tables_source() {
@@ -395,7 +395,7 @@ fn unmapping_to_a_table_excludes_moves() {
 #[test]
 #[should_panic(expected = "wrote into a stray table")]
 fn ignoring_the_mark_writes_a_stray_table() {
-    // A move: an operation on one range would miss the table when it descends again.
+    // A move, because an operation on one range would miss the table when it descends again.
     without(Omit::StrayCheck, [|cpu| cpu.transfer(1, 5, 1), |cpu| cpu.zap(pages(0, 4))]);
 }
 
@@ -450,12 +450,12 @@ fn moving_without_the_vma_lock_races_faults() {
     );
 }
 
-/// Marking takes locks out of order: of tables before an edge that is held already.
+/// Marking acquires locks out of order, namely of tables before an edge that is already held.
 /// 1. CPU A, unmapping pages 0 to 4, locks LEFT and, as its edge, Y;
 /// 2. CPU B, moving page 1 to 5, locks X and waits for Y;
-/// 3. CPU A detaches X, and to mark it waits for B.
+/// 3. CPU A detaches X, and waits for CPU B in order to mark X.
 ///
-/// An operation on one range cannot do that: it would have to hold LEFT.
+/// An operation on one range cannot cause this, because it would have to hold LEFT.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn unmapping_without_the_vma_lock_deadlocks() {

@@ -23,7 +23,7 @@ use crate::table::mover::Moving;
 
 const CPUS: usize = 3;
 
-/// The tables that exist when a model begins: their levels and first pages, by frame.
+/// The tables that exist at the start of a model: their levels and first pages, by frame.
 pub(super) const INITIAL: [(Level<Tiny>, u64); 6] = [
     (Level::PUD, 0),
     (Level::PMD, 0),
@@ -36,13 +36,13 @@ pub(super) const ROOT: Frame = Frame(0);
 /// The links between tables: parent, child.
 const HOOKED: [(usize, usize); 5] = [(0, 1), (0, 2), (1, 3), (1, 4), (2, 5)];
 
-/// A rule that a model leaves out, to show that it is needed.
+/// A rule that a model omits, to show that the rule is needed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
     /// A CPU that has locked a table does not check whether it is stray.
     StrayCheck,
-    /// Only the detached table is marked, not those of level 1 below it.
+    /// Only the detached table is marked, not the level-1 tables below it.
     StrayBelow,
     /// A CPU that detaches a table does not wait for the locks of the tables below it.
     WaitBelow,
@@ -52,11 +52,11 @@ pub(super) enum Omit {
     OneSection,
     /// A move locks its source, then its target.
     OnePass,
-    /// The VMA's lock is held neither by the CPU that moves or unmaps nor by the one that faults.
+    /// The VMA's lock is held neither by the CPU that moves or unmaps nor by the CPU that faults.
     VmaLock,
-    /// New tables are installed in unlocked.
+    /// New tables are unlocked when they are installed.
     LockedBirth,
-    /// Tables are installed in by a relaxed store.
+    /// Tables are installed by a relaxed store.
     Release,
     /// A CPU that has locked a table does not descend again.
     SecondDescent,
@@ -74,7 +74,7 @@ pub(super) enum Omit {
     Settle,
     /// The entry of a detached table is cleared by a relaxed store.
     ReleaseClear,
-    /// A detached table is freed though a flush is pending for it.
+    /// A detached table is freed even if a flush is pending for it.
     KeepPending,
 }
 
@@ -83,7 +83,7 @@ pub(super) enum Omit {
 pub(super) struct Seen {
     pub(super) waits: AtomicUsize,
     pub(super) restarts: AtomicUsize,
-    /// Faults that found the VMA elsewhere.
+    /// The number of faults that found the VMA elsewhere.
     pub(super) refusals: AtomicUsize,
 }
 
@@ -98,14 +98,14 @@ pub(super) enum Life {
     Freed,
 }
 
-/// Only the holder of a table's lock may touch this.
+/// State that only the holder of a table's lock may access.
 #[derive(Default)]
 pub(super) struct Inside {
-    /// Entries that name a table.
+    /// The number of entries that refer to a table.
     pub(super) entry_count: u32,
     /// The number of visits of each page, at level 1.
     pub(super) visits: [u32; 4],
-    /// Pages that may not be written any more, at level 1.
+    /// Whether each page, at level 1, may no longer be written.
     pub(super) narrowed: [bool; 4],
     /// Pages that a move has moved, at level 1.
     pub(super) arrived: [bool; 4],
@@ -116,20 +116,22 @@ pub(super) struct Table {
     pub(super) state: AtomicU32,
     /// As in `frame::pending`.
     pub(super) pending: AtomicU32,
-    /// None at level 1, where nothing is read without the lock.
+    /// Empty at level 1, where nothing is read without the lock.
     pub(super) entries: Vec<AtomicU64>,
     pub(super) life: UnsafeCell<Life>,
     inside: UnsafeCell<Inside>,
-    /// The first address that the table covers. The CPU that moves it does not hold its lock.
+    /// The first address that the table covers. The CPU that moves the table does not hold the
+    /// table's lock.
     pub(super) place: UnsafeCell<VirtAddr>,
 }
 
 pub(super) struct World {
-    /// Those that exist, and for each CPU one of level 1 and one of level 2 that it may create.
+    /// The existing tables, and for each CPU one level-1 table and one level-2 table that it may
+    /// create.
     pub(super) tables: Vec<Table>,
-    /// One a CPU: read sections must not order the CPUs among themselves.
+    /// One word per CPU, because read sections must not order the CPUs among themselves.
     pub(super) reading: [AtomicU32; CPUS],
-    /// The lock and the bounds of the VMA that is at X in the beginning.
+    /// The lock and the bounds of the VMA that is initially at X.
     pub(super) vma: AtomicU32,
     pub(super) vma_start: AtomicU64,
     pub(super) vma_end: AtomicU64,
@@ -142,7 +144,7 @@ pub(super) struct World {
     pub(super) seen: Arc<Seen>,
 }
 
-/// The range of `count` pages that begins with page number `first`.
+/// The range of `count` pages that starts with page number `first`.
 pub(super) fn pages(first: u64, count: u64) -> VirtRange {
     VirtRange::raw(first << PAGE_SHIFT, (first + count) << PAGE_SHIFT)
 }
@@ -170,12 +172,12 @@ impl Table {
     }
 
     pub(super) fn inside<R>(&self, work: impl FnOnce(&mut Inside) -> R) -> R {
-        // SAFETY: the cell panics if anybody else may be inside at the same time.
+        // SAFETY: the cell panics if any other CPU may be inside at the same time.
         self.inside.with_mut(|inside| work(unsafe { &mut *inside }))
     }
 
     pub(super) fn set_life(&self, life: Life) {
-        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if an access exists that this CPU does not know to be over.
         self.life.with_mut(|old| unsafe { *old = life });
     }
 
@@ -211,10 +213,11 @@ impl World {
         }
     }
 
-    /// Waits until another CPU changes `word`, in which the caller has just read that it must wait.
+    /// Waits until another CPU changes `word`. The caller has just read from `word` that it must
+    /// wait.
     ///
-    /// Not `yield_now`: loom would explore two CPUs that wait for a third taking turns forever. And
-    /// when all sleep, loom reports a deadlock.
+    /// Not `yield_now`: loom would forever explore two CPUs taking turns while they wait for a
+    /// third. Also, when all CPUs sleep, loom reports a deadlock.
     pub(super) fn sleep(&self, word: &AtomicU32) {
         let this = thread::current();
         self.sleepers.borrow_mut().push((word, this));
@@ -222,13 +225,13 @@ impl World {
     }
 
     pub(super) fn wake(&self, word: &AtomicU32) {
-        // The cell is free before another thread runs.
+        // The borrow of the cell ends before another thread runs.
         let woken: Vec<_> =
             self.sleepers.borrow_mut().extract_if(.., |(on, _)| *on == word).collect();
         woken.into_iter().for_each(|(_, sleeper)| sleeper.unpark());
     }
 
-    /// All visits, also those in tables that were freed with them.
+    /// The number of all visits, including those in tables that have since been freed.
     pub(super) fn visits(&self) -> u32 {
         let sum = |inside: &mut Inside| inside.visits.iter().sum::<u32>();
         self.tables.iter().map(|table| table.inside(sum)).sum()
@@ -260,8 +263,8 @@ impl World {
             .count()
     }
 
-    /// After all CPUs are done: nothing is locked, every table in the tree is allocated and in its
-    /// place, and all others are freed.
+    /// Called after all CPUs have finished: no lock is held, every table in the tree is allocated
+    /// and in its place, and all other tables are freed.
     pub(super) fn audit(&self) {
         let reached = self.audit_below(ROOT, page(0));
         // SAFETY: as in `tables_made`.

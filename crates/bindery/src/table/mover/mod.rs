@@ -3,21 +3,21 @@
 //!
 //! | | `range` | `pages` |
 //! |---|---|---|
-//! | VMAs of both places | held for writing | held for reading, beside faults |
-//! | reverse map | its trees are locked | each folio is locked, and gets another index |
+//! | VMAs of both places | held for writing | held for reading, concurrently with faults |
+//! | reverse map | its trees are locked | each folio is locked and gets a new index |
 //! | unit | tables of any level, runs | tables of level 1, whole folios |
 //! | failure | none after the first entry | stops at any page |
 //!
 //! Both split a move into *pieces* ([`Piece`]). A piece moves under one set of table locks
-//! ([`LockedPiece`]): the tables of both ranges, locked in one pass. Its [`MovePolicy`] says how
-//! the VMAs are held.
+//! ([`LockedPiece`]), which are the locks of both ranges' tables, acquired in one pass. Its
+//! [`MovePolicy`] describes how the VMAs are held.
 //!
 //! A move of one piece flushes before it releases the locks. Otherwise:
 //! 1. CPU A moves the entry of a page and releases the locks without a flush.
-//! 2. CPU B swaps the page out through its new place, flushes that address, reuses the frame.
+//! 2. CPU B swaps the page out through its new address, flushes that address and reuses the frame.
 //! 3. CPU C still writes through its translation of the old address, into the reused frame.
 //!
-//! A move of several pieces flushes once for many of them. Until then each table at either end is
+//! A move of several pieces flushes once for many pieces. Until then, each table at either end is
 //! marked as pending ([`crate::tlb`]), and the tree records the move ([`Moving`]). A thread that
 //! finds the mark flushes the source as well as its own range.
 
@@ -36,23 +36,23 @@ use piece::{LockedPiece, MovePolicy, Piece};
 
 pub(crate) use moving::Moving;
 
-/// A move under way, of one kind: [`range::RangeMove`] or [`pages::MoveProgress`].
+/// A move in progress, of one kind: [`range::RangeMove`] or [`pages::MoveProgress`].
 pub(crate) struct Mover<'a, 'm, P: Platform, K> {
     page_table: &'a PageTable<'m, P>,
     /// The source of tables.
     pool: &'a mut TablePool<'m, P>,
     gather: &'a mut Gather,
     counts: &'a mut Counts,
-    /// The move marks tables, and flushes after it has released their locks.
+    /// Whether the move marks tables and flushes after it has released their locks.
     marks: bool,
     kind: K,
 }
 
 impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
-    /// Lends the locked tables of both places of `piece` to `work`.
+    /// Locks the tables of both places of `piece` and lends them to `work`.
     ///
-    /// Unless the move marks tables, every TLB has forgotten the old place before the locks are
-    /// released.
+    /// Unless the move marks tables, every TLB has dropped the old translations before the locks
+    /// are released.
     #[inline(always)]
     fn with_piece<'s, S: MovePolicy, R>(
         &mut self,
@@ -84,7 +84,7 @@ impl<'m, P: Platform, K> Mover<'_, 'm, P, K> {
         result
     }
 
-    /// Flushes the addresses that pages have left from every TLB.
+    /// Flushes the old addresses of the moved pages from every TLB.
     fn flush(&mut self) {
         self.page_table.flush(self.gather, self.counts);
     }

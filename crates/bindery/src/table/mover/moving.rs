@@ -1,4 +1,5 @@
-//! The addresses that moves in progress have left: their flush comes after they release locks.
+//! The source addresses of moves in progress. A move releases its locks before it flushes, so TLBs
+//! may still hold entries of these addresses.
 
 #[cfg(all(test, any(loom, shuttle)))]
 use crate::sync::model::sync::atomic::AtomicU64;
@@ -8,8 +9,8 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
 
-/// The moves of several pieces that are under way in a tree. At most one of them holds its VMAs for
-/// writing, because it also holds the mutex of the address space: its source is recorded. Moves
+/// The moves of several pieces in progress in a tree. At most one of them holds its VMAs for
+/// writing, because it also holds the mutex of the address space, and its source is recorded. Moves
 /// that hold VMAs for reading ([`super::pages`]) are only counted.
 pub(crate) struct Moving {
     start: AtomicU64,
@@ -23,8 +24,8 @@ impl Moving {
         Self { start: none(), end: none(), beside_faults: none() }
     }
 
-    /// The addresses under which TLBs may have pages that a move in progress has carried elsewhere:
-    /// the source, or `everything` if there may be many sources.
+    /// The addresses under which TLBs may hold pages that a move in progress has carried elsewhere:
+    /// the source, or `everything` if several sources are possible.
     #[cold]
     pub(crate) fn sources(&self, everything: VirtRange) -> Option<VirtRange> {
         let many = self.beside_faults.load(Ordering::Acquire) > 0;
@@ -33,18 +34,18 @@ impl Moving {
 
     /// Called before a move concurrent with faults marks its first table.
     pub(crate) fn begin_beside_faults(&self) {
-        // Relaxed: the lock of the table that is marked publishes it.
+        // Relaxed: the lock of the marked table publishes the count.
         self.beside_faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Called after its last flush.
+    /// Called after the move's last flush.
     pub(crate) fn end_beside_faults(&self) {
         self.beside_faults.fetch_sub(1, Ordering::Release);
     }
 
-    /// The source of a move that holds its VMAs for writing, if one is under way. The caller has
-    /// locked a table and found a mark of the move there, so `begin` comes before this call. If
-    /// `end` does too, so does the flush, and any result is correct.
+    /// The source of a move that holds its VMAs for writing, if such a move is in progress. The
+    /// caller has locked a table and found a mark of the move there, so `begin` precedes this call.
+    /// If `end` also precedes it, so does the flush, and any result is correct.
     pub(crate) fn source(&self) -> Option<VirtRange> {
         let (start, end) = (self.start.load(Ordering::Acquire), self.end.load(Ordering::Acquire));
         (start < end).then(|| VirtRange::raw(start, end))

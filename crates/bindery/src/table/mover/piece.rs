@@ -1,4 +1,4 @@
-//! One piece of a move, its tables locked: the steps that both movers share.
+//! One piece of a move with its tables locked: the steps that both movers share.
 
 use core::sync::atomic::Ordering;
 
@@ -13,11 +13,11 @@ use crate::tlb::Gather;
 /// The entries that move under one set of locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Piece<A: Arch> {
-    /// The level of the entries that move.
+    /// The level of the moving entries.
     pub(super) level: Level<A>,
     pub(super) source: u64,
     pub(super) target: u64,
-    /// In bytes.
+    /// The length, in bytes.
     pub(super) len: u64,
 }
 
@@ -38,20 +38,20 @@ impl<A: Arch> Piece<A> {
     }
 }
 
-/// The way in which the VMAs of both ranges are held.
+/// The mode in which the VMAs of both ranges are held.
 pub(super) trait MovePolicy {
-    /// For reading only, so other such moves may run at the same time. Then tables that are carried
-    /// are locked too, and no table above level 1 is carried.
+    /// Whether the VMAs are held for reading only, so that other such moves may run at the same
+    /// time. In that case, carried tables are also locked, and no table above level 1 is carried.
     const BESIDE_MOVES: bool;
 
-    /// The source, and the addresses around it whose tables serve only the source.
+    /// The source, together with the surrounding addresses whose tables serve only the source.
     #[inline]
     fn end_at(&self, source: VirtRange) -> End {
         source.into()
     }
 }
 
-/// One piece: the tables of both ranges, locked until it is dropped.
+/// One piece, whose tables in both ranges stay locked until the value is dropped.
 pub(super) struct LockedPiece<'a, 's, 'm, P: Platform, S> {
     pub(super) page_table: &'s PageTable<'m, P>,
     pub(super) locks: &'a mut LockSet,
@@ -61,7 +61,8 @@ pub(super) struct LockedPiece<'a, 's, 'm, P: Platform, S> {
     /// The covers of the source and of the target.
     pub(super) from: Node<P::Arch, Table<'s>>,
     pub(super) to: Node<P::Arch, Table<'s>>,
-    /// The flush comes after the locks are released: the tables of both ranges are marked.
+    /// Whether the flush follows the release of the locks, in which case the tables of both ranges
+    /// are marked.
     pub(super) marks: bool,
     pub(super) piece: Piece<P::Arch>,
     pub(super) policy: S,
@@ -85,8 +86,9 @@ pub(super) enum Below<'s, A: Arch> {
 }
 
 impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
-    /// Locks the tables of both ranges, and flushes there for other operations with pending marks:
-    /// the flush of this move would cover only the old addresses. Called once.
+    /// Locks the tables of both ranges, and flushes both ranges on behalf of other operations with
+    /// pending marks, because the flush of this move would cover only the old addresses. Called
+    /// once.
     #[inline(always)]
     pub(super) fn lock(&mut self, section: &'s ReadSection<'_, P>) {
         let (page_table, piece) = (self.page_table, self.piece);
@@ -106,8 +108,8 @@ impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
         }
     }
 
-    /// Records that entries are about to leave the table, or to arrive there, if their flush comes
-    /// after the unlock.
+    /// Records that entries are about to leave or to enter the table, if their flush follows the
+    /// unlock.
     #[inline]
     pub(super) fn mark(&mut self, table: Table<'_>) {
         if self.marks {
@@ -133,8 +135,8 @@ impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
         }
     }
 
-    /// The target's table of `level` for `at`, created if it is missing. Fails if no table is free
-    /// at once.
+    /// The target's table of `level` for `at`, created if it is missing. Fails if no table is
+    /// immediately available.
     #[inline]
     pub(super) fn target_table(
         &mut self,
@@ -150,7 +152,7 @@ impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
         })
     }
 
-    /// Replaces a huge entry by a table of entries one level below, which it returns locked.
+    /// Replaces a huge entry by a table of entries one level below, and returns the table locked.
     pub(super) fn split(
         &mut self,
         huge: &EntryAt<P::Arch, Table<'s>>,
@@ -186,7 +188,7 @@ impl<'s, P: Platform, S: MovePolicy> LockedPiece<'_, 's, '_, P, S> {
         self.piece.target + u64::from(page) * PAGE_SIZE
     }
 
-    /// Counts entries that left one table of the source and arrived in one of the target.
+    /// Counts entries that have left one table of the source and entered one table of the target.
     #[inline]
     pub(super) fn count_moved(&mut self, source: Table<'_>, target: Table<'_>, moved: u32) {
         self.counts.entries_written += 2 * u64::from(moved);

@@ -15,7 +15,8 @@ use super::super::run::{Run, What};
 use super::super::span::Span;
 use super::use_bits::UseBits;
 
-/// Clears bits that record the use of a run's leaves. Returns how many leaves had one.
+/// Clears bits that record the use of a run's leaves. Returns the number of leaves in which one of
+/// the bits was set.
 #[inline(always)]
 pub(super) fn clear_use<P: Platform>(
     span: &mut Span<'_, '_, P>,
@@ -24,8 +25,8 @@ pub(super) fn clear_use<P: Platform>(
 ) -> u64 {
     let level = run.node.level;
     match bits {
-        // The most frequent change, of every folio that reclaim examines: one bit, wherever the
-        // leaf is.
+        // The most frequent change, which affects every folio that reclaim examines: one bit,
+        // wherever the leaf is.
         UseBits::Accessed => narrow_changed(span, run, |raw, _| P::Arch::mark_unused(raw)),
         UseBits::AccessedAndDirty => {
             narrow_changed(span, run, |raw, _| P::Arch::mark_clean(P::Arch::mark_unused(raw)))
@@ -40,7 +41,8 @@ pub(super) fn clear_use<P: Platform>(
     }
 }
 
-/// Narrows the leaves of a run that `change` changes, as they are in memory. Returns their number.
+/// Narrows the leaves of a run that `change` alters, based on their values in memory. Returns the
+/// number of altered leaves.
 #[inline(always)]
 fn narrow_changed<P: Platform>(
     span: &mut Span<'_, '_, P>,
@@ -61,7 +63,7 @@ fn narrow_changed<P: Platform>(
     narrowed
 }
 
-/// Clears the accessed bits of a run, of leaves or of `PROT_NONE` entries.
+/// Clears the accessed bits of a run of leaves or of `PROT_NONE` entries.
 pub(in crate::table) fn clear_accessed<P: Platform>(
     span: &mut Span<'_, '_, P>,
     run: &Run<P::Arch>,
@@ -76,7 +78,7 @@ pub(in crate::table) fn clear_accessed<P: Platform>(
 }
 
 /// Sets the leaves of `run`, which agree with `first`, to the permissions and the key of `new`.
-/// Stale ranges are in the gather.
+/// Stale ranges enter the gather.
 #[inline(always)]
 pub(super) fn permit<P: Platform>(
     span: &mut Span<'_, '_, P>,
@@ -86,7 +88,8 @@ pub(super) fn permit<P: Platform>(
 ) {
     let frame = P::Arch::frame(first);
     let old = P::Arch::attributes(first);
-    // An architecture implies permissions that it cannot express, so compare entries.
+    // An architecture may imply permissions that it cannot express, so the comparison is between
+    // entries.
     let template = |Attributes { permissions, key, .. }: Attributes| {
         let attributes = Attributes { permissions, key, ..Attributes::default() };
         P::Arch::page_entry(frame, run.node.level, attributes)
@@ -95,7 +98,7 @@ pub(super) fn permit<P: Platform>(
     if before == after {
         return;
     }
-    // Memory that was executable before was synchronized then.
+    // Memory that was already executable was synchronized at that time.
     before_execution_of(span.page_table.memory, new.permissions - old.permissions, frame);
     let writable = new.permissions.contains(Permissions::WRITE);
     let difference = P::Arch::write_protect(before).0 ^ P::Arch::write_protect(after).0;
@@ -108,12 +111,12 @@ pub(super) fn permit<P: Platform>(
         }
     };
     if P::Arch::CONTIG_ENTRIES > 1 && run.node.level == Level::PTE {
-        // A part may cut contiguous runs that the run did not.
+        // A part may divide contiguous runs that the run did not divide.
         span.unfold_edges(run);
     }
-    // Entries of a contiguous run must agree in all but accessed and dirty, so the contiguous run
-    // is broken first. Losing only the permission to write is safe in place: until the flush either
-    // answer is right.
+    // Entries of a contiguous run must agree in all bits except accessed and dirty, so the
+    // contiguous run is broken first. Removing only the write permission is safe in place: until
+    // the flush, either answer is correct.
     if (difference != 0 || writable) && has_contig(span, run) {
         span.break_run(run).make(change);
     } else if is_narrower::<P::Arch>(before, after) {
@@ -126,14 +129,14 @@ pub(super) fn permit<P: Platform>(
     span.counts.entries_written += u64::from(run.count);
 }
 
-/// Whether an entry of `run` is in a contiguous run.
+/// Whether an entry of `run` belongs to a contiguous run.
 #[inline]
 fn has_contig<P: Platform>(cursor: &Cursor<'_, '_, P>, run: &Run<P::Arch>) -> bool {
     let is_contig = |word: &AtomicU64| P::Arch::is_contig(Entry(word.load(Ordering::Relaxed)));
     run.node.level == Level::PTE && cursor.page_table.entries_of(run).iter().any(is_contig)
 }
 
-/// Makes `PROT_NONE` entries of the run's leaves.
+/// Turns the run's leaves into `PROT_NONE` entries.
 #[inline(always)]
 pub(super) fn hide<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     let prot_none =
@@ -163,8 +166,8 @@ pub(super) fn hide<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) 
     span.counts.entries_written += u64::from(run.count);
 }
 
-/// Makes leaves of the run's `PROT_NONE` entries, in contiguous runs where alignment allows.
-/// Nothing has to be broken: no TLB holds a `PROT_NONE` entry.
+/// Turns the run's `PROT_NONE` entries into leaves, in contiguous runs where alignment allows. No
+/// break is needed, because no TLB holds a `PROT_NONE` entry.
 #[inline(always)]
 pub(super) fn reveal<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,
@@ -198,8 +201,8 @@ pub(super) fn reveal<P: Platform>(
     cursor.counts.entries_written += u64::from(run.count);
 }
 
-/// Takes the permission to write, and sets the userfault bit. In place: until the flush either
-/// answer is right, and the MMU ignores the bit.
+/// Removes the write permission and sets the userfault bit. The change is made in place: until the
+/// flush, either answer is correct, and the MMU ignores the bit.
 #[inline(always)]
 pub(super) fn write_protect<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     span.narrow(run)
@@ -216,7 +219,7 @@ pub(super) fn lift_write_protect<P: Platform>(cursor: &mut Cursor<'_, '_, P>, ru
     cursor.counts.entries_written += u64::from(run.count);
 }
 
-/// Clears and sets bits of absent entries, which only software reads.
+/// Clears and sets bits of absent entries, which are read only by software.
 #[inline(always)]
 pub(super) fn change_absent_bits<P: Platform>(
     cursor: &mut Cursor<'_, '_, P>,

@@ -12,9 +12,9 @@ use super::super::run::{self, What};
 use super::super::{EntryAt, TableEntry};
 use super::{Change, NoMemory, PageTable, rewrite};
 
-/// Puts `marker` everywhere in `range`, whose entries are empty: into one entry of level 2 that the
-/// range covers whole, with a table on deposit, or into one entry for each page. On failure the
-/// front of the range is marked.
+/// Puts `marker` everywhere in `range`, whose entries are empty: into one level-2 entry, with a
+/// table on deposit, if the range covers that entry completely; otherwise into one entry per page.
+/// On failure, the front of the range is marked.
 pub(in crate::table) fn mark<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -32,7 +32,7 @@ pub(in crate::table) fn mark<P: Platform>(
     })
 }
 
-/// Removes all of `marker` from `range`. No TLB knows of markers.
+/// Removes every `marker` from `range`. No TLB holds markers.
 pub(in crate::table) fn unmark<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -46,8 +46,8 @@ pub(in crate::table) fn unmark<P: Platform>(
     unmarked.map(|_| ())
 }
 
-/// Calls `visit` for each part of `range` under one level-2 entry, with the part locked, until it
-/// fails for more than tables.
+/// Calls `visit` for each part of `range` under one level-2 entry, with the part locked, until
+/// `visit` fails for a reason other than a lack of tables.
 #[inline]
 pub(super) fn for_each_leaf_table<'m, P: Platform>(
     page_table: &PageTable<'m, P>,
@@ -65,7 +65,7 @@ pub(super) fn for_each_leaf_table<'m, P: Platform>(
     Ok(())
 }
 
-/// Puts one marker into the empty entry of level 2 that covers `part`, with a table on deposit.
+/// Puts one marker into the empty level-2 entry that covers `part`, with a table on deposit.
 pub(super) fn mark_whole_table<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,
@@ -82,7 +82,7 @@ pub(super) fn mark_whole_table<P: Platform>(
     Ok(())
 }
 
-/// Puts a marker into each entry of `part`, which is in one level-1 table.
+/// Puts a marker into each entry of `part`, which lies in one level-1 table.
 fn mark_pages<P: Platform>(
     mut span: FillSpan<'_, '_, '_, P>,
     part: VirtRange,
@@ -94,7 +94,7 @@ fn mark_pages<P: Platform>(
     let count = part.pages() as u32;
     let entries = page_table.entries(table);
     debug_assert_eq!(P::Arch::PTE.kind(run::load(entries, first)), Kind::Empty);
-    // Before the first marker: detaching tests it under the table's lock.
+    // Recorded before the first marker, because detaching tests for guards under the table's lock.
     page_table.meta(table).note_guards();
     for word in &entries[first.positions(count)] {
         word.store(entry.0, Ordering::Relaxed);

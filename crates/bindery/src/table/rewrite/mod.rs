@@ -1,17 +1,17 @@
 //! Entries that change in place: permissions, accessed and dirty bits, userfault bits, markers.
 //!
 //! Each operation is a function from a [`Run`] to a [`Change`], decided once for all entries of the
-//! run. One loop carries the changes out. It knows which stores narrow ([`super::narrowing`]),
-//! which contiguous runs must be unfolded or broken first, and that a store may only replace an
-//! entry that the MMU can no longer change.
+//! run. One loop carries out the changes. The loop knows which stores narrow ([`super::narrowing`])
+//! and which contiguous runs must first be unfolded or broken, and it uses a plain store only to
+//! replace an entry that the MMU can no longer change.
 //!
 //! | file | operations |
 //! |---|---|
-//! | `protect` | `mprotect`, and leaves that become writable again |
+//! | `protect` | `mprotect`, and leaves becoming writable again |
 //! | `use_bits` | `MADV_COLD`, `MADV_FREE`, `clear_refs`, aging, write-protection before a save |
 //! | `write_protect` | write-protection by a userfaultfd |
-//! | `marker` | entries without a page: set and removed |
-//! | `leaves` | the changes of leaves, carried out |
+//! | `marker` | entries without a page: setting and removing them |
+//! | `leaves` | carries out the changes of leaves |
 
 mod leaves;
 pub(crate) mod marker;
@@ -36,10 +36,10 @@ use use_bits::UseBits;
 
 pub(super) use leaves::clear_accessed;
 
-/// The change of the entries of a run.
+/// The change to the entries of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
-    /// They stay.
+    /// The entries stay.
     Keep,
     /// The leaves lose these bits.
     ClearUse(UseBits),
@@ -47,25 +47,26 @@ enum Change {
     Permit(Attributes),
     /// The leaves become `PROT_NONE` entries.
     Hide,
-    /// The `PROT_NONE` entries become leaves with these attributes, and their own bits of use.
+    /// The `PROT_NONE` entries become leaves with these attributes, and retain their own use bits.
     Reveal(Attributes),
-    /// The leaves lose the permission to write, and get the userfault bit.
+    /// The leaves lose the write permission and get the userfault bit.
     WriteProtect,
     /// The leaves lose the userfault bit.
     LiftWriteProtect,
     /// These bits of absent entries are cleared and set.
     AbsentBits { cleared: u64, set: u64 },
-    /// The absent entries become empty. The slots and pages that they refer to are released.
+    /// The absent entries become empty. The slots and pages to which they refer are released.
     Release,
 }
 
-/// Rewrites the runs of `range`, whose leaves agree in the attributes of `equal`. `decide` has the
-/// change of each run that is not empty. It may shorten the run: then the loop asks again for the
-/// rest. Stale ranges are in the gather. Returns how many leaves of [`Change::ClearUse`] had such a
-/// bit.
+/// Rewrites the runs of `range`, whose leaves agree in the attributes of `equal`. `decide` returns
+/// the change for each non-empty run. It may shorten the run, in which case the loop calls it again
+/// for the rest. Stale ranges enter the gather. Returns the number of leaves in which
+/// [`Change::ClearUse`] has cleared a bit.
 ///
-/// Fails only if a huge leaf that must be split has no deposit; the runs before it are rewritten.
-// Always: `decide` and the changes that it can answer with are known to the caller.
+/// Fails only if a huge leaf that must be split has no deposit; the preceding runs have then been
+/// rewritten.
+// Always inlined: the caller knows `decide` and the changes that it can return.
 #[inline(always)]
 fn rewrite<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
@@ -98,7 +99,7 @@ fn rewrite<P: Platform>(
 
 /// Neighboring level-1 leaves that map consecutive pages of one folio.
 struct FolioPart {
-    /// `None`: the frame belongs to no folio, as that of the zero page.
+    /// `None` if the frame belongs to no folio, like that of the zero page.
     folio: Option<Folio>,
     /// The frame of the first page.
     first: Frame,
@@ -106,9 +107,9 @@ struct FolioPart {
     count: u32,
 }
 
-/// The answer of `ask` for the folios of a run of level-1 leaves, which may map any frames
-/// ([`Equal::ANY_FRAMES`]). Shortens the run to those for which it is the same. `ask` also says for
-/// how many leaves of the part its answer holds.
+/// The result of `ask` for the folios of a run of level-1 leaves, which may map any frames
+/// ([`Equal::ANY_FRAMES`]). Shortens the run to the leaves with the same result. `ask` also returns
+/// for how many leaves of the part its result holds.
 #[inline(always)]
 fn ask_each_folio<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -128,7 +129,8 @@ fn ask_each_folio<P: Platform>(
     answer.unwrap_or(false)
 }
 
-/// The part of a run of level-1 leaves that begins with its leaf `number` and maps one folio.
+/// The part of a run of level-1 leaves that starts with leaf `number` of the run and maps one
+/// folio.
 #[inline(always)]
 fn folio_part<P: Platform>(
     page_table: &PageTable<'_, P>,
@@ -152,7 +154,8 @@ fn folio_part<P: Platform>(
     FolioPart { folio: Some(folio), first, count }
 }
 
-/// Carries a change out. Returns how many leaves had one of the bits of [`Change::ClearUse`].
+/// Carries out a change. Returns the number of leaves in which [`Change::ClearUse`] has cleared a
+/// bit.
 // Always inlined: a caller knows most of the match at compile time.
 #[inline(always)]
 fn carry_out<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>, change: Change) -> u64 {

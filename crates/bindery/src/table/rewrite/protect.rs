@@ -1,4 +1,4 @@
-//! `mprotect`: leaves get other permissions, and become `PROT_NONE` entries and leaves again.
+//! `mprotect`: leaves get other permissions, become `PROT_NONE` entries, or become leaves again.
 
 use crate::addr::{Frame, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Permissions, ProtectionKey};
@@ -10,15 +10,15 @@ use super::super::leaf::user_attributes;
 use super::super::run::{Run, What};
 use super::{Change, NoMemory, PageTable, ask_each_folio, rewrite};
 
-/// The pages that may become writable at once, if the mapping allows stores. The next store to any
-/// other page faults, and makes it writable then.
+/// The pages that may become writable immediately, if the mapping allows stores. The next store to
+/// any other page faults, and the fault makes the page writable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Writable {
-    /// The entries of one mapping of private memory.
+    /// Exclusive pages, in a mapping of private memory.
     Exclusive,
-    /// All: shared memory.
+    /// All pages, in a mapping of shared memory.
     All,
-    /// None: the first store must fault, so that it is recorded.
+    /// No pages: the first store must fault so that it is recorded.
     Noticed,
 }
 
@@ -27,25 +27,26 @@ pub(crate) enum Writable {
 pub(crate) struct EntryPolicy {
     /// The permissions of the mapping.
     pub(crate) permissions: Permissions,
-    /// Its protection key.
+    /// The protection key of the mapping.
     pub(crate) key: ProtectionKey,
-    /// The pages that may become writable at once.
+    /// The pages that may become writable immediately.
     pub(crate) writable: Writable,
-    /// Whether only soft-dirty pages may, because the first store to each page is watched.
+    /// Whether only soft-dirty pages may become writable, because the first store to each page is
+    /// watched.
     pub(crate) watched: Watched,
 }
 
 /// Whether the first store to a page is recorded by soft-dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Watched {
-    /// No: all of the mapping counts as soft-dirty.
+    /// Not recorded: the whole mapping counts as soft-dirty.
     No,
     /// A store to a page that is not soft-dirty must fault.
     SoftDirty,
 }
 
-/// Sets every page in `range` to the permissions of `policy`. Stale ranges are in the gather. The
-/// caller keeps faults out of the range.
+/// Sets every page in `range` to the permissions of `policy`. Stale ranges enter the gather. The
+/// caller excludes faults from the range.
 pub(in crate::table) fn protect<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -68,7 +69,7 @@ pub(in crate::table) fn protect<P: Platform>(
     rewritten.map(|_| ())
 }
 
-/// The change of a run of leaves that agree with `first`. Shortens the run to leaves that agree in
+/// The change for a run of leaves that agree with `first`. Shortens the run to leaves that agree in
 /// whether they may become writable.
 #[inline(always)]
 fn permit<P: Platform>(
@@ -96,7 +97,7 @@ fn permit<P: Platform>(
     Change::Permit(user_attributes(allowed, policy.key))
 }
 
-/// The change of a run of absent entries: only `PROT_NONE` entries become leaves. Shortens the run
+/// The change for a run of absent entries. Only `PROT_NONE` entries become leaves. Shortens the run
 /// as [`permit`] does.
 #[inline(always)]
 fn reveal<P: Platform>(
@@ -108,7 +109,8 @@ fn reveal<P: Platform>(
     let Some(Absent::ProtNone { frame, userfault, .. }) = P::Arch::decode_absent(first) else {
         return Change::Keep;
     };
-    // Soft-dirty may differ within the run, so a page whose stores are watched waits for the store.
+    // Soft-dirty may differ within the run, so a page whose stores are watched becomes writable
+    // only at the store.
     let writable = is_writable(memory, run, frame, policy)
         && !userfault
         && policy.watched == Watched::No
@@ -119,7 +121,7 @@ fn reveal<P: Platform>(
 }
 
 /// Whether the pages of the run, from the frame `first` on, may become writable. Shortens the run
-/// to those for which the answer is the same. Zero pages have no owner.
+/// to the pages with the same answer. Zero pages have no owner.
 #[inline(always)]
 fn is_writable<P: Platform>(
     memory: &Memory<P>,
@@ -136,15 +138,15 @@ fn is_writable<P: Platform>(
     let pages = run.pages();
     let found = memory.frames.folio(folio).exclusive().run(first.0 - folio.head.0, pages);
     if run.node.level > Level::PTE {
-        // One leaf cannot be writable in part: all of it must be exclusive.
+        // A leaf cannot be writable in part, so the whole leaf must be exclusive.
         return found.exclusive && found.count == pages;
     }
     run.count = found.count;
     found.exclusive
 }
 
-/// Whether the pages of the run of level-1 leaves are exclusive. Shortens the run to those for
-/// which the answer is the same. Zero pages have no owner.
+/// Whether the pages of the run of level-1 leaves are exclusive. Shortens the run to the pages with
+/// the same answer. Zero pages have no owner.
 #[inline(always)]
 fn are_exclusive<P: Platform>(page_table: &PageTable<'_, P>, run: &mut Run<P::Arch>) -> bool {
     let frames = &page_table.memory.frames;

@@ -1,5 +1,5 @@
-//! Bits that record use are cleared: accessed, dirty, soft-dirty, and with the last two the
-//! permission to write, so that the next store faults.
+//! Clears bits that record use: accessed, dirty and soft-dirty. Clearing dirty for a save, or
+//! soft-dirty, also removes the write permission, so that the next store faults.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,16 +15,16 @@ use super::super::edit::Edit;
 use super::super::run::{Run, What};
 use super::{Change, FolioPart, NoMemory, ask_each_folio, rewrite};
 
-/// The bits that leaves lose.
+/// The bits that the leaves lose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum UseBits {
     /// Accessed (`MADV_COLD`).
     Accessed,
-    /// Accessed and dirty. Content that is not in memory is dropped (`MADV_FREE`).
+    /// Accessed and dirty. Content outside memory is dropped (`MADV_FREE`).
     AccessedAndDirty,
-    /// Soft-dirty, and the permission to write (`clear_refs`).
+    /// Soft-dirty and the write permission (`clear_refs`).
     SoftDirty,
-    /// Dirty, and the permission to write: before the content is saved.
+    /// Dirty and the write permission, before the content is saved.
     Dirty,
 }
 
@@ -48,13 +48,14 @@ impl UseBits {
         new
     }
 
-    /// The change of a run of absent entries that begins with `first`.
+    /// The change for a run of absent entries that starts with `first`.
     fn change_of_absent<A: Arch>(self, first: Entry) -> Change {
         match A::decode_absent(first) {
             Some(Absent::Swap { .. } | Absent::ProtNone { .. }) if self == Self::SoftDirty => {
                 Change::AbsentBits { cleared: absent::SOFT_DIRTY, set: 0 }
             }
-            // The content is not in memory: swapping it in is more work than a new page.
+            // The content is not in memory, and swapping it in would be more work than providing a
+            // new page.
             Some(Absent::Swap { .. } | Absent::Marker(Marker::Poison))
                 if self == Self::AccessedAndDirty =>
             {
@@ -67,10 +68,11 @@ impl UseBits {
     }
 }
 
-/// Clears bits of use in `range`. `concerns` is asked about each run of one folio, with the number
-/// of its pages, perhaps twice, and says whether its leaves lose them. `single` is asked first
-/// about the frames of level-1 leaves: `true` if the leaf loses them, `false` leaves it to
-/// `concerns`. Stale ranges are in the gather. Returns how many leaves had such a bit.
+/// Clears use bits in `range`. `concerns` is called for each run of one folio, possibly twice, with
+/// the number of the run's pages, and returns whether the run's leaves lose the bits. `single` is
+/// called first, for the frames of level-1 leaves: `true` means that the leaf loses the bits, and
+/// `false` leaves the decision to `concerns`. Stale ranges enter the gather. Returns the number of
+/// leaves in which one of the bits was set.
 #[inline]
 pub(in crate::table) fn clear_use<P: Platform>(
     edit: &mut Edit<'_, '_, P>,

@@ -1,8 +1,8 @@
-//! Write-protection by a userfaultfd: a bit of each entry, which forbids stores, and markers where
+//! Write-protection by a userfaultfd: a bit in each entry, which forbids stores, and markers where
 //! the range is empty.
 //!
-//! Leaves, `PROT_NONE` entries and swap entries have the bit, and keep it when one becomes the
-//! other. An operation that makes leaves writable skips those that have it ([`super::protect`]).
+//! Leaves, `PROT_NONE` entries and swap entries have the bit, and retain it when one kind becomes
+//! another. An operation that makes leaves writable skips leaves with the bit ([`super::protect`]).
 
 use core::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ use super::super::run::{self, Run, What};
 use super::marker::{for_each_leaf_table, mark_whole_table};
 use super::{Change, NoMemory, PageTable, rewrite};
 
-/// Whether a run has the bit, or is one of its markers.
+/// Whether a run has the bit, or consists of the markers of the protection.
 pub(in crate::table) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
     match run.what {
         What::Leaf(first) => A::attributes(first).userfault,
@@ -30,7 +30,7 @@ pub(in crate::table) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
     }
 }
 
-/// The change of a run that gets the bit. Other markers than its own have no such bit.
+/// The change for a run that gets the bit. Markers of other kinds have no such bit.
 fn protect<A: Arch>(run: &Run<A>) -> Change {
     match run.what {
         _ if is_protected(run) => Change::Keep,
@@ -45,7 +45,7 @@ fn protect<A: Arch>(run: &Run<A>) -> Change {
     }
 }
 
-/// The change of a run that loses the bit.
+/// The change for a run that loses the bit.
 fn lift<A: Arch>(run: &Run<A>) -> Change {
     match run.what {
         _ if !is_protected(run) => Change::Keep,
@@ -56,8 +56,8 @@ fn lift<A: Arch>(run: &Run<A>) -> Change {
     }
 }
 
-/// Write-protects the pages of `range`. Stale ranges are in the gather. The caller keeps faults out
-/// of the range.
+/// Write-protects the pages of `range`. Stale ranges enter the gather. The caller excludes faults
+/// from the range.
 pub(in crate::table) fn userfault_protect<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -65,8 +65,8 @@ pub(in crate::table) fn userfault_protect<P: Platform>(
     rewrite(edit, range, Equal::WRITABLE, |run| protect(run)).map(|_| ())
 }
 
-/// Removes the protection of the pages of `range`, and its markers. Leaves allow no more than
-/// before. The caller keeps faults out of the range.
+/// Removes the protection from the pages of `range`, including its markers. Leaves allow no more
+/// than before. The caller excludes faults from the range.
 pub(in crate::table) fn userfault_lift<P: Platform>(
     edit: &mut Edit<'_, '_, P>,
     range: VirtRange,
@@ -74,8 +74,8 @@ pub(in crate::table) fn userfault_lift<P: Platform>(
     rewrite(edit, range, Equal::empty(), |run| lift(run)).map(|_| ())
 }
 
-/// Puts markers into the empty entries of `range`. On failure all before `reached` are marked, and
-/// none behind it.
+/// Puts markers into the empty entries of `range`. On failure, all entries before `reached` are
+/// marked, and none after it.
 pub(in crate::table) fn userfault_mark<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -97,7 +97,7 @@ fn mark_vacant<P: Platform>(
     let entry = P::Arch::encode_absent(Absent::Marker(Marker::UserfaultWriteProtect));
     let EntryAt { node, entry: found, .. } = span.entry_at(part.start());
     if node.level > Level::PTE && !found.is_empty() {
-        // One entry covers all of the part.
+        // One entry covers the whole part.
         return Ok(());
     }
     if node.level > Level::PTE && part.len() == P::Arch::PTE.table_span() {

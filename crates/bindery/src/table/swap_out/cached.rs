@@ -11,8 +11,9 @@ use super::{AfterRun, Arch, SwapOut};
 use crate::addr::{PAGE_SHIFT, VirtAddr};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
-    /// Makes swap entries of the run, which maps `pages` pages of a folio in the swap cache, if no
-    /// other entries map the folio. Usually the content is in swap, and nothing is written.
+    /// Turns the run, which maps `pages` pages of a folio in the swap cache, into swap entries, if
+    /// no other entries map the folio. Usually the content is already in swap, and nothing is
+    /// written.
     #[cold]
     #[inline(never)]
     pub(super) fn store_cached(

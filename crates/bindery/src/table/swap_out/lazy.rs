@@ -1,4 +1,4 @@
-//! Folios whose content may be dropped (`MADV_FREE`): they need no slots, unless they were written
+//! Folios whose content may be dropped (`MADV_FREE`), which need no slots unless they were written
 //! since.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -14,7 +14,7 @@ use super::{FlushTime, SwapOut};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
     /// Removes entries whose folio's content may be dropped (`MADV_FREE`). If the folio was written
-    /// since, they are restored, and it is not lazy any more.
+    /// since, its entries are restored, and the folio is no longer lazy.
     #[cold]
     pub(super) fn drop_lazy(&mut self, run: &Run<P::Arch>, folio: Folio, pages: u32) {
         if self.batch.lazy.is_full() {
@@ -43,7 +43,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
             free_deposit(memory, locks, run.node.table, counts);
         }
         self.span.counts.entries_written += u64::from(part.count);
-        // There is room: it was checked above.
+        // The batch has room, as checked above.
         let _ = self.batch.lazy.try_push((folio, pages));
     }
 
@@ -54,7 +54,8 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         let mut batch = memory.free_batch();
         for (folio, pages) in self.batch.lazy.drain(..) {
             self.span.counts.unmapped(OwnerKind::Anonymous, pages);
-            // SAFETY: 1. their entries were cleared, and each is visited once; 2. flushed above.
+            // SAFETY: 1. the folios' entries were cleared, and each folio is visited once; 2.
+            // flushed above.
             unsafe { memory.frames.folio(folio).unmap_into(&mut batch, pages, || false) };
         }
     }

@@ -1,10 +1,10 @@
-//! Pages that a mapping without access has: their entries become swap entries under `PROT_NONE`.
+//! Pages of a mapping without access: their entries become swap entries under `PROT_NONE`.
 //!
-//! An entry of the same form may be no page's of such a mapping. A move leaves some while it looks
-//! for pins ([`super::super::mover::pages`]), and an unmapping leaves suspended leaves until the
-//! flush ([`super::super::zap`]). Both have the lock of the table from the first such entry to the
-//! last, and a move the folio's lock. So what is taken here is taken with both locks, and only
-//! where the VMA itself allows no access.
+//! An entry of the same form may exist without being a page of such a mapping: a move leaves such
+//! entries while it checks for pins ([`super::super::mover::pages`]), and an unmapping leaves
+//! suspended leaves until the flush ([`super::super::zap`]). Both hold the lock of the table from
+//! the first such entry to the last, and a move also holds the folio's lock. Entries are therefore
+//! swapped out here only with both locks held, and only where the VMA itself allows no access.
 
 use core::sync::atomic::Ordering;
 
@@ -19,8 +19,8 @@ use super::super::out_batch::InCache;
 use super::super::run::{self, Run};
 use super::{AfterRun, SwapOut};
 
-/// The frame of the first of a run of absent entries, and whether one of them was used, if they
-/// belong to a VMA without access, whose leaves would have `attributes`.
+/// The frame of the first of a run of absent entries, and whether one of the pages was used, if the
+/// entries belong to a VMA without access. The VMA's leaves would have `attributes`.
 pub(in crate::table) fn page_without_access<A: Arch>(
     first: Entry,
     attributes: Attributes,
@@ -34,7 +34,7 @@ pub(in crate::table) fn page_without_access<A: Arch>(
     }
 }
 
-/// The swap entry in the place of `hidden`, a `PROT_NONE` entry of the folio's page `page`.
+/// The swap entry that replaces `hidden`, a `PROT_NONE` entry of the folio's page `page`.
 fn swap_entry_of<A: Arch>(
     hidden: Entry,
     page: u32,
@@ -48,8 +48,8 @@ fn swap_entry_of<A: Arch>(
     Some(A::encode_absent(Absent::Swap { device, slot, exclusive, soft_dirty, userfault }))
 }
 
-/// Makes swap entries of a run of `PROT_NONE` entries of the folio, from its page `number` on. The
-/// caller has read the first one, with the lock of the table held.
+/// Turns a run of `PROT_NONE` entries of the folio, from its page `number` on, into swap entries.
+/// The caller has read the first entry with the lock of the table held.
 pub(in crate::table) fn write_without_access<P: Platform>(
     page_table: &PageTable<'_, P>,
     run: &Run<P::Arch>,
@@ -61,7 +61,7 @@ pub(in crate::table) fn write_without_access<P: Platform>(
     let pages = (number..).step_by(each as usize);
     for (word, page) in page_table.entries_of(run).iter().zip(pages) {
         let hidden = Entry(word.load(Ordering::Relaxed));
-        // A huge entry is exclusive as a whole, or each writer gets a copy.
+        // A huge entry must be exclusive as a whole; otherwise each writer gets a copy.
         let found = page_table.memory.frames.folio(folio).exclusive().run(page, each);
         let exclusive = found.exclusive && found.count >= each;
         let entry = swap_entry_of::<P::Arch>(hidden, page, exclusive, slots);
@@ -120,15 +120,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         write_without_access(self.span.page_table, &run, folio, number, slots);
         self.span.counts.entries_written += u64::from(run.count);
         self.span.counts.folios_touched += 1;
-        // No TLB has the pages. The batch flushes all the same.
+        // No TLB holds the pages, but the batch flushes anyway.
         self.span.gather.stale(run.range(), run.node.level);
         let at = run.at.0.wrapping_sub(u64::from(number) << PAGE_SHIFT);
         self.batch.add(slots, VirtAddr(at), in_cache);
         AfterRun::Run
     }
 
-    /// The number of the folio's pages that consecutive entries from the run's first on have. The
-    /// run ends where they differ in more than the frame.
+    /// The number of the folio's pages that consecutive entries, from the run's first entry on,
+    /// refer to. The run ends where the entries differ in more than the frame.
     fn without_access_here(&self, run: &Run<P::Arch>, folio: Folio, number: u32) -> u32 {
         let (pages, rest) = (run.pages(), folio.pages() - number);
         if pages >= rest || run.node.level > Level::PTE {

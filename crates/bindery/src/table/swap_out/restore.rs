@@ -1,4 +1,4 @@
-//! Folios that cannot be swapped out after all: their entries map them again.
+//! Folios that cannot be swapped out after all, so that their entries map them again.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,7 +23,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         let Some(place) = memory.frames.folio(folio).swap_place() else { return };
         RareEvents::note(&memory.rare.swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
-        // The first page may belong below address zero, where none is mapped.
+        // The first page may belong below address zero, where no page is mapped.
         let first = if start.0 < end { start.0 } else { 0 };
         let part = VirtRange::raw(first, end).intersection(self.span.range());
         let mut at = part.start();
@@ -44,14 +44,15 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
                 self.scan.swapped_held = false;
             }
             _ => {
-                // SAFETY: 1. `store_run` left it to the batch, which leaves it out from now on.
+                // SAFETY: 1. `store_run` left the lock to the batch, which omits the folio from now
+                // on.
                 let lock = unsafe { memory.frames.folio(folio).lock_of_batch() };
                 CachedFolio::new(memory, lock.locked(), place).call_back();
             }
         }
     }
 
-    /// The attributes of a leaf in the place of the entry, if the entry refers to the slot of the
+    /// The attributes of the leaf that replaces the entry, if the entry refers to the slot of the
     /// folio's page.
     fn attributes_of(&self, raw: Entry, place: SwapPlace, page: u32) -> Option<Attributes> {
         let slot = place.first + u64::from(page);

@@ -28,13 +28,13 @@ use crate::space::call::swap_off::swap_in_range;
 use crate::space::op::Op;
 use crate::space::userfault::shared::populate_collapsed;
 
-/// Why a span was not collapsed.
+/// The reason why a span was not collapsed.
 enum Refusal {
-    /// The call continues with the next span, and fails at its end.
+    /// The call continues with the next span and fails at the end of the range.
     Here(Error),
-    /// The call ends, as on Linux.
+    /// The call ends immediately, as on Linux.
     Ends(Error),
-    /// Some pages are in swap, but not more than the limit.
+    /// Some pages are in swap, but no more than the limit allows.
     InSwap,
 }
 
@@ -52,16 +52,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Collapses every whole table span in `range` into a large folio that a huge leaf maps,
     /// regardless of the policy (Linux: `madvise(2)` with `MADV_COLLAPSE`).
     ///
-    /// Context: may sleep. Complexity: linear in the pages.
+    /// Context: may sleep. Complexity: linear in the number of pages.
     ///
     /// # Errors
     /// Spans that were collapsed before an error stay collapsed.
     ///
     /// - [`Error::NotMapped`]: the range has holes.
     /// - [`Error::Invalid`]: a mapping is too small, refuses large folios, is a private mapping of
-    ///   an object, or is write-protected by a userfaultfd. Or a span is empty, or has entries that
-    ///   cannot be collapsed. (Pages of an object around guards are collapsed into one folio, but a
-    ///   huge leaf cannot map it.)
+    ///   an object, or is write-protected by a userfaultfd. Also if a span is empty or has entries
+    ///   that cannot be collapsed. (Pages of an object around guards are collapsed into one folio,
+    ///   but a huge leaf cannot map it.)
     /// - [`Error::Busy`]: a userfaultfd serves the missing pages.
     /// - [`Error::TryAgain`]: a page is pinned.
     /// - [`Error::OutOfMemory`]: no folio of that size is free.
@@ -71,12 +71,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// Examines up to `spans` table spans from `from` on, and collapses those that the policy and
-    /// `limits` allow. Spans of anonymous memory are mapped by a huge leaf at once, spans of shared
+    /// `limits` allow. Spans of anonymous memory get a huge leaf immediately, spans of shared
     /// memory at the next access. A low-priority thread of the embedder calls this (Linux:
     /// `khugepaged`). If a fatal signal is pending for that thread, or no folio is free, the call
     /// stops after one span.
     ///
-    /// Context: may sleep. Complexity: linear in the entries of the examined spans.
+    /// Context: may sleep. Complexity: linear in the number of entries of the examined spans.
     pub fn collapse_some(
         &self,
         from: VirtAddr,
@@ -139,15 +139,15 @@ fn collapse_range<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) ->
 /// The progress of [`Collapser::collapse`].
 enum Collapsed<'m, P: Platform> {
     Done,
-    /// The span maps shared memory, from this page of the object on. The caller collapses it
-    /// without the mutex.
+    /// The span maps shared memory, starting at this page of the object. The caller collapses the
+    /// span without the mutex.
     OfObject(Object<'m, P>, u64),
 }
 
 /// Collapses table spans, on demand or in the background.
 struct Collapser<'a, 'm, P: Platform> {
     space: &'a AddressSpace<'m, P>,
-    /// The background's; `None` on demand.
+    /// The limits of the background collapser; `None` on demand.
     limits: Option<&'a CollapseLimits>,
 }
 
@@ -158,8 +158,8 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
         let first = part.start().0.next_multiple_of(span);
         let end = part.end().0 & !(span - 1);
         if first > end {
-            // A range inside of one span is an error, but a range that ends at the edge of a span
-            // is not. Linux makes the same difference.
+            // A range within one span is an error, but a range that ends at the edge of a span is
+            // not. Linux makes the same distinction.
             return Err(Error::Invalid);
         }
         let mut result = Ok(());
@@ -177,7 +177,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
             match collapsed {
                 Err(Refusal::Ends(error)) => return Err(error),
                 Err(Refusal::Here(error)) => result = Err(error),
-                // The pages were swapped out again in the meantime.
+                // The pages have been swapped out again since.
                 Err(Refusal::InSwap) => result = Err(Error::TryAgain),
                 Ok(()) => {}
             }
@@ -186,7 +186,8 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
     }
 
     /// The start of the first table span in `range` that may have pages. An empty span of anonymous
-    /// memory cannot be collapsed. Pages of an object may exist without a table here.
+    /// memory cannot be collapsed. Pages of an object may exist even if no table exists for the
+    /// range.
     fn first_collapsible(&self, range: VirtRange) -> u64 {
         let vmas = self.space.vmas.lock();
         let vma = vmas.view().at(range.start());
@@ -257,7 +258,8 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
         }
     }
 
-    /// Collapses the pages of an object behind `range` of a shared mapping, from page `first` on.
+    /// Collapses the pages of the object behind `range`, which lies in a shared mapping. The pages
+    /// start at page `first` of the object.
     fn collapse_object(
         &self,
         range: VirtRange,
@@ -282,12 +284,12 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
             return Ok(());
         }
         if self.has_guards(range) {
-            // The pages are in one folio, but a huge leaf would map pages in place of the guards.
-            // Linux fails as well.
+            // The pages are now in one folio, but a huge leaf would map pages in place of the
+            // guards. As on Linux, the call fails in this case.
             return Err(Error::Invalid.into());
         }
         // Maps the huge leaf before the call returns, as Linux does. The collapse has succeeded
-        // even if this fails.
+        // even if the population fails.
         let _ = populate_collapsed(self.space, range);
         Ok(())
     }
@@ -373,7 +375,7 @@ fn collapse_by_copy<P: Platform>(
     memory.may_wait();
     let deposit = new_table(memory, Level::PTE, &mut counts).ok_or(NoMemory)?;
     let Some(fresh) = memory.frames.new_exclusive_folio(order) else {
-        // SAFETY: 1. made above; 2. no other thread has seen it.
+        // SAFETY: 1. allocated above; 2. no other thread has seen it.
         unsafe { free_table(memory, deposit, &mut counts) };
         op.edit.count(&counts);
         return Err(Failure::NoMemory);
@@ -387,7 +389,7 @@ fn collapse_by_copy<P: Platform>(
     let done = left.is_none();
     if let Some(folio) = left {
         folio.discard();
-        // SAFETY: 1. made above; 2. a replacement that was not done has not published it.
+        // SAFETY: 1. allocated above; 2. a replacement that was not completed has not published it.
         unsafe { free_table(memory, deposit, &mut counts) };
     }
     op.edit.count(&counts);
@@ -418,9 +420,9 @@ fn retract<P: Platform>(op: &mut Op<'_, '_, P>, range: VirtRange) -> bool {
     small && fits && drop_contents(op, vma, range).is_ok()
 }
 
-/// Checks whether a mapping may have large folios. It must cover the last whole table span before
-/// its end (Linux checks the same span), its pages must be of one owner, and no userfaultfd may
-/// supply its pages or write-protect them.
+/// Checks whether a mapping may have large folios. The mapping must cover the last whole table span
+/// before its end (Linux checks the same span), all its pages must have one owner, and no
+/// userfaultfd may supply or write-protect the pages.
 ///
 /// # Errors
 /// [`Error::Invalid`]; [`Error::Busy`] if a userfaultfd serves missing pages.
@@ -432,14 +434,14 @@ fn check_collapsible<P: Platform>(vma: &Vma) -> Result<(), Error> {
     let skew = (vma.start() >> PAGE_SHIFT).wrapping_sub(vma.page_offset());
     let aligned = vma.is_anonymous() || skew.is_multiple_of(span >> PAGE_SHIFT);
     // A folio belongs to either an object or an anon group. A private mapping of an object has
-    // pages of both, which cannot share a large folio.
+    // pages of both kinds, which cannot share a large folio.
     let uniform = vma.is_anonymous() || vma.is_shared();
     let possible = fits
         && aligned
         && uniform
         && !vma.flags().intersects(MappingFlags::NO_HUGE | MappingFlags::DONT_EXPAND)
         && (!vma.is_anonymous() || vma.group_pointer().is_some());
-    // In minor mode, what the object has may become one folio.
+    // In minor mode, the object's existing pages may become one folio.
     if !possible || vma.has(MappingFlags::USERFAULT_WRITE_PROTECT) {
         return Err(Error::Invalid);
     }

@@ -1,4 +1,4 @@
-//! The calls that collapse, in a build without the feature `collapse`.
+//! The collapse calls, in a build without the feature `collapse`.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
@@ -8,7 +8,7 @@ use super::{CollapseLimits, CollapseProgress};
 use crate::space::AddressSpace;
 
 impl<P: Platform> AddressSpace<'_, P> {
-    /// Collapses nothing: the build has no collapse.
+    /// Does nothing, because the build leaves collapse out.
     ///
     /// Context: any.
     ///
@@ -19,7 +19,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         Err(Error::NotBuilt)
     }
 
-    /// Collapses nothing, and is done with the whole address space: the build has no collapse.
+    /// Collapses nothing and reports the whole address space as complete, because the build has no
+    /// collapse.
     ///
     /// Context: any.
     #[inline]

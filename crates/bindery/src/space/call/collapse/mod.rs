@@ -16,7 +16,7 @@ mod scan_pmd;
 use crate::addr::VirtAddr;
 
 /// The limits of the background collapser, in pages of one table span (Linux:
-/// `khugepaged/max_ptes_none`, `max_ptes_swap`, `max_ptes_shared`), and its effort for a folio.
+/// `khugepaged/max_ptes_none`, `max_ptes_swap`, `max_ptes_shared`), and its effort to get a folio.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -31,11 +31,11 @@ use crate::addr::VirtAddr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollapseLimits {
     /// The maximum number of pages that are missing or zero pages. The collapse allocates memory
-    /// for them that the program may never use.
+    /// for these pages, which the program may never use.
     pub missing: u32,
-    /// The maximum number of pages in swap. The collapse swaps them in first.
+    /// The maximum number of pages in swap. The collapse first swaps these pages in.
     pub swapped: u32,
-    /// The maximum number of pages with other mappings. The collapse copies them.
+    /// The maximum number of pages with other mappings. The collapse copies these pages.
     pub shared: u32,
     /// Whether memory is collected ([`crate::Memory::collect`]) if no folio is free (Linux:
     /// `khugepaged/defrag`).

@@ -11,16 +11,16 @@ use super::CollapseLimits;
 /// Counts of the pages that one level-2 entry covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::space) struct PmdScan {
-    /// A huge leaf maps the span already.
+    /// Whether a huge leaf already maps the span.
     pub(in crate::space) huge: bool,
     pub(in crate::space) present: u32,
     /// The entries of `present` that map the zero page.
     pub(in crate::space) zero: u32,
     pub(in crate::space) shared: u32,
     pub(in crate::space) pinned: bool,
-    /// Pages in swap.
+    /// The number of pages in swap.
     pub(in crate::space) swapped: u32,
-    /// An entry is neither empty, nor a leaf, nor a swap entry.
+    /// Whether an entry is neither empty, nor a leaf, nor a swap entry.
     pub(in crate::space) absent: bool,
 }
 
@@ -32,7 +32,7 @@ impl PmdScan {
     }
 }
 
-/// Counts the entries of the span. The caller holds its VMA's lock for writing.
+/// Counts the entries of the span. The caller holds the lock of the span's VMA for writing.
 pub(in crate::space) fn scan_pmd<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
@@ -48,8 +48,8 @@ pub(in crate::space) fn scan_pmd<P: Platform>(
                 scan.zero += u32::from(page_table.memory.is_zero(frame));
                 if let Some(folio) = frames.folio_of(frame) {
                     let number = frame.0 - folio.head.0;
-                    // After a child has copied its pages, the folio may have a single owner without
-                    // the exclusive bit. So its mappings are compared, too.
+                    // After a child has copied its pages, a folio with a single owner may lack the
+                    // exclusive bit, so its mappings are also compared.
                     let elsewhere = || frames.folio(folio).mappings() > folio.pages();
                     let exclusive = frames.folio(folio).exclusive().contains(number);
                     scan.shared += u32::from(!exclusive && elsewhere());

@@ -37,7 +37,7 @@ use supplies::RemapCall;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Remap {
-    /// None: it grows in place or not at all.
+    /// No move: the mapping grows in place or the call fails.
     #[default]
     InPlace,
     /// Any address, if the mapping cannot grow in place (`MREMAP_MAYMOVE`).
@@ -45,10 +45,10 @@ pub enum Remap {
     /// Exactly this address, even if the mapping need not move; mappings there are unmapped
     /// (`MREMAP_MAYMOVE | MREMAP_FIXED`).
     To(VirtAddr),
-    /// The pages move to this address if it is free, otherwise anywhere (null: anywhere). The
-    /// source stays mapped, empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
+    /// The pages move to this address if it is free, otherwise to any address (null: any address).
+    /// The source stays mapped but empty (`MREMAP_MAYMOVE | MREMAP_DONTUNMAP`).
     Leave(VirtAddr),
-    /// The pages move exactly to this address. The source stays mapped, empty (`MREMAP_MAYMOVE |
+    /// The pages move exactly to this address. The source stays mapped but empty (`MREMAP_MAYMOVE |
     /// MREMAP_FIXED | MREMAP_DONTUNMAP`).
     LeaveTo(VirtAddr),
 }
@@ -68,19 +68,19 @@ impl Remap {
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
-    /// rounded up to pages), contents included, and returns its address. The part that a smaller
-    /// length cuts off may span several mappings. A move to a given place without a change of
-    /// length moves all mappings of the range, with the gaps between them. It moves them one by
-    /// one, and those moved before an error stay at the destination. A mapping with a userfaultfd
-    /// moves only by itself ([`Error::CrossesMapping`]). An old length of zero maps the pages of a
-    /// shared mapping a second time.
+    /// rounded up to pages), including its contents, and returns its address. If the new length is
+    /// smaller, the part cut off may span several mappings. A move to a given address without a
+    /// change of length moves all mappings of the range and preserves the gaps between them. The
+    /// mappings move one by one, and those moved before an error stay at the destination. A mapping
+    /// with a userfaultfd can only be moved by itself ([`Error::CrossesMapping`]). An old length of
+    /// zero maps the pages of a shared mapping a second time.
     ///
-    /// If the call chooses the destination, it is congruent with the source modulo the largest
-    /// table that the range covers, so that whole tables move by one entry each.
+    /// If the call chooses the destination, that address is congruent with the source modulo the
+    /// largest table that the range covers, so that whole tables move by one entry each.
     ///
-    /// Context: may sleep. Complexity: one entry for each table that moves whole; for the rest, the
-    /// base pages that are moved. One invalidation for each mapping and at most 64 tables; one more
-    /// for each contiguous run that an end of the range cuts.
+    /// Context: may sleep. Complexity: one entry per table that moves as a whole; for the rest,
+    /// linear in the moved base pages. One invalidation per mapping and at most 64 tables; one more
+    /// for each contiguous run that an end of the range divides.
     ///
     /// # Errors
     /// In Linux's order: [`Error::Unaligned`], [`Error::ZeroLength`] (the new length),
@@ -91,9 +91,9 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::LimitReached`], [`Error::BelowMinimum`], [`Error::NoRoom`],
     /// [`Error::Overcommitted`], [`Error::OutOfMemory`]. An error changes nothing, with three
     /// exceptions, as on Linux: mappings at a destination that the caller chose may be unmapped; so
-    /// may the tail that a smaller length cuts off a mapping that was to move there; and of several
-    /// mappings some may have moved. For lack of memory, only the last can happen, unless a fault
-    /// in the source takes the memory while the call runs.
+    /// may the tail that a smaller length cuts off a mapping that was to move there; and some of
+    /// several mappings may have moved. If memory runs out, only the third can happen, unless a
+    /// fault in the source takes the memory while the call runs.
     pub fn mremap(
         &self,
         old: VirtAddr,
@@ -104,13 +104,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         populated(self, self.begin_mremap(old, old_length, new_length, remap))
     }
 
-    /// As [`AddressSpace::mremap`], up to the waits: the new part of a locked mapping has its pages
-    /// after the steps of the [`Populate`], which do not fail.
+    /// As [`AddressSpace::mremap`], up to the waits: the steps of the [`Populate`], which do not
+    /// fail, map the pages of a locked mapping's new part.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mremap`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`AddressSpace::mremap`].
     pub fn begin_mremap(
         &self,
         old: VirtAddr,
@@ -122,7 +122,7 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 }
 
-/// Remaps. The new part of a locked mapping has to be populated.
+/// Remaps. The caller has to populate the new part of a locked mapping.
 fn remap_mappings<P: Platform>(
     space: &AddressSpace<'_, P>,
     plan: &RemapPlan,
@@ -136,14 +136,14 @@ fn remap_mappings<P: Platform>(
     result.map(|at| (at, call.grown.map_or(Populate::default(), Populate::as_possible)))
 }
 
-/// If it fails for lack of memory, nothing has changed except as the call records.
+/// If the function fails for lack of memory, nothing has changed except what the call records.
 fn remap_range<'m, P: Platform>(
     op: &mut Op<'_, 'm, P>,
     call: &mut RemapCall<'m, P>,
     plan: &RemapPlan,
 ) -> Result<VirtAddr, Failure> {
     if plan.remap.target().is_some() {
-        // Before any look-up, as on Linux: source and destination may each be split.
+        // Checked before any lookup, as on Linux: source and destination may each be split.
         op.vmas.room_for(6)?;
     }
     if let Some(target) = plan.moves_all() {
@@ -169,7 +169,7 @@ fn move_all<'m, P: Platform>(
         if !seen && vma.start() > at {
             break;
         }
-        // A mapping with a userfaultfd can only be moved alone, as on Linux.
+        // A mapping with a userfaultfd can only be moved by itself, as on Linux.
         let is_served = vma.flags().intersects(MappingFlags::USERFAULT);
         if is_served && (seen || vma.end() < end) {
             return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());
@@ -223,7 +223,7 @@ fn remap_one<'op, 'm, P: Platform>(
     move_to_free(op, call, vma, plan)
 }
 
-/// Whether the limits allow the pages by which the mapping grows.
+/// Whether the limits allow the additional pages of the mapping.
 fn may_grow<P: Platform>(op: &Op<'_, '_, P>, vma: &Vma, plan: &RemapPlan) -> Result<(), Error> {
     let end = vma.page_offset_of(plan.source.start()).checked_add(plan.length >> PAGE_SHIFT);
     if end.is_none_or(|end| end > FolioIndex::END) {
@@ -239,7 +239,7 @@ fn may_grow<P: Platform>(op: &Op<'_, '_, P>, vma: &Vma, plan: &RemapPlan) -> Res
     op.vmas.account().may_expand(vma.flags(), added)
 }
 
-/// Extends the mapping into the free addresses behind it.
+/// Extends the mapping into the free addresses above it.
 fn grow<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
@@ -261,11 +261,11 @@ fn grow<'op, 'm, P: Platform>(
     Ok(())
 }
 
-/// Moves the source after unmapping mappings in the target, or the tail. It allocates all memory
+/// Moves the source after unmapping the tail or the mappings in the target. All memory is allocated
 /// before that. Otherwise:
 /// 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
-/// 2. CPU B maps something at the target, and returns;
-/// 3. CPU A makes another attempt, and unmaps it.
+/// 2. CPU B maps memory at the target and returns;
+/// 3. CPU A retries, and unmaps CPU B's mapping.
 #[cold]
 fn move_over<'m, P: Platform>(
     op: &mut Op<'_, 'm, P>,
@@ -279,7 +279,7 @@ fn move_over<'m, P: Platform>(
         Err(error) => Err(error.into()),
     };
     call.free_supplies(op);
-    // The supplies are short if a concurrent fault has mapped more of the source.
+    // The supplies are insufficient if a concurrent fault has mapped more of the source.
     if supplied.is_ok() { done.map_err(Failure::without_second_attempt) } else { done }
 }
 
@@ -297,7 +297,7 @@ fn move_supplied<'m, P: Platform>(
         unmap_range::<P>(plan.tail.start(), plan.tail.len())?;
         unmap_next(op, call, plan.tail)?;
     }
-    // The target or the tail may have been a part of the same VMA, which is shorter now.
+    // The target or the tail may have belonged to the same VMA, which is now shorter.
     let start = plan.source.start();
     let vma = op.vmas.at(start).ok_or(Error::NotMapped(start))?;
     move_to_free(op, call, vma, plan)
@@ -315,7 +315,7 @@ fn unmap_next<'m, P: Platform>(
     Ok(unmap_supplied(op, range, unmapping)?)
 }
 
-/// Moves the source to the requested destination, which is free by now.
+/// Moves the source to the requested destination, which is free by then.
 fn move_to_free<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,

@@ -1,4 +1,4 @@
-//! Moves a part of one VMA to an address of its own.
+//! Moves a part of one VMA to a different address.
 
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Level};
@@ -15,7 +15,8 @@ use super::plan::RemapPlan;
 use super::supplies::RemapCall;
 
 /// A free range of `length` bytes, congruent with `source` modulo the largest entry span that fits
-/// into it twice (so that at least one entry is covered whole), else modulo the contiguous run.
+/// into the range twice (so that at least one entry is covered completely), or else modulo the
+/// contiguous run.
 pub(super) fn congruent_place<P: Platform>(
     vmas: VmaView<'_, P>,
     source: VirtRange,
@@ -33,8 +34,8 @@ pub(super) fn congruent_place<P: Platform>(
         .find_map(|align| vmas.find_free(length, align, start & (align - 1)))
 }
 
-/// Moves the source range, a part of `vma`, to the free range `target`. All allocations
-/// come before the first page moves, so an error leaves the source unchanged.
+/// Moves the source range, a part of `vma`, to the free range `target`. All allocations precede the
+/// first page move, so an error leaves the source unchanged.
 pub(super) fn move_vma<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
@@ -70,7 +71,7 @@ pub(super) fn move_vma<'op, 'm, P: Platform>(
     move_apart(op, call, vma, plan, target)
 }
 
-/// The flags of the target of a move of `source`. Tables that move whole carry entries along
+/// The flags of the target of a move of `source`. Tables that move as a whole carry entries along
 /// unread, and each moved page counts as written.
 fn moved_flags<P: Platform>(vma: &Vma, source: VirtRange) -> MappingFlags {
     let carries_tables = source.len() >= P::Arch::PMD.span();
@@ -78,7 +79,7 @@ fn moved_flags<P: Platform>(vma: &Vma, source: VirtRange) -> MappingFlags {
 }
 
 /// The page offset of the target of a move of `source`. A VMA that never had a page may get a new
-/// one, and merge at its new address (as on Linux).
+/// offset and merge at its new address (as on Linux).
 fn moved_offset(vma: &Vma, source: VirtRange, target: VirtRange) -> u64 {
     if vma.is_anonymous() && vma.group_pointer().is_none() {
         target.start().0 >> PAGE_SHIFT
@@ -87,7 +88,8 @@ fn moved_offset(vma: &Vma, source: VirtRange, target: VirtRange) -> u64 {
     }
 }
 
-/// As [`move_vma`], for a VMA with a userfaultfd: it follows the move, if it subscribed to moves.
+/// As [`move_vma`], for a VMA with a userfaultfd, which follows the move if it has subscribed to
+/// moves.
 #[cold]
 fn move_served<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
@@ -113,19 +115,20 @@ fn move_served<'op, 'm, P: Platform>(
     done
 }
 
-/// Lifts the write-protection by a userfaultfd in a range that has moved away from it.
+/// Lifts the write-protection by a userfaultfd in a range that has moved away from that
+/// userfaultfd.
 fn strip_moved<P: Platform>(op: &mut Op<'_, '_, P>, moved: Option<VirtRange>) {
     let Some(moved) = moved.filter(|moved| !moved.is_empty()) else { return };
     if let Some(vma) = op.vmas.at(moved.start()) {
         let locked = vma.lock_write(op.platform());
-        // If memory for that runs out, the first write lifts the protection.
+        // If memory for the lift runs out, the first write lifts the protection.
         let _ = op.edit.userfault_lift(moved);
         drop(locked);
     }
 }
 
-/// Makes the VMA of the target, and that of the part above a source cut out of the middle. Neither
-/// is in the set yet.
+/// Creates the VMA of the target and, if the source is cut out of the middle, the VMA of the part
+/// above it. Neither VMA is in the set yet.
 #[inline]
 fn make_room<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
@@ -155,8 +158,8 @@ fn make_room<'op, 'm, P: Platform>(
 }
 
 /// Moves the source into a VMA of its own. An error changes nothing. The trees of the reverse map
-/// are locked for each piece, and contain both ranges during the move, so that a walker finds each
-/// page at its old or at its new address.
+/// are locked for each piece and contain both ranges during the move, so a walker finds each page
+/// either at its old or at its new address.
 fn move_apart<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
@@ -172,7 +175,7 @@ fn move_apart<'op, 'm, P: Platform>(
         return Ok(target.start());
     }
     let stays = plan.keeps_source();
-    // From here on faults in the source wait, and look their VMA up again afterwards.
+    // From this point on, faults in the source wait and afterwards look their VMA up again.
     let vma = vma.lock_write(platform);
     let freeable = if stays { source } else { op.vmas.freeable(source, target) };
     let end = End { range: source, freeable };
@@ -191,8 +194,8 @@ fn move_apart<'op, 'm, P: Platform>(
             return Ok(vmas.insert_held(moved, &held));
         }
         mover.preallocate_tables()?;
-        // Before the first page arrives: a walker that misses the page at the source then looks
-        // here.
+        // Linked before the first page arrives: a walker that misses the page at the source then
+        // looks at the target.
         let linked = vmas.link(moved);
         mover.move_in_pieces(|work| {
             let held = RmapGuard::new(platform, &vma);
@@ -209,13 +212,12 @@ fn move_apart<'op, 'm, P: Platform>(
         drop(held);
         Ok::<_, NoMemory>(vmas.insert_linked(linked))
     })?;
-    // A source that stays is not merged with its neighbors, though it may fit them now (as on
-    // Linux).
+    // A source that stays is not merged with its neighbors, even if it now could be (as on Linux).
     op.vmas.merge_around(moved);
     Ok(target.start())
 }
 
-/// The source stays mapped, empty and not locked into memory.
+/// The source stays mapped, but empty and not locked into memory.
 fn leave_source<'op, P: Platform>(
     vmas: &mut VmaSet<'op, '_, P>,
     vma: VmaWriteGuard<'op, P>,
@@ -230,9 +232,9 @@ fn leave_source<'op, P: Platform>(
     vmas.change_flags(&vma, vma.flags() - locked);
 }
 
-/// Moves all of a VMA to addresses between its neighbors: the index keeps its node where it is. The
-/// locks are those of any other move. `None` if that takes more than one piece: between two of
-/// them, a walker would look at only one of the ranges.
+/// Moves a whole VMA to addresses between its neighbors, so the index keeps its node in place. The
+/// locks are those of any other move. `None` if the move takes more than one piece, because between
+/// two pieces a walker would look at only one of the ranges.
 fn slide<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
@@ -266,7 +268,7 @@ fn slide<'op, 'm, P: Platform>(
     slid
 }
 
-/// Removes `source` from its VMA, whose trees are locked.
+/// Removes `source` from its VMA. The VMA's trees are locked.
 fn cut_away<'op, 'm, P: Platform>(
     vmas: &mut VmaSet<'op, 'm, P>,
     vma: VmaWriteGuard<'op, P>,
@@ -283,7 +285,7 @@ fn cut_away<'op, 'm, P: Platform>(
     } else {
         vmas.resize_held(&vma, source.end().0, outer.end().0, held);
     }
-    // If the target was all of the VMA before the source, the VMA itself is the part above.
+    // If the target was all of the VMA below the source, the VMA itself is the part above.
     if let Some(upper) = upper.filter(|_| below && source.end() < outer.end()) {
         debug_assert_eq!(upper.end(), outer.end().0);
         vmas.insert_held(upper, held);

@@ -1,5 +1,5 @@
-//! The decision of a call, without access to the address space: lengths, flags and mappings in, a
-//! plan or an error out.
+//! The decision of a call, without access to the address space: from lengths, flags and mappings to
+//! a plan or an error.
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::Arch;
@@ -8,23 +8,24 @@ use crate::vma::MappingFlags;
 
 use super::Remap;
 
-/// A call, or the part of a call that concerns one mapping. First a destination that the caller
-/// chose is unmapped, then the tail. Then the source gets the new length, in place or at another
-/// address.
+/// A call, or the part of a call that concerns one mapping. The call first unmaps a destination
+/// that the caller chose, then the tail. The source then gets the new length, in place or at
+/// another address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RemapPlan {
-    /// The kept part of the old range. An empty one makes a second view of a shared mapping's
+    /// The kept part of the old range. An empty source creates a second view of a shared mapping's
     /// memory.
     pub(super) source: VirtRange,
     /// The rest of the old range, which a smaller length cuts off.
     pub(super) tail: VirtRange,
-    /// In bytes, whole pages, not less than the length of the source.
+    /// The new length in bytes, a multiple of the page size, not less than the length of the
+    /// source.
     pub(super) length: u64,
     pub(super) remap: Remap,
 }
 
 impl RemapPlan {
-    /// A call with lengths in bytes. Fails if the arguments make no sense, whatever is mapped.
+    /// A call with lengths in bytes. Fails if the arguments are invalid whatever is mapped.
     pub(super) fn new<A: Arch>(
         old: VirtAddr,
         old_length: u64,
@@ -54,13 +55,13 @@ impl RemapPlan {
             if remap.keeps_source() && old_length != length {
                 return Err(Error::Invalid);
             }
-            // The sum may wrap, as on Linux: the old range is not checked yet.
+            // The sum may wrap, as on Linux: the old range has not been checked yet.
             let old_end = old.0.wrapping_add(old_length);
             if old_end > target.0 && target.0 + length > old.0 {
                 return Err(Error::Overlap);
             }
         }
-        // No mapping begins where the sums saturate; so the call fails before it uses the ranges.
+        // No mapping starts where the sums saturate, so the call fails before it uses the ranges.
         let [source_end, tail_end] =
             [old_length.min(length), old_length].map(|length| old.0.saturating_add(length));
         let source = VirtRange::raw(old.0, source_end);
@@ -73,15 +74,15 @@ impl RemapPlan {
         (self.source.len() == self.length && self.tail.is_empty()).then_some(target)
     }
 
-    /// The part of such a call that moves `source` to `target`.
+    /// The part of such a call ([`RemapPlan::moves_all`]) that moves `source` to `target`.
     pub(super) fn part(&self, source: VirtRange, target: VirtAddr) -> Self {
         let remap =
             if self.remap.keeps_source() { Remap::LeaveTo(target) } else { Remap::To(target) };
         Self { source, tail: VirtRange::default(), length: source.len(), remap }
     }
 
-    /// Whether the new mapping has another address than the old one, which contains the beginning
-    /// of the source and ends at `end`. `free_until` returns the beginning of the next mapping.
+    /// Whether the new mapping has a different address from the old mapping, which contains the
+    /// start of the source and ends at `end`. `free_until` returns the start of the next mapping.
     #[inline]
     pub(super) fn moves(
         &self,
@@ -95,7 +96,7 @@ impl RemapPlan {
         }
         let may_stay = remap.target().is_none();
         if may_stay && length == source.len() {
-            // The tail may span several mappings, and the source too.
+            // The tail may span several mappings, and so may the source.
             return Ok(false);
         }
         if source.is_empty() && tail.is_empty() && !flags.contains(MappingFlags::SHARED) {
@@ -114,7 +115,7 @@ impl RemapPlan {
         Ok(!grows_in_place)
     }
 
-    /// The bytes by which the mapping grows.
+    /// The number of bytes by which the mapping grows.
     pub(super) fn added(&self) -> u64 {
         self.length - self.source.len()
     }
@@ -129,7 +130,7 @@ impl RemapPlan {
         }
     }
 
-    /// Nothing is unmapped at the source.
+    /// Whether the source stays mapped.
     pub(super) fn keeps_source(&self) -> bool {
         self.remap.keeps_source() || self.source.is_empty()
     }
@@ -148,7 +149,7 @@ mod tests {
         VirtAddr(page * PAGE_SIZE)
     }
 
-    /// Plans a call on a mapping of pages 10 to 13; the next mapping begins at page 20. Also
+    /// Plans a call on a mapping of pages 10 to 13; the next mapping starts at page 20. Also
     /// returns whether the mapping must move.
     fn plan(first: u64, lengths: [u64; 2], remap: Remap) -> Result<(RemapPlan, bool), Error> {
         plan_with(first, lengths, remap, MappingFlags::empty())
@@ -167,21 +168,21 @@ mod tests {
 
     #[test]
     fn steps_follow_from_lengths_and_destination() {
-        // The first page and the two lengths; the source's end, the tail's end, and whether it
-        // moves.
+        // The first page and the two lengths; the end of the source, the end of the tail, and
+        // whether the mapping moves.
         let cases = [
-            // As long as before, and shorter: the rest stays.
+            // As long as before, and shorter; the rest stays.
             ((10, [4, 4], InPlace), (14, 14, false)),
             ((10, [4, 1], MayMove), (11, 14, false)),
             ((12, [8, 1], InPlace), (13, 20, false)),
             ((12, [8, 6], InPlace), (18, 20, false)),
-            // It grows in place up to the next mapping.
+            // The mapping grows in place up to the next mapping.
             ((10, [4, 10], InPlace), (14, 14, false)),
             ((12, [2, 8], MayMove), (14, 14, false)),
             ((10, [4, 11], MayMove), (14, 14, true)),
             // The source is not at the end of its mapping.
             ((10, [2, 3], MayMove), (12, 12, true)),
-            // To another place, whether it need move or not.
+            // To another place, whether or not the mapping has to move.
             ((10, [4, 4], To(at(40))), (14, 14, true)),
             ((10, [4, 2], To(at(40))), (12, 14, true)),
             ((10, [4, 6], To(at(40))), (14, 14, true)),
@@ -207,7 +208,7 @@ mod tests {
                 moves && view.keeps_source() && view.tail.is_empty()
             })
         );
-        // Empty at the very end of its mapping: nothing grows there.
+        // Empty at the very end of its mapping: nothing can grow there.
         assert!(plan_with(14, [0, 2], MayMove, MappingFlags::SHARED).is_ok_and(|(_, moves)| moves));
     }
 
@@ -216,7 +217,7 @@ mod tests {
         let crosses = Err(Error::CrossesMapping { end: at(14) });
         assert_eq!(plan(12, [3, 4], MayMove), crosses);
         assert_eq!(plan(12, [3, 3], To(at(40))), crosses);
-        // Only the source must be in one mapping.
+        // Only the source must lie in one mapping.
         assert!(plan(12, [9, 2], To(at(40))).is_ok());
         let sealed = MappingFlags::SEALED;
         assert_eq!(plan_with(12, [9, 2], InPlace, sealed), Err(Error::Sealed(at(12))));

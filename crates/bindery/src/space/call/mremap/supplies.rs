@@ -1,5 +1,5 @@
-//! The state of a call, with the memory for a move that unmaps mappings first: it is allocated
-//! before the first change.
+//! The state of a call, together with the memory for a move that first unmaps mappings. All of this
+//! memory is allocated before the first change.
 
 use arrayvec::ArrayVec;
 
@@ -18,16 +18,16 @@ use crate::vmas::ReservedVma;
 
 use super::plan::RemapPlan;
 
-/// A call, over all its attempts. Its supplies are for one mapping's move, and absent between two
-/// attempts. A step uses them first, and allocates the rest.
+/// A call, across all its attempts. The supplies serve one mapping's move and are absent between
+/// two attempts. A step uses the supplies first and allocates only the rest.
 pub(super) struct RemapCall<'m, P: Platform> {
-    /// In a move of several mappings, those before this address of the source have moved.
+    /// In a move of several mappings, the source address up to which mappings have moved.
     pub(super) moved_to: u64,
     /// New pages of a locked mapping.
     pub(super) grown: Option<VirtRange>,
-    /// For unmapping: in the target first, then the tail of the source.
+    /// For unmapping, first in the target and then in the tail of the source.
     pub(super) unmappings: ArrayVec<UnmapSupplies<'m, P>, 2>,
-    /// For the VMA of the target, and for the part above the source.
+    /// For the VMA of the target and for the part above the source.
     pub(super) moved: Option<ReservedVma<'m, P>>,
     pub(super) upper: Option<ReservedVma<'m, P>>,
     /// The messages about the move, and whether the destination stays registered.
@@ -36,7 +36,7 @@ pub(super) struct RemapCall<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> RemapCall<'m, P> {
-    /// A call without supplies, whose source begins at `start`.
+    /// A call without supplies, whose source starts at `start`.
     #[inline]
     pub(super) fn new(memory: &'m Memory<P>, start: u64) -> Self {
         Self {

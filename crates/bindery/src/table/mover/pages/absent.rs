@@ -1,8 +1,9 @@
-//! Absent entries: swap entries move in runs; no others move.
+//! Absent entries: swap entries move in runs; other absent entries do not move.
 //!
-//! A swap entry refers to a slot, and neither records the page's address. So entries move without a
-//! check of their folio, whether it is in the swap cache or not. A fault at the new address that
-//! finds it mapped elsewhere maps a copy (`space::fault::swap_in`).
+//! A swap entry refers to a slot, and neither the entry nor the slot records the page's address.
+//! Swap entries therefore move without a check of their folio, whether or not the folio is in the
+//! swap cache. A fault at the new address that finds the folio mapped elsewhere maps a copy
+//! (`space::fault::swap_in`).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +14,7 @@ use crate::table::run::{self, Entries};
 use super::{MoveStop, PagesPiece};
 
 impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
-    /// Whether the entry may move: a page in swap whose slot has no other entry.
+    /// Whether the entry may move: it must be a swapped-out page whose slot has no other entry.
     pub(super) fn may_move_absent(&self, entry: Entry) -> Result<(), MoveStop> {
         match P::Arch::decode_absent(entry) {
             Some(Absent::Swap { exclusive: true, .. }) => Ok(()),
@@ -22,8 +23,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Moves the run of swap entries at the beginning of `slots`, as far as the entries are empty
-    /// in `there`. No TLB holds them. Returns the number of entries.
+    /// Moves the run of swap entries at the beginning of `slots`, up to the first non-empty entry
+    /// in `there`. No TLB holds the entries. Returns the number of moved entries.
     #[inline(never)]
     pub(super) fn move_absents(
         &mut self,

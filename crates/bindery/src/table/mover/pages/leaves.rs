@@ -16,36 +16,37 @@ use crate::table::{EntryAt, Table, TableEntry};
 
 use super::{MoveStop, PagesPiece};
 
-/// Consecutive entries of one table of the source, and of one table of the target.
+/// Consecutive entries of one source table and of one target table.
 struct TablePair<'t> {
     /// The first entries.
     from: TableEntry<'t>,
     to: TableEntry<'t>,
     entries: &'t [AtomicU64],
     there: &'t [AtomicU64],
-    /// The pages of the piece before them.
+    /// The number of the piece's pages that precede the pair.
     page: u32,
-    /// The numbers of entries that have left the source, and of those that have arrived at the
-    /// target. The tables do not count them yet.
+    /// The numbers of entries that have left the source and that have arrived at the target. The
+    /// tables' entry counts do not include these changes yet.
     left: u32,
     arrived: u32,
-    /// TLBs may hold one of them.
+    /// Whether TLBs may hold one of the entries.
     stale: bool,
 }
 
 /// The pages of a folio that one run of entries maps.
 pub(super) struct FolioRun {
     pub(super) folio: Folio,
-    /// The first of them.
+    /// The number of the first of these pages in the folio.
     pub(super) number: u32,
     pub(super) count: u32,
-    /// The first entry, without the contiguous bit, with accessed and dirty of all.
+    /// The first entry, without the contiguous bit, with accessed and dirty gathered from all
+    /// entries.
     gathered: Entry,
 }
 
 impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
-    /// The run of the leaf `entry`, which is at `at` of a table with these entries. It has at most
-    /// `most` entries. `None` if the leaf maps no folio.
+    /// The run of the leaf `entry`, which is at index `at` of the table with these entries. The run
+    /// has at most `most` entries. `None` if the leaf maps no folio.
     #[inline(always)]
     pub(super) fn folio_run(
         &self,
@@ -68,7 +69,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Some(FolioRun { folio, number, count, gathered })
     }
 
-    /// Moves all of the piece. Returns the number of bytes that are done.
+    /// Moves the whole piece. Returns the number of completed bytes.
     pub(super) fn move_leaves(&mut self) -> (u64, Option<MoveStop>) {
         let pages = (self.piece.len >> PAGE_SHIFT) as u32;
         let mut done = 0;
@@ -81,7 +82,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         (self.piece.len, None)
     }
 
-    /// Continues at page `done`, as far as one table of the source and one of the target reach.
+    /// Continues at page `done`, up to the end of the source's or the target's table.
     fn move_stretch(&mut self, done: &mut u32, pages: u32) -> Option<MoveStop> {
         let (source, target) = (self.source_at(*done), self.target_at(*done));
         let from = P::Arch::PTE.index_of(VirtAddr(source));
@@ -147,7 +148,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         stop
     }
 
-    /// Moves the entries of a stretch. Returns the number of entries that are done.
+    /// Moves the entries of a stretch. Returns the number of completed entries.
     fn move_entries(&mut self, stretch: &mut TablePair<'_>) -> (u32, Option<MoveStop>) {
         let count = stretch.entries.len() as u32;
         let numbered = self.policy.numbered;
@@ -155,7 +156,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         let Some(owner) = self.policy.what.owner.run_from(first_index, count.into()) else {
             return (0, Some(MoveStop::Busy));
         };
-        // The number of completed entries, and of those among them that were not such single pages.
+        // The number of completed entries, and the number of those that were not such single pages.
         let (mut at, mut others) = (0, 0);
         let mut stop = None;
         while at < count {
@@ -165,20 +166,20 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
                 break;
             }
             let entry = Entry(word.load(Ordering::Relaxed));
-            // One comparison covers all bits of a leaf: nearly all leaves move unchanged.
+            // One comparison covers all bits of a leaf, since nearly all leaves move unchanged.
             let number = self.number_of(entry);
             if let Some(single) = numbered.try_lock_single(number) {
                 word.swap(0, Ordering::SeqCst);
                 if !single.is_free_to_move(1) {
                     word.store(entry.0, Ordering::Relaxed);
-                    // SAFETY: 1. locked above, by its number.
+                    // SAFETY: 1. the folio was locked above, by its number.
                     unsafe { self.unlock_head(entry) };
                     stop = Some(MoveStop::Busy);
                     break;
                 }
                 single.give_to(owner, at.into());
                 there.store(entry.0, Ordering::Relaxed);
-                // SAFETY: 1. it was locked above, and no guard of it exists.
+                // SAFETY: 1. the folio was locked above, and no guard of the lock exists.
                 if !unsafe { numbered.unlock(number) } {
                     self.see_to_marks(entry);
                 }
@@ -200,8 +201,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         (at, stop)
     }
 
-    /// Moves any entry but a single page whose leaf moves without a change. Returns the number of
-    /// entries that are done.
+    /// Moves any entry except a single page whose leaf moves unchanged. Returns the number of
+    /// completed entries.
     #[inline(never)]
     fn move_other(
         &mut self,
@@ -245,7 +246,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         self.move_scattered(stretch.page + at, folio, number)
     }
 
-    /// Moves a folio whose mappings are all in its run, which begins at `at`.
+    /// Moves a folio whose mappings all lie in its run, which starts at `at`.
     fn move_folio(
         &mut self,
         stretch: &mut TablePair<'_>,
@@ -261,12 +262,12 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         // SAFETY: 1. the run at the source, whose table is locked.
         let lock = unsafe { lock(page_table.memory, folio) }?;
         let taken = take_leaves::<P::Arch>(&stretch.entries[at as usize..(at + count) as usize]);
-        // Before the check of the pins: see `is_pinned_since`.
+        // Precedes the check of the pins: see `is_pinned_since`.
         fence(Ordering::SeqCst);
         let gathered = P::Arch::gather_run(gathered, taken.0, taken.1);
         if frames.folio(folio).is_pinned_since() {
             if P::Arch::CONTIG_ENTRIES > 1 {
-                // Pages that were single may be a contiguous run when they are written.
+                // Single pages may form a contiguous run when they are written.
                 let range = self.source_pages(place, count);
                 page_table.invalidate_now(range, Level::PTE, self.counts);
             }
@@ -281,7 +282,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Ok(())
     }
 
-    /// Moves the zero page, or a page of the huge one, as it is.
+    /// Moves the entry of the zero page, or of a page of the huge zero page, unchanged.
     #[cold]
     fn move_zero_page(&mut self, stretch: &mut TablePair<'_>, at: u32, entry: Entry) -> u32 {
         if P::Arch::is_contig(entry) {
@@ -298,8 +299,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         1
     }
 
-    /// Replaces a huge entry by entries of level 1, if the piece moves a part of it or the target
-    /// cannot have it.
+    /// Replaces a huge entry by level-1 entries, if the piece moves only a part of it or the target
+    /// cannot hold it.
     #[cold]
     fn break_huge(
         &mut self,
@@ -316,7 +317,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
                 return Err(MoveStop::Busy);
             }
         }
-        // A huge leaf has its table on deposit, so this takes no memory.
+        // A huge leaf has its table on deposit, so the split allocates no memory.
         self.split(&found, source)?;
         Ok(())
     }

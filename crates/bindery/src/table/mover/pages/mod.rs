@@ -8,25 +8,26 @@
 //! folios     owner and index of the target, written under the folio's lock
 //! ```
 //!
-//! The caller holds the VMAs of both ranges for reading. So faults run, and so do other moves of
-//! pages; forks, `mremap` and unmapping wait. One piece covers at most one table of the source, two
-//! that move whole, or eight huge leaves:
+//! The caller holds the VMAs of both ranges for reading. Faults and other page moves run
+//! concurrently; forks, `mremap` and unmapping wait. One piece covers at most one table of the
+//! source, two tables that move as a whole, or eight huge leaves:
 //! 1. The tables of both places are locked, in one pass.
-//! 2. The lock of a folio is tried. If it is held, all locks are released, and the caller waits.
-//! 3. The entries are cleared, by a sequentially consistent step, and then the pins are checked. A
-//!    pinned folio gets its entries back.
-//! 4. The folio gets the owner and the index of its new address, its entries are written there, and
-//!    it is unlocked.
-//! 5. The TLBs are flushed for the old addresses before the tables are unlocked, or the tables are
-//!    marked ([`crate::tlb`]), and the flush comes after the last piece.
+//! 2. The mover tries the lock of each folio. If another thread holds a folio's lock, the mover
+//!    releases all locks, and the caller waits.
+//! 3. A sequentially consistent step clears the entries, and then the mover checks the pins. The
+//!    entries of a pinned folio are restored.
+//! 4. The mover sets the folio's owner and index for the new address, writes the entries there, and
+//!    unlocks the folio.
+//! 5. The TLBs are flushed for the old addresses before the tables are unlocked; or the tables are
+//!    marked ([`crate::tlb`]), and the flush follows the last piece.
 //!
-//! The reverse map follows the folio's owner and index. A walker has the folio's lock, so it finds
-//! the old address with the entries there, or the new one. It may wait for the table of the new
-//! address until the flush is over, or find the mark.
+//! The reverse map follows the folio's owner and index. A walker holds the folio's lock, so it
+//! finds either the old address with the entries there, or the new address. At the new address the
+//! walker may wait for the table until the flush is over, or find the mark.
 //!
-//! A folio moves whole, at any alignment, if all its mappings are in the range. Of any other, the
-//! part must be split off first, because a folio has one index: the caller does that, and retries
-//! ([`MoveStop::Split`]).
+//! A folio moves as a whole, at any alignment, if all its mappings lie in the range. Otherwise the
+//! part in the range must be split off first, because a folio has one index: the caller splits the
+//! folio and retries ([`MoveStop::Split`]).
 
 mod absent;
 mod leaves;
@@ -51,9 +52,9 @@ use super::piece::{LockedPiece, MovePolicy, Piece};
 pub(crate) struct MovePlan {
     pub(crate) source: VirtAddr,
     pub(crate) target: VirtAddr,
-    /// In bytes.
+    /// The length, in bytes.
     pub(crate) len: u64,
-    /// Skip holes in the source.
+    /// Whether holes in the source are skipped.
     pub(crate) allows_holes: bool,
     /// The owner of the target's pages.
     pub(crate) owner: OwnerMark,
@@ -73,24 +74,24 @@ const UPPER_ENTRIES: u64 = 8;
 /// The maximum number of tables that one piece marks: two of level 2, and two for each entry.
 const MARKS_OF_PIECE: usize = 2 + 2 * UPPER_ENTRIES as usize;
 
-/// The reason why a move has stopped before its end. The pages before have moved.
+/// The reason why a move stopped before its end. All pages before the stop have moved.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum MoveStop {
     /// The source's entry is empty, and holes are not allowed.
     Missing,
     /// The target's entry is not empty.
     Exists,
-    /// The page is not the program's own, or is pinned.
+    /// The page is not exclusive to the process, or is pinned.
     Busy,
     /// The source has a marker.
     Marked,
-    /// No table for the target at once.
+    /// The target needs a table that cannot be allocated immediately.
     NoMemory,
     /// The folio's lock is held.
     Locked(HeldFolio),
     /// The next folio needs a piece of this many bytes.
     Longer(u64),
-    /// The entry of level 2 cannot move as one: its pages must move one by one.
+    /// The level-2 entry cannot move as a whole: its pages must move singly.
     Piecemeal,
     /// The folio at this address of the source must be split into folios of this order.
     Split(VirtAddr, Order),
@@ -105,21 +106,21 @@ impl From<NoMemory> for MoveStop {
 /// The progress of a move.
 pub(crate) struct MoveProgress<'a> {
     what: &'a MovePlan,
-    /// Bytes that are done.
+    /// The number of completed bytes.
     done: u64,
     /// The minimum length of the next piece, in bytes.
     least: u64,
-    /// The next piece moves page by page.
+    /// Whether the next piece moves page by page.
     piecemeal: bool,
 }
 
 /// A move of pages in progress.
 pub(crate) type PageMover<'a, 'm, P> = Mover<'a, 'm, P, MoveProgress<'a>>;
 
-/// The policy of a piece whose VMAs are held for reading.
+/// The policy of a piece for VMAs held for reading.
 struct BesideFaults<'a, 'm> {
     what: &'a MovePlan,
-    /// The leaf of the machine's first frame that moves to the target without a change.
+    /// The leaf of the machine's first frame, in the form that moves to the target unchanged.
     unchanged: Entry,
     numbered: FolioBatch<'m>,
 }
@@ -128,8 +129,8 @@ impl MovePolicy for BesideFaults<'_, '_> {
     const BESIDE_MOVES: bool = true;
 }
 
-/// Lends a move to `work`, and flushes afterwards. Also returns how many bytes have moved, holes
-/// included.
+/// Lends a move to `work` and flushes afterwards. Also returns the number of moved bytes, including
+/// holes.
 pub(crate) fn move_pages<'m, P: Platform, R>(
     page_table: &PageTable<'m, P>,
     what: &MovePlan,
@@ -161,7 +162,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
         self.left() == 0
     }
 
-    /// The bytes that are left.
+    /// The number of bytes left to move.
     fn left(&self) -> u64 {
         self.kind.what.len - self.kind.done
     }
@@ -177,7 +178,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
         source.abs_diff(target)
     }
 
-    /// Moves the next piece. `None` if nothing stopped it.
+    /// Moves the next piece. `None` if the piece was completed.
     pub(crate) fn step(&mut self) -> Option<MoveStop> {
         // Shorter than one table: skipping the hole under the lock is cheap enough.
         if self.left() >= P::Arch::PTE.table_span() {
@@ -196,7 +197,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
                 None
             }
             Some(MoveStop::Longer(least)) => {
-                // A piece of that length would lock an entry as source and as target.
+                // A piece of that length would lock one entry both as source and as target.
                 if least > self.distance() || self.page_table.reach.is_page() {
                     return Some(MoveStop::Split(VirtAddr(self.ends().0), Order::PAGE));
                 }
@@ -212,8 +213,8 @@ impl<P: Platform> PageMover<'_, '_, P> {
         self.pool.refill()
     }
 
-    /// Up to the end of the source's table, and not so far that source and target of the piece
-    /// meet.
+    /// The length of the next piece: up to the end of the source's table, and short enough that the
+    /// source and the target of the piece do not overlap.
     fn next_length(&mut self) -> u64 {
         let left = self.left();
         if self.page_table.reach.is_page() {
@@ -239,8 +240,8 @@ impl<P: Platform> PageMover<'_, '_, P> {
             && self.page_table.reach.takes_tables()
     }
 
-    /// The number of entries of level 2 in the next piece, in one table on each side: at most two
-    /// tables, or eight huge leaves. At least one. A guess.
+    /// The number of level-2 entries in the next piece, within one table on each side: at least
+    /// one, and at most two tables or eight huge leaves. The result is a guess.
     fn tables_ahead(&mut self) -> u64 {
         let section = self.page_table.read_section();
         let (from, to) = self.ends();
@@ -271,8 +272,8 @@ impl<P: Platform> PageMover<'_, '_, P> {
         (!self.kind.what.allows_holes).then_some(MoveStop::Missing)
     }
 
-    /// Skips addresses without tables, without locks, as far as one read section may reach.
-    /// Faults fill holes at any time, so a hole was empty only when it was read.
+    /// Skips addresses without tables, without locks, up to the limit of one read section. Faults
+    /// fill holes at any time, so a hole was empty only at the time of the read.
     fn pass_holes(&mut self) -> Option<MoveStop> {
         let page_table = self.page_table;
         let section = page_table.read_section();
@@ -323,7 +324,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
             self.marks = true;
             page_table.moving.begin_beside_faults();
         }
-        // The last of several pieces marks its tables like the others.
+        // The last of several pieces also marks its tables.
         if self.marks && !self.gather.has_room_for(MARKS_OF_PIECE) {
             self.flush();
         }
@@ -339,7 +340,7 @@ impl<P: Platform> PageMover<'_, '_, P> {
         stop
     }
 
-    /// A move of a page to its own place: the target's entry is the source's.
+    /// Handles a page that moves to its own place, so that the target's entry is also the source's.
     fn stays(&mut self, at: u64) -> Option<MoveStop> {
         let section = self.page_table.read_section();
         let EntryAt { entry, .. } = self.page_table.peek(&section, VirtAddr(at), self.counts);
@@ -354,28 +355,28 @@ impl<P: Platform> PageMover<'_, '_, P> {
     }
 }
 
-/// One piece of a move whose VMAs are held for reading.
+/// One piece of a move with VMAs held for reading.
 type PagesPiece<'a, 's, 'w, 'm, P> = LockedPiece<'a, 's, 'm, P, BesideFaults<'w, 'm>>;
 
 impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
-    /// The index at the target of the page at page `page` of the piece.
+    /// The target index of page `page` of the piece.
     #[inline]
     fn index_at(&self, page: u32) -> u64 {
         let what = self.policy.what;
         what.index + (self.target_at(page) - what.target.0) / PAGE_SIZE
     }
 
-    /// The frame of a leaf that moves to the target without a change, counted from the machine's
-    /// first one. Of any other entry, a number that no frame has: where other bits than those of a
-    /// frame differ, the difference is no multiple of the step, or far beyond 2^32 of them.
+    /// The frame of a leaf that moves to the target unchanged, counted from the machine's first
+    /// frame. For any other entry, a number that no frame has: if bits other than the frame's
+    /// differ, the difference is either no multiple of the step or far beyond 2^32 steps.
     #[inline(always)]
     fn number_of(&self, entry: Entry) -> u64 {
         const { assert!(P::Arch::STEP.is_power_of_two()) };
         entry.0.wrapping_sub(self.policy.unchanged.0).rotate_right(P::Arch::STEP.trailing_zeros())
     }
 
-    /// Whether the `count` entries from `at` on are leaves of consecutive frames that move without
-    /// a change, be they in contiguous runs or not. One pass without a branch an entry.
+    /// Whether the `count` entries from `at` on are leaves of consecutive frames that move
+    /// unchanged, in contiguous runs or not. One pass without a branch per entry.
     #[inline]
     fn are_unchanged(&self, words: &[AtomicU64], at: EntryIndex, count: u32) -> bool {
         let entry = |raw: &AtomicU64, index| {
@@ -396,8 +397,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         differ == 0
     }
 
-    /// The entry at the target for `entry`, a leaf that was taken from the source: soft-dirty,
-    /// and writable unless a userfaultfd has write-protected the page.
+    /// The entry at the target for `entry`, a leaf taken from the source: soft-dirty, and writable
+    /// unless a userfaultfd has write-protected the page.
     fn arrived(&self, entry: Entry) -> Entry {
         let mut entry = Entry(entry.0 | P::Arch::SOFT_DIRTY);
         if entry.0 & P::Arch::USERFAULT != 0 {

@@ -1,9 +1,9 @@
-//! A folio whose entries are not one run of one table on each side: it crosses tables, or its
-//! entries differ. It moves page by page, which is rare.
+//! A folio whose entries are not one run of one table on each side, because the folio crosses
+//! tables or its entries differ. It moves page by page, which is rare.
 //!
 //! The entries of up to 512 pages must be kept until the pins are checked, and the stack has no
-//! room for a copy. So they stay in their places as `PROT_NONE` entries. Permissions and key are
-//! lost; the target's VMA supplies them.
+//! room for a copy. The entries therefore stay in place as `PROT_NONE` entries. Permissions and key
+//! are lost; the target's VMA supplies them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -27,8 +27,8 @@ struct ProtNoneEntry<'s> {
 }
 
 impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
-    /// Moves the folio whose page `number` is at page `at` of the piece, if all its mappings are
-    /// the entries from there on. Returns their number.
+    /// Moves the folio whose page `number` is at page `at` of the piece, if the entries from there
+    /// on are all of its mappings. Returns the number of entries.
     #[cold]
     #[inline(never)]
     pub(super) fn move_scattered(
@@ -53,7 +53,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return Err(self.parts_of_folio(at, folio, number, count));
         };
         for page in at..at + count {
-            // Perhaps not in one table.
+            // The target pages may lie in more than one table.
             self.target_table(self.target_at(page), Level::PTE)?;
         }
         // SAFETY: 1. the run at the source, whose table is locked.
@@ -84,8 +84,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Ok(count)
     }
 
-    /// The stop at a folio that cannot move as a whole. Only its `count` pages from page `number`
-    /// on, which are at page `at` of the piece, could move.
+    /// The reason to stop at a folio that cannot move as a whole. Only its `count` pages from page
+    /// `number` on, which are at page `at` of the piece, could move.
     fn part_of_folio(&self, at: u32, folio: Folio, number: u32, count: u32) -> MoveStop {
         let after = number + count;
         let held = (self.piece.len / PAGE_SIZE) as u32 - at;
@@ -99,8 +99,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         self.parts_of_folio(at, folio, number, count)
     }
 
-    /// The index at the target of a folio whose page `number` is at page `at` of the piece. `None`
-    /// if the index of the folio's first page would be negative.
+    /// The target index of a folio whose page `number` is at page `at` of the piece. `None` if the
+    /// index of the folio's first page would be negative.
     pub(super) fn index_of_folio(&self, at: u32, number: u32) -> Option<FolioIndex> {
         FolioIndex::for_folio(self.index_at(at), number)
     }
@@ -114,7 +114,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         number: u32,
         count: u32,
     ) -> MoveStop {
-        // The largest parts that have no page on both sides of an end.
+        // The largest parts that do not straddle an end of the moved range.
         let ends = [number, (number + count) % folio.pages()];
         let ends = ends.iter().filter(|end| **end > 0);
         let order = ends.map(|end| Order(end.trailing_zeros() as u8)).min();
@@ -122,7 +122,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             Some(order) if order < folio.order => {
                 MoveStop::Split(VirtAddr(self.source_at(at)), order)
             }
-            // All of it is mapped here, and elsewhere too.
+            // The whole folio is mapped here, and also elsewhere.
             _ => MoveStop::Busy,
         }
     }
@@ -138,7 +138,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Whether a page of the piece is this one, and its new address is empty.
+    /// Whether a page of the piece has this frame and its new address is empty.
     fn may_come(&mut self, page: u32, frame: Frame) -> bool {
         let target = self.target_at(page);
         let vacant = match self.below(self.to, target, Level::PTE) {
@@ -156,12 +156,12 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             && P::Arch::frame(P::Arch::clear_contig(entry, index)) == frame
     }
 
-    /// Turns the page's leaf into a `PROT_NONE` entry, which keeps the frame and the bits accessed,
-    /// dirty, soft-dirty and userfault.
+    /// Turns the page's leaf into a `PROT_NONE` entry, which retains the frame and the accessed,
+    /// dirty, soft-dirty and userfault bits.
     fn make_prot_none(&mut self, page: u32) {
         let Some(TableEntry { table, index }) = self.source_entry(page) else { return };
         self.mark(table);
-        // A contiguous run is hidden whole, since all pages of the folio are.
+        // A contiguous run is hidden as a whole, since all pages of the folio are.
         let word = &self.page_table.entries(table)[index.position()];
         let entry = P::Arch::clear_contig(Entry(word.swap(0, Ordering::Relaxed)), index);
         let hidden = P::Arch::encode_prot_none(P::Arch::frame(entry), P::Arch::attributes(entry));
@@ -188,8 +188,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Makes the page's entry a leaf again, without write permission: the next store faults, and
-    /// the fault checks whether it is allowed.
+    /// Turns the page's entry back into a leaf without write permission: the next store faults, and
+    /// the fault checks whether the store is allowed.
     fn restore_leaf(&mut self, page: u32) {
         let Some(found) = self.prot_none_entry(page) else { return };
         let ProtNoneEntry { at: TableEntry { table, index }, frame, mut attributes } = found;
@@ -198,8 +198,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         self.page_table.entries(table)[index.position()].store(leaf.0, Ordering::Release);
     }
 
-    /// Moves `PROT_NONE` pages from `page` on, up to `most`, as far as their attributes are equal
-    /// and they lie in one table of the target. Returns their number.
+    /// Moves up to `most` `PROT_NONE` pages from `page` on that have equal attributes and lie in
+    /// one table of the target. Returns the number of moved pages.
     fn restore_run(&mut self, page: u32, most: u32) -> u32 {
         let target = self.target_at(page);
         let to = P::Arch::PTE.index_of(VirtAddr(target));

@@ -1,17 +1,17 @@
-//! Entries of level 2: a huge leaf, a huge swap entry, or a table, each moves as one entry.
+//! Level-2 entries: a huge leaf, a huge swap entry, or a table. Each moves as one entry.
 //!
-//! A table is *carried* if every entry in it may move. The folios in it are locked one after the
-//! other and renumbered, with the table out of the tree:
+//! A table is *carried* if every entry in the table may move. While the table is out of the tree,
+//! its folios are locked one after the other and renumbered:
 //! 1. The entry that refers to the table is cleared. No further thread finds the table; a thread
-//!    that has found it already waits for its lock, and then sees that it has moved.
-//! 2. Each folio is locked, and its pins are checked. It gets its new owner and index, and stays
-//!    locked.
+//!    that has already found it waits for its lock and then sees that the table has moved.
+//! 2. Each folio is locked and its pins are checked. The folio gets its new owner and index and
+//!    stays locked.
 //! 3. The entry is written at the target, and the folios are unlocked.
 //!
-//! If a folio cannot move, those before it get the index of the source back, and the table returns
-//! to its place. Then its pages move one by one, up to the one that cannot.
+//! If a folio cannot move, the folios before it get the index of the source again, and the table
+//! returns to its place. Its pages then move one by one, up to the page that cannot move.
 //!
-//! An empty table at the target moves to the source in exchange. So nothing is allocated or freed.
+//! An empty table at the target moves to the source in exchange, so nothing is allocated or freed.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -27,10 +27,10 @@ use crate::table::{Table, TableEntry};
 use super::leaves::{FolioRun, lock};
 use super::{MoveStop, PagesPiece};
 
-/// The target of an entry of level 2.
+/// The target of a level-2 entry.
 struct TargetEntry<'s> {
     at: TableEntry<'s>,
-    /// The empty table that replaces it.
+    /// The empty table that the arriving entry replaces.
     vacant: Option<Table<'s>>,
 }
 
@@ -66,14 +66,15 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             Kind::Leaf => self.move_huge(from, entry),
             Kind::Absent => self.move_huge_absent(from, entry),
             Kind::Table => {
-                // SAFETY: 1. read in the table of `from`, which is locked.
+                // SAFETY: 1. the entry was read in the table of `from`, which is locked.
                 let table = unsafe { Table::new(P::Arch::frame(entry)) };
                 self.carry(from, entry, table)
             }
         }
     }
 
-    // Always: as a result in memory it costs each table of a move dozens of instructions.
+    // Always inlined: returning the result in memory costs dozens of instructions per table of a
+    // move.
     #[inline(always)]
     fn target_entry(&mut self) -> Result<TargetEntry<'s>, MoveStop> {
         let page_table = self.page_table;
@@ -83,7 +84,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         let vacant = match P::Arch::PMD.kind(entry) {
             Kind::Empty => None,
             Kind::Table => {
-                // SAFETY: 1. read in this table, which is locked.
+                // SAFETY: 1. the entry was read in this table, which is locked.
                 let below = unsafe { Table::new(P::Arch::frame(entry)) };
                 if page_table.entry_count(below) != 0 {
                     return Err(MoveStop::Piecemeal);
@@ -104,7 +105,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Writes the entry that has left the source, and is in the gather, at the target.
+    /// Writes the entry at the target. The entry has left the source, and its old addresses are in
+    /// the gather.
     #[inline(always)]
     fn arrive(&mut self, from: TableEntry<'s>, to: &TargetEntry<'s>, entry: u64) {
         let page_table = self.page_table;
@@ -113,8 +115,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             there.store(entry, Ordering::Release);
             return self.count_moved(from.table, to.at.table, 1);
         };
-        // A walker may have cached the empty table under the target's address. There it would read
-        // what is mapped at the source from now on.
+        // A walker may have cached the empty table under the target's address. Through that table
+        // it would read the source's mappings from now on.
         there.store(0, Ordering::Release);
         self.gather.stale_tables(self.piece.target());
         page_table.flush(self.gather, self.counts);
@@ -176,7 +178,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Ok(())
     }
 
-    /// Carries a table of level 1.
+    /// Carries a level-1 table.
     fn carry(
         &mut self,
         from: TableEntry<'s>,
@@ -212,11 +214,11 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Ok(())
     }
 
-    /// Locks and renumbers the folios of a table that is out of the tree, and leaves them locked,
-    /// up to the first entry that may not move. Returns the number of entries before that, and the
-    /// order of their folios if all are of one order, each in the table as a whole, by leaves that
-    /// move without a change.
-    // A separate function, so that everything a page needs stays in registers.
+    /// Locks and renumbers the folios of a table that is out of the tree, up to the first entry
+    /// that may not move, and leaves the folios locked. Returns the number of entries before that
+    /// entry. Also returns the order of the folios if all have the same order, lie in the table as
+    /// a whole, and are mapped by leaves that move unchanged.
+    // A separate function, so that all per-page state stays in registers.
     #[inline(never)]
     fn claim(&self, table: Table<'s>) -> (u32, Option<Order>) {
         let words = self.page_table.entries(table);
@@ -236,7 +238,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             let entry = Entry(word.load(Ordering::Relaxed));
             if let Some(single) = numbered.try_lock_single(self.number_of(entry)) {
                 if !single.is_free_to_move(1) {
-                    // SAFETY: 1. locked above, by its number.
+                    // SAFETY: 1. the folio was locked above, by its number.
                     unsafe { self.unlock_head(entry) };
                     break;
                 }
@@ -253,8 +255,9 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         (at as u32, alike)
     }
 
-    /// As `claim`, for large folios of one order. Each is in the table as a whole, naturally
-    /// aligned, mapped by leaves that move without a change. Returns the number of their entries.
+    /// As `claim`, for large folios of one order. Each folio lies in the table as a whole,
+    /// naturally aligned, and is mapped by leaves that move unchanged. Returns the number of
+    /// claimed entries.
     #[inline(never)]
     fn claim_large(&self, words: &[AtomicU64], order: Order, owner: OwnerRun) -> usize {
         let (numbered, pages) = (self.policy.numbered, order.pages());
@@ -269,7 +272,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             let mut differ = 0;
             let (eights, rest) = run.as_chunks::<8>();
             for eight in eights {
-                // Without an iteration from one to the next: their positions are known.
+                // No iteration from folio to folio is needed: their positions are known.
                 for (word, place) in eight.iter().zip(0..) {
                     let wanted = expected.wrapping_add(P::Arch::STEP * u64::from(place));
                     differ |= leaf(word, index + place).0 ^ wanted;
@@ -283,7 +286,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
                 index += 1;
             }
             if differ != 0 || !large.is_free_to_move(pages) {
-                // SAFETY: 1. locked above, by its number.
+                // SAFETY: 1. the folio was locked above, by its number.
                 unsafe { self.unlock_head(first) };
                 break;
             }
@@ -293,14 +296,15 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         at.number() as usize
     }
 
-    /// Unlocks the folios of a table that has moved, which `claim_large` has locked.
+    /// Unlocks the folios of a moved table that `claim_large` has locked.
     #[inline(never)]
     fn settle_large(&self, table: Table<'s>, order: Order) {
         let words = self.page_table.entries(table);
         let mut at = EntryIndex::FIRST;
         for run in words.chunks_exact(order.pages() as usize) {
             let leaf = P::Arch::clear_contig(Entry(run[0].load(Ordering::Relaxed)), at);
-            // SAFETY: 1. `claim_large` has locked it by this number, and no guard of it exists.
+            // SAFETY: 1. `claim_large` has locked the folio by this number, and no guard of the
+            // lock exists.
             if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
                 self.see_to_marks(leaf);
             }
@@ -308,13 +312,13 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Unlocks the folios of a table that has moved, each of one page, by a leaf that has not
-    /// changed.
+    /// Unlocks the single-page folios of a moved table, whose leaves have not changed.
     #[inline(never)]
     fn settle_singles(&self, table: Table<'s>) {
         for word in self.page_table.entries(table) {
             let leaf = Entry(word.load(Ordering::Relaxed));
-            // SAFETY: 1. `claim` has locked it by this number, and no guard of it exists.
+            // SAFETY: 1. `claim` has locked the folio by this number, and no guard of the lock
+            // exists.
             if !unsafe { self.policy.numbered.unlock(self.number_of(leaf)) } {
                 self.see_to_marks(leaf);
             }
@@ -336,8 +340,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// Does the deferred work of other threads for the folio whose first page the leaf maps, and
-    /// which was just unlocked. The leaf keeps the folio.
+    /// Performs other threads' deferred work for the folio whose first page the leaf maps, and
+    /// which was just unlocked. The leaf keeps the folio allocated.
     #[cold]
     pub(super) fn see_to_marks(&self, leaf: Entry) {
         let frames = &self.page_table.memory.frames;
@@ -346,8 +350,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         }
     }
 
-    /// As `claim`, for any entry but a single page whose leaf moves without a change.
-    /// Returns the number of claimed entries.
+    /// As `claim`, for any entry except a single page whose leaf moves unchanged. Returns the
+    /// number of claimed entries.
     #[inline(never)]
     fn claim_other(&self, words: &[AtomicU64], at: EntryIndex, entry: Entry) -> Option<u32> {
         let memory = self.page_table.memory;
@@ -382,13 +386,13 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return None;
         }
         let FolioRun { folio, number, count, .. } = self.folio_run(words, at, left, entry)?;
-        // All mappings of the folio are in the run.
+        // All mappings of the folio lie in the run.
         let handle = memory.frames.folio(folio);
         if handle.mappings() != count || !handle.exclusive().contains_all(number, count) {
             return None;
         }
         let index = self.index_of_folio(at.number(), number)?;
-        // SAFETY: 1. the run's mappings, in a table that is locked.
+        // SAFETY: 1. the run's mappings, in a locked table.
         let lock = unsafe { handle.try_lock() }?;
         if handle.is_pinned_since() {
             return None;
@@ -398,8 +402,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
         Some(count)
     }
 
-    /// Unlocks the folios of the first `claimed` entries. If these are not all of the table, none
-    /// moves, and the folios get their owner and index at the source back.
+    /// Unlocks the folios of the first `claimed` entries. If these are not the whole table, no
+    /// entry moves, and the folios get their owner and index at the source again.
     fn settle(&mut self, table: Table<'s>, claimed: u32) {
         let moves = claimed == P::Arch::ENTRIES;
         let memory = self.page_table.memory;
@@ -423,7 +427,8 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             };
             // The folio is locked, and so are the tables of all entries that map it.
             let count = if folio.order == Order::PAGE { 1 } else { frames.folio(folio).mappings() };
-            // SAFETY: 1. `claim` left it locked, and each folio of the table is visited once.
+            // SAFETY: 1. `claim` left the folio locked, and each folio of the table is visited
+            // once.
             let lock = unsafe { frames.folio(folio).lock_of_batch() };
             if !moves {
                 let what = self.policy.what;

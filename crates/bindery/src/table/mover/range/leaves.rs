@@ -49,8 +49,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Below::Table(table)
     }
 
-    /// Creates the tables that the target lacks, before anything leaves the source. Fails if no
-    /// table is free at once; the tables created until then stay, empty.
+    /// Creates the tables that the target lacks, before any entry leaves the source. Fails if no
+    /// table is immediately available; the tables created until then stay, empty.
     pub(super) fn preallocate_tables(&mut self) -> Result<(), NoMemory> {
         let (page_table, from, piece) = (self.page_table, self.from, self.piece);
         let mut covered = 0;
@@ -62,7 +62,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
     }
 
     /// The target table for `at`, created if it is missing. Called before the entries to be moved
-    /// there are cleared; fails if no table is free at once.
+    /// there are cleared. Fails if no table is immediately available.
     #[inline]
     pub(super) fn target(&mut self, at: u64) -> Result<Table<'s>, NoMemory> {
         let base = at & !(self.piece.level.table_span() - 1);
@@ -81,14 +81,14 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(table)
     }
 
-    /// Ensures the one or two target tables for `count` pages from `at` on.
+    /// Creates the one or two target tables for `count` pages from `at` on, where missing.
     pub(super) fn targets(&mut self, at: u64, count: u32) -> Result<(), NoMemory> {
         self.target(at + u64::from(count - 1) * PAGE_SIZE)?;
         self.target(at).map(|_| ())
     }
 
-    /// Moves entries of level 1. If no table is free at once, the entries before have moved, and
-    /// the rest is unchanged.
+    /// Moves level-1 entries. If no table is immediately available, the preceding entries have
+    /// moved and the rest is unchanged.
     pub(super) fn move_leaves(&mut self) -> Result<(), NoMemory> {
         let Piece { source, target, len, .. } = self.piece;
         let contig_mask = (u64::from(P::Arch::CONTIG_ENTRIES) << PAGE_SHIFT) - 1;
@@ -120,8 +120,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
             let left = (len - offset) >> PAGE_SHIFT;
             let count = u64::from(from.left::<P::Arch>()).min(left) as u32;
             // No target table was preallocated for empty entries: the other entries of this table
-            // may have arrived with this very move, whose target can end in the source's last
-            // table.
+            // may have arrived in this very move, whose target can end in the source's last table.
             let vacant = run::count_empty(&self.page_table.entries(table)[from.positions(count)]);
             if vacant > 0 {
                 self.counts.entries_read += u64::from(vacant);
@@ -145,9 +144,9 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(())
     }
 
-    /// Moves a huge leaf to an address where no huge leaf is possible: as single pages, written at
-    /// their new addresses at once. No break-before-make is needed, because the old address stays
-    /// empty.
+    /// Moves a huge leaf to an address where no huge leaf is possible, as single pages that are
+    /// written directly at their new addresses. No break-before-make is needed, because the old
+    /// address stays empty.
     fn scatter_huge(&mut self, leaf: EntryAt<P::Arch, Table<'s>>, page: u32) {
         let holder = leaf.node.table;
         let word = &self.page_table.entries(holder)[leaf.index.position()];
@@ -161,8 +160,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         self.arrive(first, P::Arch::ENTRIES, page);
     }
 
-    /// Unfolds the contiguous runs that a run of `count` entries from page `page` on would cut at
-    /// its ends.
+    /// Unfolds the contiguous runs that the ends of a run of `count` entries from page `page` on
+    /// would divide.
     fn uncut_contigs(&mut self, from: TableEntry<'s>, page: u32, count: u32) {
         let (TableEntry { table, index: first }, size) = (from, P::Arch::CONTIG_ENTRIES);
         let end = first + count;
@@ -179,8 +178,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         }
     }
 
-    /// Moves `count` entries from page `page` on, in parts as long as a run may be. Their
-    /// contiguous runs, if any, stay contiguous runs.
+    /// Moves `count` entries from page `page` on, in parts of the maximum run length. Contiguous
+    /// runs among them stay contiguous runs.
     pub(super) fn move_congruent(
         &mut self,
         source: TableEntry<'s>,
@@ -216,7 +215,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         }
     }
 
-    /// Moves a run. Only whether the MMU may still write to an entry matters.
+    /// Moves a run. The only distinction is whether the MMU may still write to an entry.
     #[inline]
     fn move_run(&mut self, from: &[AtomicU64], to: &[AtomicU64]) {
         if from.len() < 4 {
@@ -227,7 +226,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         self.take_each(rest, rest_there);
     }
 
-    /// Moves the entries that form whole chunks, and returns the others.
+    /// Moves the entries that form whole chunks and returns the remaining entries.
     #[inline]
     fn move_chunks<'w, const N: usize>(
         &mut self,
@@ -238,8 +237,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         let (chunks_there, rest_there) = to.as_chunks::<N>();
         for (words, there) in chunks.iter().zip(chunks_there) {
             let entries = words.each_ref().map(|word| Entry(word.load(Ordering::Relaxed)));
-            // One branch for all entries: nearly all are saturated, and soft-dirty since they were
-            // first written, so that they move as they are.
+            // One branch for all entries: nearly all are saturated, and soft-dirty since their
+            // first write, so they move unchanged.
             if const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) }.are(entries) {
                 for ((word, there), entry) in words.iter().zip(there).zip(entries) {
                     word.store(0, Ordering::Relaxed);
@@ -258,8 +257,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         }
     }
 
-    /// Moves an entry that is empty, absent, or one to which the MMU may still add. No TLB knows an
-    /// absent one, so its move needs no flush.
+    /// Moves an entry that is empty, absent, or still subject to changes by the MMU. No TLB holds
+    /// an absent entry, so its move needs no flush.
     fn take(&mut self, word: &AtomicU64, there: &AtomicU64, entry: Entry) {
         let moved = if entry.is_empty() {
             self.policy.empty += 1;
@@ -274,7 +273,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         there.store(moved, Ordering::Relaxed);
     }
 
-    /// Detaches the tables that `cleared` covers whole: all their entries have moved.
+    /// Detaches the tables that `cleared` covers completely, since all their entries have moved.
     pub(super) fn detach_emptied(
         &mut self,
         node: Node<P::Arch, Table<'s>>,
@@ -290,7 +289,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         let Some(own) = VirtRange::from_len(base, node.level.table_span()) else {
             return;
         };
-        // In the cleared range, only the moved part has tables.
+        // Within the cleared range, only the moved part has tables.
         let part = own.intersection(piece.source());
         if part.is_empty() {
             return;
@@ -314,7 +313,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
             page_table.entries(node.table)[index.position()].store(0, Ordering::Release);
             page_table.change_entry_count(node.table, 0, 1);
             self.counts.entries_written += 1;
-            // Beyond the source nothing was mapped, so no walker holds anything below this table.
+            // Nothing was mapped beyond the source, so no walker caches anything below this table.
             self.gather.stale_tables(below.intersection(piece.source()));
             gather_subtree(page_table, child, piece.level, self.gather, self.counts);
         }

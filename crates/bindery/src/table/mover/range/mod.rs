@@ -1,5 +1,5 @@
 //! Moves the mappings of one range to another (`mremap`): whole tables by one entry at every level,
-//! the rest in runs.
+//! and the rest in runs.
 //!
 //! ```text
 //! source   |  edge |     512 entries of level 2     |  edge |    both ends congruent modulo 2 MiB
@@ -8,19 +8,20 @@
 //! target   |  edge |     512 entries of level 2     |  edge |
 //! ```
 //!
-//! A move of one piece flushes before it releases the locks, and frees its emptied tables in that
-//! flush. A move of several pieces releases the locks between them, those of the reverse map too.
-//! It detaches the emptied tables at the end, by the fewest entries, with the last flush.
+//! A move of one piece flushes before it releases the locks, and frees its emptied tables with that
+//! flush. A move of several pieces releases the locks, including those of the reverse map, between
+//! the pieces. It detaches the emptied tables at the end, by the fewest possible entries, with the
+//! last flush.
 //!
-//! The destination's VMA is in the trees of the reverse map before the first of several pieces
-//! moves, so a walker finds each page at one address or the other. It visits the destination again
-//! if entries arrived there after it had passed (`rmap`). No table may leave the destination during
-//! the move:
+//! The destination's VMA enters the trees of the reverse map before the first of several pieces
+//! moves, so a walker finds each page at one address or the other. The walker visits the
+//! destination again if entries arrived there after it had passed (`rmap`). No table may leave the
+//! destination during the move:
 //! 1. CPU A preallocates a table at the destination.
 //! 2. CPU B truncates the file, finds no page in the table, and frees it.
-//! 3. CPU A, half-way, has no memory for another.
+//! 3. CPU A, half-way through, has no memory for another table.
 //!
-//! So during a move, a truncation clears the tree's entries one by one (`spare`).
+//! During a move, a truncation therefore clears the tree's entries one by one (`spare`).
 //!
 //! A move never fails half-way: the tables that the destination needs are preallocated before the
 //! first entry moves.
@@ -48,26 +49,26 @@ use super::piece::{LockedPiece, MovePolicy, Piece};
 const LEAF_TABLES: u64 = 2;
 const UPPER_ENTRIES: u64 = 512;
 
-/// A move whose caller holds the VMAs of both ranges for writing; nothing is mapped in the target.
+/// A move whose caller holds the VMAs of both ranges for writing. The target is unmapped.
 pub(crate) struct RangeMove<A: Arch> {
     /// The source. Tables inside its freeable span are empty after the move.
     source: End,
-    /// The beginning of the target, which does not overlap the source.
+    /// The start of the target, which does not overlap the source.
     to: VirtAddr,
-    /// The first piece in which something may be mapped.
+    /// The first piece that may contain mappings.
     first: Option<Piece<A>>,
 }
 
 /// A move of a range in progress.
 pub(crate) type RangeMover<'a, 'm, P> = Mover<'a, 'm, P, RangeMove<<P as Platform>::Arch>>;
 
-/// The policy of a piece whose VMAs are held for writing: the tables of the piece's level that are
-/// in use, by the addresses at which they begin.
+/// The policy of a piece for VMAs held for writing: the tables of the piece's level in use, keyed
+/// by the addresses at which they start.
 struct ForWriting<'s> {
-    /// The source, and the addresses around it whose tables serve only the source.
+    /// The source, together with the surrounding addresses whose tables serve only the source.
     freeable: VirtRange,
     source_table: Option<(u64, Table<'s>)>,
-    /// The last first. Two are in use where the ends are not congruent.
+    /// The most recent table first. Two tables are in use if the ends are not congruent.
     target_tables: [Option<(u64, Table<'s>)>; 2],
     /// The numbers of empty and of absent entries in the current run.
     empty: u32,
@@ -91,8 +92,8 @@ impl MovePolicy for ForWriting<'_> {
 }
 
 impl<'m, P: Platform> Edit<'_, 'm, P> {
-    /// Lends a move of `source` to the range of its length at `to`. Tables come from the pool if it
-    /// has some.
+    /// Lends a move of `source` to a range of the same length at `to`. Tables come from the pool if
+    /// it has any.
     #[inline]
     pub(crate) fn move_range<R>(
         &mut self,
@@ -119,18 +120,18 @@ impl<'m, P: Platform> Edit<'_, 'm, P> {
 }
 
 impl<P: Platform> RangeMover<'_, '_, P> {
-    /// Whether all that is mapped moves under one set of locks.
+    /// Whether all mappings move under one set of locks.
     #[inline]
     pub(crate) fn is_one_piece(&self) -> bool {
         let source = self.kind.source.range;
         self.kind.first.is_none_or(|first| first.source() == source)
     }
 
-    /// The first piece at or after the address `at` in which something may be mapped. Does not wait
-    /// for flushes that are pending only for this move.
+    /// The first piece at or after the address `at` that may contain mappings. Does not wait for
+    /// flushes that are pending only for this move.
     #[inline]
     fn next_piece(&mut self, mut at: u64) -> Option<Piece<P::Arch>> {
-        // Inline, because most moves are one piece: the end of the range needs no call.
+        // Inlined because most moves are one piece: reaching the end of the range needs no call.
         while at < self.kind.source.range.end().0 {
             let section = self.page_table.read_section();
             let found = self.find_piece(&section, &mut at);
@@ -141,7 +142,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         None
     }
 
-    /// As `next_piece`. Gives up after a short stretch without entries, and advances `next` past
+    /// As `next_piece`, but gives up after a short stretch without entries and advances `next` past
     /// it.
     #[inline(never)]
     fn find_piece(
@@ -178,7 +179,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
                 continue;
             }
             let span = level.span();
-            // Up to where a higher level may fit, or as much as one set of locks serves.
+            // Up to the address at which a higher level may fit, or the limit of one set of locks.
             let above = level.table_span();
             let len = if level == Level::PTE {
                 let congruent = page_table.reach.takes_tables() && delta & (above - 1) == 0;
@@ -199,12 +200,12 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         None
     }
 
-    /// Moves everything by one piece (`is_one_piece`), or nothing if memory runs out. The caller
+    /// Moves everything in one piece (`is_one_piece`), or nothing if memory runs out. The caller
     /// holds the rmap locks of the source. May wait for memory.
     ///
-    /// Reads and writes the entries that are moved: one for each table that moves whole, one for
-    /// each base page else. One invalidation, and one for each contiguous run or huge leaf that
-    /// the ends cut; emptied tables are in the gather.
+    /// Reads and writes the moved entries: one per table that moves as a whole, otherwise one per
+    /// base page. Makes one invalidation, and one for each contiguous run or huge leaf that the
+    /// ends divide. Emptied tables enter the gather.
     pub(crate) fn move_one_piece(&mut self) -> Result<(), NoMemory> {
         let Some(piece) = self.kind.first else {
             // Empty tables may remain.
@@ -224,7 +225,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
 
     /// Detaches the tables that a move has emptied.
     fn detach_source(&mut self) {
-        // The tables at the edges also serve addresses beyond the range, so they stay.
+        // The tables at the edges also serve addresses outside the range, so these tables stay.
         let span = P::Arch::PMD.span();
         let End { range, freeable } = self.kind.source;
         let start = freeable.start().0.next_multiple_of(span);
@@ -249,14 +250,14 @@ impl<P: Platform> RangeMover<'_, '_, P> {
 
     #[inline]
     fn move_piece(&mut self, piece: Piece<P::Arch>) -> Result<(), NoMemory> {
-        // One piece moves the tables that it empties as a whole.
+        // A single piece moves the tables that it empties as a whole.
         let cleared = if self.marks { piece.source() } else { self.kind.source.freeable };
         let page_table = self.page_table;
         let section = page_table.read_section();
         let tree = (page_table, &section);
         self.with_piece(tree, piece, ForWriting::new(cleared), |locked| {
             locked.page_table.memory.worked(piece.len >> piece.level.span_shift(), 0);
-            // A cover of the level that moves is the one table of the target.
+            // A cover at the level of the piece is the only table of the target.
             if !locked.marks && locked.to.level > piece.level {
                 locked.preallocate_tables()?;
             }
@@ -271,9 +272,9 @@ impl<P: Platform> RangeMover<'_, '_, P> {
     }
 }
 
-/// Calls `f` for an address of each target table to which a part of the piece moves, with entries
-/// looked up from `from` down. Stops early after many entries, and returns the number of bytes
-/// after which the rest begins.
+/// Calls `f` with an address in each target table to which a part of the piece moves, looking up
+/// entries from `from` downwards. Stops early after many entries, and returns the number of bytes
+/// before the rest.
 fn for_each_target<P: Platform>(
     page_table: &PageTable<'_, P>,
     from: Node<P::Arch, Table<'_>>,
@@ -314,5 +315,5 @@ fn for_each_target<P: Platform>(
     Ok(at.min(end) - source)
 }
 
-/// One piece of a move whose VMAs are held for writing.
+/// One piece of a move with VMAs held for writing.
 type RangePiece<'a, 's, 'm, P> = LockedPiece<'a, 's, 'm, P, ForWriting<'s>>;

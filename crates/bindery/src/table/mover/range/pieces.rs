@@ -1,4 +1,4 @@
-//! Moves of several pieces: only the locks of the VMAs are held between two pieces.
+//! Moves of several pieces: between two pieces, only the locks of the VMAs are held.
 
 use crate::addr::VirtAddr;
 use crate::arch::{Arch, Level};
@@ -8,18 +8,19 @@ use crate::table::locking::Depth;
 
 use super::{Piece, RangeMover, for_each_target};
 
-/// The maximum number of leaf tables that are preallocated under one set of locks; with the upper
-/// ones, 64 KiB.
+/// The maximum number of leaf tables that are preallocated under one set of locks; 64 KiB together
+/// with the upper tables.
 const PREALLOCATED_TABLES: u64 = 12;
 /// More levels than any architecture has.
 const MAX_LEVELS: u8 = 5;
 
 impl<P: Platform> RangeMover<'_, '_, P> {
-    /// Prepares a move of several pieces: creates all tables that the target lacks. From here on no
-    /// thread removes a table of the target, and no other thread can find the target's VMA yet. May
-    /// wait for memory; without memory, nothing has changed.
+    /// Prepares a move of several pieces by creating all tables that the target lacks. From then on
+    /// no thread removes a table of the target, and no other thread can find the target's VMA yet.
+    /// May wait for memory; if memory runs out, nothing has changed.
     ///
-    /// No thread fills an empty entry of the source during the call, so it is read without locks.
+    /// No thread fills an empty entry of the source during the call, so the source is read without
+    /// locks.
     pub(crate) fn preallocate_tables(&mut self) -> Result<(), NoMemory> {
         let done = self.preallocate_all();
         self.pool.settle(self.counts);
@@ -36,7 +37,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         while let Some(mut piece) = next {
             let span = P::Arch::PMD.span();
             if piece.level == Level::PTE && piece.len > span {
-                // Not congruent, so everything that follows is of level 1 too.
+                // The ends are not congruent, so everything that follows is also of level 1.
                 let left = self.kind.source.range.end().0 - piece.source;
                 piece.len = piece.len.max((PREALLOCATED_TABLES * span).min(left));
             }
@@ -52,8 +53,8 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         Ok(())
     }
 
-    /// Fills the pool with the tables that the target can lack, whatever is mapped there now. More
-    /// may be needed if a fault fills the source before the move. May wait for memory.
+    /// Fills the pool with the tables that the target can lack, whatever is currently mapped there.
+    /// More tables may be needed if a fault fills the source before the move. May wait for memory.
     #[cold]
     pub(crate) fn supply_tables(&mut self) -> Result<(), NoMemory> {
         let page_table = self.page_table;
@@ -79,7 +80,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         self.pool.add(tables)
     }
 
-    /// Returns the number of bytes of the piece that have tables now.
+    /// Returns the number of bytes of the piece for which tables now exist.
     fn preallocate_piece(&mut self, mut piece: Piece<P::Arch>) -> Result<u64, NoMemory> {
         let (page_table, level) = (self.page_table, piece.level);
         let section = page_table.read_section();
@@ -97,13 +98,13 @@ impl<P: Platform> RangeMover<'_, '_, P> {
         })
     }
 
-    /// Moves everything, piece by piece. Each piece is a call of `within`, which runs its argument
-    /// with the locks of the source's reverse map held. `preallocate_tables` has succeeded, and the
-    /// VMAs of both ends are in those trees. Cannot fail.
+    /// Moves everything, piece by piece. Each piece is one call of `within`, which runs its
+    /// argument with the locks of the source's reverse map held. `preallocate_tables` has
+    /// succeeded, and the VMAs of both ends are in the trees of the reverse map. Cannot fail.
     ///
-    /// Reads and writes the entries that are moved: one for each table that moves whole, one for
-    /// each base page else. One invalidation for 64 tables, and one for each contiguous run or huge
-    /// leaf that the ends cut; emptied tables are in the gather.
+    /// Reads and writes the moved entries: one per table that moves as a whole, otherwise one per
+    /// base page. Makes one invalidation per 64 tables, and one for each contiguous run or huge
+    /// leaf that the ends divide. Emptied tables enter the gather.
     pub(crate) fn move_in_pieces(&mut self, within: impl Fn(&mut dyn FnMut())) {
         self.marks = true;
         let mut next = self.kind.first;
@@ -118,7 +119,7 @@ impl<P: Platform> RangeMover<'_, '_, P> {
                     break;
                 }
                 debug_assert!(false, "a preallocated table is missing");
-                // Retry forever rather than leave the mapping half moved; each retry may sleep.
+                // Retries forever rather than leave the mapping half moved; each retry may sleep.
                 let _ = self.pool.refill();
             }
             next = self.next_piece(piece.source + piece.len);

@@ -1,5 +1,5 @@
-//! Level-1 entries whose two addresses are not congruent modulo the contiguous run: runs are
-//! unfolded, and new ones are folded.
+//! Level-1 entries whose two addresses are not congruent modulo the contiguous run: existing runs
+//! are unfolded, and new runs are folded.
 
 use core::sync::atomic::Ordering;
 
@@ -16,10 +16,10 @@ use super::RangePiece;
 const MOST_PAGES: usize = 16;
 
 impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
-    /// Moves contiguous runs, the pages that become one, or entries up to where the next may begin,
-    /// where source and target are not congruent modulo the contiguous run; returns the number of
-    /// entries. (Pages that would make a contiguous run but are in two source tables stay
-    /// single: one contiguous run in 2 MiB.)
+    /// Moves contiguous runs, pages that become a contiguous run, or entries up to the place where
+    /// the next run may start, for a source and a target that are not congruent modulo the
+    /// contiguous run. Returns the number of entries. (Pages that would form a contiguous run but
+    /// lie in two source tables stay single, which affects one contiguous run in 2 MiB.)
     pub(super) fn move_shifted(
         &mut self,
         from: TableEntry<'s>,
@@ -54,8 +54,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
                 return self.move_contig(from, page);
             }
         }
-        // No contiguous run begins before the next multiple of its size, in the source or in the
-        // target.
+        // In both the source and the target, no contiguous run starts before the next multiple of
+        // its size.
         let up_to = |index: EntryIndex| size - index.offset_in(size);
         let count = count.min(up_to(index)).min(up_to(to));
         let to = TableEntry { table: self.target(target)?, index: to };
@@ -63,9 +63,9 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(count)
     }
 
-    /// Moves the contiguous runs from the given entry on as single pages, as long as the MMU has
-    /// nothing to add to any of their entries, and as far as the target's table reaches. Returns
-    /// the number of entries.
+    /// Moves the contiguous runs from the given entry on as single pages, while the MMU has nothing
+    /// to add to any of their entries, up to the end of the target's table. Returns the number of
+    /// entries.
     fn scatter_contigs(
         &mut self,
         from: TableEntry<'s>,
@@ -85,8 +85,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         let mut at = index;
         for (contig, pages) in words.chunks_exact(size).zip(there.chunks_exact(size)) {
             let Saturated { mask, value } = const { P::Arch::SATURATED.with(P::Arch::SOFT_DIRTY) };
-            // Each entry is loaded once, and kept in a register until all of the contiguous run
-            // have passed.
+            // Each entry is loaded once and kept in a register until the whole contiguous run has
+            // been checked.
             let mut entries = [value; MOST_PAGES];
             let mut differ = 0;
             for (entry, word) in entries.iter_mut().zip(contig) {
@@ -111,8 +111,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(moved)
     }
 
-    /// Moves the pages of a contiguous run, or pages that become one, as single pages or as a
-    /// contiguous run, whichever fits. Returns their number.
+    /// Moves the pages of a contiguous run, or pages that become one, either as single pages or as
+    /// a contiguous run, whichever fits. Returns the number of pages.
     #[inline]
     fn move_contig(&mut self, from: TableEntry<'s>, page: u32) -> Result<u32, NoMemory> {
         let size = P::Arch::CONTIG_ENTRIES;
@@ -124,7 +124,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(size)
     }
 
-    /// Writes `count` pages that have left the source; the target may cross two tables, both of
+    /// Writes `count` pages that have left the source. The target may cross two tables, both of
     /// which exist (`targets`).
     pub(super) fn arrive(&mut self, first: Entry, count: u32, page: u32) {
         let mut entry = Entry(first.0 | P::Arch::SOFT_DIRTY);

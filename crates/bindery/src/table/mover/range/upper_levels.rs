@@ -1,5 +1,5 @@
 //! The entries above level 1 that a move carries: tables, huge leaves with their deposits, and huge
-//! absent entries. Entries of one kind side by side move in one pass.
+//! absent entries. Adjacent entries of one kind move in one pass.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use crate::table::{NoMemory, TableEntry, run};
 use super::RangePiece;
 
 impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
-    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails as
+    /// Moves the entries of a level above 1: tables, huge leaves, and absent entries. Fails like
     /// `move_leaves`.
     pub(super) fn move_upper(&mut self) -> Result<(), NoMemory> {
         let Piece { level, source, target, len } = self.piece;
@@ -27,7 +27,7 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
                     continue;
                 }
                 Below::Huge(_) => {
-                    // Not returned for a move of this level: the source splits such a leaf.
+                    // Not returned for a move of this level, because the source splits such a leaf.
                     offset += span;
                     continue;
                 }
@@ -53,9 +53,9 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         Ok(())
     }
 
-    /// Moves the tables, or the huge leaves, of `rest` whose entries lie side by side from the
-    /// given one on, as far as both tables of this level reach. Returns their number; zero if the
-    /// entry is neither.
+    /// Moves adjacent tables or adjacent huge leaves of `rest`, from the given entry on, up to the
+    /// end of either table of this level. Returns the number of moved entries; zero if the entry is
+    /// neither.
     fn move_alike(&mut self, from: TableEntry, rest: Piece<P::Arch>) -> Result<u64, NoMemory> {
         let TableEntry { table, index } = from;
         let Piece { level, source, target, len } = rest;
@@ -72,7 +72,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
         let count = entries.len().min(there.len()).min(left as usize);
         let (entries, there) = (&entries[..count], &there[..count]);
         let moved = if kind == Kind::Table {
-            // Release: a reader of the empty entry finds its table locked, or the flush done.
+            // Release: a reader of the empty entry either finds its table locked or finds the flush
+            // complete.
             move_entries(entries, there, level, Kind::Table, |word, entry| {
                 word.store(0, Ordering::Release);
                 entry.0
@@ -109,8 +110,8 @@ impl<'s, P: Platform> RangePiece<'_, 's, '_, P> {
     }
 }
 
-/// Moves entries up to the first that is not of `kind`, and returns their number. `take` clears an
-/// entry, and returns the one to write.
+/// Moves entries up to the first entry that is not of `kind`, and returns the number of moved
+/// entries. `take` clears an entry and returns the entry to write.
 #[inline(always)]
 fn move_entries<A: Arch>(
     from: &[AtomicU64],
