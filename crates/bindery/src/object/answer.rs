@@ -1,5 +1,5 @@
-//! [`Answer`]: the word in which a pager answers a request, and [`Requests`]: a memory as its
-//! requests see it.
+//! [`Answer`]: the word that holds a pager's answer to a request. [`Requests`]: the interface of a
+//! memory to its requests.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -32,10 +32,10 @@ impl<W: Word<u32>> Answer<W> {
         Self(word(0))
     }
 
-    /// Stores the answer. The thread that waits for it may free the word at once.
+    /// Stores the answer. The waiting thread may free the word at once.
     pub(super) fn give(&self, answer: Result<(), PagerError>) {
         let error = answer.map_or_else(PagerError::number, |()| 0);
-        // Release: the pager's accesses to the bytes come before.
+        // Release: orders the pager's accesses to the bytes before the answer.
         self.0.store(ANSWERED | error, Ordering::Release);
     }
 
@@ -47,21 +47,22 @@ impl<W: Word<u32>> Answer<W> {
     }
 }
 
-/// The end of a read, or of a batch of writes, that any thread settles, for a call that follows it.
+/// The end of a read or of a batch of writes. Any thread may settle the transfer; the call that
+/// follows it checks this record.
 pub(super) struct TransferEnd<W = AtomicU32> {
-    /// The thread that settles it, and the call. The last one frees the record.
+    /// The settling thread and the call. The last holder frees the record.
     holders: W,
-    /// 0 until the folios are in the index, or free, or the writes out of the list; then the
-    /// [`Settled`].
+    /// 0 while the transfer is unsettled, then the [`Settled`]. A settled read has its folios in
+    /// the index or has freed them; a settled batch has no writes in the list.
     settled: W,
 }
 
-/// Its result.
+/// The result of a settled transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Settled {
-    /// The result in the pager's answer.
+    /// The transfer has the result of the pager's answer.
     Answered = 1,
-    /// The page index had no memory for them.
+    /// The page index had no memory for the folios.
     NoMemory = 2,
 }
 
@@ -82,12 +83,12 @@ impl<W: Word<u32>> TransferEnd<W> {
         self.holders.store(2, Ordering::Relaxed);
     }
 
-    /// Whether a call follows it.
+    /// Whether a call follows the transfer.
     pub(super) fn is_followed(&self) -> bool {
         self.holders.load(Ordering::Relaxed) > 1
     }
 
-    /// It is settled.
+    /// Marks the transfer as settled.
     pub(super) fn settle(&self, settled: Settled) {
         // Release: the folios are in the index, and the result of a batch is known.
         self.settled.store(settled as u32, Ordering::Release);
@@ -104,25 +105,26 @@ impl<W: Word<u32>> TransferEnd<W> {
 
     /// Drops a holder. Returns whether it was the last.
     pub(super) fn leave(&self) -> bool {
-        // Release: the holder's accesses to the record come before. Acquire: so do the other's.
+        // Release: orders the holder's accesses to the record before the drop. Acquire: likewise
+        // orders those of the other holder.
         self.holders.sub(1, Ordering::AcqRel) == 1
     }
 }
 
-/// A memory without its platform parameter.
+/// The interface of a memory to its requests, without the platform parameter.
 pub(super) trait Requests: Sync {
     fn identity(&self) -> u64;
 
     /// As [`answer`].
     ///
     /// # Safety
-    /// 1. As there.
+    /// 1. As for [`answer`].
     unsafe fn answer_read(&self, read: NonNull<PageRead>, result: Result<(), PagerError>);
 
-    /// Stores the answer of a write, and wakes the threads that wait for answers, in any context.
+    /// Stores the answer of a write and wakes the threads that wait for answers, in any context.
     ///
     /// # Safety
-    /// 1. The write lives until it is answered, which this does for the first time.
+    /// 1. The write lives until it is answered, which this call does for the first time.
     unsafe fn answer_write(
         &self,
         write: NonNull<PageWrite<'static>>,
@@ -132,13 +134,13 @@ pub(super) trait Requests: Sync {
     /// As [`buffer_of`].
     ///
     /// # Safety
-    /// 1. As there.
+    /// 1. As for [`buffer_of`].
     unsafe fn buffer<'r>(&self, read: &'r PageRead) -> ReadBuffer<'r>;
 
     /// The first `length` bytes of a run.
     ///
     /// # Safety
-    /// 1. As of [`StoredBytes::new`], for as long as the result lives.
+    /// 1. As for [`StoredBytes::new`], for as long as the result lives.
     unsafe fn stored(&self, run: &IndexRun, length: usize) -> StoredBytes<'_>;
 }
 

@@ -1,12 +1,12 @@
 //! Reads that a wait follows, under loom: the words of [`super::answer`] and the wait of
-//! [`super::polled_wait`], with a pager that answers concurrently.
+//! [`super::polled_wait`], while a pager answers concurrently.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib answer_loom_model`.
 //!
 //! The bytes that the pager fills, the page index and the record of the read are loom cells. Each
 //! access to a word of the record reads the record's cell, and the thread that frees the record
-//! writes it. So an access after that shows as a race, and a lost wake-up as a deadlock. The last
-//! tests leave out one rule each ([`Omit`]) and must fail.
+//! writes it. So loom reports an access to a freed record as a race and a lost wake-up as a
+//! deadlock. The last tests each leave out one rule ([`Omit`]) and must fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};
@@ -28,9 +28,9 @@ enum Omit {
     NoteAtAnswer,
     /// The end of a settlement wakes threads.
     NoteAfterSettlement,
-    /// A wait counts itself before its first look.
+    /// A wait counts itself before its first check.
     Enter,
-    /// A wait reads the word before it looks.
+    /// A wait reads the word before it checks the read.
     WordBeforeLook,
     /// A wait is a holder of the record.
     Follow,
@@ -51,7 +51,7 @@ struct World {
     index: UnsafeCell<u32>,
 }
 
-// SAFETY: the model watches each access to the cells, and reports races.
+// SAFETY: the model tracks each access to the cells and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -82,7 +82,7 @@ impl World {
         access()
     }
 
-    /// The pager fills the folios, and answers.
+    /// The pager fills the folios and answers.
     fn supply(&self) {
         // SAFETY: as for `Sync`.
         self.bytes.with_mut(|bytes| unsafe { bytes.write(7) });
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// `drop_answered`, of a read that a wait follows.
+    /// `drop_answered` for a read that a wait follows.
     fn put_back(&self) {
         if self.answers.swap(0, Ordering::Acquire) == 0 {
             return;
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Polls until the read is settled, and sleeps in between.
+    /// Polls until the read is settled; sleeps between polls.
     fn wait(&self) {
         if self.omit != Omit::Enter {
             self.completions.enter();
@@ -181,7 +181,7 @@ fn wait_beside_answer(omit: Omit) {
     assert!(slept, "no wait slept");
 }
 
-/// A wait concurrent with the answer, and with another thread that settles it.
+/// A wait concurrent with the answer and with another thread that settles the read.
 fn wait_beside_settlement(omit: Omit) {
     let slept = check(omit, |world| {
         let other = spawn(world, |world| {
@@ -194,7 +194,7 @@ fn wait_beside_settlement(omit: Omit) {
     assert!(slept, "no wait slept");
 }
 
-/// A wait concurrent with the answer, which reclaim takes and restores.
+/// A wait concurrent with the answer, which reclaim removes and puts back.
 fn wait_beside_reclaim(omit: Omit) {
     let slept = check(omit, |world| {
         let other = spawn(world, |world| {

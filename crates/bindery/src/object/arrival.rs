@@ -1,4 +1,5 @@
-//! The age of a folio that is fetched from a pager, for times when memory is short.
+//! The initial age of a folio that is fetched from a pager; reclaim uses the age when memory is
+//! short.
 
 use crate::Memory;
 use crate::collections::page_tree::PageIndex;
@@ -8,11 +9,11 @@ use crate::swap;
 
 use super::ObjectState;
 
-/// Determined before the folio enters the index, where it replaces the shadow.
+/// Determined before the folio enters the index, because the folio replaces the shadow there.
 pub(super) struct Arrival {
-    /// The shadow that the last eviction of one of its pages left.
+    /// The shadow left by the last eviction of one of the folio's pages.
     shadow: Option<u32>,
-    /// The number of its first page among the pages of all objects.
+    /// The number of the folio's first page, counted over the pages of all objects.
     place: u64,
 }
 

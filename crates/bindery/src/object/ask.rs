@@ -1,8 +1,8 @@
-//! [`Fetch`]: asks the pager for pages.
+//! [`Fetch`]: requests pages from the pager.
 //!
-//! A fetch takes the largest folio that fits around the page, and others for the pages after it
-//! that are expected to be used, up to [`super::read_buffer::FOLIOS`]. If there is no memory for
-//! them or the pager fails, it requests fewer.
+//! A fetch allocates the largest folio that fits around the page, and further folios for the
+//! following pages that are expected to be used, up to [`super::read_buffer::FOLIOS`]. If memory is
+//! short or the pager fails, the fetch requests fewer pages.
 
 use crate::Memory;
 use crate::addr::{Order, Orders, PageRange};
@@ -29,11 +29,11 @@ pub(crate) struct Fetch {
     pub(super) needed: u64,
     /// The number of pages, starting with this one, that are expected to be used.
     pub(super) ahead: u64,
-    /// The orders that their folios may have.
+    /// The orders allowed for the folios.
     pub(super) orders: Orders,
     /// Upper bound for the end of a folio, in pages.
     pub(super) end: u64,
-    /// Frames that must stay free. The page is refused rather than use them.
+    /// Frames that must stay free. The fetch fails rather than use them.
     pub(super) reserve: u64,
 }
 
@@ -44,9 +44,9 @@ impl Fetch {
         Self { page: first, needed: 0, ahead: end - first, orders, end, reserve: 0 }
     }
 
-    /// Asks the pager. The reference keeps the fetched folio. `None` tells the caller to check
-    /// again: the page was present, another call fetched it, or a truncation canceled the read.
-    /// Called without locks. May sleep.
+    /// Requests the pages from the pager. The returned reference holds the fetched folio. `None`
+    /// tells the caller to check again: the page was present, another call fetched it, or a
+    /// truncation canceled the read. Called without locks. May sleep.
     ///
     /// # Errors
     /// The pager's error; [`Failure::NoMemory`]; the error for no commitment left.
@@ -56,7 +56,7 @@ impl Fetch {
     ) -> Result<Option<FolioRef<'m, P>>, Failure> {
         let (platform, state) = (object.memory.platform(), object.state());
         settle_answered(object.memory);
-        // Before allocating a folio that may not be needed.
+        // Checked before a folio is allocated that may not be needed.
         let page = PageRange::from_count(self.page, 1);
         if let Some(in_the_way) = state.pages.keeps_from_reading(platform, page) {
             wait_for_end(object.memory, state, page, in_the_way);
@@ -66,17 +66,18 @@ impl Fetch {
             return Ok(None);
         }
         match self.fetch(object.memory, state) {
-            // The pages after it may have caused the error.
+            // The pages after the needed one may have caused the error.
             Err(_) if self.ahead > 1 => self.only_page().fetch(object.memory, state),
             result => result,
         }
     }
 
-    /// Begins to read the pages, for no thread. Returns those that are being read, and whether the
-    /// pager has kept the request. `None` if the first one is not needed, or being read already.
+    /// Starts to read the pages; no thread waits for them. Returns the pages being read and whether
+    /// the pager has kept the request. `None` if the first page is not needed or is already being
+    /// read.
     ///
     /// # Errors
-    /// [`NoMemory`]: not even a record, or one page.
+    /// [`NoMemory`]: not even a record or a single page could be allocated.
     pub(super) fn begin<P: Platform>(
         &self,
         object: &Object<'_, P>,
@@ -94,7 +95,7 @@ impl Fetch {
         Ok(begun.ok().map(|begun| (pages, begun.leave())))
     }
 
-    /// Starts to read the page, and those expected to be used, for a wait that follows the read.
+    /// Starts to read the page and those expected to be used, for a wait that follows the read.
     /// `None` tells the caller to check again.
     ///
     /// # Errors
@@ -128,24 +129,24 @@ impl Fetch {
         Err(failure)
     }
 
-    /// The same for its page only, in a folio of one page.
+    /// The same fetch, limited to its page, in a folio of one page.
     pub(super) fn only_page(self) -> Self {
         Self { ahead: 1, needed: 1, orders: Orders::PAGE, ..self }
     }
 
-    /// The bound for the end of a folio, in the file as it is now.
+    /// The bound for the end of a folio, limited to the file's current size.
     fn end_within(&self, object: &ObjectState) -> u64 {
         self.end.min(object.size_in_pages())
     }
 
-    /// Whether a read of `pages` is still needed. The file has `size` bytes: a read that reaches
-    /// beyond them, as a truncation has left it, would put zeroes into the index for pages that a
-    /// later growth gives a content.
+    /// Whether a read of `pages` is still needed. The file has `size` bytes. If a truncation has
+    /// left the end of the read beyond that size, the read would insert zeroes into the index for
+    /// pages that a later growth gives content.
     fn is_needed(&self, index: &PageIndex, size: u64, pages: PageRange) -> bool {
         index.get(self.page).is_none() && pages.end <= pages_of(size)
     }
 
-    /// The folios of a read that no access has requested.
+    /// The part of the read's folios that no access has requested.
     fn rest_of<P: Platform>(&self, read: &NewRead<'_, '_, P>) -> Option<PageRange> {
         if self.ahead <= self.needed {
             return None;
@@ -154,7 +155,8 @@ impl Fetch {
         Some(PageRange { first, end: read.pages().end })
     }
 
-    /// A read of the folio of that order that begins at `first`, and of others after it.
+    /// Prepares a read of the folio of that order that begins at `first`, and of further folios
+    /// after it.
     fn draw_up<'o, 'm, P: Platform>(
         &self,
         memory: &'m Memory<P>,
@@ -190,8 +192,8 @@ impl Fetch {
         Err(failure)
     }
 
-    /// Fetches a folio of that order from `first` on, and others after it. Fails only if the first
-    /// cannot be fetched.
+    /// Fetches a folio of that order from `first` on, and further folios after it. Fails only if
+    /// the first folio cannot be fetched.
     fn fetch_from<'m, P: Platform>(
         &self,
         memory: &'m Memory<P>,
@@ -230,14 +232,14 @@ impl Fetch {
     }
 }
 
-/// Marks folios that no access has requested, if the pager has kept the request.
+/// Marks the folios that no access has requested, if the pager has kept the request.
 fn mark_rest(object: &ObjectState, rest: Option<PageRange>, kept: RequestKept) {
     if let (Some(rest), RequestKept::Yes) = (rest, kept) {
         object.ahead.set(rest);
     }
 }
 
-/// Waits for the record that keeps a fetch from the pages.
+/// Waits for the end of the record that blocks a fetch of the pages.
 fn wait_for_end<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -250,8 +252,8 @@ fn wait_for_end<P: Platform>(
     }
 }
 
-/// Whether 2^`order` pages from `first` on, which must be a multiple of that, end at or before
-/// `end`, and none of them is present or being fetched.
+/// Whether the 2^`order` pages from `first` on end at or before `end`, and none of them is present
+/// or being fetched. `first` must be a multiple of 2^`order`.
 fn fits<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -266,8 +268,8 @@ fn fits<P: Platform>(
     first.is_multiple_of(count) && first + count <= end && free()
 }
 
-/// The largest folio that may begin at page `first`, if that is before `after` and still has to be
-/// read.
+/// The largest folio that may begin at page `first`, if `first` is before `after` and the page
+/// still has to be read.
 fn following<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,

@@ -2,21 +2,22 @@
 
 use super::lent::Lent;
 
-/// Follows the mappings of an object, each VMA separately ([`crate::Memory::segment_memory`]).
+/// Follows the mappings of an object; each VMA counts separately
+/// ([`crate::Memory::segment_memory`]).
 ///
 /// # Context
 /// Context: may sleep in [`Attachments::detached`] only.
 pub trait Attachments: Send + Sync {
-    /// One more VMA maps the memory of `segment`. Called with locks held: it acquires none but
+    /// One more VMA maps the memory of `segment`. Called with locks held, so it may acquire only
     /// innermost spin locks.
     fn attached(&self, segment: u64);
 
-    /// One VMA less maps the memory of `segment`. Called without locks; it may drop the last handle
-    /// of the object.
+    /// One VMA fewer maps the memory of `segment`. Called without locks, so it may drop the last
+    /// handle of the object.
     fn detached(&self, segment: u64);
 }
 
-/// The object's link to the segment whose memory it is.
+/// An object's link to the System V segment that it backs.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentMark {
     /// The follower ([`crate::Memory::segment_memory`]).
@@ -38,7 +39,7 @@ pub(crate) struct SegmentMark {
 pub struct SegmentId {
     /// The number by which [`Attachments`] knows the segment.
     pub segment: u64,
-    /// The key that the segment was made with.
+    /// The key that the segment was created with.
     pub key: u32,
 }
 

@@ -1,5 +1,6 @@
-//! Changes that the other side of a file has made, and pages that the embedder wants to leave: a
-//! network or cluster file system keeps its pages true with them.
+//! Invalidation: applies changes that the remote side of a file has made, and drops pages that the
+//! embedder no longer wants cached. A network or cluster file system uses it to keep its pages
+//! coherent.
 //!
 //! | call | clean pages | dirty pages | Linux |
 //! |---|---|---|---|
@@ -24,39 +25,41 @@ use super::transfers::Reads;
 use super::{MAX_SIZE, Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
-    /// Drops the clean pages of a file in `length` bytes from `offset` on, recently used or not:
-    /// the next access asks the pager again. Dirty, locked and pinned pages stay, as do pages that
-    /// another thread uses and those of a folio that extends beyond the range. Returns the number
-    /// of freed pages; 0 for an object that is not a file. (Linux: `POSIX_FADV_DONTNEED` of
-    /// `posix_fadvise(2)`, which leaves mapped pages.) `evict(0, u64::MAX)` is
-    /// [`Memory::drop_clean_pages`] of one object.
+    /// Drops the clean pages of a file in `length` bytes from `offset` on, whether recently used or
+    /// not; the next access requests them from the pager again. Dirty, locked and pinned pages
+    /// stay, as do pages that another thread uses and pages of a folio that extends beyond the
+    /// range. Returns the number of freed pages; 0 for an object that is not a file. (Linux:
+    /// `POSIX_FADV_DONTNEED` of `posix_fadvise(2)`, which leaves mapped pages.)
+    /// `evict(0, u64::MAX)` is [`Memory::drop_clean_pages`] for one object.
     ///
-    /// Context: may sleep. Complexity: O(log n) for each folio, and its entries in each mapping.
+    /// Context: may sleep. Complexity: O(log n) per folio, plus the folio's entries in each
+    /// mapping.
     pub fn evict(&self, offset: u64, length: u64) -> u64 {
         evict(self.memory, self.state(), range_of(offset, length))
     }
 
-    /// Forgets the content of a file in `length` bytes from `offset` on, in whole pages, because
-    /// the storage has another one now: unmaps the pages everywhere and drops them. Results of
-    /// reads that the pager has begun before are dropped too. So an access that begins after the
-    /// call sees what the pager reads after it. Copies that private mappings have made stay. Pinned
-    /// pages leave as well; their pins keep the old content. A range that is pinned for writing
-    /// must not be invalidated: the end of the pin marks the page dirty that has its place then.
+    /// Forgets a file's content in `length` bytes from `offset` on, in whole pages, because the
+    /// content in storage has changed: unmaps the pages everywhere and drops them. Results of reads
+    /// that the pager started earlier are dropped too, so an access that begins after the call sees
+    /// only content that the pager reads after the call. Copies that private mappings have made
+    /// stay. Pinned pages are dropped as well; their pins keep the old content. A range that is
+    /// pinned for writing must not be invalidated: at its end, the pin would mark dirty whichever
+    /// page is then in that place.
     ///
     /// Context: may sleep. Complexity: as [`Object::set_size`], once for each stretch of pages
     /// between dirty ones.
     ///
     /// # Errors
-    /// [`Error::Busy`] if pages in the range are dirty: they stay, and the others are forgotten.
-    /// ([`Object::sync`] stores them, [`Object::discard`] drops them.) [`Error::Invalid`] for an
-    /// object that is not a file; [`Error::OutOfMemory`].
+    /// [`Error::Busy`] if pages in the range are dirty: the dirty pages stay, and the clean ones
+    /// are forgotten. ([`Object::sync`] stores them, [`Object::discard`] drops them.)
+    /// [`Error::Invalid`] for an object that is not a file; [`Error::OutOfMemory`].
     pub fn invalidate(&self, offset: u64, length: u64) -> Result<(), Error> {
         forget(self, range_of(offset, length), Dirty::Stay)
     }
 
-    /// As [`Object::invalidate`], of dirty pages too: their changes are lost. For a device that is
-    /// gone, or a file whose pages failed to be stored and would be dirty for ever. Waits for
-    /// writes that the pager has begun.
+    /// Like [`Object::invalidate`], but forgets dirty pages too: their changes are lost. Intended
+    /// for a device that no longer exists, or for a file whose pages failed to be stored and would
+    /// stay dirty forever. Waits for writes that the pager has started.
     ///
     /// Context: may sleep. Complexity: as [`Object::set_size`].
     ///
@@ -66,15 +69,15 @@ impl<P: Platform> Object<'_, P> {
         forget(self, range_of(offset, length), Dirty::Leave)
     }
 
-    /// Takes over a size of a file that the storage has already: like [`Object::set_size`], but
-    /// [`crate::Pager::resize`] is not called. If the file has grown, its last page of before is
-    /// forgotten, as by [`Object::invalidate`], since the storage may have more of it.
+    /// Adopts a file size that the storage already has: like [`Object::set_size`], but without a
+    /// call of [`crate::Pager::resize`]. If the file has grown, its previous last page is
+    /// forgotten, as by [`Object::invalidate`], since the storage may have more data in that page.
     ///
     /// Context: may sleep. Complexity: as [`Object::set_size`].
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::Busy`] if the file has grown and the last page
-    /// of before is dirty; [`Error::Invalid`] for an object that is not a file;
+    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::Busy`] if the file has grown and its previous
+    /// last page is dirty; [`Error::Invalid`] for an object that is not a file;
     /// [`Error::OutOfMemory`]. An error changes nothing.
     pub fn size_changed(&self, bytes: u64) -> Result<(), Error> {
         if bytes > MAX_SIZE {
@@ -106,8 +109,8 @@ fn evict<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange
     let (mut from, mut freed) = (pages.first, 0);
     let mut piece = DropPiece::first_of(memory);
     loop {
-        // A page in the index has a reference to its folio, so it is the object's until the index
-        // is unlocked; then the reference keeps it.
+        // A page in the index holds a reference to its folio, so the folio belongs to the object
+        // until the index is unlocked; after that, the reference taken here keeps it.
         let found = object.pages.look(memory.platform(), |index| {
             let run = index.next_run(from, pages.end)?;
             Some((run, memory.frames.try_hold(run.frame)))
@@ -154,8 +157,8 @@ fn forget<P: Platform>(
     })
 }
 
-/// Drops those of the pages that are clean. Returns whether all were. The lock is held for writing,
-/// so no page becomes dirty.
+/// Drops the clean pages in the range. Returns whether all were clean. The lock is held for
+/// writing, so no page becomes dirty.
 fn drop_clean<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -187,13 +190,13 @@ fn take_over_size<P: Platform>(object: &Object<'_, P>, bytes: u64) -> Result<(),
     }
     loop {
         let known = state.size();
-        // From the page that holds the smaller of the two ends, if one does.
+        // From the page that the smaller of the two ends cuts in two, if it cuts one.
         let beyond = PageRange { first: bytes.min(known) >> PAGE_SHIFT, end: PAGE_LIMIT };
         let taken = memory.outermost(|| {
             object.change_pages(beyond, Reads::Canceled, || {
                 let old = state.size();
                 if old < known {
-                    // The range is too short.
+                    // The range of the change is too short.
                     return Ok(false);
                 }
                 if bytes < old {
@@ -211,7 +214,7 @@ fn take_over_size<P: Platform>(object: &Object<'_, P>, bytes: u64) -> Result<(),
     }
 }
 
-/// Forgets the page that the old end of `old` bytes cuts in two.
+/// Forgets the page that the old end, at `old` bytes, cuts in two.
 fn grow<P: Platform>(memory: &Memory<P>, object: &ObjectState, old: u64) -> Result<(), Error> {
     if old.is_multiple_of(PAGE_SIZE) {
         return Ok(());

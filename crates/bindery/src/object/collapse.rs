@@ -24,17 +24,17 @@ use super::transfers::Reads;
 use super::wait::Stop;
 use super::{Object, ObjectState};
 
-/// Moves the pages that a huge leaf maps, from `first` on, into one folio; brings in those that are
-/// not in memory. They are unmapped everywhere, and the next access maps them large. Does nothing
-/// if they are in one folio already. `most_missing`, for background work, limits how many may have
-/// to be brought in. May sleep; called without locks on VMAs.
+/// Moves the pages that a huge leaf maps, from `first` on, into one folio, and loads those that are
+/// not in memory. They are unmapped everywhere, and the next access maps them with a huge leaf.
+/// Does nothing if they are already in one folio. `most_missing`, for background work, limits the
+/// number of pages that may have to be loaded. May sleep; called without locks on VMAs.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the pages do not begin at a multiple of their number, or extend past the
-/// object's end, or if shared memory has none of them; [`Error::Busy`] if more are missing, if a
-/// userfaultfd serves those, or background work has nothing to do; [`Error::TryAgain`] if one is
-/// pinned; [`Error::OutOfMemory`], [`Error::NoSpace`], and for a file the pager's error. An error
-/// changes nothing.
+/// object's end, or if shared memory has none of them; [`Error::Busy`] if more than `most_missing`
+/// are missing, if a userfaultfd serves the missing pages, or if background work has nothing to do;
+/// [`Error::TryAgain`] if one is pinned; [`Error::OutOfMemory`], [`Error::NoSpace`], and for a file
+/// the pager's error. An error changes nothing.
 pub(crate) fn collapse<P: Platform>(
     handle: &Object<'_, P>,
     first: u64,
@@ -44,16 +44,16 @@ pub(crate) fn collapse<P: Platform>(
     let order = order_of_leaf::<P>();
     let pages = PageRange::from_count(first, u64::from(order.pages()));
     let end = pages.end;
-    // Other threads' fetches may continue: with the changes held, all pages are present.
+    // Other threads' fetches may continue: while the changes are held, all pages are present.
     handle.change_pages(pages, Reads::Stay, || {
         if !first.is_multiple_of(u64::from(order.pages())) || end > object.size_in_pages() {
             return Err(Error::Invalid.into());
         }
         if object.is_file() {
-            // Pages from the storage are fetched before the invalidate lock excludes others. With
-            // the changes held, they are not dropped again.
+            // Pages in storage are fetched before the invalidate lock excludes other threads. While
+            // the changes are held, the fetched pages are not dropped again.
             for page in first..end {
-                // As in `bring_in`: reclaim may take pages while others are read.
+                // As in `bring_in`: reclaim may evict pages while others are read.
                 interrupt::check(memory.platform())?;
                 let ahead = end - page;
                 demand(
@@ -71,9 +71,9 @@ pub(crate) fn collapse<P: Platform>(
     })
 }
 
-/// Swaps the pages in; background work leaves them in swap and fails. The changes are held, so that
-/// pages stay, but not over a wait: reclaim may take those that came before, so a program that is
-/// killed is not kept here.
+/// Swaps the pages in; for background work, leaves them in swap and fails. The changes are held, so
+/// present pages stay, except during a wait: reclaim may then evict pages that were already read. A
+/// fatal signal therefore ends the loop.
 fn bring_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -94,12 +94,12 @@ fn bring_in<P: Platform>(
     Ok(())
 }
 
-/// The order of the pages that a huge leaf maps, as far as one folio has room for them.
+/// The order of the pages that a huge leaf maps, limited to the maximum folio order.
 fn order_of_leaf<P: Platform>() -> Order {
     P::Arch::PMD.order().min(MAX_FOLIO_ORDER)
 }
 
-/// The changes are held; the pager has none of the pages.
+/// The changes are held, and the pager is storing none of the pages.
 fn collapse_alone<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -158,8 +158,8 @@ fn collapse_alone<P: Platform>(
     Ok(())
 }
 
-/// Whether a userfaultfd serves a missing one of `count` pages from `first` on, in some mapping:
-/// the new folio would fill it without the userfaultfd.
+/// Whether, in some mapping, a userfaultfd serves a missing page among the `count` pages from
+/// `first` on: the new folio would fill that page without the userfaultfd.
 fn is_served<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -187,7 +187,7 @@ fn present<P: Platform>(memory: &Memory<P>, object: &ObjectState, first: u64, en
 }
 
 /// Replaces all pages from `first` on, which are mapped nowhere, by `folio`, which is fresh. Cannot
-/// fail: the index is prepared.
+/// fail, because the index is prepared.
 fn replace<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -204,7 +204,7 @@ fn replace<P: Platform>(
     let folio = folio.publish(pages);
     let mut from = first;
     while from < end {
-        // One folio, so at most the number of pages that ours has.
+        // This is one folio, so it has no more pages than the new folio.
         let (found, run) = pages::run_at(memory, object, from, end - from);
         let (to, count) = (folio.head.plus((from - first) as u32), run.max(1) as u32);
         let old = found.and_then(|frame| Some((frame, frames.folio_of(frame)?)));
@@ -226,7 +226,7 @@ fn replace<P: Platform>(
                 frames.folio(folio).mark_dirty();
             }
             let old = PlacedFolio { memory, object, folio: old, first: old_first };
-            // SAFETY: 1. the index named this run, whose pages the new folio has replaced.
+            // SAFETY: 1. the index referred to this run, whose pages the new folio has replaced.
             unsafe { old.release_dropped(count, &mut memory.free_batch(), proof) };
         }
         from += u64::from(count);

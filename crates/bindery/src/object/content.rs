@@ -1,5 +1,5 @@
-//! Reads and writes of an object from outside its mappings (`pread(2)`, `pwrite(2)`): copies bytes
-//! in place between its pages and the caller's source or target.
+//! Reads and writes of an object from outside its mappings (`pread(2)`, `pwrite(2)`): bytes are
+//! copied in place between the object's pages and the caller's source or target.
 //!
 //! ```text
 //! object    | page | page | page | page | page |
@@ -7,8 +7,8 @@
 //!           '--- 64 KiB ---' '--- 64 KiB ---'       one span of the invalidate lock
 //! ```
 //!
-//! A step may stop early: a kernel that copies straight to a program's memory finds a page missing.
-//! It must release everything before it faults that page in.
+//! A step may stop early when a kernel that copies directly to a program's memory finds a page
+//! missing. The kernel must release everything before it faults that page in.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -36,30 +36,30 @@ use super::wait::{Stop, Wait};
 use super::{MAX_SIZE, Object, ObjectState, pages};
 use crate::collections::page_tree::{IndexRun, PageStretch};
 
-/// At most this many bytes are copied before other threads may take the invalidate lock; a new
-/// folio is always filled whole.
+/// At most this many bytes are copied before other threads may acquire the invalidate lock; a new
+/// folio is always filled completely.
 const PIECE: usize = 64 << 10;
 
 /// At most this many bytes are requested from the pager at a time.
 const AHEAD: usize = 2 << 20;
 
-/// The number of bytes that are left to be read.
+/// The number of bytes still to be read.
 #[derive(Clone, Copy)]
 struct BytesLeft {
-    /// By this piece.
+    /// In this piece.
     now: usize,
-    /// By the whole call.
+    /// In the whole call.
     all: usize,
 }
 
 impl<P: Platform> Object<'_, P> {
     /// Reads from `offset`, in bytes, and returns the number of bytes read: less than the size of
-    /// `into` only at the object's end. Pages that are not in memory read as zeroes and take no
-    /// memory; those of a file are brought in. `into` is the caller's own memory; for a program's
-    /// memory see [`Object::read_with`].
+    /// `into` only at the object's end. Pages of shared memory that do not exist read as zeroes and
+    /// allocate no memory; file pages that are not in memory are loaded. `into` is the caller's own
+    /// memory; for a program's memory see [`Object::read_with`].
     ///
-    /// Context: may sleep. Complexity: in the bytes, and the height of the page index for each run
-    /// of pages.
+    /// Context: may sleep. Complexity: linear in the bytes, plus the height of the page index for
+    /// each run of pages.
     ///
     /// # Errors
     /// [`Error::Invalid`] if offset or end do not fit in 63 bits, as in `pread(2)`; for a file, the
@@ -68,16 +68,16 @@ impl<P: Platform> Object<'_, P> {
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let platform = self.memory.platform();
         self.read_with(offset, into.len(), |done, from, length| {
-            // SAFETY: the bytes are the object's, and no thread has exclusive access to them.
+            // SAFETY: the bytes belong to the object, and no thread has exclusive access to them.
             unsafe { platform.read_bytes(from, &mut into[done..done + length]) };
             length
         })
     }
 
-    /// Like [`Object::read`] of `length` bytes, which `copy` reads in place. It receives the number
-    /// of bytes copied before, an address and a length, and returns how many of these bytes it
-    /// copied. A short count ends the read. So a kernel reads straight into the memory of a program
-    /// (Linux: `copy_page_to_iter`):
+    /// Like [`Object::read`] of `length` bytes, but `copy` reads the bytes in place. `copy`
+    /// receives the number of bytes copied before, an address and a length, and returns how many of
+    /// these bytes it copied. A short count ends the read. A kernel can thus read directly into a
+    /// program's memory (Linux: `copy_page_to_iter`):
     ///
     /// ```text
     /// loop  read_with(offset + done, .., copy that stops at the first fault)  -> done grows
@@ -85,13 +85,13 @@ impl<P: Platform> Object<'_, P> {
     ///       fault(where it stopped, Access::Write)        refused: a short count, or EFAULT
     /// ```
     ///
-    /// The bytes may be read until `copy` returns, while programs write them: by instructions or
-    /// [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as
+    /// Until `copy` returns, it may read the bytes, which programs may be writing, by instructions
+    /// or [`Platform::read_bytes`], never by a reference. Pages that are not in memory are shown as
     /// the zero page. `copy` runs with the object's pages held in place, for at most 64 KiB at a
-    /// time; it must not sleep, nor resolve a fault, nor call the object. It may be called again
-    /// for bytes that it has copied already, if a read had to start over.
+    /// time; it must not sleep, resolve a fault or call the object. If a read has to start over,
+    /// `copy` may be called again for bytes that it has already copied.
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`Object::read`].
     ///
     /// # Errors
     /// As [`Object::read`].
@@ -113,7 +113,7 @@ impl<P: Platform> Object<'_, P> {
     ) -> Result<usize, Error> {
         let mut done = 0;
         while done < length {
-            // Piece by piece: bytes that were read are not read again.
+            // The read proceeds in pieces: a retry does not read earlier pieces again.
             match self.memory.retry(|| self.read_piece(offset, done..length, copy)) {
                 Ok(Moved { count, stopped }) => {
                     done += count;
@@ -130,7 +130,7 @@ impl<P: Platform> Object<'_, P> {
         Ok(done)
     }
 
-    /// Reads a piece; 0 at or after the end.
+    /// Reads a piece; returns 0 at or after the end.
     fn read_piece(
         &self,
         offset: u64,
@@ -145,7 +145,7 @@ impl<P: Platform> Object<'_, P> {
             let count = done - part.start;
             match read {
                 Ok(stopped) => return Ok(Moved { count, stopped }),
-                // The next call, for the rest, gets the error first.
+                // The next call, for the rest, reports the error first.
                 Err(stop) if count > 0 => {
                     if let Some(read) = stop.begun_read() {
                         drop(read.finish(self.memory));
@@ -153,14 +153,14 @@ impl<P: Platform> Object<'_, P> {
                     return Ok(Moved { count, stopped: false });
                 }
                 Err(Stop::Failed(failure)) => return Err(failure),
-                // A page that was waited for stays until it is read.
+                // A page that was waited for is held until it is read.
                 Err(Stop::Wait(wait)) => _kept = wait.wait(self.memory, Some(self))?.or(_kept),
             }
         }
     }
 
-    /// Reads the piece from `done` on, and advances `done`, up to the first page that is not in
-    /// memory. Returns whether `copy` has stopped.
+    /// Reads the piece from `done` on, up to the first page that is not in memory, and advances
+    /// `done`. Returns whether `copy` has stopped.
     #[inline(always)]
     pub(super) fn try_piece(
         &self,
@@ -187,7 +187,7 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Reads the bytes of consecutive frames, if the page is in memory: at most `left.now`. The
+    /// Reads the bytes of consecutive frames, at most `left.now`, if the page is in memory. The
     /// invalidate lock is held.
     fn read_run(
         &self,
@@ -204,7 +204,7 @@ impl<P: Platform> Object<'_, P> {
             let ahead = pages_of(inside + left.all.min(AHEAD) as u64);
             let wanted = Wanted { ahead, pattern: self.pattern, ..one };
             obtain(memory, object, page, &wanted)?;
-            // The run may reach over a mark.
+            // The run may cross a readahead mark.
             let run = PageRange::from_count(page, pages_of(inside + left.now as u64));
             if let Some(next) = next_window(object, run, &wanted) {
                 return Err(Wait::ReadAhead(next).into());
@@ -220,7 +220,7 @@ impl<P: Platform> Object<'_, P> {
                     (obtain(memory, object, page, &one)?, 1)
                 }
             };
-        // A page that is read piece by piece is read once.
+        // A page that is read in pieces counts as read once.
         let last = page + pages_of(inside + left.now as u64).min(count) - 1;
         let before = object.last_read.load(Ordering::Relaxed);
         if before != last {
@@ -232,30 +232,30 @@ impl<P: Platform> Object<'_, P> {
             memory.frames.folio(folio).reclaim_state().note_read(page == before.wrapping_add(1));
         }
         let length = ((count * PAGE_SIZE - inside) as usize).min(left.now);
-        // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
+        // SAFETY: 1. `inside` is in the run of the object's frames, which belongs to one folio.
         let from = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = copy(from, length);
         Ok(Moved { count, stopped: count < length })
     }
 
-    /// Writes at `offset`, in bytes, and returns how much was written. The object grows if the
-    /// write extends past its end. `from` is the caller's own memory; for a program's memory see
-    /// [`Object::write_with`].
+    /// Writes at `offset`, in bytes, and returns the number of bytes written. The object grows if
+    /// the write extends past its end. `from` is the caller's own memory; for a program's memory
+    /// see [`Object::write_with`].
     ///
-    /// Writes less than asked for if something prevents the rest: no memory, a fatal signal, the
-    /// pager, or [`Seals::GROW`], which allows the part that fits into the object, in whole pages
-    /// from the first page boundary on.
+    /// Writes fewer bytes than requested if a lack of memory, a fatal signal, the pager or
+    /// [`Seals::GROW`] prevents the rest. The seal allows the part that fits into the object, in
+    /// whole pages from the first page boundary on.
     ///
-    /// Context: may sleep. Complexity: in the bytes, and the height of the index for each run of
-    /// pages.
+    /// Context: may sleep. Complexity: linear in the bytes, plus the height of the index for each
+    /// run of pages.
     ///
     /// # Errors
     /// If nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
-    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`], after reclaim, if no more
-    /// frames are free than are kept for faults ([`Memory::set_fault_reserve`]);
-    /// [`Error::Overcommitted`] and [`Error::NoSpace`] if no more may be committed, or its
-    /// [`crate::Quota`] is used up; for a file, the pager's error; [`Error::Interrupted`] if a
-    /// fatal signal is pending.
+    /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`], after reclaim, if the only free
+    /// frames are those reserved for faults ([`Memory::set_fault_reserve`]);
+    /// [`Error::Overcommitted`] and [`Error::NoSpace`] if no more may be committed, or if the
+    /// object's [`crate::Quota`] is used up; for a file, the pager's error; [`Error::Interrupted`]
+    /// if a fatal signal is pending.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<usize, Error> {
         let platform = self.memory.platform();
         self.write_with(offset, from.len(), |done, to, length| {
@@ -265,22 +265,22 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Like [`Object::write`] of `length` bytes, which `copy` writes in place. It receives the
-    /// number of bytes copied before, an address and a length, and returns how many of these bytes
-    /// it copied. A short count ends the write. So a kernel writes straight from the memory of a
-    /// program (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
+    /// Like [`Object::write`] of `length` bytes, but `copy` writes the bytes in place. `copy`
+    /// receives the number of bytes copied before, an address and a length, and returns how many of
+    /// these bytes it copied. A short count ends the write. A kernel can thus write directly from a
+    /// program's memory (Linux: `copy_folio_from_iter_atomic`), as [`Object::read_with`] shows.
     ///
-    /// The bytes may be written until `copy` returns, while programs use them: by instructions or
-    /// [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held in
-    /// place and other writers kept out, for at most 64 KiB or one new folio at a time; it must not
-    /// sleep, nor resolve a fault, nor call the object. It may be called again for bytes that it
-    /// has copied already, if another thread brought the page in at the same time.
+    /// Until `copy` returns, it may write the bytes, which programs may be using, by instructions
+    /// or [`Platform::write_bytes`], never by a reference. `copy` runs with the object's pages held
+    /// in place and other writers excluded, for at most 64 KiB or one new folio at a time; it must
+    /// not sleep, resolve a fault or call the object. If another thread loads the page at the same
+    /// time, `copy` may be called again for bytes that it has already copied.
     ///
-    /// Other writers see all that one call writes, or nothing. A caller that continues after a
-    /// fault with another call, and needs atomic writes, holds a lock of its own (Linux: that of
-    /// the inode).
+    /// Other writers see all of what one call writes, or none of it. A caller that continues with
+    /// another call after a fault, and needs atomic writes, holds a lock of its own (Linux: the
+    /// inode lock).
     ///
-    /// Context: may sleep. Complexity: as there.
+    /// Context: may sleep. Complexity: as [`Object::write`].
     ///
     /// # Errors
     /// As [`Object::write`]. If `copy` stops at once, returns 0.
@@ -299,7 +299,7 @@ impl<P: Platform> Object<'_, P> {
             // Never borrowed twice: `copy` does not call the object.
             copy.try_borrow_mut().map_or(0, |mut copy| copy(done, to, length).min(length))
         };
-        // If it fails, nothing was written.
+        // If the call fails, nothing was written.
         self.memory.retry_for_content(|| self.write_once(offset, length, &source))
     }
 
@@ -323,11 +323,11 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Writes the rest after `done`, and advances it. The changes are held, and released only
-    /// before the first byte is written: the pager's content of the first and the last page is
-    /// fetched first, and all pages between them are overwritten. So other writers see all of a
-    /// write or nothing. (The exception is a source that stops in the middle of a page between
-    /// them: the pager has the rest of that page.)
+    /// Writes the rest after `done` and advances `done`. The changes are held. They are released
+    /// only before the first byte is written, because the pager's content of the first and the last
+    /// page is fetched first, and all pages between these two are overwritten. So other writers see
+    /// all of a write or nothing. (The exception is a source that stops in the middle of a page
+    /// between them: the rest of that page then comes from the pager.)
     pub(super) fn write_locked(
         &self,
         offset: u64,
@@ -343,7 +343,7 @@ impl<P: Platform> Object<'_, P> {
         let writing = Writing { at: offset, end, done: 0, source, filled: &filled };
         if object.is_file() {
             if *done == 0 {
-                // For the whole call, which others see all of or nothing.
+                // For the whole call, of which other writers see all or nothing.
                 let pages = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
                 pages::may_dirty(memory, object, pages)?;
             }
@@ -383,7 +383,7 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// How to bring in pages that will be written.
+    /// How to load pages that will be written.
     fn wanted_to_write<'a>(&self, writing: Writing<'a>) -> Wanted<'a> {
         let object = self.state();
         let orders = object.orders(self.memory, MappingFlags::empty());
@@ -423,7 +423,7 @@ impl<P: Platform> Object<'_, P> {
         };
         pages::mark_run_dirty(memory, object, IndexRun { page, frame, count })?;
         let length = ((u64::from(count) * PAGE_SIZE - inside).min(left)) as usize;
-        // SAFETY: 1. `inside` is in the run of the object's frames, which is of one folio.
+        // SAFETY: 1. `inside` is in the run of the object's frames, which belongs to one folio.
         let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
         written_by_call(memory, frame);
@@ -437,14 +437,14 @@ impl ObjectState {
     /// mappings.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the object is hidden, or if they end beyond the maximum size.
+    /// [`Error::Invalid`] if the object is hidden, or if the bytes end beyond the maximum size.
     pub(super) fn allow_access(&self, offset: u64, length: usize) -> Result<(), Error> {
         self.refuse_hidden(Error::Invalid)?;
         let end = offset.checked_add(length as u64);
         if end.is_none_or(|end| end > MAX_SIZE) { Err(Error::Invalid) } else { Ok(()) }
     }
 
-    /// Extends the size to at least `end`; the changes are held.
+    /// Extends the size to at least `end`. The changes are held.
     fn grow_to(&self, end: u64) {
         if end > self.size() {
             self.set_size(end);
@@ -462,8 +462,8 @@ impl ObjectState {
         if let Some((pager, file)) = self.file() {
             pager.resize(file, bytes)?;
             // Bytes that a program wrote after the end of the last page were never part of the
-            // file, as in Linux's file systems. In shared memory they become part of it: Linux 6.18
-            // keeps them.
+            // file, as in Linux's file systems. In shared memory these bytes become part of the
+            // object, as in Linux 6.18.
             let size = self.size();
             self.invalidate_lock.with_read(memory.platform(), |stay| {
                 pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE), stay);
@@ -479,10 +479,10 @@ impl ObjectState {
         if size == expected {
             return;
         }
-        // A smaller size than before can always be committed.
+        // A size smaller than before can always be committed.
         let _ = self.promise_size(memory, size);
         if let Some((pager, file)) = self.file() {
-            // If it fails, the storage has zeroes after the end until the next change.
+            // If the resize fails, the storage has zeroes after the end until the next change.
             let _ = pager.resize(file, size);
         }
     }

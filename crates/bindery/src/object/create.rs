@@ -21,14 +21,14 @@ use super::state::{Accounting, Backing, ObjectState, Secrecy};
 use super::{MAX_SIZE, Object};
 
 impl<P: Platform> Memory<P> {
-    /// Shared memory of `size` bytes, all zeroes. Memory is allocated at the first access to each
-    /// page. (Linux: `memfd_create(2)`, or the object of a shared anonymous mapping.)
+    /// Creates shared memory of `size` bytes, all zeroes. Memory is allocated at the first access
+    /// to each page. (Linux: `memfd_create(2)`, or the object of a shared anonymous mapping.)
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] if all of the size counts
-    /// as committed and that is too much; [`Error::OutOfMemory`].
+    /// [`Error::TooLarge`] above 2^63 - 1 bytes; [`Error::Overcommitted`] if the whole size counts
+    /// as committed and exceeds the limit; [`Error::OutOfMemory`].
     pub fn shared_memory(
         &self,
         size: u64,
@@ -41,14 +41,14 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Like [`Memory::shared_memory`], in a file system of limited size. The object's commitments
-    /// are charged to `quota`, which outlives the object and all its holders. All objects of one
-    /// quota belong to this memory.
+    /// are charged to `quota`, which outlives the object and all its holders. All objects that
+    /// share a quota belong to this memory.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// As [`Memory::shared_memory`]; [`Error::NoSpace`] if the quota has no room for a size that
-    /// counts as a whole.
+    /// As [`Memory::shared_memory`]; [`Error::NoSpace`] if the whole size counts as committed and
+    /// the quota has no room for it.
     pub fn shared_memory_within<'m>(
         &'m self,
         quota: &'m Quota,
@@ -56,20 +56,20 @@ impl<P: Platform> Memory<P> {
         sealing: Sealing,
         accounting: Accounting,
     ) -> Result<Object<'m, P>, Error> {
-        // SAFETY: 1. it is lent for 'm, the lifetime of all holders and of the last release.
+        // SAFETY: 1. the quota is lent for 'm, the lifetime of all holders and of the last release.
         let quota = Some(unsafe { Lent::new(NonNull::from(quota)) });
         let content = Secrecy::None;
         let backing = Backing::Memory { accounting, quota, segment: None, content };
         add(self, backing, size, sealing.seals())
     }
 
-    /// Secret memory, empty. It gets a size once, and is mapped shared and locked. Only programs
-    /// that map it see it, by their own accesses and by copies that they ask for. Handles do not
-    /// read or write it ([`Error::Invalid`]); pins and the copies of other processes are refused.
-    /// (Linux: `memfd_secret(2)`.)
+    /// Creates empty secret memory. Its size can be set once, and it is mapped shared and locked.
+    /// Only programs that map it see its content, through their own accesses and the copies that
+    /// they request. Handles cannot read or write it ([`Error::Invalid`]); pins and copies by other
+    /// processes are refused. (Linux: `memfd_secret(2)`.)
     ///
-    /// It guards against the users of this library, not against the embedder's own bugs: the frames
-    /// stay in [`Platform::direct_map`], whereas Linux removes them from its own map.
+    /// The secrecy guards against the users of this library, not against the embedder's own bugs:
+    /// the frames stay in [`Platform::direct_map`], whereas Linux removes them from its own map.
     ///
     /// Context: may sleep.
     ///
@@ -81,9 +81,9 @@ impl<P: Platform> Memory<P> {
         add(self, backing, 0, Seals::SEAL)
     }
 
-    /// The memory of a System V segment of `size` bytes: `follower` follows its mappings, under the
-    /// number of `id`, which [`crate::ObjectView::segment`] returns. `follower` outlives the object
-    /// and all its holders.
+    /// Creates the memory of a System V segment of `size` bytes. `follower` is notified of its
+    /// mappings, under the number in `id`, which [`crate::ObjectView::segment`] returns. `follower`
+    /// outlives the object and all its holders.
     ///
     /// Context: may sleep.
     ///
@@ -103,12 +103,13 @@ impl<P: Platform> Memory<P> {
         add(self, backing, size, Seals::SEAL)
     }
 
-    /// A file of `size` bytes of `pager`, under the number `file`; its pages are fetched when they
-    /// are accessed or read. A file must have at most one object at a time: two would each have
-    /// pages of their own. [`Memory::file_system`] sees to that.
+    /// Creates the object of a file of `size` bytes, which `pager` knows under the number `file`.
+    /// Its pages are fetched when they are accessed or read. A file must have at most one object at
+    /// a time, because two objects would each cache their own pages. [`Memory::file_system`]
+    /// guarantees this.
     ///
-    /// The pager outlives the object and all its holders: the lifetimes of handles and address
-    /// spaces cannot be shortened.
+    /// The pager outlives the object and all its holders, because the lifetimes of handles and
+    /// address spaces cannot be shortened.
     ///
     /// ```
     /// # use bindery::{AddressSpace, FileAccess, MapObject, MapRequest, Object, Platform};
@@ -147,8 +148,9 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// A new object of `size` bytes, or the one that has its name. Commits the size, if `backing`
-/// accounts for it as a whole. May wait for an object of that name to leave.
+/// Creates an object of `size` bytes, or returns the existing one of that name. Commits the size if
+/// `backing` accounts for it as a whole. May wait until an object of that name has left the
+/// registry.
 pub(super) fn add<P: Platform>(
     memory: &Memory<P>,
     backing: Backing,
@@ -180,15 +182,15 @@ fn add_or_find<P: Platform>(
         let objects = memory.slab::<ObjectState>();
         Ok(objects.allocate(&memory.frames, state).ok_or(NoMemory)?)
     })?;
-    // SAFETY: 1. it is freed here if it is not added, otherwise by `last_holder`, once it has left
-    // and its name is free.
+    // SAFETY: 1. the object is freed here if it is not added, and otherwise by `last_holder`, once
+    // the object has left and its name is free.
     if let Err(found) = unsafe { Registry::of(memory).add(state) } {
-        // SAFETY: it came from this slab, and no other thread has seen it.
+        // SAFETY: the object came from this slab, and no other thread has seen it.
         unsafe { memory.slab::<ObjectState>().free(&memory.frames, state) };
         return Ok(Err(found));
     }
     let object = Object { memory, state, pattern: ReadPattern::Unknown, pager: PhantomData };
-    // On failure the handle is dropped, and the object with it.
+    // On failure the handle is dropped, which frees the object.
     object.state().promise_size(memory, size)?;
     Ok(Ok(object))
 }

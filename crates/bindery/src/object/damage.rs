@@ -11,21 +11,21 @@ use super::{Accounting, Object};
 /// Damage to an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectDamage {
-    /// Changes the number of pages that count as committed for it by this value.
+    /// Changes by this value the number of pages that count as committed for the object.
     Committed(i64),
-    /// Changes the number of pages that count as dirty in all files by this value.
+    /// Changes by this value the number of pages that count as dirty in all files.
     Unsaved(i64),
-    /// Changes the number of its pages that count as dirty.
+    /// Changes by this value the number of the object's pages that count as dirty.
     UnsavedOf(i64),
     /// Counts one more writable shared mapping than exist.
     MoreWriters,
-    /// Counts one fewer.
+    /// Counts one writable shared mapping fewer than exist.
     FewerWriters,
-    /// Swaps the frames of two pages. A second call undoes it.
+    /// Swaps the frames of two pages. A second call undoes the swap.
     Swap(u64, u64),
-    /// Drops the page, though it may be mapped.
+    /// Drops the page, even if it is mapped.
     Drop(u64),
-    /// Pretends that this many runs of pages are being stored, forever; 0 ends that.
+    /// Pretends that this many runs of pages are being stored, indefinitely; 0 ends the pretense.
     Saving(u32),
 }
 
@@ -59,7 +59,7 @@ pub fn damage_object<P: Platform>(object: &Object<'_, P>, damage: ObjectDamage) 
             if state.accounting() == Accounting::PerPage {
                 state.uncommit(memory, 1);
             }
-            // SAFETY: 1. the index had it for the page that was taken out.
+            // SAFETY: 1. the index held the reference for the page that was removed.
             unsafe { memory.frames.folio(folio).release_pages(1) };
         }
         ObjectDamage::Saving(runs) => state.pages.ends.set_writes(runs),

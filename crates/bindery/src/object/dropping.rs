@@ -1,4 +1,4 @@
-//! Drops pages of an object, in memory and in swap, and cuts long work on them into pieces.
+//! Drops pages of an object, in memory and in swap, and splits long work on them into pieces.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -18,10 +18,10 @@ use super::swap_in::slots_of;
 const PIECE: u32 = 256;
 
 /// Drops the pages, which are mapped nowhere: frees their frames unless other references remain,
-/// and the slots of those in swap. An object may be as large as memory, so other threads run in
-/// between: the caller holds only locks of the object. May sleep.
+/// and frees the slots of pages in swap. An object may be as large as memory, so other threads may
+/// run in between; the caller holds only locks of the object. May sleep.
 ///
-/// Complexity: linear in the runs, and O(height of the index) for each 64 pages.
+/// Complexity: linear in the runs, plus O(height of the index) for each 64 pages.
 pub(super) fn drop_pages<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -44,7 +44,8 @@ pub(super) fn drop_pages<P: Platform>(
             debug_assert!(frame.0 >= folio.head.0);
             let first = page - u64::from(frame.0 - folio.head.0);
             let folio = PlacedFolio { memory, object, folio, first };
-            // SAFETY: 1. pages of a part of the run that was taken above; each part comes once.
+            // SAFETY: 1. the pages are a part of the run that was removed above; each part is
+            // released once.
             unsafe { folio.release_dropped(count, &mut batch, proof) };
             piece.add(count);
             true
@@ -55,7 +56,7 @@ pub(super) fn drop_pages<P: Platform>(
     }
 }
 
-/// Drops those of the pages that are in swap: no entry refers to their slots. The same complexity.
+/// Drops the pages that are in swap; no entry refers to their slots. Complexity: as [`drop_pages`].
 #[cold]
 fn drop_swapped<P: Platform>(
     memory: &Memory<P>,
@@ -70,8 +71,8 @@ fn drop_swapped<P: Platform>(
             (run, 0)
         });
         let Some(run) = taken else { return };
-        // The index does not refer to them any more. A folio that is being written out, or that
-        // stays in the swap cache because it could not be, is released with them.
+        // The index no longer refers to the slots. A folio that is being written out, or that stays
+        // in the swap cache because its write failed, is released with them.
         let SlotRun { area, first, count } = slots_of(run);
         for done in (0..count).step_by(PIECE as usize) {
             let count = PIECE.min(count - done);
@@ -84,7 +85,7 @@ fn drop_swapped<P: Platform>(
     }
 }
 
-/// Work on pages since other threads could last run.
+/// The amount of work on pages since other threads could last run.
 pub(super) struct DropPiece<'m, P: Platform> {
     pages: u32,
     platform: &'m P,

@@ -1,6 +1,6 @@
 //! Pages that the pager has failed to store.
 //!
-//! Such a page stays in memory, dirty: it has the only copy of its content.
+//! Such a page stays in memory and dirty, because it has the only copy of its content.
 //!
 //! | the page | a `sync` | a limit, or [`crate::FileSystem::write_back`] |
 //! |---|---|---|
@@ -8,10 +8,10 @@
 //! | has failed once | tries once more | leave it |
 //! | has failed twice | leaves it | leave it |
 //!
-//! A write makes it a page that was written. So a device that is gone is not asked again and again
-//! for pages that it cannot take, and one that has come back gets all that is written from then on.
-//! The pages count against the limit of their file system. (Linux gives up the content: it marks
-//! the page clean.)
+//! A write marks the page as written again. So a failed device is not asked repeatedly for pages
+//! that it cannot store, and a recovered device receives all pages written from then on. The pages
+//! count against the limit of their file system. (Linux gives up the content: it marks the page
+//! clean.)
 
 use crate::addr::PageRange;
 use crate::collections::page_tree::{PAGE_LIMIT, PageFlags};
@@ -25,12 +25,12 @@ use super::transfers::Reads;
 
 impl<P: Platform> Object<'_, P> {
     /// Forgets the pages of a file that the pager has failed to store, and that were not written
-    /// since: their changes are lost, and the next access asks the pager. Returns the number of
-    /// pages. Copies that private mappings have made stay, as in [`Object::discard`], which forgets
-    /// the other dirty pages, too.
+    /// since then: their changes are lost, and the next access requests the pages from the pager.
+    /// Returns the number of pages. Copies that private mappings have made stay, as in
+    /// [`Object::discard`], which forgets the other dirty pages, too.
     ///
-    /// Context: may sleep. Complexity: linear in the runs of dirty pages, and as
-    /// [`Object::set_size`] for each stretch that has failed.
+    /// Context: may sleep. Complexity: linear in the runs of dirty pages, plus that of
+    /// [`Object::set_size`] for each failed stretch.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an object that is not a file; [`Error::OutOfMemory`].
@@ -58,13 +58,13 @@ fn discard_failed<P: Platform>(object: &Object<'_, P>) -> Result<u64, Error> {
     }
 }
 
-/// Drops those of the pages that have failed. Returns their number. The changes are held.
+/// Drops the failed pages in the range. Returns their number. The changes are held.
 fn drop_failed<P: Platform>(object: &Object<'_, P>, pages: PageRange) -> u64 {
     let (memory, state) = (object.memory, object.state());
     let mut piece = DropPiece::first_of(memory);
     state.invalidate_lock.with_write(memory.platform(), |proof| {
         let (mut from, mut dropped) = (pages.first, 0);
-        // Another call may have written or stored some since they were found.
+        // Another call may have written or stored some of the pages since they were found.
         while let Some((run, flags)) =
             state.pages.look(memory.platform(), |index| index.next_dirty(from, pages.end))
         {

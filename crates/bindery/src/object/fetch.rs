@@ -5,13 +5,13 @@
 //!                                              '-> another thread was faster: freed
 //! ```
 //!
-//! [`obtain`] loads a page that needs no pager at once, under the caller's locks. For a page that
-//! the pager has, it returns a [`Fetch`], which the caller performs after it has released all
+//! [`obtain`] immediately loads a page that needs no pager, under the caller's locks. For a page
+//! that the pager has, it returns a [`Fetch`], which the caller performs after it has released all
 //! locks. While the pager works, a record of the read is in the object's list
 //! ([`super::in_flight`]).
 //!
-//! A folio is filled before it is inserted into the page index, so no thread sees it half filled.
-//! If two threads load the same page, the later one frees its folio.
+//! A folio is filled before it is inserted into the page index, so no thread sees it partially
+//! filled. If two threads load the same page, the later one frees its folio.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -37,22 +37,22 @@ use crate::collections::page_tree::{PageIndex, PageStretch};
 /// The way in which a page is loaded.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
-    /// The orders that its folio may have; bit n for order n. Order 0 is always allowed.
+    /// The orders allowed for the folio; bit n for order n. Order 0 is always allowed.
     pub(super) orders: Orders,
     /// Upper bound for the end of a folio, in pages.
     pub(super) end: u64,
-    /// The number of pages, starting with this one, that are expected to be used: the pager is
-    /// asked for all of them at once. For a fault on shared memory, this many can be mapped at
+    /// The number of pages, starting with this one, that are expected to be used: all of them are
+    /// requested from the pager at once. For a fault on shared memory, this many can be mapped at
     /// once.
     pub(super) ahead: u64,
-    /// The data of a write. A folio that it fills completely needs no other content first.
+    /// The data of a write. A folio that the data fills completely needs no other content first.
     pub(super) writing: Option<Writing<'a>>,
     /// Frames that must stay free. The call fails as if none were free
     /// ([`Memory::set_fault_reserve`]) and reclaims rather than use them.
     pub(super) reserve: u64,
-    /// The call that needs it.
+    /// The call that needs the page.
     pub(super) purpose: FetchPurpose,
-    /// Whether pages after those are read ahead.
+    /// Whether later pages are read ahead.
     pub(super) pattern: ReadPattern,
 }
 
@@ -61,27 +61,27 @@ pub(super) struct Wanted<'a> {
 pub(super) enum FetchPurpose {
     /// A fault: reading the page from swap counts as a major fault.
     Fault,
-    /// A call that begins again after a wait.
+    /// A call that starts over after a wait.
     Read,
-    /// A write or a preallocation, with the changes held. It keeps them while a swap device works:
-    /// other calls see all of it or nothing.
+    /// A write or a preallocation, with the changes held. They stay held while a swap device works,
+    /// so that other calls see all of the write or nothing.
     Change,
 }
 
 /// Called with an offset, an address and a length: copies up to `length` bytes of the write's data,
-/// from that offset on, to the address. Returns the number of bytes copied before it stopped.
+/// from that offset on, to the address. Returns the number of bytes copied.
 pub(super) type WriteSource<'a> = dyn Fn(usize, NonNull<u8>, usize) -> usize + 'a;
 
 /// A write and its progress.
 #[derive(Clone, Copy)]
 pub(super) struct Writing<'a> {
-    /// The range that is left to be written, in bytes of the object.
+    /// The range still to be written, in bytes of the object.
     pub(super) at: u64,
     pub(super) end: u64,
-    /// The number of bytes of the write that are done already.
+    /// The number of bytes of the write that are already written.
     pub(super) done: usize,
     pub(super) source: &'a WriteSource<'a>,
-    /// The bytes filled in a new folio, which begins where the rest does.
+    /// The number of bytes filled in a new folio, which begins at the start of the remaining range.
     pub(super) filled: &'a Cell<Option<Moved>>,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Moved {
 }
 
 impl<'a> Wanted<'a> {
-    /// One folio of these orders that ends at or before page `end`, and no page ahead.
+    /// One folio of these orders that ends at or before page `end`, without readahead.
     pub(super) const fn one(orders: Orders, end: u64) -> Self {
         let (purpose, pattern) = (FetchPurpose::Read, ReadPattern::Random);
         Self { orders, end, ahead: 1, writing: None, reserve: 0, purpose, pattern }
@@ -106,13 +106,14 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The frame that holds `page`. Brings the page in if it is not in memory and needs no pager. The
+/// The frame that holds `page`. Loads the page if it is not in memory and needs no pager. The
 /// caller holds the invalidate lock or the changes.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], also if the reserve would be used; [`Error::NoSpace`] if no more may be
-/// committed; [`Error::InputOutput`] if the content is in swap and lost. [`Stop::Wait`] if the
-/// pager has the page, or a swap device unless the call is a [`FetchPurpose::Change`].
+/// committed; [`Error::InputOutput`] if the content was in swap and is lost. [`Stop::Wait`] if the
+/// page has to come from the pager, or from a swap device unless the call is a
+/// [`FetchPurpose::Change`].
 pub(super) fn obtain<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -147,7 +148,7 @@ pub(super) fn obtain<P: Platform>(
             return Err(await_page(memory, object, page, wanted));
         }
         make(memory, object, page, stored, wanted)?;
-        // The page is present now, from this call or another.
+        // The page is present now, loaded by this call or another.
     }
 }
 
@@ -169,7 +170,7 @@ pub(super) fn demand<P: Platform>(
     Err(await_page(memory, object, page, wanted))
 }
 
-/// The number of pages from the start that the pager has.
+/// The number of pages, from the object's start, that the pager stores.
 fn stored_pages(object: &ObjectState) -> u64 {
     if object.is_file() { object.size_in_pages() } else { 0 }
 }
@@ -187,11 +188,11 @@ fn await_page<P: Platform>(
 }
 
 /// Loads a page that the lookup did not find, in the largest folio possible without the pager,
-/// which has the pages below `stored`. Does nothing if another thread loaded it first.
+/// which stores the pages below `stored`. Does nothing if another thread loaded the page first.
 ///
 /// # Errors
-/// As [`obtain`]. If the source of the write yields no byte, any error, with [`Writing::filled`]
-/// set to 0.
+/// As [`obtain`]. If the source of the write yields no byte, the error is unspecified, and
+/// [`Writing::filled`] is set to 0.
 fn make<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -231,7 +232,7 @@ fn make<P: Platform>(
                     return Err(failure.into());
                 }
                 if filled.stopped && first < stored {
-                    // The pager has the part of the page that was not written.
+                    // The part of the page that was not written has to come from the pager.
                     discard(memory, object, folio);
                     return Err(await_page(memory, object, page, wanted));
                 }
@@ -282,7 +283,7 @@ pub(super) fn committed(object: &ObjectState, order: Order) -> u64 {
     if object.accounting() == Accounting::PerPage { u64::from(order.pages()) } else { 0 }
 }
 
-/// A committed folio that no other thread knows. `reserve` frames stay free.
+/// Allocates and commits a folio that no other thread knows. `reserve` frames stay free.
 pub(super) fn allocate<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,

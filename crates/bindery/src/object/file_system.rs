@@ -18,9 +18,10 @@ use super::state::Backing;
 use super::weak::WeakObject;
 use super::{Object, Pager};
 
-/// The files of a pager, each with one object at most: a mounted file system, as the core sees it
-/// (Linux: a superblock and its inodes, whose `i_mapping` is the object). Copies are the same file
-/// system; each [`Memory::file_system`] makes another one, with objects of its own.
+/// The files of a pager, each with at most one object: the core's view of a mounted file system
+/// (Linux: a superblock and its inodes, whose `i_mapping` is the object). Copies denote the same
+/// file system; each call of [`Memory::file_system`] creates another file system with its own
+/// objects.
 ///
 /// ```
 /// use bindery::{Error, FileSystem, Platform};
@@ -36,7 +37,8 @@ use super::{Object, Pager};
 /// }
 /// ```
 ///
-/// It does not outlive its pager, so no later pager at the same place gets its objects:
+/// A file system does not outlive its pager, so no later pager at the same address gets its
+/// objects:
 ///
 /// ```compile_fail,E0597
 /// # use bindery::{FileSystem, Memory, Pager, Platform};
@@ -54,17 +56,18 @@ pub struct FileSystem<'m, P: Platform> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// A file system whose files live with `pager`, which outlives it and all objects of its files.
+    /// Creates a file system whose files are stored by `pager`, which outlives the file system and
+    /// all objects of its files.
     ///
     /// Context: any.
     pub fn file_system<'m>(&'m self, pager: &'m dyn Pager) -> FileSystem<'m, P> {
         FileSystem { memory: self, pager, number: self.new_identity(), dirty_limit: None }
     }
 
-    /// As [`Memory::file_system`], with a limit for the dirty pages of its files, beside that for
-    /// all files ([`Memory::dirty_limit`]). The limit outlives the objects of its files, too. Two
-    /// file systems with one limit count together, and each waits only for stores of its own. The
-    /// memory's own limit is none beside it.
+    /// Like [`Memory::file_system`], with a limit for the dirty pages of its files in addition to
+    /// the limit for all files ([`Memory::dirty_limit`]). The limit also outlives the objects of
+    /// its files. Two file systems with the same limit count together, but each waits only for its
+    /// own stores. Passing the memory's own limit adds no second limit.
     ///
     /// Context: any.
     pub fn file_system_within<'m>(
@@ -72,21 +75,21 @@ impl<P: Platform> Memory<P> {
         pager: &'m dyn Pager,
         dirty_limit: &'m DirtyLimit,
     ) -> FileSystem<'m, P> {
-        // That for all files counts the pages already.
+        // The limit for all files already counts the pages.
         let is_own = !core::ptr::eq(dirty_limit, self.dirty_limit());
         FileSystem { dirty_limit: is_own.then_some(dirty_limit), ..self.file_system(pager) }
     }
 }
 
 impl<'m, P: Platform> FileSystem<'m, P> {
-    /// The object of file `number`: the one that has a handle or a mapping, or a new one of `size`
-    /// bytes. The size of an object that exists stays. (Linux: `iget_locked`.)
+    /// The object of file `number`: the existing one that has a handle or a mapping, or a new one
+    /// of `size` bytes. The size of an existing object stays. (Linux: `iget_locked`.)
     ///
     /// While the last handle or mapping saves the file's pages, the object is still found. After
-    /// that, the call waits until [`Pager::removed`] has returned. So `removed` must not ask for
-    /// its own file, nor wait for a thread that does.
+    /// that, the call waits until [`Pager::removed`] has returned. So `removed` must not call this
+    /// for its own file or wait for a thread that does.
     ///
-    /// Context: may sleep. Complexity: logarithmic in the objects that file systems have.
+    /// Context: may sleep. Complexity: logarithmic in the number of objects of all file systems.
     ///
     /// # Errors
     /// As [`Memory::file`].
@@ -98,12 +101,12 @@ impl<'m, P: Platform> FileSystem<'m, P> {
         self.memory
     }
 
-    /// The number of its number space.
+    /// The number of the file system's number space.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// The object of file `number`, if it has a handle or a mapping.
+    /// Finds the object of file `number`, if it has a handle or a mapping.
     ///
     /// Context: spins. Complexity: as [`FileSystem::file`].
     pub fn find(&self, number: u64) -> Option<Object<'m, P>> {
@@ -124,8 +127,9 @@ fn open<'m, P: Platform>(
             Err(leaving) => leaving.wait_until_left(),
         }
     }
-    // SAFETY: 1. it is lent for 'm, the lifetime of this handle. Others find the object through a
-    // copy of the file system, which borrows the pager as long as it and their handles live.
+    // SAFETY: 1. the pager is lent for 'm, the lifetime of this handle. Other callers find the
+    // object through a copy of the file system, which borrows the pager for as long as it and their
+    // handles live.
     let pager = unsafe { Lent::pager(system.pager) };
     // SAFETY: 1. as the pager.
     let lend = |limit| unsafe { Lent::new(NonNull::from(limit)) };
@@ -134,7 +138,7 @@ fn open<'m, P: Platform>(
     add(memory, backing, size, Seals::empty())
 }
 
-/// The handle to an object that was found; an error if it is leaving.
+/// The handle to an object that was found, or an error if the object is leaving.
 pub(super) fn held<P: Platform>(
     memory: &Memory<P>,
     found: Found,

@@ -1,8 +1,9 @@
-//! [`FrameSource`]: frames that are not the core's, mapped into programs: device registers, frame
-//! buffers, buffers of a device, pages that a kernel shows (Linux: `VM_PFNMAP`).
+//! [`FrameSource`]: frames that the core does not own, mapped into programs: device registers,
+//! frame buffers, a device's other buffers, pages that a kernel shows (Linux: `VM_PFNMAP`).
 //!
 //! Leaves of such a mapping have no folio. They are counted only if their frames came from
-//! [`crate::Memory::allocate_frames`], so that these are not freed while a program reaches them.
+//! [`crate::Memory::allocate_frames`], so that the frames are not freed while a program can access
+//! them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -52,44 +53,46 @@ impl FramePiece {
         }
     }
 
-    /// The pages of the object that it covers.
+    /// The pages of the object that the piece covers.
     pub(crate) fn pages(&self) -> PageRange {
         let end = self.page.saturating_add(u64::from(self.frames.count));
         PageRange { first: self.page, end }
     }
 }
 
-/// The frames behind an object of [`Memory::frame_object`], provided by the embedder: the list of a
-/// device's memory, or the handler of a driver (Linux: `remap_pfn_range`, `vmf_insert_pfn`).
+/// The frames behind an object of [`Memory::frame_object`]. The embedder provides them, for example
+/// as a list of a device's memory or through a driver's handler (Linux: `remap_pfn_range`,
+/// `vmf_insert_pfn`).
 ///
-/// A fault asks for the piece around its page, and maps as much of the piece as one entry of level
-/// 2 covers, in the largest entries that fit. So the longer the piece, the fewer the faults.
+/// A fault requests the piece around its page and maps the part of the piece that one entry of
+/// level 2 covers, in the largest entries that fit. So the longer the piece, the fewer the faults.
 ///
 /// # Context
 /// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`
-/// held for reading, on any CPU, for several pages at once; and with the mutex of an address space
-/// held, where `mmap` chooses an address. It answers from what it knows, and calls nothing of the
-/// core. The two notices may be called with the mutex of an address space and locks of
-/// the object held. So they take innermost spin locks at most, and call nothing of the core either.
-/// [`Object::revoke`] is called without a lock that one of the three takes.
+/// held for reading, on any CPU, for several pages at the same time. `mmap`, when it chooses an
+/// address, also calls it with the mutex of an address space held. It answers from its own data and
+/// calls no function of the core. The two notices may be called with the mutex of an address space
+/// and locks of the object held. So they acquire only innermost spin locks, and call no function of
+/// the core either. [`Object::revoke`] is called without a lock that one of the three methods
+/// acquires.
 ///
 /// # Safety
-/// 1. Programs may read and write the frames of a piece, as their mappings allow, from the answer
-///    on until [`Object::revoke`] of their pages returns; no safe code is surprised by that. So may
-///    the core, where a private mapping copies a page.
-/// 2. Until then the frames stay what they are: they are not given to a [`Memory`], and those of
+/// 1. From the answer on until [`Object::revoke`] of their pages returns, programs may read and
+///    write the frames of a piece, as their mappings allow, and so may the core when a private
+///    mapping copies a page. No safe code relies on the frames' content in that time.
+/// 2. Until then the frames keep their use: they are not added to a [`Memory`], and those of
 ///    [`Memory::allocate_frames`] are not freed.
 pub unsafe trait FrameSource: Send + Sync {
-    /// The piece with page `page` of the object. `None` if it has none now: the access fails with
-    /// [`crate::FaultError::Bus`].
+    /// The piece with page `page` of the object. `None` if no piece has the page now: the access
+    /// fails with [`crate::FaultError::Bus`].
     fn piece(&self, page: u64) -> Option<FramePiece>;
 
-    /// A mapping of the object was made: by a call, by `fork`, or because a part was split off
-    /// another mapping (Linux: `vm_operations_struct::open`).
+    /// Called when a mapping of the object was made: by a call, by `fork`, or because a part was
+    /// split off another mapping (Linux: `vm_operations_struct::open`).
     fn mapped(&self) {}
 
-    /// A mapping of the object was removed (Linux: `vm_operations_struct::close`). None of its
-    /// pages is mapped any more.
+    /// Called when a mapping of the object was removed (Linux: `vm_operations_struct::close`). None
+    /// of its pages is mapped any longer.
     fn unmapped(&self) {}
 }
 
@@ -123,8 +126,8 @@ impl<'l> FrameList<'l> {
     /// Context: any. Complexity: linear in the pieces.
     ///
     /// # Safety
-    /// 1. The frames are those of a [`FrameSource`]: its two obligations, as long as an object has
-    ///    the list.
+    /// 1. The frames meet the two obligations of [`FrameSource`], for as long as an object has the
+    ///    list.
     pub const unsafe fn new(pieces: &'l [FramePiece]) -> Option<Self> {
         let mut number = 1;
         while number < pieces.len() {
@@ -151,7 +154,7 @@ unsafe impl FrameSource for FrameList<'_> {
 #[derive(Clone, Copy)]
 pub(crate) struct ShownFrames<'o> {
     source: &'o dyn FrameSource,
-    /// The memory type of their leaves.
+    /// The memory type of the leaves that map the frames.
     pub(crate) memory: MemoryType,
 }
 
@@ -160,7 +163,7 @@ impl<'o> ShownFrames<'o> {
         Self { source, memory }
     }
 
-    /// The piece with page `page` of an object of `pages` pages, as far as it lies in the object.
+    /// The piece with page `page` of an object of `pages` pages, limited to the object.
     pub(crate) fn piece(&self, page: u64, pages: u64) -> Option<FramePiece> {
         let mut piece = self.source.piece(page)?;
         piece.frame_of(page)?;
@@ -182,25 +185,26 @@ impl<'o> ShownFrames<'o> {
 
 impl<P: Platform> Memory<P> {
     /// An object of `size` bytes that shows frames of `source`, which are not the core's. Programs
-    /// map it with [`crate::AddressSpace::mmap_object`]; their accesses have the type `memory`, and
-    /// a memory type is part of an entry like its permissions: all calls keep it.
+    /// map it with [`crate::AddressSpace::mmap_object`], and access it with the memory type
+    /// `memory`. A memory type is part of an entry, like its permissions, and all calls preserve
+    /// it.
     ///
-    /// Such a mapping behaves as one of Linux with `VM_PFNMAP`: it does not count as resident, is
-    /// never swapped, is neither pinned nor copied by the kernel, and refuses the advice that
-    /// changes contents. Reads and writes of the handle are refused ([`Error::Invalid`]). `source`
+    /// Such a mapping behaves like one of Linux with `VM_PFNMAP`: it does not count as resident, is
+    /// never swapped, is neither pinned nor copied by the kernel, and refuses advice that changes
+    /// contents. Reads and writes through the handle are refused ([`Error::Invalid`]). `source`
     /// outlives the object and all its holders.
     ///
     /// A private mapping of [`MemoryType::Normal`] may be writable: the first write to a page
     /// copies it, and the copy is anonymous memory, which is swapped and forked like any other.
     /// Only frames of [`Memory::allocate_frames`] can be copied, because the direct map has them; a
-    /// private write to any other fails with [`crate::FaultError::Bus`]. Of other types a private
-    /// mapping is never writable: the direct map is normal memory.
+    /// private write to any other fails with [`crate::FaultError::Bus`]. A private mapping of any
+    /// other memory type is never writable, because the direct map is normal memory.
     ///
     /// Without an address, `mmap` chooses one that is congruent with the first frame, modulo the
     /// largest leaf for which the mapping has room.
     ///
-    /// Frames of the memory are shown only if they came from [`Memory::allocate_frames`]; others
-    /// fail the access with [`crate::FaultError::Bus`].
+    /// Frames of the memory are shown only if they came from [`Memory::allocate_frames`]; an access
+    /// to any other frame of the memory fails with [`crate::FaultError::Bus`].
     ///
     /// Context: may sleep.
     ///
@@ -226,23 +230,23 @@ fn new_object<'m, P: Platform>(
     if P::Arch::memory_type(memory_type).is_none() {
         return Err(Error::Invalid);
     }
-    // SAFETY: 1. it is lent for 'm, the lifetime of all holders and of the last release.
+    // SAFETY: 1. the source is lent for 'm, the lifetime of all holders and of the last release.
     let source = unsafe { Lent::source(source) };
     add(memory, Backing::Frames { source, memory: memory_type }, size, Seals::SEAL)
 }
 
 impl<P: Platform> Object<'_, P> {
     /// Unmaps `length` bytes from `offset` on in all programs, in whole pages, and flushes every
-    /// TLB. A later access asks the [`FrameSource`] again, which therefore forgets or replaces the
-    /// frames first. When this returns, no program reaches a frame that the source had named
-    /// before. Copies that private mappings have made stay: they are the program's. A length of
-    /// zero revokes nothing. (Linux: `unmap_mapping_range` without `even_cows`, where zero means
-    /// the rest.)
+    /// TLB. A later access asks the [`FrameSource`] again, so the source forgets or replaces the
+    /// frames before this call. When the call returns, no program can access a frame that the
+    /// source had named before. Copies that private mappings have made belong to the program and
+    /// stay. A length of zero revokes nothing. (Linux: `unmap_mapping_range` without `even_cows`,
+    /// where zero means the rest.)
     ///
-    /// Needs no memory, and always succeeds for such an object.
+    /// Needs no memory, and always succeeds for an object with a frame source.
     ///
-    /// Context: may sleep. Complexity: linear in the mappings of the range, and in their runs;
-    /// whole tables by one entry, except in private mappings.
+    /// Context: may sleep. Complexity: linear in the mappings of the range and in their runs; a
+    /// whole table is unmapped by one entry, except in private mappings.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an object that shows no frames of a [`FrameSource`].
@@ -260,7 +264,7 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// Whether it shows frames of a [`FrameSource`].
+    /// Whether the object shows frames of a [`FrameSource`].
     ///
     /// Context: any.
     pub fn shows_frames(&self) -> bool {
@@ -268,9 +272,9 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Unmaps the pages, but not the copies that private mappings have made of them: those reach no
-/// frame of the source. A fault that has asked the source, and has not mapped the answer yet, holds
-/// the lock for reading; so its leaves are unmapped too.
+/// Unmaps the pages, except the copies that private mappings have made of them, which refer to no
+/// frame of the source. A fault that has asked the source and has not yet mapped the answer holds
+/// the lock for reading, so its leaves are unmapped too.
 fn revoke<P: Platform>(memory: &Memory<P>, object: &ObjectState, pages: PageRange) {
     object.invalidate_lock.with_write(memory.platform(), |proof| {
         unmap(memory, object, pages, MappingCopies::Kept, proof);

@@ -8,11 +8,11 @@ use super::Object;
 
 impl<P: Platform> Object<'_, P> {
     /// The first byte at or after `offset`, in bytes, that is in an existing page; `None` if only a
-    /// hole follows. File pages that are not in memory may be data in the file's storage, so all of
-    /// a file is data.
+    /// hole follows. File pages that are not in memory may be data in the file's storage, so a
+    /// whole file counts as data.
     ///
-    /// Context: spins; not in interrupt handlers: the lock of the page index leaves interrupts on.
-    /// Complexity: the height of the page index.
+    /// Context: spins; not in interrupt handlers, because the lock of the page index leaves
+    /// interrupts enabled. Complexity: the height of the page index.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         let size = object.size();
@@ -24,11 +24,11 @@ impl<P: Platform> Object<'_, P> {
         Some(offset.max(page << PAGE_SHIFT))
     }
 
-    /// The first byte at or after `offset`, in bytes, that is in no existing page; the size if
-    /// there is none before it, and `None` if `offset` is not below the size.
+    /// The first byte at or after `offset`, in bytes, that is in no existing page. The size if no
+    /// hole precedes it; `None` if `offset` is not below the size.
     ///
-    /// Context: spins; not in interrupt handlers: the lock of the page index leaves interrupts on.
-    /// Complexity: in the runs up to there.
+    /// Context: spins; not in interrupt handlers, because the lock of the page index leaves
+    /// interrupts enabled. Complexity: linear in the runs up to the result.
     pub fn next_hole(&self, offset: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         let size = object.size();

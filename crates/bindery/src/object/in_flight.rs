@@ -1,8 +1,8 @@
-//! Input and output in flight: the pages of a file that its pager works on, and the threads that
-//! wait for them.
+//! Input and output in flight: the pages of a file that the pager is reading or storing, and the
+//! threads that wait for them.
 //!
 //! While the pager works, no mutex, no VMA and no lock of an object is held. A *record* represents
-//! the call, or the read ahead, in a list that the index lock guards:
+//! the call or the read ahead in a list that the index lock guards:
 //!
 //! | record | made by | waits for its end |
 //! |---|---|---|
@@ -11,33 +11,33 @@
 //! | change | a thread that drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
 //! | turn | a `sync` that met a change | later changes |
 //!
-//! A waiting thread holds no lock, and tries again afterwards ([`super::Wait`]).
+//! A waiting thread holds no lock and retries after the wait ([`super::Wait`]).
 //!
 //! # Stale content never enters the page index
 //! A change that drops pages *cancels* the reads that overlap it: their folios are discarded, and
-//! the pages are requested again. Without that:
+//! the pages are requested again. Without cancellation, this could happen:
 //! 1. CPU A reads page 3, and the pager has copied the bytes.
-//! 2. CPU B truncates the file to nothing, and lets it grow again: page 3 is zeroes now.
-//! 3. CPU A puts the folio into the page index.
+//! 2. CPU B truncates the file to nothing and lets it grow again, so page 3 is now zeroes.
+//! 3. CPU A inserts the folio with the stale bytes into the page index.
 //!
-//! A read is begun, canceled, and entered into the page index with the index lock held for writing,
-//! each in one step with its look at the list. So it begins before the change, and is canceled, or
-//! after it.
+//! The start of a read, its cancellation and its insertion into the page index each happen with the
+//! index lock held for writing, together with the check of the list. So a read either begins before
+//! the change and is canceled, or begins after the change.
 //!
 //! # Stable bytes
-//! A write begins with the invalidate lock held for writing, after the mappings have lost their
-//! permission to write. A thread that wants to write holds that lock for reading, from its look at
-//! the list until it is done ([`super::pages::mark_dirty`]). Or it has a change of its own in the
-//! list, during which no write begins.
+//! A write begins with the invalidate lock held for writing, after write permission was removed
+//! from the mappings. A thread that wants to write to a page either holds that lock for reading,
+//! from its check of the list until it is done ([`super::pages::mark_dirty`]), or has a
+//! change of its own in the list, during which no write begins.
 //!
 //! # No circular wait, and no endless one
 //! A thread with a read or a write in the list waits only for the pager. A read ahead and a
-//! detached write ([`super::detached_batch`]) have no thread: the end needs the pager, and any
-//! thread that takes the answer, as each thread that waits for it does. A thread with a change
-//! waits for writes and for older turns, without a lock, and then takes locks. A thread that holds
-//! a lock of the object waits for no record. A thread with a turn waits for older changes. So of a
-//! change and a turn, the younger one waits, and a `sync` comes to its end however many threads
-//! write the page that it wants to save.
+//! detached write ([`super::detached_batch`]) have no thread: to end, they need the pager's answer
+//! and any thread that takes it, and every thread that waits for such a record also takes answers.
+//! A thread with a change waits for writes and for older turns, without a lock, and then acquires
+//! locks. A thread that holds a lock of the object waits for no record. A thread with a turn waits
+//! for older changes. So between a change and a turn, the younger one waits, and a `sync` completes
+//! however many threads write the page that it has to save.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -51,34 +51,34 @@ use crate::platform::Platform;
 /// The operation that a record represents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TransferKind {
-    /// A thread waits for the answer, and settles the read.
+    /// A thread waits for the answer and settles the read.
     Read,
-    /// No thread does.
+    /// No thread waits for the answer.
     ReadAhead,
     Write,
     Change,
     Turn,
 }
 
-/// The operations during which no fetch of the pages begins.
+/// The operations that block the start of a fetch of the pages.
 pub(super) const KEEP_FROM_READING: [TransferKind; 3] =
     [TransferKind::Read, TransferKind::Change, TransferKind::ReadAhead];
 
-/// A record of pages in flight, in the memory of the call that moves them, or of the read
-/// ([`super::page_read`]). Everything in it is read
-/// and written with the index lock held for writing.
+/// A record of pages in flight. It lies in the memory of the call that moves the pages, or of the
+/// read ([`super::page_read`]). All its fields are read and written with the index lock held for
+/// writing.
 #[derive(Debug)]
 pub(super) struct FlightRecord {
     first: Cell<u64>,
     end: Cell<u64>,
     kind: Cell<TransferKind>,
-    /// Rises from one record to the next.
+    /// Increases from one record to the next.
     number: Cell<u64>,
     /// For a read: its content is stale.
     canceled: Cell<bool>,
-    /// A thread is parked, or about to park, until it ends.
+    /// A thread is parked, or about to park, until the record ends.
     wanted: Cell<bool>,
-    /// Any thread may end it.
+    /// Any thread may end the record.
     is_detached: bool,
     next: Cell<Option<NonNull<Self>>>,
     previous: Cell<Option<NonNull<Self>>>,
@@ -121,21 +121,21 @@ pub(super) struct InFlight {
     next_number: u64,
     /// The number of failed writes.
     failures: u64,
-    /// The number of pages in the writes of the list.
+    /// The number of pages covered by the writes in the list.
     being_stored: u64,
 }
 
-/// The end of some record, to wait for. Outdated if it is kept: only the list tells whether the
-/// wait is still necessary.
+/// A ticket to wait for the end of some record. A stored ticket becomes outdated: only the list
+/// shows whether the wait is still necessary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) struct Ticket {
     ended: u32,
-    /// Any thread may end the record, once it is answered.
+    /// Any thread may end the record once it is answered.
     pub(super) is_detached: bool,
 }
 
-/// The words outside the list that are read without the index lock.
+/// The words that are read without the index lock, and therefore lie outside the list.
 pub(super) struct Ends {
     /// Changes whenever a record ends; waiters park on it.
     ended: AtomicU32,
@@ -148,11 +148,11 @@ impl Ends {
         Self { ended: AtomicU32::new(0), writes: AtomicU32::new(0) }
     }
 
-    /// Whether no page is being stored, which stays true for as long as the caller holds the
-    /// invalidate lock.
+    /// Whether no page is being stored. A true result stays true for as long as the caller holds
+    /// the invalidate lock.
     #[inline]
     pub(super) fn no_writes(&self) -> bool {
-        // Acquire: the next write of a page comes after the pager has read it.
+        // Acquire: the pager has read a page before the next write to it.
         self.writes.load(Ordering::Acquire) == 0
     }
 
@@ -161,13 +161,13 @@ impl Ends {
         self.writes.store(writes, Ordering::Release);
     }
 
-    /// The word that changes when a record ends, and its value in the ticket. `None` if one has
-    /// ended since.
+    /// The word that changes when a record ends, and its value in the ticket. `None` if a record
+    /// has ended since the ticket was made.
     pub(super) fn word(&self, ticket: Ticket) -> Option<(&AtomicU32, u32)> {
         (self.ended.load(Ordering::Acquire) == ticket.ended).then_some((&self.ended, ticket.ended))
     }
 
-    /// Sleeps until a record ends; returns at once if one has ended since the ticket was made.
+    /// Sleeps until a record ends. Returns immediately if one has ended since the ticket was made.
     pub(super) fn wait<P: Platform>(&self, platform: &P, ticket: Ticket) {
         platform.park(&self.ended, ticket.ended);
     }
@@ -187,7 +187,7 @@ impl InFlight {
         self.first.is_none()
     }
 
-    /// The number of the next record; those in the list have lower ones.
+    /// The number of the next record; the records in the list have lower numbers.
     pub(super) fn next_number(&self) -> u64 {
         self.next_number
     }
@@ -210,9 +210,9 @@ impl InFlight {
     fn iter(&self) -> impl Iterator<Item = &FlightRecord> {
         let mut next = self.first;
         core::iter::from_fn(move || {
-            // SAFETY: records are in the list from `insert` to `take`, and live as long
-            // (obligation 1 of `insert`). Their cells are used with the index lock held for
-            // writing, as `self` is.
+            // SAFETY: a record is in the list from `insert` to `take` and lives at least until then
+            // (obligation 1 of `insert`). The cells of records are accessed with the index lock
+            // held for writing, as `self` is.
             let record = unsafe { next?.as_ref() };
             next = record.next.get();
             Some(record)
@@ -245,7 +245,7 @@ impl InFlight {
         older.map(|change| change.first.get()).min()
     }
 
-    /// A ticket for the end of a record of one of the kinds that overlaps the pages, and is older
+    /// A ticket for the end of a record of one of the kinds that overlaps the pages and is older
     /// than `number`.
     pub(super) fn await_older(
         &self,
@@ -262,8 +262,8 @@ impl InFlight {
 
     /// A ticket for the end of a record that is in the list.
     pub(super) fn ticket(&self, ends: &Ends, is_detached: bool) -> Ticket {
-        // It changes with the index lock held for writing, so not between the check of the list and
-        // this.
+        // The word changes only with the index lock held for writing, so it has not changed since
+        // the check of the list.
         Ticket { ended: ends.ended.load(Ordering::Relaxed), is_detached }
     }
 
@@ -277,14 +277,14 @@ impl InFlight {
         self.await_older(ends, pages, kinds, u64::MAX)
     }
 
-    /// The record that keeps a fetch from the pages, if there is one.
+    /// The record that blocks a fetch of the pages, if one exists.
     pub(super) fn in_the_way(&self, ends: &Ends, pages: PageRange) -> Option<InTheWay> {
         let [read, change, ahead] = KEEP_FROM_READING;
         let awaited = self.awaits(ends, pages, &[read, change]).map(InTheWay::Thread);
         awaited.or_else(|| self.overlaps(pages, &[ahead]).then_some(InTheWay::ReadAhead))
     }
 
-    /// The end of a record that keeps a fetch from the page.
+    /// The end page of the record that blocks a fetch of the page.
     pub(super) fn busy_until(&self, page: u64) -> Option<u64> {
         let pages = PageRange::from_count(page, 1);
         self.overlapping(pages, &KEEP_FROM_READING).map(|record| record.end.get()).max()
@@ -334,11 +334,11 @@ impl InFlight {
     /// Removes a record from the list. Returns whether threads must be woken ([`Ends::wake`]).
     ///
     /// # Safety
-    /// 1. The record is in this list: its neighbors, which it names, are changed.
+    /// 1. The record is in this list: the neighbors that it names are modified.
     pub(super) unsafe fn take(&mut self, ends: &Ends, record: &FlightRecord) -> bool {
         let (previous, next) = (record.previous.get(), record.next.get());
         match previous {
-            // SAFETY: as in `iter`: by obligation 1, the neighbors are in the list, too.
+            // SAFETY: as in `iter`; by obligation 1, the neighbors are in the list, too.
             Some(previous) => unsafe { previous.as_ref() }.next.set(next),
             None => self.first = next,
         }
@@ -355,11 +355,11 @@ impl InFlight {
     }
 }
 
-/// A record that keeps a fetch from its pages.
+/// A record that blocks a fetch of its pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum InTheWay {
-    /// A thread ends it.
+    /// A record that a waiting thread ends.
     Thread(Ticket),
-    /// A read ahead, which ends when some thread takes the answer.
+    /// A read ahead, which ends when any thread takes the answer.
     ReadAhead,
 }

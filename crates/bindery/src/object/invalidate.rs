@@ -1,18 +1,18 @@
 //! The invalidate lock of an object (Linux: `invalidate_lock` of the mapping), and the proofs that
 //! it is held.
 //!
-//! A fault or a read holds it for reading, which keeps the pages of the object in the index. A
+//! A fault or a read holds the lock for reading, which keeps the object's pages in the index. A
 //! truncation, a hole, a save or a collapse holds it for writing. Functions that rely on either
-//! take the proof, which only a holder has.
+//! mode take the matching proof, which only a holder has.
 
 use crate::platform::Platform;
 use crate::sync::rw_lock::{RwLock, WriteGuard};
 
-/// The number of [`Platform::relax`] rounds for which a trying writer waits for readers: longer
-/// than a fault that maps present pages, shorter than one that sleeps.
+/// The number of [`Platform::relax`] rounds for which a writer that only tries the lock waits for
+/// readers: longer than a fault that maps present pages, and shorter than a fault that sleeps.
 const PATIENCE: u32 = 128;
 
-/// The lock; see the module.
+/// The invalidate lock; see the module.
 #[derive(Debug)]
 pub(crate) struct InvalidateLock(RwLock);
 
@@ -23,7 +23,7 @@ pub(crate) struct PagesStay(());
 pub(crate) struct PagesMayGo(PagesStay);
 
 impl PagesMayGo {
-    /// The pages that the holder does not drop stay, as for a reader.
+    /// Proof that the pages that the holder does not drop stay, as for a reader.
     pub(super) fn rest_stays(&self) -> &PagesStay {
         &self.0
     }
@@ -51,7 +51,7 @@ impl InvalidateLock {
         self.0.with_read(platform, || work(&PagesStay(())))
     }
 
-    /// As [`InvalidateLock::with_read`], unless a writer has the lock or waits for it.
+    /// As [`InvalidateLock::with_read`], unless a writer has the lock or is waiting for it.
     pub(crate) fn try_with_read<P: Platform, R>(
         &self,
         platform: &P,
@@ -71,8 +71,9 @@ impl InvalidateLock {
         self.0.with_write(platform, || work(&PagesMayGo(PagesStay(()))))
     }
 
-    /// Locks for writing, unless another writer has the lock or waits for it. Waits [`PATIENCE`]
-    /// rounds for readers: one of them may wait for a lock that the caller holds.
+    /// Locks for writing, unless another writer has the lock or is waiting for it. Waits at most
+    /// [`PATIENCE`] rounds for readers, because one of them may be waiting for a lock that the
+    /// caller holds.
     pub(super) fn try_write<'a, P: Platform>(
         &'a self,
         platform: &'a P,
@@ -80,7 +81,7 @@ impl InvalidateLock {
         let mut left = PATIENCE;
         let guard = self.0.try_write_while(platform, || {
             platform.relax();
-            // Retried after a failure if readers came or left in between.
+            // Retried after a failure that was caused by readers that came or left in between.
             left = left.saturating_sub(1);
             left > 0
         })?;

@@ -1,9 +1,10 @@
-//! The end of an object, with its last holder.
+//! The end of an object, when its last holder releases it.
 //!
-//! A file is saved first, while its last holder still is one. A lookup during the save finds the
-//! object unchanged, and the finder saves it again when it is the last holder. Once the object has
-//! left the list, its `changes` are held until the pager has been notified. So an open in between
-//! waits for them, and then makes another object: a file never has two.
+//! A file is saved first, while its last holder is still counted. A lookup during the save finds
+//! the object unchanged, and the finder saves it again when it becomes the last holder. Once the
+//! object has left the registry's list, its `changes` are held until the pager has been notified.
+//! An open in that time waits for them and then creates another object, so a file never has two
+//! objects.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -21,24 +22,24 @@ use super::registry::{Leave, Registry};
 use super::sync;
 
 /// Removes a holder. The last one frees the object and all its pages. Dirty pages are saved first;
-/// a failure loses them, as no holder is left to receive the error. A pager that lacks memory has
-/// failed only once reclaim finds no more.
+/// a failure loses them, as no holder is left to receive the error. A pager's lack of memory counts
+/// as a failure only once reclaim finds nothing more to free.
 ///
 /// # Safety
-/// 1. The caller is one of the holders counted, and gives that up.
+/// 1. The caller is one of the counted holders and ends its hold.
 pub(super) unsafe fn release<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the object lives until this call gives up the caller's holder (obligation 1).
+    // SAFETY: the object lives until this call drops the caller's hold (obligation 1).
     if !unsafe { node.as_ref() }.drop_shared_holder() {
-        // SAFETY: 1. the caller's obligation 1: it has not been given up.
+        // SAFETY: 1. the caller's obligation 1; its hold has not been dropped.
         unsafe { release_last(memory, node) };
     }
 }
 
 /// # Safety
-/// 1. As of [`release`].
+/// 1. As for [`release`].
 #[inline(never)]
 unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the holders keep a record, until `free_record` below.
+    // SAFETY: the holders together keep one record reference, until `free_record` below.
     let object = unsafe { node.as_ref() };
     let mut saved = None;
     loop {
@@ -60,31 +61,32 @@ unsafe fn release_last<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectStat
             Leave::Left => break,
             Leave::Unsaved(found) => {
                 let all = PageRange { first: 0, end: PAGE_LIMIT };
-                // A pager that lacks memory is called again, after reclaim. No program is ended for
-                // it: its end may be this call.
+                // A pager that lacks memory is called again after reclaim. The out-of-memory hook
+                // is not called, because the program that it ends may be the one in this call.
                 let save = || sync::save(memory, object, all, sync::Until::End);
                 let _ = memory.retry_without_hook(save);
-                // Before the object leaves: an open must not wait for reads that nothing needs.
+                // Done before the object leaves, so that an open does not wait for reads that no
+                // thread needs.
                 wait_for_reads_ahead(memory, object, all);
                 saved = Some(found);
             }
         }
     }
     if object.is_last_record() {
-        // SAFETY: 1. `is_last_record` checked it.
+        // SAFETY: 1. `is_last_record` has checked this.
         return unsafe { free(memory, node) };
     }
     Registry::of(memory).note_kept(true);
-    // SAFETY: 1. that of the holders.
+    // SAFETY: 1. this is the record reference of the holders.
     unsafe { free_record(memory, node) };
 }
 
-/// Drops the pages of an object that has left, and frees its name.
+/// Drops the pages of an object that has left and frees its name.
 fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     if object.is_file() {
         end_reads(memory, object);
     }
-    // A reclaimer has no holder, only this lock.
+    // A reclaimer has no hold on the object, only this lock.
     object.invalidate_lock.with_write(memory.platform(), |proof| {
         let all = PageRange { first: 0, end: PAGE_LIMIT };
         drop_pages(memory, object, all, &mut DropPiece::first_of(memory), proof);
@@ -94,30 +96,31 @@ fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
         pager.removed(file);
     }
     debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
-    // SAFETY: 1. the only caller has it from `leave`, and calls once.
+    // SAFETY: 1. the only caller has the name from `leave` and calls once.
     unsafe { Registry::of(memory).forget_name(object) };
 }
 
-/// Releases the record of an object; the last release frees it.
+/// Drops a reference to the record of an object; the last one frees it.
 ///
 /// # Safety
-/// 1. The caller keeps the record, and gives that up. It is not a holder, or was the last one,
-///    which has left.
+/// 1. The caller has a reference to the record and gives it up. The caller is not a holder, or was
+///    the last holder and has left.
 pub(super) unsafe fn free_record<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
-    // SAFETY: the caller keeps the record (obligation 1).
+    // SAFETY: the caller has a reference to the record (obligation 1).
     if !unsafe { node.as_ref() }.drop_record() {
         return;
     }
     Registry::of(memory).note_kept(false);
-    // SAFETY: 1. it was the last.
+    // SAFETY: 1. this was the last reference.
     unsafe { free(memory, node) };
 }
 
 /// # Safety
-/// 1. The object has left, and its record is kept by nothing but the caller.
+/// 1. The object has left, and the caller has the only reference to its record.
 unsafe fn free<P: Platform>(memory: &Memory<P>, node: NonNull<ObjectState>) {
     // SAFETY: the node came from this slab (`object::create`); it has no holder and no weak handle,
-    // and is in no list and no tree, so no thread can reach it any more (the caller's obligation
-    // 1). A walker follows a folio to its object only with a holder of the object's.
+    // and is in no list and no tree, so no thread can reach it any longer (the caller's obligation
+    // 1). A walker follows a folio to its object only while the object has a holder, or while the
+    // folio's lock or the invalidate lock keeps the last holder from getting here.
     unsafe { memory.slab::<ObjectState>().free(&memory.frames, node) };
 }

@@ -1,4 +1,4 @@
-//! A borrow that an object keeps as long as it has holders.
+//! A borrow that an object keeps for as long as it has holders.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -6,9 +6,9 @@ use core::ptr::NonNull;
 
 use super::{Attachments, FrameSource, Pager};
 
-/// A pager, quota, source of frames or follower that was lent to an object. Having one tells you
-/// that it lives: its lender keeps it longer than any holder of the object, which is longer than
-/// any use of this.
+/// A pager, quota, source of frames or follower that was lent to an object. The existence of this
+/// value implies that the lent value lives: the lender keeps it longer than any holder of the
+/// object exists and the last release runs, and so longer than any use of this value.
 pub(super) struct Lent<T: ?Sized>(NonNull<T>);
 
 impl<T: ?Sized> Clone for Lent<T> {
@@ -20,25 +20,26 @@ impl<T: ?Sized> Clone for Lent<T> {
 impl<T: ?Sized> Copy for Lent<T> {}
 
 impl<T: ?Sized> Lent<T> {
-    /// Keeps the pointer of a borrow.
+    /// Stores the pointer of a borrow.
     ///
     /// # Safety
-    /// 1. The borrow lasts as long as the result or a copy is used.
+    /// 1. The borrow lasts for as long as the result or a copy of it is used.
     pub(super) unsafe fn new(lent: NonNull<T>) -> Self {
         Self(lent)
     }
 
     pub(super) fn get(&self) -> &T {
-        // SAFETY: it is borrowed shared as long as this is used (obligation 1 of `new`).
+        // SAFETY: the value stays borrowed as shared for as long as this is used (obligation 1 of
+        // `new`).
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Lent<dyn Pager> {
-    /// Keeps a pager, whose lifetime the type does not show.
+    /// Stores a pager, whose lifetime the type does not show.
     ///
     /// # Safety
-    /// 1. As of [`Lent::new`].
+    /// 1. As for [`Lent::new`].
     pub(super) unsafe fn pager<'m>(pager: &'m (dyn Pager + 'm)) -> Self {
         let pager: NonNull<dyn Pager + 'm> = NonNull::from(pager);
         // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
@@ -49,10 +50,10 @@ impl Lent<dyn Pager> {
 }
 
 impl Lent<dyn Attachments> {
-    /// Keeps a follower, whose lifetime the type does not show.
+    /// Stores a follower, whose lifetime the type does not show.
     ///
     /// # Safety
-    /// 1. As of [`Lent::new`].
+    /// 1. As for [`Lent::new`].
     pub(super) unsafe fn follower<'m>(follower: &'m (dyn Attachments + 'm)) -> Self {
         let follower: NonNull<dyn Attachments + 'm> = NonNull::from(follower);
         // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises
@@ -63,10 +64,10 @@ impl Lent<dyn Attachments> {
 }
 
 impl Lent<dyn FrameSource> {
-    /// Keeps a source of frames, whose lifetime the type does not show.
+    /// Stores a source of frames, whose lifetime the type does not show.
     ///
     /// # Safety
-    /// 1. As of [`Lent::new`].
+    /// 1. As for [`Lent::new`].
     pub(super) unsafe fn source<'m>(source: &'m (dyn FrameSource + 'm)) -> Self {
         let source: NonNull<dyn FrameSource + 'm> = NonNull::from(source);
         // SAFETY: the two types differ only in a lifetime, about which a raw pointer promises

@@ -18,13 +18,13 @@ const TABLES: u64 = 512;
 /// The treatment of the copies that private mappings have made of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MappingCopies {
-    /// They are dropped too: the object no longer has these pages.
+    /// The copies are dropped too: the object no longer has these pages.
     Dropped,
-    /// They stay with the program.
+    /// The copies stay with the program.
     Kept,
 }
 
-/// Unmaps the pages everywhere. Guards stay, as on Linux.
+/// Unmaps the pages everywhere. Guard pages stay, as on Linux.
 pub(super) fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -60,7 +60,7 @@ pub(super) fn unmap<P: Platform>(
 /// Write-protects the pages of `ranges`, which are in ascending order without overlaps, in all
 /// mappings, and flushes every TLB.
 ///
-/// Complexity: one walk, as [`for_each_sight`], and the entries of the pages.
+/// Complexity: one walk, as [`for_each_sight`], plus the entries of the pages.
 pub(super) fn write_protect<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

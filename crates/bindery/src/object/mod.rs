@@ -1,9 +1,9 @@
-//! Objects, which back mappings that are not anonymous: shared memory, a file behind a pager, or
-//! frames of the embedder's.
+//! Objects, which back all mappings that are not anonymous: shared memory, a file behind a pager,
+//! or frames of the embedder.
 //!
 //! An *object* has numbered pages, independent of its mappings. It lives while a handle
-//! ([`Object`]) or a mapping exists. Pages that are not in memory are zeroes, or are with the pager
-//! ([`Pager`]).
+//! ([`Object`]) or a mapping exists. Pages that are not in memory are zeroes, in swap, or stored by
+//! the pager ([`Pager`]).
 //!
 //! | file | contents |
 //! |---|---|
@@ -50,9 +50,10 @@
 //! The page index is a [`crate::collections::page_tree`].
 //!
 //! # Folios
-//! A folio belongs to one object, and has one reference for each page that the page index names. So
-//! a hole in the middle of a large folio needs no split: its pages leave the index with their
-//! references, and the frames are freed when neither a page nor a mapping is left.
+//! A folio belongs to one object and has one reference for each of its pages in the page index. So
+//! a hole in the middle of a large folio needs no split: its pages leave the index and release
+//! their references, and the frames are freed when the folio has neither a page in the index nor a
+//! mapping.
 //!
 //! ```text
 //! index        | 0  1  2  3  4  5  6  7 |          | 0  1  .  .  .  5  6  7 |
@@ -61,22 +62,22 @@
 //! ```
 //!
 //! # Locks
-//! - *Changes*: one writer, resizer or sealer at a time (Linux: the inode's lock). Faults do not
-//!   take it.
+//! - *Changes*: one writer, resizer or sealer at a time (Linux: the inode lock). Faults do not
+//!   acquire this lock.
 //! - The invalidate lock (Linux: `invalidate_lock` of the mapping): faults hold it for reading
-//!   while they look a page up and map it. A thread that removes pages or permissions holds it for
-//!   writing, so no fault maps a page that is being removed:
-//!   1. CPU A looks page 3 up.
+//!   while they look up a page and map it. A thread that removes pages or permissions holds it for
+//!   writing, so no fault maps a page that is being removed. Without the lock, this could happen:
+//!   1. CPU A looks up page 3.
 //!   2. CPU B truncates the object to two pages, unmaps page 3 everywhere and frees it.
-//!   3. CPU A maps it.
+//!   3. CPU A maps the freed page.
 //! - The mapping lock (Linux: `i_mmap_rwsem`): guards the tree of VMAs (`rmap`). Walkers hold it
 //!   for reading.
 //! - The index lock: guards the page index and the list of records in flight, for one look or
-//!   change. Inside it, only the spin locks of frames, slabs and the registry are taken. Its holder
-//!   is in a read section, so waiters spin, and it may be taken with tables locked.
+//!   change. While it is held, only the spin locks of frames, slabs and the registry are acquired.
+//!   Its holder is in a read section, so waiters spin, and it may be acquired with tables locked.
 //!
-//! `docs/lock-order.md` has the order of all locks. While the pager reads or stores pages, the call
-//! holds none of them, but has a record in a list ([`in_flight`]).
+//! `docs/lock-order.md` lists the order of all locks. While the pager reads or stores pages, the
+//! call holds none of them and is represented by a record in a list ([`in_flight`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -185,12 +186,12 @@ pub(crate) use {
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 /// A handle to shared memory or a file, like a kernel's open file description. Clones are handles
-/// to the same object. The object exists as long as a handle or a mapping does; the last of them
-/// frees its memory. So the drop of a handle may sleep: it writes dirty pages to the pager, and
-/// lets other threads run in between ([`Platform::yield_if_due`]).
+/// to the same object. The object exists as long as a handle or a mapping exists; dropping the last
+/// of them frees its memory. Dropping a handle may therefore sleep, because it writes dirty pages
+/// to the pager and lets other threads run in between ([`Platform::yield_if_due`]).
 ///
-/// All methods take `&self` and may be called from several CPUs at once. None may be called from
-/// interrupt context.
+/// All methods take `&self` and may be called from several CPUs at once, but not from interrupt
+/// context.
 ///
 /// ```
 /// use bindery::{Accounting, Error, Memory, Platform, Sealing, Seals};
@@ -204,7 +205,7 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 /// }
 /// ```
 ///
-/// A handle is dropped before the memory:
+/// A handle is dropped before the memory that it belongs to:
 ///
 /// ```
 /// # use bindery::{Accounting, Error, Memory, Platform, Sealing};
@@ -217,7 +218,7 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 /// }
 /// ```
 ///
-/// It does not outlive it:
+/// A handle cannot outlive the memory:
 ///
 /// ```compile_fail,E0505
 /// # use bindery::{Accounting, Error, Memory, Platform, Sealing};
@@ -230,21 +231,23 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 pub struct Object<'m, P: Platform> {
     pub(crate) memory: &'m Memory<P>,
     pub(crate) state: NonNull<ObjectState>,
-    /// The order in which calls of this handle read a file.
+    /// The order in which calls through this handle read a file.
     pattern: ReadPattern,
     /// A file's pager lives as long as `'m`.
     pager: PhantomData<&'m dyn Pager>,
 }
 
 // SAFETY: a handle is a counted reference to a state of atomics and lock-protected fields; the
-// thread that has it may use and release the state on any CPU. Pagers are `Send` and `Sync`.
+// thread that owns the handle may use and release the state on any CPU. Pagers are `Send` and
+// `Sync`.
 unsafe impl<P: Platform> Send for Object<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Object<'_, P> {}
 
 impl<'m, P: Platform> Object<'m, P> {
     pub(crate) fn state(&self) -> &ObjectState {
-        // SAFETY: the handle is a holder, and the state is freed with the last (`last_holder`).
+        // SAFETY: the handle is a holder, and the state is freed with its last holder
+        // (`last_holder`).
         unsafe { self.state.as_ref() }
     }
 
@@ -258,7 +261,7 @@ impl<'m, P: Platform> Object<'m, P> {
         Self { memory, state, pattern: ReadPattern::Unknown, pager: PhantomData }
     }
 
-    /// A number that no other object of the memory has or had; a kernel can use it as an inode
+    /// A number that no other object of the memory has or has had; a kernel can use it as an inode
     /// number.
     ///
     /// Context: any.
@@ -273,23 +276,24 @@ impl<'m, P: Platform> Object<'m, P> {
         self.state().size()
     }
 
-    /// Whether only programs that map it can access it ([`Memory::secret_memory`]).
+    /// Whether only programs that map the object can access it ([`Memory::secret_memory`]).
     ///
     /// Context: any.
     pub fn is_secret(&self) -> bool {
         self.state().is_secret()
     }
 
-    /// Keeps its pages in memory from now on: reclaim does not swap them out. Pages in swap stay
-    /// there until they are used. The number of pages is not limited: an embedder that offers this
-    /// to programs must limit it. (Linux: `mapping_set_unevictable`, for a driver's own pages.)
+    /// Keeps the object's pages in memory from now on: reclaim does not swap them out. Pages that
+    /// are already in swap stay there until they are used. The number of pages is not limited, so
+    /// an embedder that offers this to programs must limit it. (Linux: `mapping_set_unevictable`,
+    /// for a driver's own pages.)
     ///
     /// Context: any.
     pub fn keep_in_memory(&self) {
         self.state().keep_in_memory(true);
     }
 
-    /// Undoes [`Object::keep_in_memory`]: reclaim may send its pages to swap again.
+    /// Undoes [`Object::keep_in_memory`]: reclaim may swap the object's pages out again.
     ///
     /// Context: any.
     pub fn allow_swap(&self) {
@@ -297,30 +301,30 @@ impl<'m, P: Platform> Object<'m, P> {
         self.memory.clock.note_unlocked(self.memory.frames.span().count);
     }
 
-    /// The number of steps that all calls have taken so far in the tree of its mappings: `mmap` and
-    /// `munmap` of it, and the walks of `sync` and of calls that remove pages.
+    /// The number of steps that all calls have taken so far in the tree of the object's mappings:
+    /// `mmap` and `munmap` of the object, and the walks of `sync` and of calls that remove pages.
     #[cfg(any(test, feature = "measure"))]
     pub fn mapping_steps(&self) -> u64 {
         self.state().mappers.looked_at()
     }
 
-    /// The number of nodes and slots of its page index that all calls have read so far.
+    /// The number of nodes and slots of the object's page index that all calls have read so far.
     #[cfg(any(test, feature = "measure"))]
     pub fn page_steps(&self) -> u64 {
         self.state().pages.look(self.memory.platform(), |index| index.looked_at())
     }
 
-    /// The number of its pages in memory, including those beyond its end. (`st_blocks` is this and
-    /// [`Object::swapped_pages`], in base pages.) May be outdated unless the caller excludes other
-    /// users.
+    /// The number of the object's pages in memory, including those beyond its end. (`st_blocks` is
+    /// the sum of this and [`Object::swapped_pages`], in base pages.) May be outdated unless the
+    /// caller excludes other users.
     ///
     /// Context: any.
     pub fn resident_pages(&self) -> u64 {
         self.state().pages.resident()
     }
 
-    /// The number of its pages in swap; 0 for a file. They have content like those in memory, and
-    /// count as committed. May be outdated, like [`Object::resident_pages`].
+    /// The number of the object's pages in swap; 0 for a file. They have content like pages in
+    /// memory and count as committed. May be outdated, like [`Object::resident_pages`].
     ///
     /// Context: any.
     pub fn swapped_pages(&self) -> u64 {
@@ -337,7 +341,7 @@ impl<P: Platform> Clone for Object<'_, P> {
 
 impl<P: Platform> Drop for Object<'_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. the handle's own holder.
+        // SAFETY: 1. the released holder is the handle's own.
         unsafe { last_holder::release(self.memory, self.state) };
     }
 }

@@ -15,10 +15,11 @@ use super::in_flight::{Ends, InFlight};
 use super::unsaved::{Unsaved, UnsavedPages};
 use crate::collections::page_tree::{IndexNode, NODES_OF_A_FOLIO, Nodes, PageIndex};
 
-/// The index of an object's pages, the records in flight between them and the pager, and the lock
-/// of both. Waiters for the lock spin: the index is read in read sections and with tables locked.
+/// The index of an object's pages, the records of pages in flight to or from the pager, and the
+/// lock of both. Waiters for the lock spin, because the index is read in read sections and with
+/// tables locked.
 ///
-/// First comes all that a fault on shared memory writes.
+/// The fields that a fault on shared memory writes come first.
 #[repr(C)]
 pub(crate) struct Pages {
     lock: RwLock,
@@ -33,7 +34,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// The offset of the byte after all that a fault writes.
+    /// The offset of the byte after the fields that a fault writes.
     #[cfg(test)]
     pub(super) const FAULTED_END: usize = core::mem::offset_of!(Self, in_flight);
 
@@ -49,20 +50,20 @@ impl Pages {
         }
     }
 
-    /// Reads the index, shared with other readers. `work` takes no lock.
+    /// Reads the index, shared with other readers. `work` acquires no lock.
     pub(crate) fn look<P: Platform, R>(
         &self,
         platform: &P,
         work: impl FnOnce(&PageIndex) -> R,
     ) -> R {
         self.lock.with_read_spinning(platform, || {
-            // SAFETY: changes hold the lock for writing (`change`), so none runs now.
+            // SAFETY: changes hold the lock for writing (`change`), so no change runs now.
             work(unsafe { &*self.index.get() })
         })
     }
 
-    /// Changes the index, exclusively. `work` takes only locks of the frames and slabs. It returns
-    /// the change of the number of pages in memory.
+    /// Changes the index, exclusively. `work` acquires only locks of the frames and slabs. It
+    /// returns its result and the change of the number of pages in memory.
     pub(super) fn change<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -70,7 +71,8 @@ impl Pages {
     ) -> R {
         let nodes = Self::nodes(memory);
         self.lock.with_write_spinning(memory.platform(), || {
-            // SAFETY: all users of either hold the lock, which we hold for writing.
+            // SAFETY: all users of the index or the records hold the lock, which is held for
+            // writing here.
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
             let before = (index.dirty_count(), index.failed_count());
@@ -84,8 +86,8 @@ impl Pages {
     }
 
     fn nodes<P: Platform>(memory: &Memory<P>) -> Nodes<'_, P> {
-        // SAFETY: 1. the index belongs to one object, which belongs to one memory, whose slab,
-        // frames and platform these are.
+        // SAFETY: 1. the index belongs to one object, which belongs to this memory, and the slab,
+        // frames and platform are those of the memory.
         unsafe { Nodes::new(memory.slab::<IndexNode>(), &memory.frames) }
     }
 
@@ -96,7 +98,7 @@ impl Pages {
         self.resident.store(resident.wrapping_add_signed(by), Ordering::Relaxed);
     }
 
-    /// Like [`Pages::change`], if no record overlaps the pages.
+    /// Like [`Pages::change`], but only if no record overlaps the pages.
     pub(super) fn change_at_rest<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -114,15 +116,16 @@ impl Pages {
         })
     }
 
-    /// Reads the index and the records exclusively; may change the records, or flags of pages.
-    /// `work` takes no lock.
+    /// Accesses the index and the records exclusively; may change the records, and the flags of
+    /// pages. `work` acquires no lock.
     pub(super) fn alone<P: Platform, R>(
         &self,
         platform: &P,
         work: impl FnOnce(&mut PageIndex, &mut InFlight, &Ends) -> R,
     ) -> R {
         self.lock.with_write_spinning(platform, || {
-            // SAFETY: all users of either hold the lock, which we hold for writing.
+            // SAFETY: all users of the index or the records hold the lock, which is held for
+            // writing here.
             let (index, in_flight) =
                 unsafe { (&mut *self.index.get(), &mut *self.in_flight.get()) };
             work(index, in_flight, &self.ends)
@@ -143,8 +146,8 @@ impl Pages {
     }
 
     /// Like [`Pages::change`], for `work` that prepares the index for the pages of one folio and
-    /// may lack memory for nodes: then releases the index lock, waits for memory, and tries once
-    /// more.
+    /// may lack memory for nodes. In that case, releases the index lock, waits for memory and
+    /// retries once.
     pub(super) fn change_with_nodes<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -166,7 +169,7 @@ impl Pages {
         self.resident.load(Ordering::Relaxed)
     }
 
-    /// Adds `by` pages to the count of those in swap. The index lock is held for writing.
+    /// Adds `by` to the count of pages in swap. The index lock is held for writing.
     pub(super) fn count_swapped(&self, by: i64) {
         let swapped = self.swapped.load(Ordering::Relaxed);
         self.swapped.store(swapped.wrapping_add_signed(by), Ordering::Relaxed);

@@ -38,7 +38,7 @@ impl PagerError {
     pub(super) const ALL: [Self; 4] =
         [Self::InputOutput, Self::NoSpace, Self::OutOfMemory, Self::NotSupported];
 
-    /// Its number in a word: from 1 on.
+    /// The error's number in a word; numbers start at 1.
     pub(super) const fn number(self) -> u32 {
         self as u32 + 1
     }
@@ -49,7 +49,7 @@ impl PagerError {
     }
 }
 
-/// A pager that lacks memory is like the core lacking it: reclaim may help.
+/// A pager's lack of memory counts as the core's own, because reclaim may help.
 impl From<PagerError> for Failure {
     fn from(error: PagerError) -> Self {
         match error {
@@ -74,11 +74,12 @@ impl fmt::Display for PagerError {
 
 impl core::error::Error for PagerError {}
 
-/// The storage of files, provided by the embedder's file systems: it fills pages that are read, and
+/// The storage of files, provided by the embedder's file systems. It fills pages that are read and
 /// stores pages that were written.
 ///
 /// The pager chooses the numbers of files. An [`crate::Object`] of a file caches its pages; each
-/// file has at most one at a time, shared by all openers of the file ([`crate::FileSystem`]).
+/// file has at most one object at a time, which all openers of the file share
+/// ([`crate::FileSystem`]).
 ///
 /// # Context
 /// Context: may sleep. The functions are called from faults and operations, on any CPU, for
@@ -86,17 +87,17 @@ impl core::error::Error for PagerError {}
 ///
 /// # Locks
 /// [`Pager::begin_read`], [`Pager::begin_write`], [`Pager::read`], [`Pager::write`] and
-/// [`Pager::removed`] are called without any lock: no mutex of an address space, no VMA and no lock
-/// of the object is held, by the caller or by a thread that waits for it. They may call the core,
-/// with the same address space and the same object, as long as the call does not wait for
-/// themselves:
+/// [`Pager::removed`] are called without any lock: neither the caller nor a thread that waits for
+/// it holds a mutex of an address space, a VMA or a lock of the object. These methods may call the
+/// core, with the same address space and the same object, unless that call would wait for the
+/// method itself:
 /// - while pages are being read, faults and reads of the same pages wait, and so does the end of
 ///   the object;
 /// - while pages are being stored, a call that writes, drops or replaces the same pages waits, and
 ///   so does a `sync` of them;
 /// - at a dirty limit ([`crate::DirtyLimit`]), a call that writes a page waits for stores of all
-///   files of the same file system, and for calls that change their pages or sizes; so a lock of
-///   the pager's is not held during such a call;
+///   files of the same file system, and for calls that change their pages or sizes. The pager must
+///   therefore hold none of its locks during such a call;
 /// - during [`Pager::removed`], [`crate::FileSystem::file`] of the same file waits.
 ///
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
@@ -129,15 +130,15 @@ impl core::error::Error for PagerError {}
 /// }
 /// ```
 pub trait Pager: Send + Sync {
-    /// Begins to read pages, and answers during the call, or later from any thread or interrupt
-    /// handler ([`ReadRequest`]). A pager whose device works asynchronously implements this one.
-    /// Then pages are read ahead while the reader continues, and faults that do not wait
+    /// Starts to read pages. The pager answers during the call, or later from any thread or
+    /// interrupt handler ([`ReadRequest`]). A pager for an asynchronous device implements this
+    /// method: pages are then read ahead while the reader continues, and faults that do not wait
     /// ([`crate::AddressSpace::try_fault`]) seldom need another thread. The provided version calls
-    /// [`Pager::read`], and answers at once.
+    /// [`Pager::read`] and answers immediately.
     ///
-    /// One request asks for all pages that are known to be needed, and for those read ahead: one
-    /// piece for each folio that they fill, at most 32, of 1 to 512 pages each. No page is
-    /// requested twice at the same time.
+    /// One request covers all pages that are known to be needed and all pages read ahead. It has
+    /// one piece for each folio that they fill: at most 32 pieces, of 1 to 512 pages each. No page
+    /// is requested twice at the same time.
     fn begin_read(&self, mut request: ReadRequest<'_>) {
         let (file, first) = (request.file(), request.first_page());
         match request.fill(|into| self.read(file, first, into)) {
@@ -147,7 +148,7 @@ pub trait Pager: Send + Sync {
     }
 
     /// The maximum number of pages that are read before they are needed, for a sequential reader
-    /// (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for a storage that is as
+    /// (Linux: `read_ahead_kb`, 32 pages of 4 KiB by default); 0 for none, for storage that is as
     /// fast as memory. A reader that has announced its order gets up to twice as many, if one
     /// request of 32 folios holds them ([`crate::ReadPattern::Sequential`]). More than 512 count as
     /// 512. Called once, when an object of the file is created.
@@ -156,14 +157,14 @@ pub trait Pager: Send + Sync {
     }
 
     /// Appends consecutive pages of a file from `first_page` on to `into`. Pages and parts of pages
-    /// that it does not append become zeroes, and so do those after the end of the file.
+    /// that are not appended become zeroes, and so do those after the end of the file.
     ///
-    /// The form of [`Pager::begin_read`] that returns when the pages are read: a pager implements
-    /// one of the two. The caller, a fault or a call, waits.
+    /// The synchronous form of [`Pager::begin_read`], which returns when the pages are read; a
+    /// pager implements one of the two. The caller, a fault or a call, waits.
     ///
     /// # Errors
-    /// See [`PagerError`]; the content of `into` is then not used. After a request for more than
-    /// one page, the core may ask for fewer. The provided version fails
+    /// See [`PagerError`]; the content of `into` is then not used. If a request for more than one
+    /// page fails, the core may request fewer. The provided version fails
     /// ([`PagerError::NotSupported`]).
     fn read(
         &self,
@@ -175,10 +176,10 @@ pub trait Pager: Send + Sync {
         Err(PagerError::NotSupported)
     }
 
-    /// Begins to store pages, and answers during the call, or later from any thread or interrupt
-    /// handler ([`WriteRequest`]). A call that saves a file requests up to 32 runs of pages before
-    /// it waits for the answers, so a device may work on all of them. The provided version calls
-    /// [`Pager::write`], and answers at once.
+    /// Starts to store pages. The pager answers during the call, or later from any thread or
+    /// interrupt handler ([`WriteRequest`]). A call that saves a file requests up to 32 runs of
+    /// pages before it waits for the answers, so a device can work on all of them. The provided
+    /// version calls [`Pager::write`] and answers immediately.
     ///
     /// No page is stored twice at the same time.
     fn begin_write(&self, request: WriteRequest<'_>) {
@@ -189,14 +190,14 @@ pub trait Pager: Send + Sync {
         }
     }
 
-    /// The form of [`Pager::begin_write`] that returns when the pages are stored: a pager
-    /// implements one of the two. It stores consecutive pages of a file from `first_page` on: the
-    /// bytes of all of `from`, one piece after the other. Only a device that has pinned the pages
-    /// can change these bytes during the call.
+    /// The synchronous form of [`Pager::begin_write`], which returns when the pages are stored; a
+    /// pager implements one of the two. It stores consecutive pages of a file from `first_page` on:
+    /// the bytes of all pieces of `from`, in order. Only a device that has pinned the pages can
+    /// change these bytes during the call.
     ///
     /// # Errors
-    /// See [`PagerError`]; the pages stay dirty, and may be stored in part. The provided version
-    /// fails ([`PagerError::NotSupported`]).
+    /// See [`PagerError`]; the pages stay dirty, and some may already be stored. The provided
+    /// version fails ([`PagerError::NotSupported`]).
     fn write(
         &self,
         file: u64,
@@ -207,15 +208,15 @@ pub trait Pager: Send + Sync {
         Err(PagerError::NotSupported)
     }
 
-    /// Sets the file's size to `size` bytes. The content beyond it is lost: if the file grows
-    /// again, it reads as zeroes.
+    /// Sets the file's size to `size` bytes. The content beyond that size is lost: if the file
+    /// grows again, the added range reads as zeroes.
     ///
     /// # Errors
     /// See [`PagerError`]; the file keeps its size.
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError>;
 
-    /// Discards `pages` whole pages of the file from `first_page` on: they read as zeroes from now
-    /// on, and need no storage (Linux: `FALLOC_FL_PUNCH_HOLE`).
+    /// Discards `pages` whole pages of the file from `first_page` on: the pages read as zeroes from
+    /// now on and need no storage (Linux: `FALLOC_FL_PUNCH_HOLE`).
     ///
     /// # Errors
     /// See [`PagerError`]; the pages keep their content. The default is
@@ -225,7 +226,7 @@ pub trait Pager: Send + Sync {
         Err(PagerError::NotSupported)
     }
 
-    /// The object of this file has no handle or mapping any more. Its dirty pages were stored,
-    /// unless [`Pager::write`] failed.
+    /// Called when the object of this file no longer has a handle or mapping. Its dirty pages were
+    /// stored, unless [`Pager::write`] failed.
     fn removed(&self, file: u64);
 }

@@ -1,9 +1,9 @@
-//! The pages of an object: looking up, marking and dropping (`fetch` allocates and reads them).
+//! The pages of an object: lookup, marking and removal (`fetch` allocates and reads pages).
 //!
-//! A thread that looks up a page and uses its frame shares the invalidate lock, or holds the
-//! object's *changes*, or has a write in its list ([`super::in_flight`]). A thread that drops pages
-//! holds the two locks exclusively and has waited for the writes. So a frame that was found keeps
-//! holding the page until the caller releases its lock.
+//! A thread that looks up a page and uses its frame holds the invalidate lock for reading, holds
+//! the object's *changes*, or has a write in the object's list ([`super::in_flight`]). A thread
+//! that drops pages holds both locks exclusively and has waited for the writes. So a frame that was
+//! found still holds the page until the caller releases its lock.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -26,9 +26,9 @@ use super::{Object, ObjectState};
 use crate::bytes;
 use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex, PageStretch, SwapSlot};
 
-/// The run at `page`, of at most `limit` pages: consecutive frames of one folio, given by the
-/// first, or pages that are not in memory. Pages after the object's end count as absent, though
-/// they may be in memory already.
+/// The run at `page`, of at most `limit` pages: either consecutive frames of one folio, named by
+/// the first frame, or pages that are not in memory. Pages after the object's end count as absent,
+/// though they may already be in memory.
 pub(crate) fn resident_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -45,10 +45,10 @@ pub(crate) fn resident_run<P: Platform>(
     }
 }
 
-/// The runs of `pages` that are in memory, in the form of [`resident_run`], in ascending order
-/// until `runs` is full. Returns the page to continue at; the end if all were found.
+/// The runs of `pages` that are in memory, in the form of [`resident_run`], in ascending order,
+/// until `runs` is full. Returns the page to continue at, or the end if all runs were found.
 ///
-/// Complexity: one step for each page, and O(h) for each 64 pages and for each run of several
+/// Complexity: one step for each page, plus O(h) for each 64 pages and for each run of several
 /// pages, where h is the height of the index.
 pub(crate) fn resident_runs<P: Platform, const N: usize>(
     memory: &Memory<P>,
@@ -83,8 +83,8 @@ pub(super) fn run_at<P: Platform>(
     }
 }
 
-/// If `page` is in swap, whether it is in the swap cache too, and the length of the run in the same
-/// state, at most `limit`.
+/// If `page` is in swap, returns whether it is also in the swap cache, and the length of the run in
+/// the same state, at most `limit`.
 pub(crate) fn cached_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -108,8 +108,8 @@ pub(crate) fn cached_run<P: Platform>(
     Some((first, alike.max(1) as u64))
 }
 
-/// The number of pages, of the `limit` from `page` on, up to the first that the object has in
-/// memory or in swap. One descent of the index, whatever the limit.
+/// The number of pages from `page` on, at most `limit`, before the first page that the object has
+/// in memory or in swap. One descent of the index, whatever the limit.
 pub(crate) fn hole<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -140,7 +140,7 @@ pub(crate) fn swapped_pages<P: Platform>(
     pages
 }
 
-/// The pages around `page`, which is in `frame`, that are contiguous in the same folio, within
+/// The pages around `page`, which is in `frame`, that are contiguous in the same folio, limited to
 /// `within`. Dropped parts of the folio end the run.
 ///
 /// ```text
@@ -167,12 +167,12 @@ pub(crate) fn run_around<P: Platform>(
     PageRange::from_count(page - before, before + after)
 }
 
-/// Whether the object has `page`, in memory or in swap.
+/// Whether the object has `page` in memory or in swap.
 pub(crate) fn has<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) -> bool {
     !lacks(memory, object, page, 1)
 }
 
-/// Whether the object has none of `count` pages from `first` on, in memory or in swap.
+/// Whether the object has none of the `count` pages from `first` on in memory or in swap.
 pub(crate) fn lacks<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -184,9 +184,9 @@ pub(crate) fn lacks<P: Platform>(
 }
 
 /// The frame that holds `page`, which lies within the object's size. If the page is not in memory,
-/// brings it in, in a folio of the largest of `orders` (order 0 always) that fits into the object's
-/// size, between the present pages, and into memory. For a page of a file, the caller must wait.
-/// The invalidate lock is held.
+/// loads it in a folio of the largest of `orders` (order 0 always) that fits into the object's
+/// size, the gap between present pages, and free memory. For a page of a file, the caller must
+/// wait. The invalidate lock is held.
 ///
 /// # Errors
 /// As [`obtain`]. An error changes nothing.
@@ -200,7 +200,8 @@ pub(crate) fn get<P: Platform>(
 }
 
 /// As [`get`], for a fault that could map `ahead` pages from `page` on: pages of shared memory
-/// among them may be swapped in with it. Pages of a file are read ahead as the pattern says.
+/// among them may be swapped in with `page`. Pages of a file are read ahead according to the
+/// pattern.
 #[inline]
 pub(crate) fn get_ahead<P: Platform>(
     memory: &Memory<P>,
@@ -215,18 +216,18 @@ pub(crate) fn get_ahead<P: Platform>(
     obtain(memory, object, page, &wanted)
 }
 
-/// Marks `count` pages from `page` on as dirty because they are, or will be, written. The next
-/// `sync` then saves those of a file. An entry may allow writes only after this call.
+/// Marks `count` pages from `page` on as dirty because they were or will be written. For a file,
+/// the next `sync` then saves them. An entry may allow writes only after this call.
 ///
 /// Called without locks on tables. The invalidate lock is held for reading and stays held until the
-/// pages are writable; otherwise:
+/// pages are writable. Otherwise, this could happen:
 /// 1. CPU A marks page 3;
 /// 2. CPU B saves the object: clears the mark, removes write permission, stores the page;
 /// 3. CPU A allows writes to page 3, and no later `sync` saves the write.
 ///
 /// # Errors
-/// If one of the pages is being stored, the end of that, to wait for before retrying. None is
-/// marked then.
+/// If one of the pages is being stored, a wait for the end of the write, after which the caller
+/// retries. No page is marked in that case.
 pub(crate) fn mark_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -240,7 +241,7 @@ pub(crate) fn mark_dirty<P: Platform>(
         let known = object.pages.look(memory.platform(), |index| {
             let run = index.next_dirty(page, page.saturating_add(count));
             run.is_some_and(|(run, flags)| {
-                // One that has failed is tried again once it is written.
+                // A page that has failed to be stored is tried again once it is written.
                 run.page == page && u64::from(run.count) == count && flags == PageFlags::DIRTY
             })
         });
@@ -260,12 +261,12 @@ pub(crate) fn mark_dirty<P: Platform>(
     Ok(())
 }
 
-/// Whether the pages of a file may become dirty now. They may if all are dirty already. Called
-/// before [`mark_dirty`], by callers that can wait.
+/// Whether the pages of a file may become dirty now. Pages that are all dirty already always may.
+/// Called before [`mark_dirty`], by callers that can wait.
 ///
 /// # Errors
-/// Too many pages are dirty, and some are to be stored before.
-// Not inlined: shared memory does not need it.
+/// Too many pages are dirty, and some must be stored first.
+// Not inlined, because shared memory does not need it.
 #[inline(never)]
 pub(crate) fn may_dirty<P: Platform>(
     memory: &Memory<P>,
@@ -289,7 +290,7 @@ pub(crate) fn may_dirty<P: Platform>(
 /// As [`mark_dirty`], if the pages may become dirty now ([`may_dirty`]).
 ///
 /// # Errors
-/// As of both.
+/// As [`may_dirty`] and [`mark_dirty`].
 #[inline]
 pub(crate) fn mark_dirty_in_limit<P: Platform>(
     memory: &Memory<P>,
@@ -303,10 +304,10 @@ pub(crate) fn mark_dirty_in_limit<P: Platform>(
     mark_dirty(memory, object, page, count)
 }
 
-/// As [`mark_dirty`] of a run whose frames are known.
+/// As [`mark_dirty`], for a run whose frames are known.
 ///
 /// # Errors
-/// As there.
+/// As [`mark_dirty`].
 pub(super) fn mark_run_dirty<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -323,18 +324,18 @@ pub(super) fn mark_run_dirty<P: Platform>(
 }
 
 /// Marks `count` pages from `page` on as possibly written without the page tables, by a device that
-/// had pinned them. Skips pages that the object has dropped since. May sleep; called without locks.
+/// had pinned them. Skips pages that the object has since dropped. May sleep; called without locks.
 pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
     let (memory, state) = (object.memory, object.state());
     let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
     while let Err(wait) = state.invalidate_lock.with_read(memory.platform(), mark) {
-        // The pager reports an error of its own work to the thread that asked for it.
+        // The thread that requested the pager's work receives its error.
         drop(wait.wait(memory, Some(object)));
     }
 }
 
-/// Drops those of the pages from `first` to `end` that were neither written nor mapped since they
-/// were allocated: they read as zeroes either way.
+/// Drops the pages from `first` to `end` that were neither written nor mapped since they were
+/// allocated; they read as zeroes with or without the drop.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -359,8 +360,8 @@ pub(super) fn drop_untouched<P: Platform>(
     }
 }
 
-/// Calls `f` with each folio that has pages from `first` to `end`, until it returns true. A folio
-/// that lost some of its pages may be passed more than once.
+/// Calls `f` with each folio that has pages from `first` to `end`, until `f` returns true. A folio
+/// that has lost some of its pages may be passed more than once.
 pub(super) fn any_folio<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -379,7 +380,7 @@ pub(super) fn any_folio<P: Platform>(
 }
 
 /// Splits a run at folio boundaries and calls `f` with each part's first page, its frame, the folio
-/// and the number of pages, until it returns false. Returns whether it reached the end.
+/// and the number of pages, until `f` returns false. Returns whether the end was reached.
 pub(super) fn for_each_part<P: Platform>(
     memory: &Memory<P>,
     run: IndexRun,
@@ -388,7 +389,7 @@ pub(super) fn for_each_part<P: Platform>(
     let mut done = 0;
     while done < run.count {
         let frame = run.frame.plus(done);
-        // An index holds only folios.
+        // All frames in an index belong to folios.
         let Some(folio) = memory.frames.folio_of(frame) else { return true };
         let left = folio.head.0 + folio.pages() - frame.0;
         let count = left.min(run.count - done);
@@ -401,8 +402,8 @@ pub(super) fn for_each_part<P: Platform>(
 }
 
 /// Zeroes the bytes from `start` to `end` of the object, which lie in one page. Does nothing if the
-/// page is not present. The page is not in swap. Called without locks on tables. The bytes lie
-/// after the end of the file, or the caller has a change of the page in the list.
+/// page is not present. The page is not in swap. Called without locks on tables. Either the bytes
+/// lie after the end of the file, or the caller has a change of the page in the list.
 pub(super) fn zero_part<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

@@ -1,5 +1,5 @@
-//! A folio at its place in an object: the pages of it that the index has, in memory or by their
-//! swap slots.
+//! A folio at its place in an object: the folio's pages that the index refers to, in memory or by
+//! their swap slots.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -15,24 +15,24 @@ use crate::swap::{CachedFolio, lock_folio};
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
 
-/// A folio that belongs, or may belong, at a place of an object.
+/// A folio that belongs, or may belong, at a place in an object.
 #[derive(Clone, Copy)]
 pub(super) struct PlacedFolio<'a, P: Platform> {
     pub(super) memory: &'a Memory<P>,
     pub(super) object: &'a ObjectState,
     pub(super) folio: Folio,
-    /// The index of its first page.
+    /// The page index of its first page.
     pub(super) first: u64,
 }
 
 impl<P: Platform> PlacedFolio<'_, P> {
-    /// The index of the page after its last.
+    /// The page index of the page after its last.
     pub(super) fn end(&self) -> u64 {
         self.first + u64::from(self.folio.pages())
     }
 
-    /// The next pages from `from` on that the index has in the folio. A dropped page may since be
-    /// in another one.
+    /// The next pages from `from` on for which the index refers to this folio. A page that was
+    /// dropped may since be in another folio.
     pub(super) fn next_run(
         &self,
         index: &PageIndex,
@@ -72,12 +72,12 @@ impl<P: Platform> PlacedFolio<'_, P> {
     }
 
     /// Releases the references to `count` pages of the folio that the index held until now. Frees
-    /// the folio into `batch` if nothing else keeps it. If the index holds no page of the folio any
-    /// more and other references remain, the folio loses its owner. The caller keeps pages of the
-    /// folio from being inserted or dropped. May wait for the folio's lock.
+    /// the folio into `batch` if no other reference remains. If other references remain and the
+    /// index no longer holds a page of the folio, the folio loses its owner. The caller keeps pages
+    /// of the folio from being inserted or dropped. May wait for the folio's lock.
     ///
     /// # Safety
-    /// 1. The caller has taken these pages out of the index, and releases them only here.
+    /// 1. The caller has removed these pages from the index and releases them only here.
     pub(super) unsafe fn release_dropped(
         &self,
         count: u32,
@@ -85,23 +85,24 @@ impl<P: Platform> PlacedFolio<'_, P> {
         _: &PagesMayGo,
     ) {
         let folio = self.memory.frames.folio(self.folio);
-        // SAFETY: 1. they were the index's, and are the caller's since (obligation 1).
+        // SAFETY: 1. the references were the index's and now belong to the caller (obligation 1).
         if let Some(frozen) = unsafe { folio.freeze(count) } {
             frozen.free_into(batch);
             return;
         }
         if !self.is_in_index() {
-            // The holder of the lock may need these frames.
+            // The holder of the folio's lock may need these frames.
             batch.free_all();
-            // SAFETY: 1. those that are released below.
+            // SAFETY: 1. the references that are released below keep the folio.
             unsafe { lock_folio(self.memory, self.folio) }.detach_from_object();
         }
-        // SAFETY: 1. the caller's since it has taken the pages (obligation 1), and still there.
+        // SAFETY: 1. the references belong to the caller, which removed the pages from the index
+        // (obligation 1), and have not been released yet.
         unsafe { folio.release_pages(count) };
     }
 
     /// Inserts the folio, which is in the swap cache and complete, into the index wherever the
-    /// index refers to its slots. Frees those slots. The caller has a reference.
+    /// index refers to its slots. Frees those slots. The caller has a reference to the folio.
     pub(super) fn swap_in(&self, place: SwapPlace, lock: &FolioLock<'_, P>) {
         let Self { memory, object, first, .. } = *self;
         let (locked, folio, end) = (lock.locked(), lock.folio(), self.end());
@@ -121,7 +122,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
                 if count == 0 {
                     lock.set_owner(object.as_owner(), FolioIndex::new(first));
                 }
-                // Before another thread finds the pages there and can drop them.
+                // Added before another thread can find the pages in the index and drop them.
                 if memory.frames.folio(folio).add_references(pages).is_err() {
                     continue;
                 }

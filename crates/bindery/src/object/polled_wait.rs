@@ -1,9 +1,9 @@
 //! [`PolledWait`]: a wait in which no thread sleeps, for kernels whose tasks are futures.
 //!
-//! A poll does everything that needs no wait: it starts the read, and settles answers. Then it
-//! returns the word that changes when there is more to do. [`Platform::unpark`] is called with its
-//! address. The read is one that any thread settles ([`super::page_read`]), so a wait may be
-//! dropped: the pages still enter the index.
+//! A poll performs all work that needs no wait: it starts the read and settles answers. Then it
+//! returns the word that changes when more work is possible. [`Platform::unpark`] is called with
+//! its address. Any thread may settle the read ([`super::page_read`]), so a wait may be dropped:
+//! the pages still enter the index.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -24,8 +24,8 @@ use super::read_steps::{PageReady, bring_in};
 use super::wait::Wait;
 use crate::swap::polled::{PolledSlot, SlotPoll};
 
-/// The word that a wait depends on. When it has changed, the core calls [`Platform::unpark`] with
-/// its address, from any context.
+/// The word that a wait depends on. After a change of the word, the core calls [`Platform::unpark`]
+/// with its address, from any context.
 ///
 /// ```
 /// use bindery::{ParkedOn, Platform};
@@ -53,18 +53,18 @@ impl<'w> ParkedOn<'w> {
         Self { word, expected }
     }
 
-    /// The word, for its address.
+    /// The word; [`Platform::unpark`] is called with its address.
     pub fn word(&self) -> &'w AtomicU32 {
         self.word
     }
 
-    /// The value with which there is nothing to do.
+    /// The value of the word that means that no progress is possible yet.
     pub fn expected(&self) -> u32 {
         self.expected
     }
 
-    /// Whether there may be more to do. A task calls it once its waker can be found: the change may
-    /// have come before.
+    /// Whether progress may be possible. A task calls this after it has registered its waker,
+    /// because the word may have changed earlier.
     pub fn has_changed(&self) -> bool {
         self.word.load(Ordering::Acquire) != self.expected
     }
@@ -78,11 +78,11 @@ impl fmt::Debug for ParkedOn<'_> {
 
 /// The result of a poll.
 pub(crate) enum Polled<'w, 'm, P: Platform> {
-    /// The wait is over. The reference keeps the folio that was waited for, if it is in memory.
+    /// The wait is over. The reference holds the folio that was waited for, if it is in memory.
     Ready(Option<FolioRef<'m, P>>),
-    /// There is nothing to do until this word changes.
+    /// No progress is possible until this word changes.
     Pending(ParkedOn<'w>),
-    /// Only a thread that may sleep can continue.
+    /// Only a thread that may sleep can continue the wait.
     NeedsThread,
 }
 
@@ -90,18 +90,18 @@ pub(crate) enum Polled<'w, 'm, P: Platform> {
 pub(crate) struct PolledWait<'m, P: Platform> {
     memory: &'m Memory<P>,
     wait: Wait,
-    /// In place of `wait`, for a page in swap.
+    /// Replaces `wait` for a page in swap.
     slot: Option<PolledSlot>,
     read: Option<FollowedRead<'m, P>>,
-    /// Whether it counts among those that wait for answers.
+    /// Whether the wait is counted among those that wait for answers.
     has_entered: bool,
     /// Whether a page that is read counts as a major fault.
     is_fault: bool,
 }
 
 impl<'m, P: Platform> PolledWait<'m, P> {
-    /// The wait as a value that can be queued: it abandons a read from a swap device, and starts it
-    /// again in its first poll.
+    /// The wait as a value that can be queued. It abandons a read from a swap device and starts it
+    /// again in the first poll.
     pub(crate) fn new(memory: &'m Memory<P>, wait: Wait) -> Self {
         let (wait, slot) = match wait {
             Wait::SwapRead(read) => (Wait::Memory, Some(read.into_polled(memory))),
@@ -118,14 +118,14 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         Self { memory, wait, slot, read: None, has_entered: false, is_fault: true }
     }
 
-    /// As [`PolledWait::new`], for a call that works on the object and not on a mapping.
+    /// As [`PolledWait::new`], for a call that works on the object rather than a mapping.
     pub(crate) fn of_call(memory: &'m Memory<P>, wait: Wait) -> Self {
         let mut polled = Self::new(memory, wait);
         polled.is_fault = false;
         polled
     }
 
-    /// Whether a pager or a device works for it.
+    /// Whether the wait is for a pager or a device.
     fn is_for_storage(&self) -> bool {
         let storage = matches!(self.wait, Wait::Pages(_) | Wait::Pager(_) | Wait::DirtyLimit);
         storage || self.slot.is_some()
@@ -143,7 +143,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
     /// Continues the wait. `object` is the object whose pages are needed, if any.
     ///
     /// # Errors
-    /// The pager's.
+    /// The pager's error.
     pub(crate) fn poll<'w>(
         &'w mut self,
         object: Option<&'w Object<'m, P>>,
@@ -181,7 +181,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         }
     }
 
-    /// The word that changes when the record of the ticket may have ended. `None` if one has ended.
+    /// The word that changes when the record of the ticket may have ended. `None` if a record has
+    /// already ended.
     fn poll_end<'w>(
         &'w mut self,
         ticket: Ticket,
@@ -196,7 +197,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         if !core::mem::replace(&mut self.has_entered, true) {
             answers.enter();
         }
-        // Before the check of the answers.
+        // Read before the check of the answers.
         let (word, expected) = answers.word();
         settle_written(memory);
         ends.word(ticket).map(|_| ParkedOn { word, expected })
@@ -214,7 +215,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         }
         let page = PageRange::from_count(fetch.page, 1);
         loop {
-            // Before the check of the answers.
+            // Read before the check of the answers.
             let (word, expected) = answers.word();
             let for_answers = Polled::Pending(ParkedOn { word, expected });
             settle_answered(memory);
@@ -225,18 +226,18 @@ impl<'m, P: Platform> PolledWait<'m, P> {
                     if self.is_fault {
                         memory.note_major_fault();
                     }
-                    // Without the page: reclaim has taken it, and a thread has the means to keep
-                    // it.
+                    // If the page is not in memory, reclaim has taken it, and only a thread has the
+                    // means to keep it.
                     return Ok(match kept(object, fetch.page) {
                         Some(folio) => Polled::Ready(Some(folio)),
-                        // A truncation has dropped it.
+                        // A truncation has dropped the page.
                         None if fetch.page >= object.state().size_in_pages() => Polled::Ready(None),
                         None => Polled::NeedsThread,
                     });
                 }
                 Some(Some(Err(Failure::NoMemory))) => return Ok(Polled::NeedsThread),
                 Some(Some(Err(error))) => {
-                    // The pages around it may have caused the error.
+                    // The surrounding pages may have caused the error.
                     if self.read.take().is_none_or(|read| read.pages == 1) {
                         return Err(error);
                     }
@@ -261,7 +262,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             match fetch.begin_followed(object) {
                 Ok(None) => return Ok(Polled::Ready(None)),
                 Ok(read) => self.read = read,
-                // A thread reclaims.
+                // Reclaim needs a thread.
                 Err(Failure::NoMemory) => return Ok(Polled::NeedsThread),
                 Err(refused) => return Err(refused),
             }
@@ -290,12 +291,12 @@ impl<P: Platform> fmt::Debug for PolledWait<'_, P> {
     }
 }
 
-/// The wait of a call for pages of an object, with a handle to that.
+/// The wait of a call for pages of an object, with a handle to the object.
 #[derive(Debug)]
 pub(crate) struct ObjectWait<'m, P: Platform> {
     object: Object<'m, P>,
     wait: PolledWait<'m, P>,
-    /// The page that the call needs, if that may be in swap.
+    /// The page that the call needs, if it may be in swap.
     page: u64,
 }
 
@@ -317,15 +318,15 @@ impl<'m, P: Platform> ObjectWait<'m, P> {
         wait.wait(object.memory, Some(&object))
     }
 
-    /// Goes on with the wait, as [`PolledWait::poll`].
+    /// Continues the wait, as [`PolledWait::poll`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`PolledWait::poll`].
     pub(crate) fn poll(&mut self) -> Result<Polled<'_, 'm, P>, Failure> {
         self.wait.poll(Some(&self.object))
     }
 
-    /// Whether a pager or a device works for it.
+    /// Whether the wait is for a pager or a device.
     pub(crate) fn is_for_storage(&self) -> bool {
         self.wait.is_for_storage()
     }
@@ -334,7 +335,7 @@ impl<'m, P: Platform> ObjectWait<'m, P> {
 /// A reference to the folio that has the page, if it is in memory.
 fn kept<'m, P: Platform>(object: &Object<'m, P>, page: u64) -> Option<FolioRef<'m, P>> {
     let memory = object.memory;
-    // A page in the index has a reference to its folio.
+    // A page in the index holds a reference to its folio.
     object
         .state()
         .pages

@@ -7,9 +7,9 @@ use crate::error::Error;
 /// A limit for the total number of pages of a set of shared-memory objects: the size of a file
 /// system in memory (Linux: the option `size=` of a tmpfs).
 ///
-/// An object made by [`crate::Memory::shared_memory_within`] charges its commitments
-/// ([`crate::Accounting`]) to the quota, and returns them when they are freed. A charge that does
-/// not fit is refused with [`Error::NoSpace`]; a fault that would need it is refused with
+/// An object created by [`crate::Memory::shared_memory_within`] charges its commitments
+/// ([`crate::Accounting`]) to the quota and uncharges them when they are released. A charge that
+/// does not fit is refused with [`Error::NoSpace`]; a fault that would need it is refused with
 /// [`crate::FaultError::Bus`].
 ///
 /// ```
@@ -40,25 +40,25 @@ impl Quota {
         Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }
     }
 
-    /// The maximum number of pages of its objects.
+    /// The maximum number of pages of the quota's objects.
     pub fn limit(&self) -> u64 {
         self.limit.load(Relaxed)
     }
 
-    /// Sets the limit. A limit below [`Quota::used`] removes nothing, and allows no addition.
+    /// Sets the limit. A limit below [`Quota::used`] removes no pages, but allows no addition.
     pub fn set_limit(&self, pages: u64) {
         self.limit.store(pages, Relaxed);
     }
 
-    /// The number of pages of its objects.
+    /// The number of pages of the quota's objects.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// Adds `pages`, if they fit.
+    /// Adds `pages` to the usage, if they fit.
     pub(super) fn charge(&self, pages: u64) -> Result<(), Error> {
-        // A single exchange: an addition that is undone later would refuse a smaller request of
-        // another CPU in between.
+        // A single exchange, because an addition that is undone later could cause the refusal of a
+        // smaller request on another CPU in between.
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= self.limit());
         match self.used.fetch_update(Relaxed, Relaxed, fits) {
             Ok(_) => Ok(()),
@@ -68,7 +68,7 @@ impl Quota {
         }
     }
 
-    /// Subtracts `pages` that were added.
+    /// Subtracts `pages` that were added to the usage.
     pub(super) fn uncharge(&self, pages: u64) {
         self.used.fetch_sub(pages, Relaxed);
     }

@@ -1,16 +1,17 @@
-//! Readahead: pages of a file are read before they are needed, for a reader that goes through it in
+//! Readahead: reads pages of a file before they are needed, for a reader that accesses them in
 //! order.
 //!
-//! The page index shows the progress of a reader. A missing page after present ones continues them:
-//! the core requests a *window* of pages at once, twice as long as the run before it (Linux:
-//! `page_cache_ra_order`, and `try_context_readahead` for a file that several threads read). So no
-//! state of an open file is needed, and each of several readers has its own window. A page after
-//! fewer present ones than the access needs belongs to a random reader, which gets only the pages
-//! that it requests. A window shrinks as reclaim takes the pages behind the reader.
+//! The page index shows the progress of a reader. A missing page that follows present ones
+//! continues their run: the core requests a *window* of pages at once, twice as long as the run
+//! before it (Linux: `page_cache_ra_order`, and `try_context_readahead` for a file that several
+//! threads read). So no state per open file is needed, and each of several readers has its own
+//! window. If fewer pages precede the missing page than the access needs, the reader is considered
+//! random and gets only the pages that it requests. A window shrinks as reclaim evicts the pages
+//! behind the reader.
 //!
 //! A pager that keeps requests ([`super::ReadRequest::keep`]) reads while the reader computes. The
 //! first page of a window that the reader has not requested gets a *mark*. The access that reaches
-//! it starts the read of the next window, and waits for nothing:
+//! the mark starts the read of the next window and does not wait:
 //!
 //! ```text
 //! asked for    |p|             p is missing: waits
@@ -19,8 +20,8 @@
 //! access to n                      |o . . . . . . . . . . .|
 //! ```
 //!
-//! A mark is at the first page of a folio, so a large folio is mapped whole. The marks of an object
-//! are few, in words without a lock. One that is lost costs a wait.
+//! A mark is at the first page of a folio, so a large folio is still mapped as a whole. An object
+//! has few marks, stored in words without a lock. A lost mark costs one wait.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -43,7 +44,7 @@ use super::read_end::settle_answered;
 use super::state::pages_of;
 use crate::vma::MappingFlags;
 
-/// The order in which a reader takes the pages of a file (`posix_fadvise(2)`).
+/// The order in which a reader accesses the pages of a file (`posix_fadvise(2)`).
 ///
 /// ```
 /// use bindery::{Object, Platform, ReadPattern};
@@ -55,11 +56,11 @@ use crate::vma::MappingFlags;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReadPattern {
-    /// Unknown: pages are read ahead of a reader that goes in order (`POSIX_FADV_NORMAL`).
+    /// Unknown: pages are read ahead of a reader that accesses them in order (`POSIX_FADV_NORMAL`).
     #[default]
     Unknown,
-    /// In order: a window has its whole length at once, and twice as many pages if 32 folios hold
-    /// them (`POSIX_FADV_SEQUENTIAL`).
+    /// In order: a window has its full length from the start, and twice as many pages if 32 folios
+    /// hold them (`POSIX_FADV_SEQUENTIAL`).
     Sequential,
     /// At random: nothing is read ahead (`POSIX_FADV_RANDOM`).
     Random,
@@ -78,9 +79,9 @@ const SHORTEST: u64 = 4;
 pub(crate) struct ReadAhead {
     /// The maximum number of pages that the pager wants to read ahead.
     limit: u64,
-    /// Whether it has had a mark.
+    /// Whether a mark was ever set.
     used: AtomicBool,
-    /// The mark that is replaced next.
+    /// The index of the mark that is replaced next.
     oldest: AtomicU32,
     words: [AtomicU64; MARKS],
 }
@@ -88,7 +89,7 @@ pub(crate) struct ReadAhead {
 /// A mark, and the window that begins there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadAheadWindow {
-    /// The index of its mark in the table.
+    /// The index of the window's mark in the table.
     place: usize,
     word: u64,
 }
@@ -116,7 +117,7 @@ impl ReadAhead {
     /// The window whose mark is the first one in `pages`.
     #[inline]
     pub(super) fn window_in(&self, pages: PageRange) -> Option<ReadAheadWindow> {
-        // A pager that answers at once leaves no marks: then this is all.
+        // For a pager that answers immediately and so leaves no marks, this check is the only cost.
         if self.used.load(Relaxed) { self.find(pages) } else { None }
     }
 
@@ -164,8 +165,7 @@ impl ReadPattern {
     }
 }
 
-/// The number of pages to request from the pager, from the missing `page` on: at least the
-/// `needed`.
+/// The number of pages to request from the pager, from the missing `page` on; at least `needed`.
 pub(super) fn window<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -192,12 +192,12 @@ pub(super) fn window<P: Platform>(
         }
     };
     let length = length.min(longest).max(needed);
-    // Pages that nothing needs yet leave memory for needed ones.
+    // Pages that no access needs yet leave memory for needed ones.
     if memory.has_room_for(length) { length } else { needed }
 }
 
-/// The approximate number of pages before `page` that are present without a gap: checks pages at
-/// doubling distances.
+/// The approximate number of pages before `page` that are present without a gap, estimated by
+/// checking pages at doubling distances.
 fn stretch_before<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) -> u64 {
     object.pages.look(memory.platform(), |index: &PageIndex| {
         let is_present = |distance: &u64| {
@@ -212,7 +212,7 @@ fn stretch_before<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u
     })
 }
 
-/// An access has reached a mark: the window after it is to be read.
+/// The window to be read next, because an access has reached a mark.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextWindow {
     reached: ReadAheadWindow,
@@ -222,7 +222,7 @@ pub(crate) struct NextWindow {
     pattern: ReadPattern,
 }
 
-/// The window that an access to the present `pages` has to start reading.
+/// The window that an access to the present `pages` must start to read.
 #[inline]
 pub(super) fn next_window(
     object: &ObjectState,
@@ -235,7 +235,7 @@ pub(super) fn next_window(
 }
 
 impl NextWindow {
-    /// Begins to read it, unless another thread has. Called without locks. May sleep.
+    /// Starts to read the window, unless another thread has. Called without locks. May sleep.
     pub(super) fn begin<P: Platform>(self, object: &Object<'_, P>) {
         let (memory, state) = (object.memory, object.state());
         if !state.ahead.take(self.reached) {
@@ -256,22 +256,23 @@ impl NextWindow {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Sets the order in which calls of this handle, and of its clones from now on, read a file
-    /// (`posix_fadvise(2)` of an open file). Mappings have an order of their own (`madvise(2)`).
+    /// Sets the order in which calls through this handle, and through clones made from now on, read
+    /// a file (`posix_fadvise(2)` of an open file). Mappings have an order of their own
+    /// (`madvise(2)`).
     ///
     /// Context: any.
     pub fn set_read_pattern(&mut self, pattern: ReadPattern) {
         self.pattern = pattern;
     }
 
-    /// Begins to read the missing pages of a file in `length` bytes from `offset` on, unless memory
-    /// is short. Waits for a pager only if that answers during [`crate::Pager::begin_read`]; an
+    /// Starts to read the missing pages of a file in `length` bytes from `offset` on, unless memory
+    /// is short. Waits for the pager only if it answers during [`crate::Pager::begin_read`]; an
     /// error is reported to the access that needs the page. Does nothing for an object that is not
-    /// a file, and for a length of 0. A fatal signal ends the call early. (Linux: `readahead(2)`,
+    /// a file, or for a length of 0. A fatal signal ends the call early. (Linux: `readahead(2)`,
     /// `POSIX_FADV_WILLNEED` of `posix_fadvise(2)`, which read at most one window of the range.)
     ///
-    /// Context: may sleep. Complexity: one request for each 32 folios, and a look at the page index
-    /// for each run of pages.
+    /// Context: may sleep. Complexity: one request for each 32 folios, plus one lookup in the page
+    /// index for each run of pages.
     pub fn read_ahead(&self, offset: u64, length: u64) {
         let state = self.state();
         if !state.is_file() || length == 0 {
@@ -291,7 +292,7 @@ impl<P: Platform> Object<'_, P> {
 }
 
 /// Starts the read of the first missing pages. Returns the page to continue at; `None` if memory is
-/// short, or the pager has failed already.
+/// short or the pager has already failed.
 pub(super) fn read_missing<P: Platform>(
     object: &Object<'_, P>,
     pages: PageRange,
@@ -312,7 +313,7 @@ pub(super) fn read_missing<P: Platform>(
                 }
                 let reads = |_: &mut _, in_flight: &mut InFlight, _: &_| in_flight.busy_until(from);
                 if let Some(end) = state.pages.alone(memory.platform(), reads) {
-                    // Another call reads them, or changes them.
+                    // Another call reads or changes these pages.
                     from = end;
                     continue;
                 }
@@ -323,7 +324,7 @@ pub(super) fn read_missing<P: Platform>(
                     Ok(Some((pages, RequestKept::Yes))) => Some(pages.end),
                     Ok(Some((pages, RequestKept::No))) => {
                         settle_answered(memory);
-                        // A pager that has failed at once fails for the rest, too.
+                        // A pager that has failed immediately fails for the rest, too.
                         (!lacks(memory, state, pages.first, 1)).then_some(pages.end)
                     }
                 };

@@ -10,10 +10,10 @@ use super::PagerError;
 pub(super) const FOLIOS: usize = 32;
 
 /// Consecutive pages of a file that [`Pager::read`](super::Pager::read) fills, from the first byte
-/// on. The pages are in pieces, one for each folio.
+/// on. The pages form pieces, one for each folio.
 ///
 /// The frames had other owners before. So the buffer counts the bytes that were appended, and the
-/// core zeroes the others: a pager that appends too little shows zeroes, and never the bytes of
+/// core zeroes the rest: a pager that appends too little exposes zeroes and never the bytes of
 /// another program. A pager that appends everything causes no further work.
 ///
 /// ```
@@ -42,28 +42,28 @@ pub(super) const FOLIOS: usize = 32;
 /// # Context
 /// Context: any.
 pub struct ReadBuffer<'a> {
-    // A pager has no means to make a buffer with the lifetime of the one that it received: it could
-    // replace that one, whose pages would then not be zeroed.
+    // A pager must have no means to make a buffer with the lifetime of the one that it received: it
+    // could replace the received buffer, whose pages would then not be zeroed.
     pieces: ArrayVec<&'a mut [u8], FOLIOS>,
-    /// The bytes that were appended.
+    /// The number of bytes that were appended.
     filled: usize,
     length: usize,
 }
 
 impl<'a> ReadBuffer<'a> {
-    /// The pieces, of which the first `filled` bytes have their content already.
+    /// A buffer of these pieces, whose first `filled` bytes already have their content.
     pub(super) fn new(pieces: ArrayVec<&'a mut [u8], FOLIOS>, filled: usize) -> Self {
         let length = pieces.iter().map(|piece| piece.len()).sum();
         Self { pieces, filled: filled.min(length), length }
     }
 
-    /// The number of bytes that have their content.
+    /// The number of bytes that already have their content.
     pub(super) fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Calls `read` to fill `bytes`, as the core calls a pager, and zeroes the rest. For tests of
-    /// pagers.
+    /// Calls `read` to fill `bytes`, as the core calls a pager, and zeroes the rest. Intended for
+    /// tests of pagers.
     ///
     /// ```
     /// use bindery::ReadBuffer;
@@ -81,7 +81,7 @@ impl<'a> ReadBuffer<'a> {
     /// }
     /// ```
     ///
-    /// but neither can replace the other:
+    /// but neither buffer can replace the other:
     ///
     /// ```compile_fail
     /// fn read(into: &mut bindery::ReadBuffer<'_>) {
@@ -103,7 +103,7 @@ impl<'a> ReadBuffer<'a> {
         self.length
     }
 
-    /// The number of bytes that are still to be filled.
+    /// The number of bytes still to be filled.
     pub fn left(&self) -> usize {
         self.length - self.filled
     }
@@ -124,13 +124,13 @@ impl<'a> ReadBuffer<'a> {
     }
 
     /// Calls `fill` to write the next bytes in place. It receives the rest of a piece, which may be
-    /// shorter than [`ReadBuffer::left`], and returns the number of bytes that it wrote from its
-    /// beginning on, like a function that reads a file. A number beyond the piece's length counts
-    /// as that length. Returns the number. `fill` must not read the bytes before it has written
-    /// them, and it must not count bytes that it did not write: they are those of the frame's last
-    /// owner.
+    /// shorter than [`ReadBuffer::left`], and returns the number of bytes that it wrote from the
+    /// piece's beginning on, like a function that reads a file. A number beyond the piece's length
+    /// counts as that length. Returns the number. `fill` must not read the bytes before it has
+    /// written them, and it must not count bytes that it did not write, because those belong to the
+    /// frame's last owner.
     ///
-    /// `fill` is not called if nothing is left.
+    /// `fill` is not called if the buffer is full.
     ///
     /// # Errors
     /// The errors of `fill`; nothing is appended.
@@ -144,9 +144,9 @@ impl<'a> ReadBuffer<'a> {
         Ok(count)
     }
 
-    /// Fills the rest with the same byte.
+    /// Fills the rest with a repeated byte.
     ///
-    /// Complexity: linear in the bytes that are left.
+    /// Complexity: linear in the remaining bytes.
     pub fn append_all(&mut self, byte: u8) {
         while let Some(piece) = self.unfilled() {
             piece.fill(byte);
@@ -166,8 +166,8 @@ impl<'a> ReadBuffer<'a> {
         None
     }
 
-    /// Zeroes the bytes that were not appended, and those beyond the first `size` bytes, which are
-    /// not the file's. Returns the number of bytes zeroed.
+    /// Zeroes the bytes that were not appended, and those beyond the first `size` bytes, which lie
+    /// after the end of the file. Returns the number of bytes zeroed.
     pub(super) fn zero_rest(self, size: u64) -> usize {
         let mut kept = self.filled.min(usize::try_from(size).unwrap_or(usize::MAX));
         let zeroed = self.length - kept;

@@ -1,4 +1,4 @@
-//! [`ReadRequest`]: pages that a pager is to read, answered during the call or later.
+//! [`ReadRequest`]: pages that a pager has to read, answered during the call or later.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -15,12 +15,13 @@ use super::answer::Requests;
 use super::page_read::{PageRead, Taker};
 use super::{PagerError, ReadBuffer};
 
-/// Consecutive pages of a file that a pager is to read ([`crate::Pager::begin_read`]). The pager
-/// fills them, and answers by [`ReadRequest::supply`] or [`ReadRequest::fail`], exactly once: both
-/// consume the request. A request that is dropped has failed ([`PagerError::InputOutput`]).
+/// Consecutive pages of a file that a pager has to read ([`crate::Pager::begin_read`]). The pager
+/// fills them and answers by [`ReadRequest::supply`] or [`ReadRequest::fail`], exactly once,
+/// because both consume the request. A dropped request counts as failed
+/// ([`PagerError::InputOutput`]).
 ///
-/// A pager that waits for a device keeps the request as a value ([`ReadRequest::keep`]), and takes
-/// it up again when the device is done ([`Memory::resume_read`]):
+/// A pager that waits for a device keeps the request as a value ([`ReadRequest::keep`]) and resumes
+/// it when the device is done ([`Memory::resume_read`]):
 ///
 /// ```
 /// use std::collections::VecDeque;
@@ -60,8 +61,8 @@ use super::{PagerError, ReadBuffer};
 /// ```
 ///
 /// # Context
-/// Context: any, also an interrupt handler. An answer stores a few words and wakes threads
-/// ([`Platform::unpark`]); it takes no lock of the core. The bytes are moved by the caller.
+/// Context: any, including an interrupt handler. An answer stores a few words and wakes threads
+/// ([`Platform::unpark`]); it acquires no lock of the core. The caller moves the bytes.
 #[must_use = "a request that is dropped has failed"]
 pub struct ReadRequest<'a> {
     memory: &'a (dyn Requests + 'a),
@@ -70,17 +71,17 @@ pub struct ReadRequest<'a> {
     is_kept: Option<&'a AtomicBool>,
 }
 
-// SAFETY: the request is the only way to the frames and to the fields of the read that it changes;
-// all others of the read do not change, or are atomic. `Requests` is `Sync`.
+// SAFETY: the request is the only way to access the frames and the fields of the read that it
+// changes; all other fields of the read are constant or atomic. `Requests` is `Sync`.
 unsafe impl Send for ReadRequest<'_> {}
 
-/// A request that a pager has kept. It holds its pages, and the object, until it is answered: one
-/// that is dropped or forgotten is never answered. The threads that wait for its pages, and the
-/// last holder of the object, wait forever.
+/// A request that a pager has kept. It holds its pages and the object until it is answered. A kept
+/// request that is dropped or forgotten is never answered, so the threads that wait for its pages,
+/// and the last holder of the object, wait forever.
 #[must_use = "it is answered through Memory::resume_read"]
 pub struct KeptRead {
     read: NonNull<PageRead>,
-    /// The identity of its memory.
+    /// The identity of the memory that the request belongs to.
     memory: u64,
 }
 
@@ -88,12 +89,12 @@ pub struct KeptRead {
 unsafe impl Send for KeptRead {}
 
 impl<P: Platform> Memory<P> {
-    /// Takes up a request that a pager has kept, to answer it.
+    /// Resumes a request that a pager has kept, so that the pager can answer it.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// The request itself, if it is of another memory.
+    /// The request itself, if it belongs to another memory.
     pub fn resume_read(&self, kept: KeptRead) -> Result<ReadRequest<'_>, KeptRead> {
         if kept.memory != self.answers.identity {
             return Err(kept);
@@ -104,7 +105,7 @@ impl<P: Platform> Memory<P> {
 
 impl<'a> ReadRequest<'a> {
     /// # Safety
-    /// 1. The read was begun, is of this memory and has no other request.
+    /// 1. The read was begun, belongs to this memory and has no other request.
     pub(super) unsafe fn new<P: Platform>(
         memory: &'a Memory<P>,
         read: NonNull<PageRead>,
@@ -121,7 +122,7 @@ impl<'a> ReadRequest<'a> {
 
     /// The pager's number of the file.
     pub fn file(&self) -> u64 {
-        // SAFETY: the object lives until the read is settled, which comes after the answer.
+        // SAFETY: the object lives until the read is settled, which happens after the answer.
         unsafe { self.read().object().as_ref() }.file_number().unwrap_or(0)
     }
 
@@ -142,23 +143,23 @@ impl<'a> ReadRequest<'a> {
         self.read().taker() == Taker::Any
     }
 
-    /// The frames of the pages, in order, one piece for each folio: for a device that writes them
-    /// by itself. It must be done with them before the answer. Then [`ReadRequest::has_filled`]
-    /// tells the core how much it has written.
+    /// The frames of the pages, in order, one piece for each folio, for a device that writes to
+    /// memory directly. The device must have finished with them before the answer.
+    /// [`ReadRequest::has_filled`] then reports how much it has written.
     pub fn frames(&self) -> impl Iterator<Item = FrameRange> + '_ {
         let frames =
             |folio: crate::folio::Folio| FrameRange { first: folio.head, count: folio.pages() };
         self.read().fresh().iter().map(move |fresh| frames(fresh.folio))
     }
 
-    /// Notes that a device has written the first `bytes` bytes of the frames. The others become
-    /// zeroes: they are those of the frames' last owner. More bytes than the pages have count as
-    /// all.
+    /// Notes that a device has written the first `bytes` bytes of the frames. The other bytes,
+    /// which belong to the frames' last owner, are zeroed. A number beyond the size of the pages
+    /// counts as that size.
     pub fn has_filled(&mut self, bytes: usize) {
         self.read().filled().set(bytes);
     }
 
-    /// Calls `fill` to write the bytes, from the first unfilled one on. Bytes that it does not
+    /// Calls `fill` to write the bytes, from the first unfilled one on. Bytes that `fill` does not
     /// append become zeroes, and so do those after the end of the file.
     pub fn fill<R>(&mut self, fill: impl FnOnce(&mut ReadBuffer<'_>) -> R) -> R {
         let read = self.read();
@@ -169,19 +170,19 @@ impl<'a> ReadRequest<'a> {
         result
     }
 
-    /// Answers: the pages have their content.
+    /// Answers that the pages have their content.
     pub fn supply(self) {
         self.answer(Ok(()));
     }
 
-    /// Answers that the pages cannot be read. A thread that waits for them gets the error; after a
-    /// request for more pages than it needs, the core may request fewer first. The error of a read
-    /// ahead is not reported; the next access requests the page again.
+    /// Answers that the pages cannot be read. A thread that waits for them receives the error; if
+    /// the request was for more pages than the thread needs, the core may first request fewer. The
+    /// error of a read ahead is not reported; the next access requests the page again.
     pub fn fail(self, error: PagerError) {
         self.answer(Err(error));
     }
 
-    /// Keeps the request, to answer it later.
+    /// Keeps the request, so that it can be answered later.
     pub fn keep(self) -> KeptRead {
         let kept = KeptRead { read: self.read, memory: self.memory.identity() };
         if let Some(is_kept) = self.is_kept {
@@ -194,7 +195,7 @@ impl<'a> ReadRequest<'a> {
     fn answer(self, result: Result<(), PagerError>) {
         let (memory, read) = (self.memory, self.read);
         core::mem::forget(self);
-        // SAFETY: 1. the only request of a read that was begun is consumed.
+        // SAFETY: 1. this consumes the only request of a read that was begun.
         unsafe { memory.answer_read(read, result) };
     }
 }

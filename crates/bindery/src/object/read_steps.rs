@@ -1,10 +1,10 @@
-//! A read of an object that stops where it would wait, and goes on.
+//! A read of an object that stops wherever it would have to wait, and continues later.
 //!
 //! ```text
 //! | moved | moved | page is not in memory: stops here, goes on here |
 //! ```
 //!
-//! A step holds nothing at the place at which it stops: no lock, no record, no request.
+//! A stopped step holds no lock, no record and no request.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -22,30 +22,30 @@ use super::polled_wait::{ObjectWait, PolledWait};
 use super::swap_in::swap_in;
 use super::wait::{Stop, Wait};
 
-/// The end of a wait for a page: a reference that keeps it, or the error.
+/// The end of a wait for a page: a reference that holds the page's folio, or the error.
 pub(crate) type PageReady<'m, P> = Result<Option<FolioRef<'m, P>>, Failure>;
 
-/// A read of an object, and how far it has come.
+/// A read of an object, and its progress.
 pub(crate) struct ReadSteps<'m, P: Platform> {
     object: Object<'m, P>,
-    /// The first byte of the object.
+    /// The first byte to read, as an offset in the object.
     offset: u64,
     length: usize,
     /// The number of bytes that were read.
     done: usize,
-    /// Nothing is left to be done.
+    /// Whether the read has ended.
     is_over: bool,
-    /// The measures taken so far for a lack of memory.
+    /// The measures against a lack of memory that were taken so far.
     attempts: Attempts,
-    /// The page waited for last stays until it is read.
+    /// The page that was last waited for is held until it is read.
     kept: Option<FolioRef<'m, P>>,
 }
 
 impl<'m, P: Platform> ReadSteps<'m, P> {
-    /// Bytes that are to be read.
+    /// A read of these bytes.
     ///
     /// # Errors
-    /// As [`Object::read`], about the position.
+    /// As [`Object::read`] for an invalid position.
     pub(crate) fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
         object.state().allow_access(offset, length)?;
         Ok(Self {
@@ -68,7 +68,7 @@ impl<'m, P: Platform> ReadSteps<'m, P> {
         self.done
     }
 
-    /// Reads, up to the first page that has to be waited for. `ready` is the end of the last wait.
+    /// Reads up to the first page that requires a wait. `ready` is the end of the last wait.
     ///
     /// # Errors
     /// As [`Object::read`].
@@ -89,7 +89,7 @@ impl<'m, P: Platform> ReadSteps<'m, P> {
                 match object.try_piece(*offset, *length, done, copy) {
                     Ok(stopped) => Ok((stopped, None)),
                     Err(Stop::Wait(wait)) => Ok((false, Some(wait))),
-                    // The next piece, for the rest, meets the error first.
+                    // The next piece, for the rest, reports the error first.
                     Err(Stop::Failed(_)) if *done > before => Ok((false, None)),
                     Err(Stop::Failed(failure)) => Err(failure),
                 }
@@ -120,7 +120,7 @@ impl<'m, P: Platform> ReadSteps<'m, P> {
         ObjectWait::new(self.object.clone(), wait, page)
     }
 
-    /// Ends with the error, or with the bytes that were moved before it. Linux does the same: the
+    /// Ends with the error, or with the bytes that were moved before it. Linux does the same: its
     /// next call returns the error.
     fn fail(&mut self, error: Error) -> Result<Option<ObjectWait<'m, P>>, Error> {
         self.is_over = true;
@@ -137,10 +137,10 @@ pub(super) fn swap_in_page<P: Platform>(object: &Object<'_, P>, page: u64) -> Re
     state.invalidate_lock.with_read(memory.platform(), swap_in).map(drop)
 }
 
-/// Swaps in the page, if it is in swap, and does the waiting.
+/// Swaps in the page, if it is in swap, and performs the waits.
 ///
 /// # Errors
-/// The device's; [`Failure::NoMemory`].
+/// The device's error; [`Failure::NoMemory`].
 pub(super) fn bring_in<P: Platform>(object: &Object<'_, P>, page: u64) -> Result<(), Failure> {
     let mut _kept = None;
     loop {

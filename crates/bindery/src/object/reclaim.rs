@@ -1,27 +1,29 @@
-//! Reclaim of a file's clean pages: they leave the page index, and the pager supplies them again.
-//! (Shared memory is swapped out instead: [`super::swap_out`].)
+//! Reclaim of a file's clean pages: they leave the page index, and the pager supplies them again
+//! when they are needed. (Shared memory is swapped out instead: [`super::swap_out`].)
 //!
-//! A reclaimer has found the folio by its frame number, perhaps inside an allocation of a thread
-//! that holds locks. So it only tries locks, never asks the pager, and allocates nothing:
+//! A reclaimer has found the folio by its frame number, perhaps during an allocation by a thread
+//! that holds locks. So it only tries locks, never calls the pager and allocates nothing:
 //!
-//! 1. It tries the folio's lock. This fixes the owner, which lives as long as it owns the folio.
-//! 2. It tries the invalidate lock, for writing. From then on no fault maps pages of the object, no
-//!    call reads them, none is marked dirty, and the last holder does not free the object: it waits
-//!    for this lock before it drops the pages ([`super::state`]).
+//! 1. It tries the folio's lock. This fixes the owner, which lives for as long as it owns the
+//!    folio.
+//! 2. It tries the invalidate lock for writing. From then on no fault maps pages of the object, no
+//!    call reads them, and no page is marked dirty. The last holder does not free the object,
+//!    because it waits for this lock before it drops the pages ([`super::state`]).
 //! 3. If the folio is mapped, it walks the object's mappings. If an entry was used since the last
 //!    walk, its accessed bit is cleared and the folio stays. Otherwise the entries are cleared. An
-//!    entry of a clean page allows no write ([`super::pages::mark_dirty`]), so none of them is
+//!    entry of a clean page allows no write ([`super::pages::mark_dirty`]), so no cleared entry is
 //!    dirty.
-//! 4. In one step, under the index lock, it checks that the folio is clean, idle and has no other
-//!    holders, and removes its pages from the index.
+//! 4. In one step, under the index lock, it checks that the folio is clean, idle and without other
+//!    holders, and removes the folio's pages from the index.
 //!
 //! # Why nothing may be in flight in step 4
-//! A *change* relies on pages that it has seen, without the invalidate lock. A *write* has the
-//! pager read the frames. During a *read*, its pages must not leave the index:
-//! 1. CPU A fetches page 3: the pager has read the old bytes.
+//! A *change* relies on pages that it has seen, without the invalidate lock. During a *write*, the
+//! pager reads the frames. During a *read*, its pages must not leave the index; otherwise, this
+//! could happen:
+//! 1. CPU A fetches page 3, and the pager has read the old bytes.
 //! 2. CPU B writes all of page 3, which needs no fetch, and saves it. The page is clean.
 //! 3. CPU C reclaims the page.
-//! 4. CPU A enters the old bytes into the index.
+//! 4. CPU A inserts the old bytes into the index.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -54,21 +56,22 @@ use super::swap_out::{Leaving, swap_out};
 /// The result for a folio of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectFolio {
-    /// The folio has neither mappings nor index entries any more: this number of its pages are
-    /// free.
+    /// The folio has no mapping or index entry left; the number is that of its freed pages.
     Freed(u32),
-    /// It stays: programs have used it recently (`ReclaimState::update_age`).
+    /// The folio stays because programs have used it recently (`ReclaimState::update_age`).
     Used,
-    /// It stays: it has other holders, or another thread has one of the locks.
+    /// The folio stays because it has other holders, or because another thread holds one of the
+    /// locks.
     Busy,
-    /// It stays until it is saved.
+    /// The folio stays until it is saved.
     Dirty,
-    /// It stays: it is locked into memory, or it is shared memory without a swap slot to take.
+    /// The folio stays because it is locked into memory, or because it is shared memory without a
+    /// free swap slot.
     NotReclaimable,
 }
 
 impl ObjectFolio {
-    /// Whether it stays, but a later attempt may free it.
+    /// Whether the folio stays but a later attempt may free it.
     pub(crate) fn may_go_later(self) -> bool {
         matches!(self, Self::Used | Self::Busy)
     }
@@ -79,7 +82,8 @@ impl ObjectFolio {
 pub(crate) struct LookedAt {
     /// The number of freed pages.
     pub(crate) freed: u64,
-    /// Another attempt may free more: a folio was used, or another thread had it locked.
+    /// Whether another attempt may free more, because a folio was used or another thread had it
+    /// locked.
     pub(crate) later: bool,
 }
 
@@ -94,7 +98,7 @@ impl From<ObjectFolio> for LookedAt {
     }
 }
 
-/// Protects a folio from reclaim.
+/// The reason for which a folio is spared from reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spare {
     /// Recent use by programs.
@@ -104,11 +108,11 @@ pub enum Spare {
 }
 
 /// Drops the pages of the folio, which the caller has not locked, if the pager can supply them
-/// again; swaps out shared memory. Consumes the reference. Never waits for a sleeping lock; not in
-/// a read section.
+/// again; swaps out shared memory. Consumes the reference. Never waits for a sleeping lock; not
+/// called in a read section.
 ///
-/// Complexity: O(log n) for each of the VMAs that map pages of the folio, of n that map the object,
-/// and in the folio's entries there and its slots in the index.
+/// Complexity: O(log n) for each VMA that maps pages of the folio, where n VMAs map the object, and
+/// linear in the folio's entries there and its slots in the index.
 pub(crate) fn reclaim_folio<P: Platform>(
     memory: &Memory<P>,
     held: FolioRef<'_, P>,
@@ -118,11 +122,11 @@ pub(crate) fn reclaim_folio<P: Platform>(
     let FolioOwner { owner, first } = locked.owner();
     let first = first.first();
     match owner {
-        // SAFETY: 1. it is the owner of the locked folio.
+        // SAFETY: 1. the object is the owner of the locked folio.
         Owner::File(object) => unsafe { evict(memory, object.cast(), first, locked.lock(), spare) },
         Owner::Memory(object) if memory.swap.has_room(&memory.frames) => {
             let leaving = Leaving::locked(locked, first);
-            // SAFETY: 1. it is the owner of the locked folio.
+            // SAFETY: 1. the object is the owner of the locked folio.
             unsafe { send_to_swap(memory, object.cast(), leaving, spare) }
         }
         Owner::Memory(_) => ObjectFolio::NotReclaimable,
@@ -134,7 +138,7 @@ pub(crate) fn reclaim_folio<P: Platform>(
 ///
 /// # Safety
 /// 1. `object` owns the folio.
-// Not inlined: its lists take stack that folios of files do not need.
+// Not inlined, because its lists take stack space that folios of files do not need.
 #[inline(never)]
 unsafe fn send_to_swap<P: Platform>(
     memory: &Memory<P>,
@@ -146,8 +150,8 @@ unsafe fn send_to_swap<P: Platform>(
     folios.push(leaving);
     let mut batch = OutBatch::new();
     let sent = {
-        // SAFETY: as in `evict` (the caller's obligation 1): the callee's last use of it comes
-        // before it releases the invalidate lock.
+        // SAFETY: as in `evict` (the caller's obligation 1); the callee's last use of the object
+        // comes before it releases the invalidate lock.
         let object = unsafe { object.as_ref() };
         swap_out(memory, object, &mut folios, spare, &mut batch)
     };
@@ -158,8 +162,8 @@ unsafe fn send_to_swap<P: Platform>(
     }
 }
 
-/// Runs a reclaimer on the folio of `frame`, whatever the present use of the frame. `None` if it is
-/// in no folio.
+/// Reclaims the folio of `frame`, whatever the frame's current use. `None` if the frame is in no
+/// folio.
 #[cfg(any(test, feature = "testing"))]
 pub fn reclaim_frame<P: Platform>(
     memory: &Memory<P>,
@@ -170,7 +174,7 @@ pub fn reclaim_frame<P: Platform>(
     Some(reclaim_folio(memory, held, spare))
 }
 
-/// As [`reclaim_frame`], for a page of an object. `None` if it is not in memory.
+/// As [`reclaim_frame`], for a page of an object. `None` if the page is not in memory.
 #[cfg(any(test, feature = "testing"))]
 pub fn reclaim_page<P: Platform>(
     object: &Object<'_, P>,
@@ -198,9 +202,9 @@ unsafe fn evict<P: Platform>(
     lock: &FolioLock<'_, P>,
     spare: Spare,
 ) -> ObjectFolio {
-    // SAFETY: the object owns the folio (the caller's obligation 1), whose lock is held: it lives
-    // until it has dropped the folio. Before it does, it waits for the invalidate lock, which is
-    // released after the last use.
+    // SAFETY: the object owns the folio (the caller's obligation 1), whose lock is held, so the
+    // object lives until it has dropped the folio. Before that, it waits for the invalidate lock,
+    // which is released after the last use here.
     let object = unsafe { object.as_ref() };
     let Some(alone) = object.invalidate_lock.try_write(memory.platform()) else {
         return ObjectFolio::Busy;
@@ -217,7 +221,8 @@ unsafe fn evict<P: Platform>(
     match dropped {
         Ok(pages) => {
             lock.detach_from_object();
-            // SAFETY: 1. `take` has taken these pages out of the index, and their references.
+            // SAFETY: 1. `take` has removed these pages from the index and passed on their
+            // references.
             unsafe { memory.frames.folio(folio).release_pages(pages) };
             ObjectFolio::Freed(folio.pages())
         }
@@ -228,16 +233,16 @@ unsafe fn evict<P: Platform>(
 
 /// The reason why pages cannot be taken.
 pub(super) enum Obstacle {
-    /// Entries map them.
+    /// Entries map the pages.
     Mapped,
-    /// They stay.
+    /// The pages stay.
     Stays(ObjectFolio),
 }
 
 impl<P: Platform> PlacedFolio<'_, P> {
-    /// Removes the folio's pages from the index, if they are unused. Returns their number; the
-    /// index's references to them become the caller's. The folio's lock and the invalidate lock are
-    /// held.
+    /// Removes the folio's pages from the index if they are unused. Returns their number; the
+    /// index's references to them now belong to the caller. The folio's lock and the invalidate
+    /// lock are held.
     fn take(&self, spare: Spare, _: &PagesMayGo) -> Result<u32, Obstacle> {
         let memory = self.memory;
         let range = PageRange { first: self.first, end: self.end() };
@@ -261,8 +266,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
         taken.unwrap_or(Err(Obstacle::Stays(ObjectFolio::Busy)))
     }
 
-    /// The number of pages of the folio in the index, if they are clean and unmapped, and only the
-    /// reclaimer holds the folio besides the index.
+    /// The number of the folio's pages in the index, if they are clean and unmapped, and only the
+    /// reclaimer and the index hold the folio.
     pub(super) fn may_go(&self, index: &PageIndex, spare: Spare) -> Result<u32, Obstacle> {
         let (frames, folio) = (&self.memory.frames, self.folio);
         let (mut named, mut from) = (0, self.first);
@@ -273,7 +278,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         if index.has_dirty() && self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
             return Err(Obstacle::Stays(ObjectFolio::Dirty));
         }
-        // Pins come through mappings: an unmapped folio gets no new pin.
+        // Pins are created through mappings, so an unmapped folio gets no new pin.
         if named == 0
             || frames.folio(folio).pins() > 0
             || frames.folio(folio).references() != named + 1
@@ -286,7 +291,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         self.look(spare, false).map(|()| named)
     }
 
-    /// Whether the folio may be reclaimed, after an update of its age.
+    /// Updates the folio's age, and returns whether the folio may be reclaimed.
     fn look(&self, spare: Spare, used: bool) -> Result<(), Obstacle> {
         if spare == Spare::Used
             && self.memory.frames.folio(self.folio).reclaim_state().update_age(used)
@@ -297,7 +302,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
         Ok(())
     }
 
-    /// Removes all entries that map the folio, unless it was used, or is locked into memory.
+    /// Removes all entries that map the folio, unless it was used or is locked into memory.
     fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
         if spare == Spare::Used {
             let mut used = 0;
@@ -323,7 +328,7 @@ impl<P: Platform> PlacedFolio<'_, P> {
     }
 
     /// Calls `work` for each VMA that may map pages of the folio, with the VMA locked for reading.
-    /// Stops at a VMA that is locked into memory, or when a lock is taken.
+    /// Stops at a VMA that is locked into memory, or when another thread holds a lock.
     fn visit<'m>(
         &self,
         mut work: impl FnMut(&RmapHit<'_, 'm, P>, &mut Edit<'_, 'm, P>),

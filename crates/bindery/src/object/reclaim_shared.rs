@@ -1,7 +1,8 @@
-//! Reclaim of shared memory: the clock's hand takes neighboring folios together.
+//! Reclaim of shared memory: the clock's hand reclaims neighboring folios together.
 //!
-//! The neighbors are the folios after it in the object that one table could map. They share one
-//! walk through the reverse map, and one flush for each VMA ([`super::swap_out`]).
+//! The neighbors are those folios after the found one that lie in the same object and that one
+//! table could map. They share one walk of the reverse map and one flush for each VMA
+//! ([`super::swap_out`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -19,14 +20,14 @@ use super::ObjectState;
 use super::reclaim::{LookedAt, ObjectFolio, Spare};
 use super::swap_out::{Leaving, add_folios, swap_out};
 
-/// Folios in the same aligned window of this many pages of an object are taken together: one table
-/// may map them.
+/// Folios in the same aligned window of this many pages of an object are reclaimed together,
+/// because one table may map them.
 const WINDOW: u64 = 512;
 
-/// Reclaims from a folio of shared memory, and from those after it that were not examined in this
-/// turn of the clock, up to `most` pages: swaps out those that were not used recently, through
-/// `batch`, which is empty before and after. Without a turn, swaps out only the passing ones, and
-/// leaves the others unchanged. Never waits for a sleeping lock; not in a read section.
+/// Reclaims up to `most` pages from a folio of shared memory and from the folios after it that were
+/// not examined in this turn of the clock: swaps out those that were not used recently, through
+/// `batch`, which is empty before and after. Without a turn, swaps out only the passing folios and
+/// leaves the others unchanged. Never waits for a sleeping lock; not called in a read section.
 ///
 /// Complexity: as [`swap_out`].
 pub(crate) fn reclaim_around<P: Platform>(
@@ -41,17 +42,17 @@ pub(crate) fn reclaim_around<P: Platform>(
         return LookedAt::NOTHING;
     };
     let (object, first): (NonNull<ObjectState>, u64) = (object.cast(), first.first());
-    // SAFETY: the object owns the folio, whose lock is held: it lives until it has released the
-    // folio. Before it does, it waits for the invalidate lock, which `swap_out` releases after its
-    // last use.
+    // SAFETY: the object owns the folio, whose lock is held, so the object lives until it has
+    // released the folio. Before that, it waits for the invalidate lock, which `swap_out` releases
+    // after its last use.
     let object = unsafe { object.as_ref() };
     if let Some(turn) = turn {
         memory.frames.folio(locked.folio()).reclaim_state().note_look(turn);
     }
     if !object.may_be_swapped() {
         memory.frames.folio(locked.folio()).reclaim_state().mark_unevictable();
-        // Its neighbors stay as well. An attempt on them now would report that they may be freed
-        // later.
+        // The folio's neighbors stay as well. An attempt on them now would report that they may be
+        // freed later.
         return ObjectFolio::NotReclaimable.into();
     }
     let mut folios = ArrayVec::new();

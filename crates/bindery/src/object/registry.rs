@@ -1,10 +1,11 @@
-//! The objects of a memory: the list of all, used by the auditor, by `swapoff` and for unique
-//! numbers, those that a [`super::FileSystem`] finds by number, and those with dirty pages.
+//! The registry of a memory's objects. It holds the list of all objects, used by the auditor, by
+//! `swapoff` and for unique numbers; the objects that a [`super::FileSystem`] finds by number; and
+//! the files with dirty pages.
 //!
-//! An object leaves in two steps. With its last holder it leaves the list, and nothing becomes a
-//! holder any more. When its pages are dropped and the pager has heard of it
-//! ([`crate::Pager::removed`]), its number is free for another object. In between, an open of the
-//! number finds an object that is leaving, and waits ([`super::last_holder`]).
+//! An object leaves in two steps. When its last holder releases it, it leaves the list, and no
+//! thread can become a holder any longer. When its pages are dropped and the pager was notified
+//! ([`crate::Pager::removed`]), its number is free for another object. Between the two steps, an
+//! open of the number finds an object that is leaving and waits ([`super::last_holder`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -30,27 +31,28 @@ impl RegistryLinks {
     }
 }
 
-/// The object that has a name.
+/// The result of a search for the object of a name.
 pub(super) enum Found {
-    /// The caller is a holder of it.
+    /// The caller has become a holder of the object.
     Held(NonNull<ObjectState>),
-    /// It has no holder any more. The caller keeps its record, as a weak handle does.
+    /// The object no longer has a holder. The caller has a reference to its record, like a weak
+    /// handle.
     Leaving(NonNull<ObjectState>),
 }
 
-/// The result for a holder that leaves.
+/// The result for a leaving holder.
 pub(super) enum Leave {
     /// Other holders remain.
     Shared,
-    /// It is the last, and must save the file first. The number is for the next call.
+    /// The caller is the last holder and must save the file first. The next call takes this number.
     Unsaved(u64),
-    /// It was the last.
+    /// The caller was the last holder.
     Left,
 }
 
-/// The list of all objects of a memory, in no order, the named ones, and those with dirty pages.
-/// Their lock is held for a search of the names or of the dirty files, otherwise for a constant
-/// number of steps, and ranks below all others of an object.
+/// The list of all objects of a memory, in no particular order, together with the named objects and
+/// those with dirty pages. Their lock is held for a search of the names or of the dirty files, and
+/// otherwise for a constant number of steps. It ranks below all other locks of an object.
 pub(crate) struct Registry<'m, P: Platform>(&'m Anchor<P>);
 
 impl<'m, P: Platform> Registry<'m, P> {
@@ -59,15 +61,15 @@ impl<'m, P: Platform> Registry<'m, P> {
         Self(&memory.objects)
     }
 
-    /// A number that no other object of this memory has or had.
+    /// A number that no other object of this memory has or has had.
     pub(super) fn new_identity(&self) -> u64 {
         self.0.last_identity.fetch_add(1, Relaxed) + 1
     }
 
-    /// Adds an object that is in no list, unless another one has its name.
+    /// Adds an object that is in no list, unless another object has its name.
     ///
     /// # Errors
-    /// The object that has the name.
+    /// The object that already has the name.
     ///
     /// # Safety
     /// 1. The object lives until [`Registry::leave`] and [`Registry::forget_name`] have removed it.
@@ -99,13 +101,13 @@ impl<'m, P: Platform> Registry<'m, P> {
         Ok(())
     }
 
-    /// The object of that name.
+    /// Searches for the object of that name.
     pub(super) fn find(&self, name: Name) -> Option<Found> {
         Self::find_in(&self.0.records.lock(), name)
     }
 
     fn find_in(records: &Records, name: Name) -> Option<Found> {
-        // SAFETY: 1. a borrow of the records has their lock.
+        // SAFETY: 1. a borrow of the records proves that their lock is held.
         let tree = unsafe { records.named.locked() };
         let node: NonNull<ObjectState> = find_named(tree, name)?.record()?.cast();
         // SAFETY: named objects are in the tree, whose lock is held, until they are freed.
@@ -118,27 +120,27 @@ impl<'m, P: Platform> Registry<'m, P> {
         })
     }
 
-    /// Makes the caller a holder, unless the last one was released. Returns whether it did. A weak
-    /// handle keeps the object's record.
+    /// Makes the caller a holder, unless the last holder was released. Returns whether the caller
+    /// is one now. A weak handle keeps the object's record.
     pub(super) fn hold(&self, object: &ObjectState) -> bool {
-        // The lock orders it before or after the last check by a holder that leaves.
+        // The lock orders this before or after the last check by a leaving holder.
         let _records = self.0.records.lock();
         object.try_hold()
     }
 
-    /// Drops a holder. The last one of a file stays until its pages are saved: `saved` is the
+    /// Drops a holder. The last holder of a file stays until its pages are saved: `saved` is the
     /// result of the previous call.
     ///
     /// # Safety
-    /// 1. The caller is one of the holders counted. For any result but [`Leave::Unsaved`] it gives
-    ///    that up.
+    /// 1. The caller is one of the counted holders. For any result except [`Leave::Unsaved`], it
+    ///    ends its hold.
     pub(super) unsafe fn leave(&self, object: &ObjectState, saved: Option<u64>) -> Leave {
         let records = self.0.records.lock();
         if object.drop_shared_holder() {
             return Leave::Shared;
         }
-        // 1. CPU A is the last holder, and saves the pages.
-        // 2. CPU B finds the file, writes a page, and releases it: A was a holder too.
+        // 1. CPU A is the last holder and saves the pages.
+        // 2. CPU B finds the file, writes a page and releases the file while A is still a holder.
         // 3. A must save again.
         let found = object.times_found();
         if object.is_file() && saved != Some(found) {
@@ -148,8 +150,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         let links = &object.links;
         let (next, previous) = (links.next.load(Relaxed), links.previous.load(Relaxed));
         match NonNull::new(previous) {
-            // SAFETY: 1. the lock is held, and objects leave the list before they are freed: the
-            // object's neighbors are in it.
+            // SAFETY: 1. the lock is held, and objects leave the list before they are freed, so the
+            // object's neighbors are alive and in it.
             Some(previous) => unsafe { Self::links(previous) }.next.store(next, Relaxed),
             None => records.first.store(next.cast(), Relaxed),
         }
@@ -163,28 +165,29 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// Frees the name of an object that has left.
     ///
     /// # Safety
-    /// 1. [`Registry::leave`] has returned [`Leave::Left`] for the object, and this was not called
-    ///    since.
+    /// 1. [`Registry::leave`] has returned [`Leave::Left`] for the object, and this function was
+    ///    not called for it since.
     pub(super) unsafe fn forget_name(&self, object: &ObjectState) {
         if object.name.name().is_some() {
             let records = self.0.records.lock();
-            // SAFETY: 1. the lock is held; 2. `add` has put it there (the caller's obligation 1).
+            // SAFETY: 1. the lock is held; 2. `add` has inserted the name (the caller's obligation
+            // 1).
             unsafe { records.named.remove(&object.name) };
         }
     }
 
-    /// Counts the record of an object that has left as kept by weak handles, or not any more.
+    /// Counts the record of an object that has left as kept by weak handles, or as no longer kept.
     pub(super) fn note_kept(&self, is_kept: bool) {
         let by = if is_kept { 1 } else { u64::MAX };
         self.0.kept.fetch_add(by, Relaxed);
     }
 
-    /// The number of records of removed objects, which weak handles keep.
+    /// The number of records of removed objects that weak handles keep.
     pub(crate) fn kept(&self) -> u64 {
         self.0.kept.load(Relaxed)
     }
 
-    /// Adds a file to the list of those with unsaved pages, at its end.
+    /// Adds a file at the end of the list of files with unsaved pages.
     ///
     /// # Safety
     /// 1. The object is not in the list, and lives until [`Registry::remove_unsaved`] has removed
@@ -196,7 +199,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     }
 
     /// # Safety
-    /// 1. As of [`Registry::add_unsaved`], with the lock of the records held.
+    /// 1. As for [`Registry::add_unsaved`], with the lock of the records held.
     unsafe fn append_unsaved(records: &Records, node: NonNull<ObjectState>) {
         let last = records.unsaved.last.load(Relaxed).cast::<ObjectState>();
         // SAFETY: the lock is held, and the object lives (obligation 1).
@@ -211,7 +214,7 @@ impl<'m, P: Platform> Registry<'m, P> {
         records.unsaved.last.store(node.as_ptr().cast(), Relaxed);
     }
 
-    /// Removes a file from that list.
+    /// Removes a file from the list of files with unsaved pages.
     ///
     /// # Safety
     /// 1. The object is in the list.
@@ -222,7 +225,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     }
 
     /// # Safety
-    /// 1. As of [`Registry::remove_unsaved`], with the lock of the records held.
+    /// 1. As for [`Registry::remove_unsaved`], with the lock of the records held.
     unsafe fn unlink_unsaved(records: &Records, node: NonNull<ObjectState>) {
         // SAFETY: the lock is held, and the object is in the list, so it lives (obligation 1).
         let links = unsafe { &node.as_ref().pages.unsaved };
@@ -239,9 +242,10 @@ impl<'m, P: Platform> Registry<'m, P> {
         }
     }
 
-    /// The file of the number space with pages that may be stored, or are being, that has been in
-    /// the list for the longest time, or has been returned least recently: it goes to the end of
-    /// the list, and the caller becomes a holder. Skips files that are being freed.
+    /// The next file of the number space with pages that may be stored or are being stored: the one
+    /// that has been in the list for the longest time, or was returned least recently. The file
+    /// moves to the end of the list, and the caller becomes a holder. Skips files that are being
+    /// freed.
     ///
     /// # Complexity
     /// Linear in the files with unsaved pages.
@@ -253,9 +257,9 @@ impl<'m, P: Platform> Registry<'m, P> {
             let object = unsafe { node.as_ref() };
             let is_in_space = object.name.name().is_some_and(|name| name.space == space);
             if is_in_space && object.pages.unsaved.has_storable() && object.try_hold() {
-                // SAFETY: 1. it is in the list, whose lock is held.
+                // SAFETY: 1. the object is in the list, whose lock is held.
                 unsafe { Self::unlink_unsaved(&records, node) };
-                // SAFETY: 1. it is not in the list now, and is alive while `charged` is not 0.
+                // SAFETY: 1. the object is not in the list now, and lives while `charged` is not 0.
                 unsafe { Self::append_unsaved(&records, node) };
                 return Some(node);
             }
@@ -264,7 +268,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         None
     }
 
-    /// The unsaved pages of the files of the number space that have holders. The same complexity.
+    /// The unsaved pages of those files of the number space that have holders. Complexity: as
+    /// [`Registry::next_unsaved`].
     pub(super) fn unsaved_files(&self, space: u64) -> UnsavedFiles {
         let records = self.0.records.lock();
         let mut files = UnsavedFiles { storable: 0, pages: 0 };
@@ -287,7 +292,7 @@ impl<'m, P: Platform> Registry<'m, P> {
     /// call runs; for the auditor. `objects` are those of [`Registry::iter`].
     pub(crate) fn agrees_with<'o>(&self, objects: impl Iterator<Item = &'o ObjectState>) -> bool {
         let records = self.0.records.lock();
-        // SAFETY: 1. a borrow of the records has their lock.
+        // SAFETY: 1. a borrow of the records proves that their lock is held.
         let tree = unsafe { records.named.locked() };
         let (mut named, mut unsaved) = (0, 0);
         for object in objects {
@@ -324,7 +329,7 @@ impl<'m, P: Platform> Registry<'m, P> {
         let mut next: *mut ObjectState = self.0.records.lock().first.load(Relaxed).cast();
         core::iter::from_fn(move || {
             let node = NonNull::new(next)?;
-            // SAFETY: objects leave the list before they are freed, which does not happen now (the
+            // SAFETY: objects leave the list before they are freed, and no object is freed now (the
             // caller's obligation 1).
             let object = unsafe { node.as_ref() };
             next = object.links.next.load(Relaxed);
@@ -343,8 +348,8 @@ impl<'m, P: Platform> Registry<'m, P> {
         while let Some(node) = NonNull::new(next) {
             // SAFETY: objects leave the list, whose lock is held, before they are freed.
             let object = unsafe { node.as_ref() };
-            // Only shared memory is asked for. A holder of a file could become the last one, when
-            // the pager is gone.
+            // Only shared memory is requested. A holder of a file could become the last one when
+            // the pager no longer exists.
             if object.is_shared_memory() && object.try_hold() {
                 return Some(node);
             }
@@ -355,7 +360,7 @@ impl<'m, P: Platform> Registry<'m, P> {
 
     /// # Safety
     /// 1. The list's lock is held until the last use of the reference, and the object is in the
-    ///    list or being added: so it is not freed before.
+    ///    list or being added, so it is not freed before.
     unsafe fn links<'a>(node: NonNull<ObjectState>) -> &'a RegistryLinks {
         // SAFETY: the caller's obligation 1.
         unsafe { &node.as_ref().links }

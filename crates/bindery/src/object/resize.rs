@@ -31,25 +31,27 @@ use crate::collections::page_tree::{IndexRun, PAGE_LIMIT};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Growth {
-    /// It grows over the pages.
+    /// The object grows to contain the pages.
     #[default]
     Allowed,
-    /// It keeps its size; the pages stay beyond its end until it grows (`FALLOC_FL_KEEP_SIZE`).
+    /// The object keeps its size; the pages stay beyond its end until it grows
+    /// (`FALLOC_FL_KEEP_SIZE`).
     Forbidden,
 }
 
 impl<P: Platform> Object<'_, P> {
     /// Sets the object's size to `bytes` (Linux: `ftruncate(2)`). Pages beyond a smaller size are
-    /// unmapped everywhere, with the copies that private mappings made of them, and freed; an
-    /// access to them is refused from then on ([`crate::FaultError::Bus`]). A larger size adds
+    /// unmapped everywhere, together with the copies that private mappings have made of them, and
+    /// freed; later accesses to them are refused ([`crate::FaultError::Bus`]). A larger size adds
     /// zeroes.
     ///
-    /// Context: may sleep. Complexity: in the runs removed, the mappings of the object, and their
-    /// mapped pages.
+    /// Context: may sleep. Complexity: linear in the removed runs, the mappings of the object, and
+    /// their mapped pages.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] if all
-    /// of the size counts as committed; for a file, the pager's error. An error changes nothing.
+    /// [`Error::TooLarge`] above 2^63 - 1; [`Error::SealForbids`]; [`Error::Overcommitted`] if the
+    /// whole size counts as committed and exceeds the limit; for a file, the pager's error. An
+    /// error changes nothing.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
         if bytes > MAX_SIZE {
             return Err(Error::TooLarge);
@@ -59,11 +61,11 @@ impl<P: Platform> Object<'_, P> {
 
     fn set_size_once(&self, bytes: u64) -> Result<(), Failure> {
         let (memory, object) = (self.memory, self.state());
-        // Starts at the page that the new end cuts in two, if one is.
+        // Starts at the page that the new end cuts in two, if any.
         let beyond = PageRange { first: bytes >> PAGE_SHIFT, end: PAGE_LIMIT };
         self.change_pages(beyond, Reads::Canceled, || {
             let old = object.size();
-            // The size of secret memory is set once, by the program that made it.
+            // The size of secret memory is set once, by the program that created it.
             if old > 0 || object.frames().is_some() {
                 object.refuse_hidden(Error::Invalid)?;
             }
@@ -86,15 +88,15 @@ impl<P: Platform> Object<'_, P> {
     /// pager is working on none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
         if let Some((pager, file)) = self.state().file().filter(|_| bytes != old) {
-            // Before the invalidate lock is taken. The pager neither reads nor stores bytes beyond
-            // the new end any more.
+            // Called before the invalidate lock is acquired. The pager no longer reads or stores
+            // bytes beyond the new end.
             pager.resize(file, bytes)?;
         }
         self.cut_pages(bytes);
         Ok(())
     }
 
-    /// As [`Object::cut`], when the pager has the size.
+    /// As [`Object::cut`], after the pager has adopted the size.
     pub(super) fn cut_pages(&self, bytes: u64) {
         let (memory, object) = (self.memory, self.state());
         object.invalidate_lock.with_write(memory.platform(), |proof| {
@@ -109,9 +111,9 @@ impl<P: Platform> Object<'_, P> {
         });
     }
 
-    /// Makes `length` bytes from `offset` read as zeroes, and frees the whole pages among them. The
-    /// size stays (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared mappings see zeroes;
-    /// copies that private mappings have made stay.
+    /// Makes `length` bytes from `offset` read as zeroes, and frees the whole pages in the range.
+    /// The size does not change (Linux: `fallocate(2)` with `FALLOC_FL_PUNCH_HOLE`). Shared
+    /// mappings see zeroes; copies that private mappings have made stay.
     ///
     /// Context: may sleep. Complexity: as [`Object::set_size`].
     ///
@@ -119,7 +121,7 @@ impl<P: Platform> Object<'_, P> {
     /// [`Error::Invalid`] for a length of zero, or if offset or length do not fit in 63 bits;
     /// [`Error::TooLarge`] if their sum does not; [`Error::SealForbids`]; for a file, the pager's
     /// error, including [`Error::NotSupported`], and [`Error::OutOfMemory`]; [`Error::NoContent`]
-    /// for frames that are not the core's. An error changes nothing.
+    /// for frames that the core does not own. An error changes nothing.
     pub fn punch_hole(&self, offset: u64, length: u64) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         self.memory.outermost(|| self.punch_hole_once(offset, end))
@@ -143,8 +145,8 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Swaps in pages that are cut in two and will be zeroed in part. The changes are held, so the
-    /// pages stay; over a wait, the waiting thread keeps both of them.
+    /// Swaps in pages that are cut in two and will be partly zeroed. The changes are held, so the
+    /// pages stay; during a wait, the waiting thread holds both of them.
     ///
     /// # Errors
     /// The errors of [`swap_in`]. Nothing has changed.
@@ -159,14 +161,14 @@ impl<P: Platform> Object<'_, P> {
         Ok(())
     }
 
-    /// The changes are held, and the pager has none of the pages.
+    /// The changes are held, and the pager is storing none of the pages.
     fn punch_file(&self, offset: u64, end: u64) -> Result<(), Stop> {
         let (memory, object) = (self.memory, self.state());
         let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
-        // At the end of the file, the rest of the last page is zero already.
+        // At the end of the file, the rest of the last page is already zero.
         let end = if end == object.size() { end.next_multiple_of(PAGE_SIZE) } else { end };
         let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
-        // A page that is zeroed in part must be present, so that the rest of it is saved with it.
+        // A page that is partly zeroed must be present, so that the rest of it is saved with it.
         for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
             demand(memory, object, page, &Wanted::one(Orders::default(), object.size_in_pages()))?;
         }
@@ -183,7 +185,7 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Drops the whole pages from `offset` to `end` and zeroes the parts.
+    /// Drops the whole pages from `offset` to `end` and zeroes the partial ones.
     fn punch(&self, offset: u64, end: u64, proof: &PagesMayGo) {
         let (memory, object) = (self.memory, self.state());
         let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
@@ -203,19 +205,19 @@ impl<P: Platform> Object<'_, P> {
     }
 
     /// Allocates or swaps in all pages of `length` bytes from `offset` on, so that later writes to
-    /// them need no memory, and grows the object over them (Linux: `fallocate(2)`). Only for shared
-    /// memory.
+    /// them need no memory, and grows the object to contain them (Linux: `fallocate(2)`). Only for
+    /// shared memory.
     ///
-    /// Context: may sleep. Complexity: in the pages.
+    /// Context: may sleep. Complexity: linear in the pages.
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::TooLarge`] as [`Object::punch_hole`];
-    /// [`Error::NotSupported`] for files; [`Error::NoContent`] as there; [`Error::SealForbids`] if
-    /// the end lies after the object's, regardless of `growth`; [`Error::Overcommitted`];
-    /// [`Error::NoSpace`] and [`Error::OutOfMemory`] as for [`Object::write`];
-    /// [`Error::Interrupted`], checked before each folio (Linux stops for any signal). An error
-    /// leaves the content and size as before, and the memory that the object takes too, unless the
-    /// new pages were used already.
+    /// [`Error::NotSupported`] for files; [`Error::NoContent`] also as there;
+    /// [`Error::SealForbids`] if the end lies after the object's, regardless of `growth`;
+    /// [`Error::Overcommitted`]; [`Error::NoSpace`] and [`Error::OutOfMemory`] as for
+    /// [`Object::write`]; [`Error::Interrupted`], checked before each folio (Linux stops for any
+    /// signal). An error leaves the content and size unchanged, and also the memory that the object
+    /// uses, unless the new pages were already used.
     pub fn allocate(&self, offset: u64, length: u64, growth: Growth) -> Result<(), Error> {
         let end = end_of(offset, length)?;
         let (memory, object) = (self.memory, self.state());
@@ -258,19 +260,19 @@ impl<P: Platform> Object<'_, P> {
         let (reserve, purpose) = (memory.fault_reserve(), FetchPurpose::Change);
         let wanted = Wanted { reserve, purpose, ..Wanted::one(orders, limit) };
         if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
-            // Fails early for a range that can never fit.
+            // Fails early if the range can never fit.
             return Err(Error::NoSpace.into());
         }
         let (mut page, mut piece) = (first, DropPiece::first_of(memory));
         let mut is_own = false;
         while page < end {
-            // The changes are held, so no page is dropped during the walk.
+            // The changes are held, so no page is dropped during the loop.
             let (found, count) = pages::run_at(memory, object, page, end - page);
             if let Some(frame) = found {
                 let run = IndexRun { page, frame, count: u32::try_from(count).unwrap_or(u32::MAX) };
                 if !core::mem::take(&mut is_own) && !object.is_file() {
-                    // Reserved before: dirty, it stays if this call fails. Of shared memory, no
-                    // page is being stored.
+                    // This page was reserved before. Marked dirty, it stays if this call fails.
+                    // Pages of shared memory are never being stored.
                     let _ = mark_run_dirty(memory, object, run);
                 }
                 page += count;
@@ -292,12 +294,13 @@ impl<P: Platform> Object<'_, P> {
     }
 }
 
-/// Fails for an object of frames that are not the core's, as `fallocate` of a device does on Linux.
+/// Fails for an object of frames that the core does not own, as `fallocate` of a device does on
+/// Linux.
 fn refuse_frames(object: &ObjectState) -> Result<(), Error> {
     if object.frames().is_some() { Err(Error::NoContent) } else { Ok(()) }
 }
 
-/// The end of a range of bytes that an object may have.
+/// The end of a range of bytes, if an object can contain the range.
 fn end_of(offset: u64, length: u64) -> Result<u64, Error> {
     if length == 0 || length > MAX_SIZE || offset > MAX_SIZE {
         return Err(Error::Invalid);

@@ -1,18 +1,17 @@
 //! Saving: stores dirty pages of a file through its pager, in batches.
 //!
-//! For each batch of dirty pages, which need not be adjacent:
-//! 1. With the invalidate lock held for writing, so that no fault is between marking a page and
-//!    allowing writes to it, the marks are cleared. A record of each run is put into the list
-//!    ([`super::in_flight`]). All mappings lose their permission to write, in one walk for all
-//!    runs.
+//! For each batch of dirty pages, which may be scattered:
+//! 1. The marks are cleared with the invalidate lock held for writing, so that no fault is between
+//!    marking a page and allowing writes to it. A record of each run is inserted into the list
+//!    ([`super::in_flight`]). All mappings lose write permission, in one walk for all runs.
 //! 2. With no lock held, the pager stores the pages. Reads and faults continue. A thread that wants
 //!    to write one of these pages marks it first, and waits for the record
-//!    ([`super::pages::mark_dirty`]). So the bytes are stable, and a page that is written later is
-//!    dirty again. A thread that wants to drop the pages waits too.
-//! 3. If the pager fails, the marks are set again, in one step with the records' end.
+//!    ([`super::pages::mark_dirty`]). So the bytes are stable, and a page that is written later
+//!    becomes dirty again. A thread that wants to drop the pages also waits.
+//! 3. If the pager fails, the marks are set again, in one step with the end of the records.
 //!
-//! A batch belongs to the call that waits for it, or is in a record that any thread settles
-//! ([`super::detached_batch`]).
+//! A batch either belongs to the call that waits for it, or lies in a record that any thread
+//! settles ([`super::detached_batch`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -31,8 +30,8 @@ use super::write_request::{PageWrite, RUNS, WriteRequest};
 use super::{ObjectState, PagerError, mappings};
 use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex};
 
-/// Saves the next dirty pages, of which `run` is the first. If another call is changing it, waits
-/// for that; later changes wait until it is saved.
+/// Saves the next dirty pages, starting with `run`. If another call is changing that run, waits for
+/// the change; later changes wait until the run is saved.
 pub(super) fn save_from<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -49,10 +48,10 @@ pub(super) fn save_from<P: Platform>(
     })
 }
 
-/// The pages that are tried, among those that the pager has failed to store.
+/// The choice of pages to retry among those that the pager has failed to store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tried {
-    /// None.
+    /// No such pages.
     Never,
     /// Pages that have failed once.
     Once,
@@ -67,7 +66,7 @@ impl Tried {
     }
 }
 
-/// The first run of `pages` that is to be stored.
+/// The first run of `pages` that has to be stored.
 pub(super) fn next_to_store<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -76,7 +75,7 @@ pub(super) fn next_to_store<P: Platform>(
 ) -> Option<IndexRun> {
     let mut from = pages.first;
     loop {
-        // One run at a time: threads spin for the lock.
+        // One run at a time, because other threads spin for the lock.
         let next = |index: &PageIndex| index.next_dirty(from, pages.end);
         let (run, flags) = object.pages.look(memory.platform(), next)?;
         if tried.allows(flags) {
@@ -86,12 +85,12 @@ pub(super) fn next_to_store<P: Platform>(
     }
 }
 
-/// The pages that a batch takes.
+/// The pages that a batch may include.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
     /// Pages before this one.
     pub(super) end: u64,
-    /// Up to the first page with a change older than this.
+    /// Pages up to the first one with a change older than this.
     pub(super) turn: u64,
     /// The maximum number of pages.
     pub(super) most: u32,
@@ -114,14 +113,14 @@ fn save_batch<P: Platform>(
     first: u64,
     rules: Rules,
 ) -> Saved {
-    // In this frame until the end of the function, and only borrowed shared, for
-    // `SaveBatch::begin`.
+    // In this stack frame until the end of the function, and borrowed only as shared, as
+    // `SaveBatch::begin` requires.
     let records = [const { FlightRecord::new() }; RUNS];
     let mut batch =
         WritebackBatch { memory, object, records: &records, batch: SaveBatch::new(first) };
     // SAFETY: 1. the records are used only for this batch, and lie in this frame, which has only
-    // shared references to them. `WritebackBatch::end` removes them, at the latest when it is
-    // dropped.
+    // shared references to them. `WritebackBatch::end` removes them, at the latest when the
+    // `WritebackBatch` is dropped.
     unsafe { batch.batch.begin(memory, object, &records, rules) };
     let result = batch.store();
     Saved { result, after: batch.batch.after, stored: batch.batch.stored.get() }
@@ -129,13 +128,13 @@ fn save_batch<P: Platform>(
 
 /// The step of a batch.
 enum SaveStep {
-    /// Pages that the rules leave, up to this one.
+    /// Pages that the rules exclude, up to this one.
     Left(u64),
-    /// A run, and the flags that it had.
+    /// A run that was taken, and its previous flags.
     Taken(IndexRun, PageFlags),
 }
 
-/// The flags of pages that had `before`, and that the pager has failed to store.
+/// The new flags of pages that had the flags `before` and that the pager has failed to store.
 fn after_failure(before: PageFlags) -> PageFlags {
     let failed = PageFlags::DIRTY | PageFlags::FAILED;
     if before.contains(PageFlags::FAILED) { failed | PageFlags::FAILED_TWICE } else { failed }
@@ -148,7 +147,7 @@ fn pages_in(runs: &[IndexRun]) -> u64 {
 /// Runs of dirty pages that are being saved, in ascending order.
 pub(super) struct SaveBatch<const N: usize> {
     runs: ArrayVec<IndexRun, N>,
-    /// The flags that the pages of each run had.
+    /// The previous flags of the pages of each run.
     flags: ArrayVec<PageFlags, N>,
     /// The number of completed runs.
     done: Cell<usize>,
@@ -161,7 +160,7 @@ pub(super) struct SaveBatch<const N: usize> {
 }
 
 impl<const N: usize> SaveBatch<N> {
-    /// An empty one, which begins with `first`.
+    /// An empty batch that begins at `first`.
     pub(super) fn new(first: u64) -> Self {
         Self {
             runs: ArrayVec::new(),
@@ -177,12 +176,12 @@ impl<const N: usize> SaveBatch<N> {
         self.runs.is_empty()
     }
 
-    /// Takes the pages that the rules allow, and their permission to be written. Called without
-    /// locks.
+    /// Adds the pages that the rules allow to the batch and removes write permission from their
+    /// mappings. Called without locks.
     ///
     /// # Safety
     /// 1. The records are in no list. Until [`SaveBatch::end`] was called for all runs of the
-    ///    batch, they do not move, and no mutable reference to them exists.
+    ///    batch, the records do not move, and no mutable reference to them exists.
     pub(super) unsafe fn begin<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -209,7 +208,7 @@ impl<const N: usize> SaveBatch<N> {
     /// than the rules' turn; a younger change waits. The invalidate lock is held for writing.
     ///
     /// # Safety
-    /// 1. As of [`SaveBatch::begin`].
+    /// 1. As for [`SaveBatch::begin`].
     unsafe fn take<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -228,13 +227,15 @@ impl<const N: usize> SaveBatch<N> {
                 }
                 let mut count = run.count.min(room);
                 let stored = PageRange::from_count(run.page, count.into());
-                // In one step with the check of the list: a change that begins later waits for us.
+                // In one step with the check of the list, so that a change that begins later waits
+                // for the batch.
                 if let Some(change) = in_flight.first_change(stored, rules.turn) {
                     count = change.checked_sub(run.page).filter(|count| *count > 0)? as u32;
                 }
                 let stored = PageRange::from_count(run.page, count.into());
                 index.clear_flags(run.page, u64::from(count));
-                // SAFETY: 1. the record is used only for this run. The caller's obligation 1.
+                // SAFETY: 1. the record is used only for this run, and the caller's obligation 1
+                // covers the rest.
                 unsafe { in_flight.insert(ends, record, TransferKind::Write, stored) };
                 Some(SaveStep::Taken(IndexRun { count, ..run }, flags))
             });
@@ -251,19 +252,20 @@ impl<const N: usize> SaveBatch<N> {
         }
     }
 
-    /// The runs, grouped into adjacent ones.
+    /// The runs, in groups of adjacent ones.
     pub(super) fn groups(&self) -> impl Iterator<Item = &[IndexRun]> {
         let follows =
             |run: &IndexRun, next: &IndexRun| run.page + u64::from(run.count) == next.page;
         self.runs.chunk_by(follows)
     }
 
-    /// Completes the next `count` runs; marks them dirty again if they were not stored. No answer
-    /// counts as no attempt. Returns whether threads must be woken
+    /// Completes the next `count` runs and marks them dirty again if they were not stored. A
+    /// missing answer does not count as an attempt. Returns whether threads must be woken
     /// ([`super::in_flight::Ends::wake`]).
     ///
     /// # Safety
-    /// 1. [`SaveBatch::begin`] was called with the records, and so were all calls of this.
+    /// 1. [`SaveBatch::begin`] and all earlier calls of this function were called with the same
+    ///    records.
     pub(super) unsafe fn end(
         &self,
         (index, in_flight, ends): (&mut PageIndex, &mut InFlight, &Ends),
@@ -281,7 +283,7 @@ impl<const N: usize> SaveBatch<N> {
             let (run, before) = (&self.runs[number], self.flags[number]);
             let again = match answer {
                 Some(Ok(())) => None,
-                // A pager that lacks memory has not tried.
+                // A failure for lack of memory does not count as an attempt.
                 Some(Err(error)) if Failure::from(error) != Failure::NoMemory => {
                     Some(after_failure(before))
                 }
@@ -299,34 +301,36 @@ impl<const N: usize> SaveBatch<N> {
     }
 }
 
-/// A batch for which the thread that started it waits.
+/// A batch that is awaited by the thread that started it.
 struct WritebackBatch<'a, P: Platform> {
     memory: &'a Memory<P>,
     object: &'a ObjectState,
-    /// One for each of the runs.
+    /// One record for each run.
     records: &'a [FlightRecord; RUNS],
     batch: SaveBatch<RUNS>,
 }
 
 impl<P: Platform> WritebackBatch<'_, P> {
-    /// Makes the pager store all groups, which a device may do concurrently, and waits for all
+    /// Makes the pager store all groups, which a device may process concurrently, and waits for all
     /// answers.
     fn store(&self) -> Result<(), Failure> {
         let Some((pager, file)) = self.object.file() else { return Ok(()) };
         let writes: ArrayVec<PageWrite<'_>, RUNS> =
             self.batch.groups().map(|runs| PageWrite::new(file, runs, self.batch.size)).collect();
-        // Dropped before the writes: if the pager panics, for the answers to the requests before.
+        // Dropped before the writes: if the pager panics, the drop waits for the answers to the
+        // earlier requests.
         let mut begun = BegunWrites { batch: self, asked: &[], answered: 0 };
         let mut result = Ok(());
         for number in 0..writes.len() {
             begun.asked = &writes[..=number];
-            // SAFETY: 1. `begun` waits for the answer, at the latest when it is dropped; it is the
-            // only request. 2. The pages stay in place while their record is in the list: a call
-            // that writes, drops or replaces them waits for the record's end, which comes after the
-            // answer. While an object has pages, no reference to their bytes exists.
+            // SAFETY: 1. `begun` waits for the answer, at the latest when it is dropped, and this
+            // is the only request of the write. 2. The pages stay in place while their record is in
+            // the list: a call that writes, drops or replaces them waits for the record's end,
+            // which comes after the answer. While an object has pages, no reference to their bytes
+            // exists.
             let request = unsafe { WriteRequest::new(self.memory, &writes[number]) };
             pager.begin_write(request);
-            // A pager that answers at once leaves no group waiting for the others.
+            // With a pager that answers immediately, no group waits for the others.
             result = result.and(begun.take_answers());
         }
         while begun.answered < writes.len() {
@@ -336,10 +340,10 @@ impl<P: Platform> WritebackBatch<'_, P> {
         result
     }
 
-    /// As [`SaveBatch::end`]; wakes threads.
+    /// As [`SaveBatch::end`], but also wakes the threads.
     fn end(&self, count: usize, answer: Option<Result<(), PagerError>>) {
         let wanted = self.object.pages.end_writes(self.memory, |index, in_flight, ends| {
-            // SAFETY: 1. `save_batch` has begun it with them.
+            // SAFETY: 1. `save_batch` has begun the batch with these records.
             unsafe { self.batch.end((index, in_flight, ends), self.records, count, answer) }
         });
         if wanted {
@@ -358,25 +362,25 @@ impl<P: Platform> Drop for WritebackBatch<'_, P> {
     }
 }
 
-/// The writes of a batch whose requests the pager has got. All of them are answered when this is
-/// dropped.
+/// The writes of a batch whose requests the pager has received. Dropping this waits until all of
+/// them are answered.
 struct BegunWrites<'b, 'a, P: Platform> {
     batch: &'b WritebackBatch<'a, P>,
     asked: &'b [PageWrite<'b>],
-    /// The number of those whose answer was taken.
+    /// The number of writes whose answer was taken.
     answered: usize,
 }
 
 impl<P: Platform> BegunWrites<'_, '_, P> {
-    /// Completes the runs of the next writes, up to one without an answer.
+    /// Completes the runs of the next writes, up to the first write without an answer.
     fn take_answers(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
         while let Some(write) = self.asked.get(self.answered)
             && let Some(answer) = write.answer()
         {
             if let Err(error) = answer {
-                // Before the end, for which another opener's sync may wait: that one checks the
-                // errors next.
+                // Recorded before the end, for which another opener's sync may wait; that sync
+                // checks the errors next.
                 self.batch.object.write_errors.record(error);
                 result = result.and(Err(error.into()));
             }

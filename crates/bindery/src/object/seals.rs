@@ -12,7 +12,7 @@ use super::{Object, ObjectState, pages};
 use crate::collections::page_tree::PAGE_LIMIT;
 
 bitflags! {
-    /// Changes of an object that stay forbidden; the bits are those of Linux's `F_SEAL_*`.
+    /// Permanently forbidden changes of an object; the bits are those of Linux's `F_SEAL_*`.
     ///
     /// ```
     /// use bindery::{Error, Object, Platform, Seals};
@@ -26,23 +26,24 @@ bitflags! {
     pub struct Seals: u32 {
         /// No further seal can be added (`F_SEAL_SEAL`).
         const SEAL = 1 << 0;
-        /// It cannot become smaller (`F_SEAL_SHRINK`).
+        /// The object cannot become smaller (`F_SEAL_SHRINK`).
         const SHRINK = 1 << 1;
-        /// It cannot become larger (`F_SEAL_GROW`).
+        /// The object cannot become larger (`F_SEAL_GROW`).
         const GROW = 1 << 2;
-        /// Its content cannot change (`F_SEAL_WRITE`).
+        /// The content cannot change (`F_SEAL_WRITE`).
         const WRITE = 1 << 3;
-        /// Its content can change only through existing mappings (`F_SEAL_FUTURE_WRITE`).
+        /// The content can change only through existing mappings (`F_SEAL_FUTURE_WRITE`).
         const FUTURE_WRITE = 1 << 4;
-        /// Whether it is executable cannot change (`F_SEAL_EXEC`). Only recorded: the owner of the
-        /// file's mode must keep it unchanged, and add the seals that Linux adds for an executable
-        /// file ([`Seals::SHRINK`], [`Seals::GROW`], [`Seals::WRITE`], [`Seals::FUTURE_WRITE`]).
+        /// The execute permission cannot change (`F_SEAL_EXEC`). Only recorded: the embedder, which
+        /// owns the file's mode, must keep the mode unchanged and add the seals that Linux adds for
+        /// an executable file ([`Seals::SHRINK`], [`Seals::GROW`], [`Seals::WRITE`],
+        /// [`Seals::FUTURE_WRITE`]).
         const EXECUTE = 1 << 5;
     }
 }
 
 impl Seals {
-    /// Either of the two that forbid new writing.
+    /// Both seals that forbid new writes.
     const WRITING: Self = Self::WRITE.union(Self::FUTURE_WRITE);
 }
 
@@ -58,9 +59,9 @@ impl Seals {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sealing {
-    /// Yes (`MFD_ALLOW_SEALING`).
+    /// Seals can be added (`MFD_ALLOW_SEALING`).
     Allowed,
-    /// No: it is created with [`Seals::SEAL`].
+    /// No seals can be added: the object is created with [`Seals::SEAL`].
     #[default]
     Forbidden,
 }
@@ -78,7 +79,8 @@ impl Sealing {
 /// The seals, and the number of shared mappings that block [`Seals::WRITE`].
 pub(super) struct SealState {
     seals: AtomicU32,
-    /// Shared mappings that are or may become writable; [`DENIED`] once no more are allowed.
+    /// The number of shared mappings that are or may become writable; [`DENIED`] once no more are
+    /// allowed.
     writable: AtomicU32,
 }
 
@@ -99,7 +101,7 @@ impl SealState {
         if self.get().intersects(seals) { Err(Error::SealForbids) } else { Ok(()) }
     }
 
-    /// Fails if the content may not be changed from outside of mappings.
+    /// Fails if the content may not be changed from outside mappings.
     pub(super) fn forbid_writing(&self) -> Result<(), Error> {
         self.forbid(Seals::WRITING)
     }
@@ -129,7 +131,7 @@ impl SealState {
     }
 }
 
-/// Blocks [`Seals::WRITE`] until the writable mapping is inserted and blocks it itself.
+/// Blocks [`Seals::WRITE`] until the writable mapping is inserted and itself blocks the seal.
 pub(crate) struct WritableMapping<'a>(&'a SealState);
 
 impl Drop for WritableMapping<'_> {
@@ -139,11 +141,11 @@ impl Drop for WritableMapping<'_> {
 }
 
 impl ObjectState {
-    /// Admits a writable shared mapping, or refuses it because of a seal. A check of the seals is
-    /// not enough:
-    /// 1. CPU A is about to map the object, and sees no seal;
-    /// 2. CPU B adds [`Seals::WRITE`], as the object has no mapping;
-    /// 3. CPU A maps, and writes.
+    /// Admits a writable shared mapping, or refuses it because of a seal. A mere check of the seals
+    /// would not suffice:
+    /// 1. CPU A is about to map the object and sees no seal.
+    /// 2. CPU B adds [`Seals::WRITE`], because the object has no mapping.
+    /// 3. CPU A maps the object and writes.
     pub(crate) fn admit_writable(&self) -> Result<WritableMapping<'_>, Error> {
         self.seals.forbid_writing()?;
         let admit = |count: u32| (count & DENIED == 0).then_some(count + 1);
@@ -176,7 +178,7 @@ impl<P: Platform> Object<'_, P> {
         self.state().seals.get()
     }
 
-    /// Whether new shared mappings must not be writable.
+    /// Whether new writable shared mappings are refused.
     ///
     /// Context: any.
     pub fn is_sealed_for_writing(&self) -> bool {
@@ -189,8 +191,8 @@ impl<P: Platform> Object<'_, P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] for unknown bits and for files; [`Error::SealForbids`] if [`Seals::SEAL`]
-    /// is set; [`Error::Busy`] for [`Seals::WRITE`] while a writable shared mapping exists, or
-    /// pages are pinned. Then no seal is added.
+    /// is set; [`Error::Busy`] for [`Seals::WRITE`] while a writable shared mapping exists or pages
+    /// are pinned. On an error, no seal is added.
     pub fn add_seals(&self, seals: Seals) -> Result<(), Error> {
         let object = self.state();
         if seals.bits() & !Seals::all().bits() != 0
@@ -214,11 +216,11 @@ impl<P: Platform> Object<'_, P> {
         })
     }
 
-    /// Fails if a pinned page may be written past all tables.
+    /// Fails if a pinned page may be written without the page tables.
     fn refuse_pinned(&self) -> Result<(), Error> {
         let (memory, object) = (self.memory, self.state());
-        // A page is pinned for writing through a writable shared mapping, and no new one can be
-        // made.
+        // A page is pinned for writing only through a writable shared mapping, and no new one can
+        // be created.
         object.invalidate_lock.with_write(memory.platform(), |_| {
             let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
                 memory.frames.folio(folio).pins() > 0

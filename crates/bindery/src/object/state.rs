@@ -1,4 +1,4 @@
-//! The state of an object, and its holders.
+//! The state of an object and its holders.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -32,7 +32,7 @@ use super::unsaved::Unsaved;
 use super::write_errors::WriteErrors;
 use crate::collections::page_tree::IndexNode;
 
-/// How the memory of an object counts as committed ([`crate::Commitment`]).
+/// The way in which the memory of an object counts as committed ([`crate::Commitment`]).
 ///
 /// ```
 /// use bindery::{Accounting, Error, Memory, Object, Platform, Sealing};
@@ -44,7 +44,7 @@ use crate::collections::page_tree::IndexNode;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accounting {
-    /// All of its size, from the beginning: a shared anonymous mapping.
+    /// The whole size, from the start: a shared anonymous mapping.
     Whole,
     /// Each page when it is allocated: a memfd, or a mapping with `MAP_NORESERVE`.
     PerPage,
@@ -52,40 +52,41 @@ pub enum Accounting {
     None,
 }
 
-/// Restricts access to the content of shared memory.
+/// The restriction on access to the content of shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Secrecy {
-    /// Any holder of a handle.
+    /// Any holder of a handle has access.
     None,
-    /// Programs that map it, by their own accesses (`memfd_secret(2)`).
+    /// Only programs that map the object have access, by their own accesses (`memfd_secret(2)`).
     Secret,
 }
 
-/// Backing store of an object: keeps the content that is not in memory.
+/// The backing store of an object, which holds the content that is not in memory.
 #[derive(Clone, Copy)]
 pub(super) enum Backing {
-    /// None: a page that is not in memory reads as zeroes.
+    /// No backing store: a page that is neither in memory nor in swap reads as zeroes.
     Memory {
-        /// The way in which its pages count as committed.
+        /// The way in which the object's pages count as committed.
         accounting: Accounting,
-        /// Committed pages are charged to this quota too (`Memory::shared_memory_within`).
+        /// The quota to which committed pages are also charged (`Memory::shared_memory_within`).
         quota: Option<Lent<Quota>>,
-        /// The segment whose memory this object is.
+        /// The segment that this object backs.
         segment: Option<SegmentMark>,
-        /// Restricts access to the content.
+        /// The restriction on access to the content.
         content: Secrecy,
     },
-    /// With a pager.
+    /// A file behind a pager.
     File {
         pager: Lent<dyn Pager>,
-        /// The pager's number for it.
+        /// The pager's number for the file.
         file: u64,
-        /// The file system in which it can be found by that number; 0 for none.
+        /// The number space of the file system in which the file can be found by that number; 0 for
+        /// none.
         file_system: u64,
         /// The limit for the dirty pages of that file system.
         dirty_limit: Option<Lent<DirtyLimit>>,
     },
-    /// Frames that are not the core's: the object has no pages of its own.
+    /// Frames that the core does not own: the object has no pages of its own.
     Frames {
         source: Lent<dyn FrameSource>,
         /// The memory type of their leaves.
@@ -95,21 +96,23 @@ pub(super) enum Backing {
 
 /// The state of an object.
 ///
-/// The fields come in the order of three uses. Faults on shared memory write the first, on one
-/// line: two locks, the index' root, and the counts of pages. Calls write the second. Both read the
-/// third.
+/// The fields are grouped by use. Faults on shared memory write the first group, which fits into
+/// one cache line: two locks, the root of the index, and the page counts. Calls write the second
+/// group. Both read the third.
 #[repr(C, align(64))]
 pub(crate) struct ObjectState {
     pub(crate) invalidate_lock: InvalidateLock,
-    /// Pages that count as committed.
+    /// The number of pages that count as committed.
     pub(super) committed: AtomicU64,
     pub(crate) pages: Pages,
     pub(super) changes: RwLock,
-    /// Handles and VMAs. Never wraps, even if a program forgets handles throughout its lifetime.
+    /// The number of handles and VMAs. Never wraps, even if a program forgets handles throughout
+    /// its lifetime.
     holders: AtomicU64,
-    /// One for all holders together, and one for each weak handle. The last frees the record.
+    /// One reference for all holders together, and one for each weak handle. Dropping the last
+    /// reference frees the record.
     records: AtomicU64,
-    /// How often a search or a weak handle has added a holder.
+    /// The number of times that a search or a weak handle has added a holder.
     found: AtomicU64,
     pub(super) seals: SealState,
     pub(crate) mapping_lock: TreeLock,
@@ -120,10 +123,10 @@ pub(crate) struct ObjectState {
     pub(super) swap_ahead: SwapAhead,
     /// The last page read by a call.
     pub(super) last_read: AtomicU64,
-    /// In bytes. Shrinks only with the invalidate lock held for writing.
+    /// The size in bytes. Shrinks only with the invalidate lock held for writing.
     size: AtomicU64,
     pub(crate) ahead: ReadAhead,
-    /// Its pages stay in memory (`SHM_LOCK`).
+    /// Whether the object's pages stay in memory (`SHM_LOCK`).
     stays_in_memory: AtomicBool,
     identity: u64,
     pub(super) backing: Backing,
@@ -137,16 +140,16 @@ pub(super) fn pages_of(bytes: u64) -> u64 {
 const _: () = assert!(align_of::<ObjectState>() as u64 >= OWNER_ALIGN);
 
 impl ObjectState {
-    /// The object as the owner of folios. Only its address counts: `FolioHandle::owner` makes
-    /// the pointer that leads back from the direct map.
+    /// The object as the owner of folios. Only its address is used: `FolioHandle::owner` recreates
+    /// the pointer from the direct map.
     pub(crate) fn as_owner(&self) -> LiveOwner<'_> {
         let kind = if self.is_file() { Owner::File } else { Owner::Memory };
         // SAFETY: 1. all objects are in a slab; this one is borrowed.
         unsafe { LiveOwner::new(kind(NonNull::from(self).cast())) }
     }
 
-    /// The number of a page among those of all memory, for users that follow the order of faults:
-    /// each object has its own numbers for its pages.
+    /// The number of a page among the pages of the whole memory, for code that follows the order of
+    /// faults across objects; each object numbers its own pages separately.
     pub(super) fn place_of(&self, page: u64) -> u64 {
         page.wrapping_add(NonNull::from(self).addr().get() as u64)
     }
@@ -188,19 +191,19 @@ impl ObjectState {
         }
     }
 
-    /// A number that no other object of the memory has or had.
+    /// A number that no other object of the memory has or has had.
     pub(crate) fn identity(&self) -> u64 {
         self.identity
     }
 
-    /// In bytes.
+    /// The size in bytes.
     pub(crate) fn size(&self) -> u64 {
-        // Acquire: a reader of a byte within the size sees what was written there before.
+        // Acquire: a reader of a byte within the size sees the data that was written there before.
         self.size.load(Ordering::Acquire)
     }
 
-    /// The pages that the object has in whole or in part; those at or after that number are
-    /// beyond its end.
+    /// The number of pages that the object has in whole or in part; pages at or after that number
+    /// are beyond its end.
     pub(crate) fn size_in_pages(&self) -> u64 {
         pages_of(self.size())
     }
@@ -218,7 +221,7 @@ impl ObjectState {
         }
     }
 
-    /// The pager and its number for the file, if the object is one.
+    /// The pager and its number for the file, if the object is a file.
     pub(super) fn file(&self) -> Option<(&dyn Pager, u64)> {
         match &self.backing {
             Backing::Memory { .. } | Backing::Frames { .. } => None,
@@ -230,7 +233,7 @@ impl ObjectState {
         matches!(self.backing, Backing::File { .. })
     }
 
-    /// The frames that it shows, if they are not the core's.
+    /// The frames that the object shows, if the core does not own them.
     #[inline]
     pub(crate) fn frames(&self) -> Option<ShownFrames<'_>> {
         match &self.backing {
@@ -239,7 +242,7 @@ impl ObjectState {
         }
     }
 
-    /// Whether it is shared memory: its pages are the core's, and no pager has them.
+    /// Whether the object is shared memory: the core owns its pages, and no pager stores them.
     pub(crate) fn is_shared_memory(&self) -> bool {
         matches!(self.backing, Backing::Memory { .. })
     }
@@ -257,7 +260,7 @@ impl ObjectState {
             Backing::Memory { content: Secrecy::Secret, .. } => return Orders::default(),
             Backing::Memory { .. } => memory.shared_folio_policy(),
             Backing::File { .. } => memory.file_folio_policy(),
-            // No folios, but an address for a large leaf.
+            // Such an object has no folios; the order serves to choose an address for a large leaf.
             Backing::Frames { .. } => return Orders::of(memory.huge_order()),
         };
         policy.orders(flags.huge_advice())
@@ -267,7 +270,7 @@ impl ObjectState {
     pub(crate) fn accounting(&self) -> Accounting {
         match self.backing {
             Backing::Memory { accounting, .. } => accounting,
-            // It can always be read again from the storage.
+            // The content can always be read again from the storage.
             Backing::File { .. } | Backing::Frames { .. } => Accounting::None,
         }
     }
@@ -280,31 +283,31 @@ impl ObjectState {
         }
     }
 
-    /// Whether only programs that map it may access the content.
+    /// Whether only programs that map the object may access the content.
     pub(crate) fn is_secret(&self) -> bool {
         matches!(self.backing, Backing::Memory { content: Secrecy::Secret, .. })
     }
 
-    /// Fails with `refusal` if only programs that map it may access the content: it is secret, or
-    /// not the core's.
+    /// Fails with `refusal` if only programs that map the object may access the content, because it
+    /// is secret or the core does not own the frames.
     pub(super) fn refuse_hidden(&self, refusal: Error) -> Result<(), Error> {
         let hidden = self.is_secret() || self.frames().is_some();
         if hidden { Err(refusal) } else { Ok(()) }
     }
 
-    /// Whether its pages may be swapped out.
+    /// Whether the object's pages may be swapped out.
     pub(crate) fn may_be_swapped(&self) -> bool {
         let stays = self.is_secret() || self.stays_in_memory.load(Ordering::Relaxed);
         self.is_shared_memory() && !stays
     }
 
-    /// Sets whether its pages stay in memory. Pages already in swap stay there until the next
-    /// access.
+    /// Sets whether the object's pages stay in memory. Pages already in swap stay there until the
+    /// next access.
     pub(crate) fn keep_in_memory(&self, keep: bool) {
         self.stays_in_memory.store(keep, Ordering::Relaxed);
     }
 
-    /// The System V segment whose memory this object is.
+    /// The System V segment that this object backs.
     pub(crate) fn segment(&self) -> Option<SegmentMark> {
         match self.backing {
             Backing::Memory { segment, .. } => segment,
@@ -312,7 +315,7 @@ impl ObjectState {
         }
     }
 
-    /// Pages that count as committed.
+    /// The number of pages that count as committed.
     pub(crate) fn committed(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
     }
@@ -354,13 +357,13 @@ impl ObjectState {
         Ok(())
     }
 
-    /// Adds a handle. The caller has one, or knows a VMA that has.
+    /// Adds a holder. The caller is a holder, or knows a VMA that is one.
     pub(super) fn hold(&self) {
         self.holders.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds a handle unless the last one was released. Returns whether it did. The caller has the
-    /// lock of the registry, and keeps the record from being freed during the call.
+    /// Adds a holder unless the last one was released. Returns whether a holder was added. The
+    /// caller holds the lock of the registry and keeps the record from being freed during the call.
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders: u64| (holders > 0).then_some(holders + 1);
         let held = self.holders.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
@@ -375,47 +378,49 @@ impl ObjectState {
         self.found.load(Ordering::Relaxed)
     }
 
-    /// Removes a holder unless it is the last. Returns whether it did.
+    /// Removes a holder unless it is the last. Returns whether it was removed.
     #[inline]
     pub(super) fn drop_shared_holder(&self) -> bool {
         let fewer = |holders: u64| (holders > 1).then(|| holders - 1);
         self.holders.fetch_update(Ordering::Release, Ordering::Acquire, fewer).is_ok()
     }
 
-    /// Removes the last holder. The caller has the lock of the registry, so none is added, and has
-    /// seen what the others did before they left: [`ObjectState::drop_shared_holder`] has failed.
+    /// Removes the last holder. The caller holds the lock of the registry, so no holder is added.
+    /// Because [`ObjectState::drop_shared_holder`] has failed, the caller sees all that the other
+    /// holders wrote before they left.
     pub(super) fn drop_last_holder(&self) {
         self.holders.store(0, Ordering::Relaxed);
     }
 
-    /// Keeps the record from being freed. The caller has a record that is kept.
+    /// Adds a reference to the record. The caller already has one.
     pub(super) fn keep_record(&self) {
         self.records.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether no other record is kept. Once the object has left, none is added then.
+    /// Whether only one reference to the record is left. Once the object has left, no reference is
+    /// added to the last one.
     pub(super) fn is_last_record(&self) -> bool {
         self.records.load(Ordering::Acquire) == 1
     }
 
-    /// Undoes [`ObjectState::keep_record`]. Returns whether that was the last: the caller frees the
-    /// record.
+    /// Undoes [`ObjectState::keep_record`]. Returns whether that was the last reference; if so, the
+    /// caller frees the record.
     pub(super) fn drop_record(&self) -> bool {
         self.records.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Whether anything is in flight between the pages and the pager.
+    /// Whether any pages are in flight to or from the pager.
     pub(crate) fn has_in_flight<P: Platform>(&self, platform: &P) -> bool {
         let listed = self.pages.alone(platform, |_, in_flight, _| !in_flight.is_empty());
         listed || !self.pages.ends.no_writes()
     }
 
-    /// The number of handles and VMAs.
+    /// The number of holders: handles and VMAs.
     pub(crate) fn holders(&self) -> u64 {
         self.holders.load(Ordering::Relaxed)
     }
 
-    /// The number of shared mappings that may be written.
+    /// The number of shared mappings that are or may become writable.
     pub(crate) fn writable_mappings(&self) -> u32 {
         self.seals.writable()
     }
@@ -440,10 +445,10 @@ fn is_writable(flags: MappingFlags) -> bool {
 }
 
 /// Records the removal of a VMA with these flags. None of its pages is mapped, and no walker knows
-/// it. Frees the object with the last holder; may sleep.
+/// it. Frees the object if the VMA was its last holder; may sleep.
 ///
 /// # Safety
-/// 1. The VMA is one of the holders counted, and gives that up.
+/// 1. The VMA is one of the counted holders and ends its hold.
 pub(crate) unsafe fn map_removed<P: Platform>(
     memory: &Memory<P>,
     node: NonNull<ObjectState>,

@@ -8,12 +8,12 @@ use core::ptr::NonNull;
 
 use crate::platform::Platform;
 
-/// Bytes of consecutive pages that [`Pager::write`](super::Pager::write) stores, in the direct map.
+/// The bytes of consecutive pages that [`Pager::write`](super::Pager::write) stores, in the direct
+/// map.
 ///
 /// No program and no call changes them while the pager stores them, but a device that has pinned
 /// the pages may ([`AddressSpace::pin`](crate::AddressSpace::pin)). A `&[u8]` would promise that
-/// they do not change. So the pager copies the bytes, or passes their address to a device of its
-/// own.
+/// they do not change. So the pager copies the bytes, or passes their address to its device.
 ///
 /// ```
 /// use bindery::StoredBytes;
@@ -41,7 +41,7 @@ use crate::platform::Platform;
 /// }
 /// ```
 ///
-/// but does not keep them:
+/// but cannot keep them:
 ///
 /// ```compile_fail
 /// # use bindery::StoredBytes;
@@ -60,7 +60,7 @@ pub struct StoredBytes<'a> {
     bytes: PhantomData<&'a ()>,
 }
 
-/// Reads the bytes: implemented by any platform.
+/// A source that reads the bytes; every platform implements it.
 trait Source {
     /// # Safety
     /// As [`Platform::read_bytes`].
@@ -74,7 +74,7 @@ impl<P: Platform> Source for P {
     }
 }
 
-/// The bytes of a slice, for tests of pagers.
+/// The source of a slice, for tests of pagers.
 struct Slice;
 
 impl Source for Slice {
@@ -111,28 +111,29 @@ impl<'a> StoredBytes<'a> {
         self.length
     }
 
-    /// Whether there are no bytes. The core never stores none.
+    /// Whether the length is 0. The core never passes an empty piece.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
     /// The address of the first byte in the direct map, for a device or for the caller's own
-    /// instructions. The bytes may be read until [`Pager::write`](super::Pager::write) returns;
-    /// nothing may assume that they stay the same between two reads.
+    /// instructions. The bytes may be read until [`Pager::write`](super::Pager::write) returns; no
+    /// code may assume that the bytes stay the same between two reads.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// Copies bytes from `offset` on by the platform's means and returns how many: fewer than
-    /// `into` has room for only at the end. Does not sleep. Linear in the bytes.
+    /// Copies bytes from `offset` on with the platform's functions. Returns the number of bytes
+    /// copied, which is below the size of `into` only at the end of the piece. Does not sleep.
+    /// Complexity: linear in the bytes.
     pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
         let left = self.length.saturating_sub(offset);
         let count = left.min(into.len());
         if count > 0 {
-            // SAFETY: `offset` is inside (1 of `new`).
+            // SAFETY: `offset` is within the bytes (1 of `new`).
             let from = unsafe { self.start.add(offset) };
-            // SAFETY: by 1 and 2 of `new`, `count` bytes from there may be read; `into` is the
-            // caller's.
+            // SAFETY: by 1 and 2 of `new`, `count` bytes from there may be read; `into` belongs to
+            // the caller.
             unsafe { self.source.read(from, &mut into[..count]) };
         }
         count

@@ -12,9 +12,9 @@ use super::ObjectState;
 use super::fetch::{Fresh, committed, discard};
 use super::in_flight::FlightRecord;
 
-/// Inserts a filled folio into the index, which holds it from then on. For a folio that a read
-/// fetched, returns another reference. Discards the folio if one of its pages is present already,
-/// if the read was canceled, or if the call fails.
+/// Inserts a filled folio into the index, which holds it from then on. For a folio that a read has
+/// fetched, returns an additional reference. Discards the folio if one of its pages is present
+/// already, if the read was canceled, or if the call fails.
 pub(super) fn add<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -34,7 +34,7 @@ pub(super) fn add<'m, P: Platform>(
 /// caller keeps it. The invalidate lock is held.
 ///
 /// # Errors
-/// [`Error::Overcommitted`] if no more may be committed, or the quota is used up (`ENOMEM`, as on
+/// [`Error::Overcommitted`] if no more may be committed or the quota is used up (`ENOMEM`, as on
 /// Linux).
 pub(crate) fn supply<P: Platform>(
     memory: &Memory<P>,
@@ -69,8 +69,8 @@ fn enter<'m, P: Platform>(
     // A userfaultfd fills folios before their destination is known.
     frames.folio(folio).exclusive().clear(0, pages);
     let entered = object.pages.change_with_nodes(memory, |index, nodes| {
-        // In one step with the check of the index: a call that drops pages has canceled the read
-        // before.
+        // In one step with the check of the index, because a call that drops pages has canceled the
+        // read before.
         let stale = read.is_some_and(FlightRecord::is_canceled);
         if stale || index.run(first, count) != PageStretch::Empty(count) {
             return (Ok(None), 0);
@@ -78,13 +78,14 @@ fn enter<'m, P: Platform>(
         if let Err(error) = index.prepare(first, count, nodes) {
             return (Err(error), 0);
         }
-        // No step can fail any more. Takes one reference for each page that the index will refer
-        // to, before another thread finds it there. By number: a value that moves through the
-        // closure costs 50 instructions a page. SAFETY: 1. `fresh` has the value of this number,
-        // and forgets it below if this was reached, which happens once.
+        // No later step can fail. Adds one reference for each page that the index will refer to,
+        // before another thread can find the page there. The folio is passed by number, because
+        // moving its value through the closure costs 50 instructions a page. SAFETY: 1. `fresh` has
+        // the value of this number, and forgets it below if this line was reached, which happens
+        // once.
         unsafe { frames.fresh(folio) }.publish(pages);
         index.set(first, folio.head, pages);
-        // Before another thread can drop the pages.
+        // Held before another thread can drop the pages.
         let kept = read.and_then(|_| frames.folio(folio).keep());
         (Ok(Some(kept)), count as i64)
     });

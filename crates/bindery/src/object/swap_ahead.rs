@@ -1,16 +1,17 @@
 //! Swap-ahead: pages of shared memory that are swapped in together with a faulting one.
 //!
 //! A read fault maps the pages that the object has around the address. So the following pages that
-//! are cheap to swap in, from compressed memory or filled by a word, are swapped in and mapped with
-//! it: a fault for each of them would cost more. The number depends on the order of the faults:
+//! are cheap to swap in, from compressed memory or filled with one repeated word, are swapped in
+//! and mapped with the faulting page, because a fault for each of them would cost more. The number
+//! of pages depends on the order of the faults:
 //!
 //! | the fault is | pages swapped in |
 //! |---|---|
 //! | where the last one's pages ended | twice the last number, at most 16 |
 //! | elsewhere | only the page |
 //!
-//! Large folios need none of this: if the policy allows them, they are swapped in whole. If memory
-//! is short, there is no swap-ahead.
+//! Large folios need no swap-ahead: if the policy allows them, they are swapped in as a whole. If
+//! memory is short, swap-ahead is disabled.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -24,12 +25,12 @@ use super::will_need::{Sources, bring_in};
 /// The maximum number of pages, including the faulting one.
 const MOST: u32 = 16;
 
-/// The record of an object's last fault that swapped pages in. Concurrent faults may mix theirs:
-/// then too few pages are swapped in, or some that are not needed.
+/// The record of an object's last fault that swapped pages in. Concurrent faults may overwrite each
+/// other's values, in which case too few pages are swapped in, or some that are not needed.
 pub(super) struct SwapAhead {
-    /// The page where the next fault in order would be.
+    /// The page of the next fault if the faults are in order.
     next: AtomicU64,
-    /// The number of pages that the last one was allowed.
+    /// The number of pages that the last fault was allowed.
     pages: AtomicU32,
 }
 
@@ -38,7 +39,7 @@ impl SwapAhead {
         Self { next: AtomicU64::new(u64::MAX), pages: AtomicU32::new(0) }
     }
 
-    /// The number of pages to swap in for a fault on `page`, of `most` that it could map.
+    /// The number of pages to swap in for a fault on `page`, which could map `most` pages.
     fn allowed(&self, page: u64, most: u64) -> u64 {
         let in_order = self.next.load(Relaxed) == page;
         let pages = if in_order { (2 * self.pages.load(Relaxed)).clamp(1, MOST) } else { 1 };
@@ -49,8 +50,8 @@ impl SwapAhead {
     }
 }
 
-/// Swaps in pages after `page`, which a fault has swapped in; it could map `most` pages from it on.
-/// The invalidate lock is held.
+/// Swaps in pages after `page`, which a fault has swapped in and from which the fault could map
+/// `most` pages. The invalidate lock is held.
 #[cold]
 pub(super) fn swap_in_ahead<P: Platform>(
     memory: &Memory<P>,

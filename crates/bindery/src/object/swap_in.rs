@@ -1,14 +1,15 @@
 //! Swaps in shared memory, as the largest folio that the slots and the policy allow.
 //!
-//! The caller keeps pages from leaving the index: it holds the invalidate lock for reading, or the
-//! changes. So no page in swap is dropped, and none is swapped out. Two calls that want the same
-//! page meet at its slot: one claims it, the other finds the folio in the swap cache and waits for
-//! its lock. A fault or a call waits for a lock or a device after it has released its own locks;
-//! only a call whose effect must be atomic keeps them ([`swap_in_here`]).
+//! The caller keeps pages from leaving the index: it holds either the invalidate lock for reading
+//! or the changes. So no page in swap is dropped, and no page is swapped out. Two calls that need
+//! the same page meet at its slot: one claims the slot, and the other finds the folio in the swap
+//! cache and waits for the folio's lock. A fault or a call waits for a lock or a device after it
+//! has released its own locks; only a call whose effect must be atomic keeps its locks
+//! ([`swap_in_here`]).
 //!
-//! A page that is swapped in frees its slot at once, and counts as dirty, as on Linux. So writes to
-//! shared memory need no tracking: no slot ever has content that is older than that of a page in
-//! memory.
+//! A page that is swapped in frees its slot immediately and counts as dirty, as on Linux. So writes
+//! to shared memory need no tracking: no slot ever holds content that is older than that of a page
+//! in memory.
 
 use crate::Memory;
 use crate::addr::{Order, Orders};
@@ -27,20 +28,22 @@ use super::wait::{Stop, Wait};
 /// The location of a page before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Swapped {
-    /// It was not in swap.
+    /// The page was not in swap.
     No,
-    /// In the swap cache as well, or another thread has read it.
+    /// The page was also in the swap cache, or another thread has read it.
     Cached,
-    /// Only in swap.
+    /// The page was only in swap.
     Read,
 }
 
 /// Swaps in `page` if it is in swap; the caller then checks the index again. `orders` are the
-/// permitted orders of the folio (bit n: order n; order 0 always). May sleep, but not for a device.
+/// permitted orders of the folio (bit n: order n; order 0 always). May sleep, but does not wait for
+/// a device.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the content is lost. [`Stop::Wait`] if a
-/// device reads the page, or another thread has the folio's lock. The index has not changed.
+/// device has to read the page, or another thread holds the folio's lock. The index has not
+/// changed.
 #[cold]
 #[inline(never)]
 pub(super) fn swap_in<P: Platform>(
@@ -58,7 +61,7 @@ pub(super) fn swap_in<P: Platform>(
         }
         return Ok(swapped);
     };
-    // The folio's lock is held while it is written out or read.
+    // The folio's lock is held while the folio is written out or read.
     let Some(lock) = cached.try_lock() else {
         return Err(Stop::Wait(Wait::SwapCache { area: slot.area, slot: slot.slot }));
     };
@@ -73,8 +76,9 @@ pub(super) fn swap_in<P: Platform>(
     Ok(Swapped::Cached)
 }
 
-/// As [`swap_in`], but waits for the device under the caller's locks, for a call whose effect must
-/// be atomic for others ([`super::fetch::FetchPurpose::Change`]). The caller holds no VMA's lock.
+/// As [`swap_in`], but waits for the device with the caller's locks held, for a call whose effect
+/// must be atomic for other threads ([`super::fetch::FetchPurpose::Change`]). The caller holds no
+/// VMA's lock.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`]; [`Error::InputOutput`].
@@ -85,7 +89,7 @@ pub(super) fn swap_in_here<P: Platform>(
     page: u64,
     orders: Orders,
 ) -> Result<Swapped, Failure> {
-    // The folio that was read stays until the index has it.
+    // The folio that was read is held until the index has it.
     let mut _kept = None;
     loop {
         match swap_in(memory, object, page, orders) {
@@ -96,7 +100,7 @@ pub(super) fn swap_in_here<P: Platform>(
     }
 }
 
-/// Records an access that had `page` read, once memory has been short.
+/// Records that an access caused the read of `page`, if memory has been short before.
 fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     let slot = object.pages.look(memory.platform(), |index| index.get(page));
     let held = slot.and_then(|slot| memory.frames.try_hold(slot.frame));
@@ -106,7 +110,7 @@ fn note_way<P: Platform>(memory: &Memory<P>, object: &ObjectState, page: u64) {
     }
 }
 
-/// Reads the content of the slots around the page into a fresh folio, or begins to.
+/// Reads the content of the slots around the page into a fresh folio, or starts the read.
 ///
 /// # Errors
 /// As [`swap_in`].
@@ -128,7 +132,7 @@ pub(super) fn read_in<P: Platform>(
                 return Err(Error::InputOutput.into());
             }
             Err(UnreadPage::Slots) if order == Order::PAGE => {
-                // Another thread reads the page, or has it.
+                // Another thread is reading the page or has read it.
                 memory.platform().relax();
                 return Ok(Swapped::Cached);
             }
@@ -139,8 +143,8 @@ pub(super) fn read_in<P: Platform>(
 }
 
 /// The largest run around `page`, which is in `slot`, that could be read into one folio of an order
-/// from `orders`. Removes that order and the larger ones from `orders`. Pages and slots have the
-/// same length.
+/// from `orders`. Removes that order and all larger orders from `orders`. The runs of pages and
+/// slots have the same length.
 pub(super) fn next_run<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -160,7 +164,7 @@ pub(super) fn next_run<P: Platform>(
     None
 }
 
-/// Whether the index has these pages in these slots.
+/// Whether the index refers to these slots for these pages.
 fn names_run<P: Platform>(memory: &Memory<P>, object: &ObjectState, run: SwappedRun) -> bool {
     let end = run.page + u64::from(run.count);
     let look = |index: &PageIndex| index.next_swapped(run.page, end) == Some(run);
@@ -173,7 +177,7 @@ pub(super) fn slots_of(run: SwappedRun) -> SlotRun {
 
 /// The reason why nothing was read.
 enum UnreadPage {
-    /// A slot is in the cache, or about to be.
+    /// A slot is in the cache or about to be added to it.
     Slots,
     /// The content is lost.
     Content,

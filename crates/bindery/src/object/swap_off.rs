@@ -1,4 +1,4 @@
-//! The part of `swapoff(2)` for objects: swaps in the pages that they have in an area.
+//! The objects' part of `swapoff(2)`: swaps in the pages that they have in an area.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -18,18 +18,19 @@ use super::{Object, ObjectState, Registry};
 
 impl<P: Platform> Memory<P> {
     /// Swaps in all pages that shared memory has in the swap area, run by run, so that
-    /// [`Memory::swap_off`] can remove it; [`AddressSpace::swap_in_area`] does so for the pages of
-    /// address spaces. Call [`Memory::stop_swapping_to`] before. No lock is held from one run to
-    /// the next: all other calls and faults work during the call.
+    /// [`Memory::swap_off`] can remove the area; [`AddressSpace::swap_in_area`] does the same for
+    /// the pages of address spaces. Call [`Memory::stop_swapping_to`] first. No lock is held
+    /// between runs, so all other calls and faults proceed during the call.
     ///
     /// [`AddressSpace::swap_in_area`]: crate::AddressSpace::swap_in_area
     ///
-    /// Context: may sleep. Complexity: linear in the objects, and the runs that they have in swap.
+    /// Context: may sleep. Complexity: linear in the objects and in the runs that they have in
+    /// swap.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::InputOutput`] if the area has lost a page, which stays
     /// lost; [`Error::Interrupted`] for a signal. Pages swapped in before the error stay in memory,
-    /// and everything can be used as before.
+    /// and the area and all objects remain usable.
     pub fn swap_in_objects(&self, area: &SwapArea) -> Result<(), Error> {
         swap_in_all(self, area.number)
     }
@@ -51,10 +52,10 @@ fn swap_in_all<P: Platform>(memory: &Memory<P>, area: u8) -> Result<(), Error> {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// The handle of a caller that is a holder.
+    /// Makes a handle for a caller that is a holder.
     ///
     /// # Safety
-    /// 1. The caller is a holder, which the handle becomes in its place.
+    /// 1. The caller is a holder and passes its hold to the handle.
     pub(super) unsafe fn of_holder(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
         Self {
             memory,
@@ -68,7 +69,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let (memory, object) = (self.memory, self.state());
         let orders = object.orders(memory, MappingFlags::empty());
         let mut from = 0;
-        // The folio that a device has read stays until the index has it.
+        // The folio that a device has read is held until the index has it.
         let mut _kept = None;
         while let Some(run) = self.next_in_area(from, area) {
             interrupt::check_any(memory.platform())?;
@@ -88,7 +89,7 @@ impl<'m, P: Platform> Object<'m, P> {
         Ok(())
     }
 
-    /// The first run at or after `from` that is in the area.
+    /// The first run of pages at or after `from` that is in the area.
     fn next_in_area(&self, from: u64, area: u8) -> Option<SwappedRun> {
         let object = self.state();
         if object.pages.swapped() == 0 {

@@ -6,25 +6,26 @@
 //!           mapped         ------->   swap cache      ------->
 //! ```
 //!
-//! A slot of the object has one entry in its cell's count: the index. The rest works as for
+//! A slot of an object has one entry in its cell's count: the index. The rest works as for
 //! anonymous memory ([`crate::swap`]): the folio is in the swap cache while it is written out. A
-//! thread that finds its slot in the index finds the folio by it, and waits for its lock.
+//! thread that finds the slot in the index finds the folio through the slot and waits for the
+//! folio's lock.
 //!
 //! 1. The folios are locked and referenced, so their owner is known.
-//! 2. The invalidate lock is tried, for writing. From then on no fault maps pages of the object,
-//!    and no call reads or writes them. The changes are tried, for reading: a thread that holds
+//! 2. The invalidate lock is tried for writing. From then on no fault maps pages of the object, and
+//!    no call reads or writes them. The changes are tried for reading, because a thread that holds
 //!    them relies on pages that it has seen, without the invalidate lock.
 //! 3. All folios lose their mappings, in one walk ([`crate::table::zap_chosen`]). Entries are
-//!    cleared, since the index records the location of the pages. As on Linux, their soft-dirty
-//!    bits are lost with them. Copies of private mappings stay.
-//! 4. In one step, under the index lock, it checks that the folio is unmapped and has no other
-//!    holders, and replaces its frames by the slots.
+//!    cleared, because the index records the location of the pages. As on Linux, the entries'
+//!    soft-dirty bits are lost. Copies of private mappings stay.
+//! 4. In one step, under the index lock, each folio is checked to be unmapped and without other
+//!    holders, and its frames in the index are replaced by the slots.
 //! 5. The locks are released, and the folio is written out.
 //!
-//! A folio that cannot be swapped out has lost only mappings: the next access finds it in the
+//! A folio that cannot be swapped out has lost only its mappings; the next access finds it in the
 //! index.
 //!
-//! It only tries locks: a reclaimer calls it.
+//! A reclaimer calls this, so locks are only tried.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -49,31 +50,31 @@ use super::invalidate::PagesMayGo;
 use super::placed_folio::PlacedFolio;
 use super::reclaim::{ObjectFolio, Obstacle, Spare};
 
-/// The maximum number of folios of one walk, and so of one flush.
+/// The maximum number of folios of one walk, and thus of one flush.
 pub(crate) const FOLIOS: usize = 32;
 
-/// A folio of an object that is to be swapped out, locked, with a reference.
+/// A folio of an object that will be swapped out, locked, with a reference.
 pub(crate) struct Leaving<'m, P: Platform> {
     pub(super) locked: LockedFolio<'m, P>,
-    /// The index of its first page.
+    /// The page index of the folio's first page.
     pub(crate) first: u64,
     plan: Plan,
 }
 
-/// The slots for a folio, and the reason if it stays after all.
+/// The slots for a folio, and the reason why the folio stays if it does.
 #[derive(Default)]
 struct Plan {
     /// `None` until the folio is examined.
     slots: Option<SlotRun>,
     mapped: bool,
-    /// An entry was used since the last walk.
+    /// Whether an entry was used since the last walk.
     used: bool,
-    /// The reason why it stays after all.
+    /// The reason why the folio stays, if it does.
     stays: Option<ObjectFolio>,
 }
 
 impl<'m, P: Platform> Leaving<'m, P> {
-    /// The folio that `frame` is a page of, if it is one of the object's and unlocked.
+    /// The folio that contains `frame`, if the folio belongs to the object and is unlocked.
     pub(crate) fn new(memory: &'m Memory<P>, object: &ObjectState, frame: Frame) -> Option<Self> {
         let locked = memory.frames.try_hold(frame)?.try_into_locked()?;
         let FolioOwner { owner, first } = locked.owner();
@@ -81,29 +82,29 @@ impl<'m, P: Platform> Leaving<'m, P> {
         ours.then(|| Self::locked(locked, first.first()))
     }
 
-    /// The number of entries that map its pages.
+    /// The number of entries that map the folio's pages.
     pub(crate) fn mappings(&self, memory: &Memory<P>) -> u32 {
         memory.frames.folio(self.locked.folio()).mappings()
     }
 
-    /// Whether reclaim has examined it in this turn. Marks it as examined.
+    /// Whether reclaim has examined the folio in this turn. Marks it as examined.
     pub(super) fn is_looked_at(&self, memory: &Memory<P>, turn: Turn) -> bool {
         let looked = memory.frames.folio(self.locked.folio()).reclaim_state().is_looked_at(turn);
         memory.frames.folio(self.locked.folio()).reclaim_state().note_look(turn);
         looked
     }
 
-    /// Whether it is passing.
+    /// Whether the folio is passing.
     pub(super) fn is_passing(&self, memory: &Memory<P>) -> bool {
         memory.frames.folio(self.locked.folio()).reclaim_state().age() == Age::Passing
     }
 
-    /// The index of the page after its last.
+    /// The page index of the page after the folio's last.
     pub(crate) fn end(&self) -> u64 {
         self.first + u64::from(self.locked.folio().pages())
     }
 
-    /// Makes one from a folio that is locked and known to be the object's.
+    /// Wraps a folio that is locked and known to belong to the object.
     pub(super) fn locked(locked: LockedFolio<'m, P>, first: u64) -> Self {
         Self { locked, first, plan: Plan::default() }
     }
@@ -113,14 +114,14 @@ impl<'m, P: Platform> Leaving<'m, P> {
         PlacedFolio { memory, object, folio: self.locked.folio(), first: self.first }
     }
 
-    /// Whether it contains one of the pages.
+    /// Whether the folio contains one of the pages.
     fn has_any(&self, pages: PageRange) -> bool {
         self.first < pages.end && pages.first < self.end()
     }
 }
 
-/// Adds the folios of the pages that [`Leaving::new`] finds and `accept` takes, until `folios` is
-/// full. Returns the page to continue at; the end if all were added.
+/// Adds the folios of the pages that [`Leaving::new`] finds and `accept` accepts, until `folios` is
+/// full. Returns the page to continue at, or the end if all were added.
 pub(crate) fn add_folios<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -149,13 +150,13 @@ pub(crate) fn add_folios<'m, P: Platform>(
     from
 }
 
-/// Swaps out folios of `object`, which are in ascending order, as far as possible; adds those that
-/// left the index to the batch, to be written out. Never waits for a sleeping lock; not in a read
-/// section. Returns the result of the last folio, or the reason why one stays that a later attempt
-/// may swap out.
+/// Swaps out those folios of `object` that can be swapped out; the folios are in ascending order.
+/// Adds the folios that left the index to the batch, to be written out. Never waits for a sleeping
+/// lock; not called in a read section. Returns the result for the last folio, or the reason why a
+/// folio stays that a later attempt may swap out.
 ///
-/// Complexity: O(log n) for each of the VMAs that map pages of the folios, of n that map the
-/// object, and in the entries there and the slots of the index.
+/// Complexity: O(log n) for each VMA that maps pages of the folios, where n VMAs map the object,
+/// and linear in the entries there and the slots of the index.
 pub(crate) fn swap_out<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
@@ -167,11 +168,11 @@ pub(crate) fn swap_out<'m, P: Platform>(
         folios.clear();
         return ObjectFolio::NotReclaimable;
     }
-    // Dropped last: it keeps the object.
+    // Dropped last, because it keeps the object.
     let alone = object.invalidate_lock.try_write(memory.platform());
     let changes = object.changes.try_read(memory.platform());
     let (Some(alone), Some(_)) = (&alone, &changes) else {
-        // First: without `alone`, the locks of the folios keep the object.
+        // Dropped first: without `alone`, the locks of the folios keep the object.
         drop(changes);
         folios.clear();
         return ObjectFolio::Busy;
@@ -193,8 +194,8 @@ pub(crate) fn swap_out<'m, P: Platform>(
     if folios.iter().any(|leaving| leaving.plan.mapped) {
         unmap(memory, object, folios, spare, &alone.proof);
     }
-    // After clearing the entries, which lead to the folios: a pin taken through one is visible
-    // here.
+    // After the entries that lead to the folios were cleared: a pin that was taken through such an
+    // entry is visible here.
     fence(Ordering::SeqCst);
     for leaving in folios.drain(..) {
         let Plan { slots: Some(slots), mapped, stays, .. } = leaving.plan else { continue };
@@ -234,7 +235,7 @@ fn plan<P: Platform>(
 }
 
 /// Unmaps the folios, in one walk with one flush for each VMA. With [`Spare::Used`], a recently
-/// used folio is recorded and stays mapped. So does a folio that is locked into memory.
+/// used folio is recorded and stays mapped. A folio that is locked into memory also stays mapped.
 fn unmap<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -268,7 +269,7 @@ fn unmap<P: Platform>(
             let recurs = !hit.vma.flags().intersects(once);
             let protected = hit.vma.dropped_protection();
             let start = hit.vma.page_offset_of(part.start());
-            // The runs ascend as the folios do.
+            // The runs are in ascending order, like the folios.
             let mut next = 0;
             let zapped = edit.zap_chosen(part, protected, |mapped| {
                 let page = start + u64::from(mapped.number);
@@ -351,9 +352,11 @@ fn send<P: Platform>(
         }
     };
     locked.lock().detach_from_object();
-    // One of the index's references is the swap cache's now. The caller's is the batch's.
+    // One of the index's references now belongs to the swap cache. The caller's reference now
+    // belongs to the batch.
     if named > 1 {
-        // SAFETY: 1. the index has lost its pages to the slots, and their references with them.
+        // SAFETY: 1. the index has replaced the pages by the slots and passed on the references to
+        // the pages.
         unsafe { memory.frames.folio(folio).release_pages(named - 1) };
     }
     batch.add(slots, VirtAddr(first << PAGE_SHIFT), InCache::New);
@@ -362,7 +365,7 @@ fn send<P: Platform>(
 }
 
 /// Counts a reference to the slots of the victim's pages and enters the slots into the index. On
-/// failure changes only their counts. Returns the number of pages.
+/// failure, only the counts of the slots have changed. Returns the number of pages.
 fn enter_slots<P: Platform>(victim: &PlacedFolio<'_, P>, slots: SlotRun) -> Result<u32, Obstacle> {
     let PlacedFolio { memory, object, first, .. } = *victim;
     let mut from = first;

@@ -1,11 +1,11 @@
-//! `fsync(2)`: stores all dirty pages of a range, at once or in steps.
+//! `fsync(2)`: stores all dirty pages of a range, in one call or in steps.
 //!
-//! Any number of calls may save at the same time. None meets a page that another call stores,
-//! because such a page is not dirty. So at its end each call waits for the writes that others had
-//! begun before.
+//! Any number of calls may save at the same time. No call finds a page that another call is
+//! storing, because such a page is not dirty. So at its end, each call waits for the writes that
+//! other calls had begun before.
 //!
-//! A call that blocks and one in steps run the same loop ([`Save::run`]). It holds nothing while it
-//! waits: its state is the position in the range.
+//! A blocking call and a call in steps run the same loop ([`Save::run`]). The loop holds nothing
+//! while it waits, because its only state is the position in the range.
 
 use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PageRange};
@@ -20,39 +20,40 @@ use super::save::{Rules, Saved, Tried, next_to_store, save_from};
 use super::state::pages_of;
 use super::{Object, ObjectState, PolledWait, Wait};
 
-/// The number of pages that are saved at a time: 16 MiB. Writers of any of them wait.
+/// The maximum number of pages that are saved at a time: 16 MiB. Writers to any of these pages
+/// wait.
 const PAGES: u32 = 4096;
 
-/// The rules of a batch of pages before `end`.
+/// The rules for a batch of pages before `end`.
 fn rules_up_to(end: u64) -> Rules {
     Rules { end, turn: u64::MAX, most: PAGES, tried: Tried::Once }
 }
 
-/// The number of changes of one page for which a sync in steps waits before it makes the next ones
+/// The number of changes of one page for which a sync in steps waits before it makes later changes
 /// wait.
 const PATIENCE: u32 = 8;
 
 impl<P: Platform> Object<'_, P> {
     /// Stores the changes of the file in `length` bytes from `offset` on, made through mappings or
     /// otherwise, and returns when the pager has them. Does nothing for shared memory. Holds no
-    /// lock while the pager works. Pages beyond the file's size at the beginning, and pages written
-    /// behind the call's position, are left to the next: a continuous writer does not delay it.
-    /// (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
+    /// lock while the pager works. Pages beyond the file's size at the start of the call, and pages
+    /// written behind the call's position, are left to the next call, so a continuous writer does
+    /// not delay this one. (Linux: `fsync(2)`, `msync(2)` with `MS_SYNC`.)
     ///
-    /// A page that the pager has failed to store is tried once more, by the next call that comes to
-    /// it. After that it is left until it is written again, or forgotten
+    /// A page that the pager has failed to store is retried once, by the next call that reaches it.
+    /// After that, the page is skipped until it is written again or forgotten
     /// ([`Object::discard_failed`]).
     ///
-    /// Context: may sleep. Complexity: linear in the dirty pages; for each batch of up to 32 runs,
-    /// one walk over the mappings of any of them.
+    /// Context: may sleep. Complexity: linear in the dirty pages, plus, for each batch of up to 32
+    /// runs, one walk over the mappings of these runs.
     ///
     /// # Errors
-    /// The pager's error, mostly [`Error::InputOutput`]; the rest of the range is stored
-    /// nevertheless. [`Error::Interrupted`] if a fatal signal is pending, between two pieces of at
-    /// most 16 MiB. Pages that were not stored stay dirty.
+    /// The pager's error, mostly [`Error::InputOutput`]; the rest of the range is still stored.
+    /// [`Error::Interrupted`] if a fatal signal is pending between two pieces of at most 16 MiB.
+    /// Pages that were not stored stay dirty.
     pub fn sync(&self, offset: u64, length: u64) -> Result<(), Error> {
         let (memory, pages) = (self.memory, pages_in(offset, length));
-        // A stored page is not dirty any more, so a retry does not store it again.
+        // A stored page is no longer dirty, so a retry does not store it again.
         memory.retry(|| save(memory, self.state(), pages, Until::FatalSignal))?;
         memory.clock.exhausted.forget();
         Ok(())
@@ -69,7 +70,7 @@ fn pages_in(offset: u64, length: u64) -> PageRange {
 pub(super) enum Until {
     /// A fatal signal.
     FatalSignal,
-    /// None: an unsaved page would be lost.
+    /// No condition: an unsaved page would be lost.
     End,
 }
 
@@ -85,30 +86,30 @@ pub(super) fn save<P: Platform>(
     }
     let mut save = Save::new(memory, object, range);
     loop {
-        // It never stops.
+        // With a blocking thread, the save never stops early.
         if let Some(result) = save.run(memory, object, until, &mut BlockingThread) {
             return result;
         }
     }
 }
 
-/// A save of a range that has begun.
+/// A save of a range, in progress.
 #[derive(Debug)]
 struct Save {
     range: PageRange,
-    /// The first page of the dirty pages to store.
+    /// The page from which dirty pages still have to be stored.
     from: u64,
     /// The first error.
     result: Result<(), Failure>,
-    /// The number of writes that had failed before it looked for dirty pages.
+    /// The number of failed writes before the save looked for dirty pages.
     failures: u64,
-    /// Once all dirty pages are stored: the writes with lower numbers are waited for.
+    /// Set once all dirty pages are stored: the save then waits for the writes with lower numbers.
     waits_below: Option<u64>,
 }
 
-/// The way in which a save waits. `None` and `false` stop it.
+/// The way in which a save waits. The results `None` and `false` stop the save.
 trait Waiting<P: Platform> {
-    /// Stores the next dirty pages, of which `run` is the first.
+    /// Stores the next dirty pages, starting with `run`.
     fn store(
         &mut self,
         memory: &Memory<P>,
@@ -121,7 +122,7 @@ trait Waiting<P: Platform> {
     fn wait(&mut self, memory: &Memory<P>, object: &ObjectState, ticket: Ticket) -> bool;
 }
 
-/// The thread waits.
+/// A thread that blocks.
 struct BlockingThread;
 
 impl<P: Platform> Waiting<P> for BlockingThread {
@@ -150,7 +151,7 @@ impl Save {
         Self { range, from: range.first, result: Ok(()), failures, waits_below: None }
     }
 
-    /// Starts over. Stored pages are not dirty any more.
+    /// Starts over. Stored pages are no longer dirty.
     fn restart<P: Platform>(&mut self, memory: &Memory<P>, object: &ObjectState) {
         (self.from, self.result, self.waits_below) = (self.range.first, Ok(()), None);
         self.failures = failures(memory, object);
@@ -162,7 +163,7 @@ impl Save {
         self.from = saved.after;
     }
 
-    /// Saves all, or up to a place at which `waiting` stops.
+    /// Saves all pages, or the pages up to a point at which `waiting` stops.
     #[inline]
     fn run<P: Platform>(
         &mut self,
@@ -178,7 +179,7 @@ impl Save {
                 None => {
                     self.store_dirty(memory, object, until, waiting)?;
                     // Pages that other calls were storing when this one began are not dirty, but
-                    // not stored yet either.
+                    // are not stored yet.
                     pages.alone(platform, |_, in_flight, _| in_flight.next_number())
                 }
             };
@@ -191,12 +192,13 @@ impl Save {
             if self.result.is_err() || failures(memory, object) == self.failures {
                 return Some(self.result);
             }
-            // Some of them may be dirty again. The call that failed knows, but our caller does not.
+            // Some of the pages may be dirty again. The call that failed knows the error, but this
+            // call's caller does not.
             self.restart(memory, object);
         }
     }
 
-    /// Saves the dirty pages that no other call saves. `None` if `waiting` stops it.
+    /// Saves the dirty pages that no other call is saving. `None` if `waiting` stops the save.
     #[inline]
     fn store_dirty<P: Platform>(
         &mut self,
@@ -213,7 +215,7 @@ impl Save {
                 self.result = self.result.and(Err(signal.into()));
                 return Some(());
             }
-            // Checked before others are excluded: often, no page is dirty.
+            // Checked before other threads are excluded, because often no page is dirty.
             let within = self.range.end.min(object.size_in_pages());
             let left = PageRange { first: self.from, end: within };
             let Some(run) = next_to_store(memory, object, left, Tried::Once) else {
@@ -225,27 +227,27 @@ impl Save {
     }
 }
 
-/// The number of writes of the object that have failed.
+/// The number of failed writes of the object.
 fn failures<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> u64 {
     object.pages.alone(memory.platform(), |_, in_flight, _| in_flight.failures())
 }
 
-/// A save in steps: no thread need wait for its batches.
+/// A save in steps, in which no thread needs to wait for the batches.
 #[derive(Debug)]
 pub(crate) struct FollowedSave<'m, P: Platform> {
     save: Save,
-    /// The batch that it has begun.
+    /// The batch that the save has begun.
     batch: Option<FollowedBatch<'m, P>>,
-    /// The number of changes of the next page for which it has waited.
+    /// The number of changes of the next page for which the save has waited.
     passed: u32,
 }
 
-/// The way in which a [`FollowedSave`] waits: it stops.
+/// The way in which a [`FollowedSave`] waits: it stops the save.
 struct Steps<'w, 'm, P: Platform> {
     memory: &'m Memory<P>,
     batch: &'w mut Option<FollowedBatch<'m, P>>,
     passed: &'w mut u32,
-    /// The thing to wait for.
+    /// The ticket to wait for.
     ticket: Option<Ticket>,
 }
 
@@ -269,11 +271,11 @@ impl<P: Platform> Waiting<P> for Steps<'_, '_, P> {
                 if self.ticket.is_some() {
                     return None;
                 }
-                // Another sync has started to store the page, or the change has ended: checks
-                // again.
+                // Another sync has started to store the page, or the change has ended, so the check
+                // is repeated.
                 return Some(Saved { result: Ok(()), after: run.page, stored: 0 });
             }
-            // No memory for the record, or changes without end: the thread waits.
+            // The record cannot be allocated, or changes never end, so the thread waits.
             Ok((_, None)) | Err(_) => {
                 *self.passed = 0;
                 return Some(save_from(memory, object, run, rules));
@@ -301,13 +303,13 @@ impl<'m, P: Platform> FollowedSave<'m, P> {
         Self { save, batch: None, passed: 0 }
     }
 
-    /// Starts over, after an error. Stored pages are not dirty any more.
+    /// Starts over after an error. Stored pages are no longer dirty.
     pub(crate) fn restart(&mut self, object: &Object<'m, P>) {
         self.save.restart(object.memory, object.state());
     }
 
-    /// Continues with the object, which is the same each time, until everything is stored or the
-    /// returned wait is necessary.
+    /// Continues the save until everything is stored or the returned wait is necessary. `object` is
+    /// the same in each call.
     ///
     /// # Errors
     /// As [`save`].

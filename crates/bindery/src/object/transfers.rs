@@ -1,5 +1,5 @@
-//! Reads, changes and turns of pages: each begins in one step with a check of the list of records
-//! ([`super::in_flight`]), and its thread waits with no lock held.
+//! Reads, changes and turns of pages: each of them begins in one step with a check of the list of
+//! records ([`super::in_flight`]), and its thread waits with no lock held.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,22 +17,22 @@ use super::page_index::Pages;
 /// The effect of a change on the reads that overlap it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reads {
-    /// Their content stays valid, for all pages that the index lacks afterwards.
+    /// The reads stay valid for all pages that the index lacks after the change.
     Stay,
-    /// They are canceled.
+    /// The reads are canceled.
     Canceled,
 }
 
 /// The reason why a read does not begin.
 pub(super) enum Refused {
-    /// The pages are not needed any more.
+    /// The pages are no longer needed.
     NotNeeded,
     /// Another record is in the way.
     Busy(InTheWay),
 }
 
-/// A record in the list, until this is dropped. Having one means: the record was inserted into the
-/// list of `pages`, and only this removes it.
+/// A record in the list of `pages`, until this is dropped. The existence of this value implies that
+/// the record was inserted, and only dropping the value removes it.
 struct Listed<'a, P: Platform> {
     pages: &'a Pages,
     platform: &'a P,
@@ -42,7 +42,7 @@ struct Listed<'a, P: Platform> {
 impl<P: Platform> Drop for Listed<'_, P> {
     fn drop(&mut self) {
         let wanted = self.pages.alone(self.platform, |_, in_flight, ends| {
-            // SAFETY: 1. `self` is the only value for the record.
+            // SAFETY: 1. `self` is the only value that represents the record.
             unsafe { in_flight.take(ends, self.record) }
         });
         if wanted {
@@ -52,11 +52,11 @@ impl<P: Platform> Drop for Listed<'_, P> {
 }
 
 impl Pages {
-    /// Inserts a record of a read into the list, unless another record is in the way or the pages
-    /// are not needed. `needed` checks the latter in the same step.
+    /// Inserts a record of a read into the list, unless another record is in the way or `needed`,
+    /// which is checked in the same step, finds that the pages are not needed.
     ///
     /// # Safety
-    /// 1. As of [`InFlight::insert`].
+    /// 1. As for [`InFlight::insert`].
     pub(super) unsafe fn begin_read<P: Platform>(
         &self,
         platform: &P,
@@ -77,8 +77,8 @@ impl Pages {
         })
     }
 
-    /// Runs `work`, which takes the object's locks and changes the pages. During it no fetch or
-    /// `sync` of them begins, and no `sync` stores them. Called without locks.
+    /// Runs `work`, which acquires the object's locks and changes the pages. While it runs, no
+    /// fetch or `sync` of the pages begins, and no `sync` stores them. Called without locks.
     pub(super) fn with_change<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -91,8 +91,8 @@ impl Pages {
             if reads == Reads::Canceled {
                 in_flight.cancel_reads(pages);
             }
-            // SAFETY: 1. the record stays in this frame, and is only borrowed shared; `_listed`
-            // removes it before the frame ends.
+            // SAFETY: 1. the record stays in this stack frame and is only borrowed as shared;
+            // `_listed` removes it before the frame ends.
             unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) }
         });
         let _listed = Listed { pages: self, platform, record: &record };
@@ -103,13 +103,13 @@ impl Pages {
         work()
     }
 
-    /// As [`Pages::with_change`] of content that stays valid, for a caller that must not wait:
-    /// fails at once if a write or a turn is in the way, since a value that lies in a queue of the
-    /// embedder's would keep others from the pages.
+    /// As [`Pages::with_change`] for content that stays valid, for a caller that must not wait:
+    /// fails immediately if a write or a turn is in the way. No record waits in the list, because
+    /// a value that lies in a queue of the embedder would keep other threads from the pages.
     ///
     /// # Errors
-    /// A ticket for what has to be waited for. The next attempt may have to wait again, like that
-    /// of a fault.
+    /// A ticket for the end of the obstacle. The next attempt may have to wait again, like that of
+    /// a fault.
     pub(super) fn try_change<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -130,8 +130,8 @@ impl Pages {
         Ok(work())
     }
 
-    /// Runs `work` with a number once all changes that overlap the pages are younger than it; the
-    /// younger ones wait for its end. Called without locks.
+    /// Runs `work` with a number, once no change that overlaps the pages is older than the number;
+    /// younger changes wait until `work` ends. Called without locks.
     pub(super) fn with_turn<P: Platform, R>(
         &self,
         memory: &Memory<P>,
@@ -182,7 +182,7 @@ impl Pages {
         })
     }
 
-    /// Waits for the ticket that `busy` returns, until it returns none.
+    /// Waits for each ticket that `busy` returns, until it returns `None`.
     fn wait_while<P: Platform>(
         &self,
         memory: &Memory<P>,
@@ -194,7 +194,7 @@ impl Pages {
         }
     }
 
-    /// A ticket for the end of a write that stores one of the pages. `None` if none does, which
+    /// A ticket for the end of a write that stores one of the pages. `None` if no write does, which
     /// stays true for as long as the caller holds the invalidate lock.
     #[inline]
     pub(super) fn being_stored<P: Platform>(
@@ -212,7 +212,7 @@ impl Pages {
         })
     }
 
-    /// The record that keeps a fetch from the pages, if there is one.
+    /// The record that blocks a fetch of the pages, if one exists.
     pub(super) fn keeps_from_reading<P: Platform>(
         &self,
         platform: &P,
@@ -221,7 +221,7 @@ impl Pages {
         self.alone(platform, |_, in_flight, ends| in_flight.in_the_way(ends, pages))
     }
 
-    /// Whether `vacant` is true of the index, and no record blocks a fetch of the pages.
+    /// Whether `vacant` returns true for the index and no record blocks a fetch of the pages.
     pub(super) fn is_free_for_reading<P: Platform>(
         &self,
         platform: &P,
@@ -237,8 +237,8 @@ impl Pages {
     /// without locks.
     pub(super) fn wait<P: Platform>(&self, memory: &Memory<P>, ticket: Ticket) {
         if ticket.is_detached {
-            // The thread that ends it need not keep the object, and so wakes only threads that wait
-            // for answers.
+            // The thread that ends a detached write need not keep the object, so it wakes only
+            // threads that wait for answers.
             memory.answers.completions.wait(memory.platform(), &mut || {
                 settle_written(memory);
                 self.ends.word(ticket).is_none()

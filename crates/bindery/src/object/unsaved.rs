@@ -1,12 +1,13 @@
-//! The pages of a file that its pager has yet to store: counted, limited, and found again.
+//! The pages of a file that its pager has yet to store: counting them, limiting them, and finding
+//! them again.
 //!
-//! A page is *unsaved* from the moment that it is marked dirty until the pager has stored it, or
-//! it is dropped. Each object counts its own, under its index lock. The counts that all CPUs share
-//! ([`DirtyLimit`]) get them in steps of 32 beyond the first 32, so a program that writes a large
-//! file seldom touches them.
+//! A page is *unsaved* from the time when it is marked dirty until the pager has stored it or it is
+//! dropped. Each object counts its own unsaved pages, under its index lock. The counts that all
+//! CPUs share ([`DirtyLimit`]) are exact for the first 32 pages of a file and then change in steps
+//! of 32, so a program that writes a large file seldom touches them.
 //!
-//! Objects with unsaved pages are in a list, in the order in which they got their first one. So a
-//! call that stores pages of a file system finds them without visiting the clean files.
+//! Objects with unsaved pages are in a list, in the order in which they got their first unsaved
+//! page. So a call that stores pages of a file system finds the files without visiting clean ones.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,10 +24,11 @@ use super::in_flight::InFlight;
 use super::lent::Lent;
 use super::registry::Registry;
 
-/// The unsaved pages of a file, up to which the shared counts are exact, and the step beyond.
+/// The number of unsaved pages of a file up to which the shared counts are exact, and the step
+/// beyond it.
 const STEP: u64 = 32;
 
-/// The number of pages that `pages` unsaved ones of a file count as.
+/// The number of pages that the shared counts contain for `pages` unsaved pages of a file.
 fn counted(pages: u64) -> u64 {
     if pages > STEP { pages.next_multiple_of(STEP) } else { pages }
 }
@@ -34,9 +36,9 @@ fn counted(pages: u64) -> u64 {
 /// The pages of an object that its pager has yet to store.
 #[derive(Clone, Copy)]
 pub(super) struct UnsavedPages {
-    /// Dirty, or being stored.
+    /// The number of pages that are dirty or being stored.
     all: u64,
-    /// The number of its pages that the pager has failed to store.
+    /// The number of the object's pages that the pager has failed to store.
     failed: u64,
 }
 
@@ -49,15 +51,15 @@ impl UnsavedPages {
 
 /// The unsaved pages of an object.
 pub(super) struct Unsaved {
-    /// The limit of its file system, if it has one.
+    /// The limit of the object's file system, if it has one.
     limit: Option<Lent<DirtyLimit>>,
-    /// The object, once it is in the registry.
+    /// The object that this belongs to, once it is in the registry.
     object: AtomicPtr<ObjectState>,
-    /// The number of its pages in the shared counts. Changes with the index lock held for writing,
-    /// as the next.
+    /// The number of the object's pages in the shared counts. Like `storable`, changes only with
+    /// the index lock held for writing.
     charged: AtomicU64,
-    /// The number of its pages that are being stored, or that a limit may have stored: all but
-    /// those that have failed. Too low while a `sync` tries one of those again.
+    /// The number of the object's pages that are being stored or that a limit may cause to be
+    /// stored: all except the failed ones. Too low while a `sync` retries a failed page.
     storable: AtomicU64,
     /// The links in the registry's list, under its lock.
     pub(super) next: AtomicPtr<ObjectState>,
@@ -76,38 +78,39 @@ impl Unsaved {
         }
     }
 
-    /// Sets the object that this is a part of.
+    /// Sets the object that this belongs to.
     pub(super) fn set_object(&self, object: NonNull<ObjectState>) {
         self.object.store(object.as_ptr(), Relaxed);
     }
 
-    /// Whether pages are being stored, or may be; may be outdated.
+    /// Whether pages are being stored or may be stored; may be outdated.
     pub(super) fn has_storable(&self) -> bool {
         self.storable.load(Relaxed) > 0
     }
 
-    /// The number of its pages in the shared counts; may be outdated.
+    /// The number of the object's pages in the shared counts; may be outdated.
     pub(super) fn counted(&self) -> u64 {
         self.charged.load(Relaxed)
     }
 
-    /// Whether there are any; may be outdated.
+    /// Whether the object has unsaved pages; may be outdated.
     pub(super) fn has_any(&self) -> bool {
         self.charged.load(Relaxed) > 0
     }
 
-    /// The limit of its file system, if it has one.
+    /// The limit of the object's file system, if it has one.
     pub(super) fn limit(&self) -> Option<&DirtyLimit> {
         self.limit.as_ref().map(Lent::get)
     }
 
-    /// Changes the number of its pages in the shared counts, but not those.
+    /// Changes the recorded number of the object's pages in the shared counts, but not the counts
+    /// themselves.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn damage(&self, by: i64) {
         self.charged.fetch_add(by as u64, Relaxed);
     }
 
-    /// Updates the counts and the list to these pages. The index lock is held for writing.
+    /// Updates the counts and the list for these pages. The index lock is held for writing.
     #[cold]
     pub(super) fn set<P: Platform>(&self, memory: &Memory<P>, pages: UnsavedPages) {
         self.storable.store(pages.all - pages.failed, Relaxed);
@@ -125,7 +128,7 @@ impl Unsaved {
         let Some(object) = NonNull::new(self.object.load(Relaxed)) else { return };
         let registry = Registry::of(memory);
         if before == 0 {
-            // SAFETY: 1. the object has pages, so it lives; it is in the list exactly while
+            // SAFETY: 1. the object has pages, so it lives; it is in the list exactly when
             // `charged` is not 0, which the index lock guards.
             unsafe { registry.add_unsaved(object) };
         } else if now == 0 {
@@ -136,19 +139,19 @@ impl Unsaved {
 }
 
 impl ObjectState {
-    /// The number of its pages in the shared counts, for the auditor.
+    /// The number of the object's pages in the shared counts, for the auditor.
     pub(crate) fn counted_unsaved(&self) -> u64 {
         self.pages.unsaved.charged.load(Relaxed)
     }
 
-    /// Whether that is the right one, while no page is being stored; for the auditor.
+    /// Whether that number is correct, while no page is being stored; for the auditor.
     pub(crate) fn has_counted_unsaved<P: Platform>(&self, platform: &P) -> bool {
         let dirty = self.pages.look(platform, |index| index.dirty_count());
         counted(dirty) == self.counted_unsaved()
     }
 
-    /// Whether a further page of the file may become dirty. A writer waits only for pages that its
-    /// own pager may still store: a limit that others fill does not stop it.
+    /// Whether another page of the file may become dirty. A writer waits only for pages that its
+    /// own pager may still store, so a limit that the pages of others fill does not block it.
     #[inline]
     pub(super) fn room_for_dirty<P: Platform>(&self, memory: &Memory<P>) -> Room {
         let own = self.pages.unsaved.limit();
@@ -179,21 +182,21 @@ impl ObjectState {
     }
 }
 
-/// Whether a further page may become dirty.
+/// Whether another page may become dirty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
     Yes,
-    /// Once others are stored, which the writer can do.
+    /// Yes, once other pages are stored, which the writer can do.
     AfterStores,
-    /// The pager has failed to store all that fills the limit.
+    /// No: the pager has failed to store all pages that fill the limit.
     No,
 }
 
 /// The unsaved pages of a set of files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnsavedFiles {
-    /// The number of files of which some are being stored, or may be.
+    /// The number of files with pages that are being stored or may be stored.
     pub(super) storable: u64,
-    /// Their number in the shared counts.
+    /// The number of the files' pages in the shared counts.
     pub(super) pages: u64,
 }

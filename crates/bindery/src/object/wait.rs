@@ -1,4 +1,4 @@
-//! The things that a call or a fault waits for, with its locks released.
+//! The reasons for which a call or a fault waits, with its locks released.
 
 use core::convert::Infallible;
 
@@ -18,26 +18,26 @@ use super::read_ahead::NextWindow;
 use super::transfers::Reads;
 use super::write_back::make_room;
 
-/// The reason why a call or a fault cannot continue under its locks: it releases all of them, waits
-/// for this, and tries again. A value, so that a caller that must not wait passes it on instead
-/// ([`crate::AddressSpace::try_fault`]). Only a wait for a handler borrows: the message in its
-/// queue. It is a variant of [`Wait<HandlerWait>`] only.
+/// The reason why a call or a fault cannot continue with its locks held: it releases all of them,
+/// waits, and retries. This is a value, so that a caller that must not wait can pass it on instead
+/// ([`crate::AddressSpace::try_fault`]). Only a wait for a handler borrows anything: the message in
+/// the handler's queue. That variant exists only in [`Wait<HandlerWait>`].
 #[derive(Debug)]
 #[must_use = "the call would try again at once"]
 pub(crate) enum Wait<H = Infallible> {
     /// Pages that must be fetched from the pager.
     Pages(Fetch),
-    /// Pages after those that the call needs. The pager should start to read them.
+    /// Pages after those that the call needs; the pager should start to read them.
     ReadAhead(NextWindow),
-    /// Work that the pager does already.
+    /// Work that the pager is already performing.
     Pager(Ticket),
     /// A page that a swap device reads for the caller.
     SwapRead(DeviceRead),
-    /// A folio in the swap cache whose lock another thread or a device has.
+    /// A folio in the swap cache whose lock is held by another thread or a device.
     SwapCache {
-        /// The area of one of its slots.
+        /// The area of one of the folio's slots.
         area: u8,
-        /// The number of that slot.
+        /// The number of the slot.
         slot: u64,
     },
     /// A free request of a swap area whose requests are all in use.
@@ -45,17 +45,17 @@ pub(crate) enum Wait<H = Infallible> {
         /// The area.
         area: u8,
     },
-    /// A folio whose lock another thread or a device has.
+    /// A folio whose lock is held by another thread or a device.
     Folio(HeldFolio),
     /// The handler of a userfaultfd, for a fault whose message is in the queue.
     Handler(H),
-    /// Memory that is kept though unused, collected for a large folio.
+    /// Unused memory that is retained by caches and must be collected for a large folio.
     Memory,
-    /// Dirty pages, stored to make room for another one ([`crate::DirtyLimit`]).
+    /// Dirty pages that must be stored to make room for another one ([`crate::DirtyLimit`]).
     DirtyLimit,
 }
 
-/// The wait of a fault for a handler, or none.
+/// The wait of a fault for a handler, if any.
 pub(crate) trait ForHandler {
     /// Waits until the handler has answered.
     ///
@@ -85,10 +85,10 @@ impl ForHandler for HandlerWait<'_> {
 }
 
 impl<H: ForHandler> Wait<H> {
-    /// Waits, without any lock. Returns a reference to the folio that the caller needs, which keeps
-    /// the folio in memory until the caller has tried again. `None` if there is no folio to keep:
-    /// another thread fetches it, or it was dropped already. `object` is the one whose pages the
-    /// call needs.
+    /// Waits, without any lock. Returns a reference to the folio that the caller needs, which holds
+    /// the folio in memory until the caller has retried. `None` if no folio exists to hold, because
+    /// another thread is fetching it or it was already dropped. `object` is the object whose pages
+    /// the call needs.
     ///
     /// # Errors
     /// The pager's or the device's error; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may
@@ -101,7 +101,8 @@ impl<H: ForHandler> Wait<H> {
         self.wait_for_known(memory, object)
     }
 
-    /// As [`Wait::wait`], for a caller that knows the variant: the compiler omits the others.
+    /// As [`Wait::wait`], for a caller that knows the variant, so that the compiler omits the other
+    /// variants.
     #[inline(always)]
     pub(crate) fn wait_for_known<'m, P: Platform>(
         self,
@@ -153,7 +154,7 @@ impl<H: ForHandler> Wait<H> {
         }
     }
 
-    /// Whether a fault that waits for this counts as major, if it gets a folio.
+    /// Whether a fault that waits for this counts as major if the wait returns a folio.
     pub(crate) fn is_major(&self) -> bool {
         match self {
             Self::Pages(_) | Self::SwapRead(_) => true,
@@ -170,8 +171,7 @@ impl<H: ForHandler> Wait<H> {
 }
 
 impl Wait {
-    /// Ends a wait that its caller does not need any more, or cannot keep. It holds nothing
-    /// afterwards.
+    /// Ends a wait that the caller no longer needs or cannot keep. Holds no resources afterwards.
     pub(crate) fn cancel<P: Platform>(self, memory: &Memory<P>) {
         match self {
             Self::SwapRead(read) => read.give_up(memory),
@@ -188,17 +188,17 @@ impl Wait {
     }
 }
 
-/// The reason why a call cannot get a page under its locks.
+/// The reason why a call cannot get a page with its locks held.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The attempt has failed.
     Failed(Failure),
-    /// It must wait and try again.
+    /// The call must wait and retry.
     Wait(Wait),
 }
 
 impl Stop {
-    /// The read that must be finished though the caller does not wait, if one was begun.
+    /// The started read, if any, that must be finished although the caller does not wait.
     #[cold]
     pub(super) fn begun_read(self) -> Option<DeviceRead> {
         if let Self::Wait(Wait::SwapRead(read)) = self { Some(read) } else { None }
@@ -230,9 +230,9 @@ impl From<Wait> for Stop {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Runs `work`, which changes the pages, with the object's changes held; for a file, while the
-    /// pager has none of the pages. If `work` must wait, releases all locks for the wait, and runs
-    /// it again. Called without locks.
+    /// Runs `work`, which changes the pages, with the object's changes held and, for a file, while
+    /// the pager stores none of the pages. If `work` must wait, releases all locks for the wait and
+    /// runs `work` again. Called without locks.
     pub(super) fn change_pages<R>(
         &self,
         pages: PageRange,
@@ -240,8 +240,8 @@ impl<P: Platform> Object<'_, P> {
         mut work: impl FnMut() -> Result<R, Stop>,
     ) -> Result<R, Failure> {
         let (platform, state) = (self.memory.platform(), self.state());
-        // The pages fetched last: the first and the last page of a range may both be needed at
-        // once.
+        // The last two folios fetched, because the first and the last page of a range may both be
+        // needed at the same time.
         let (mut _kept, mut _kept_before) = (None, None);
         loop {
             let mut locked = || state.changes.with_write(platform, &mut work);

@@ -12,8 +12,8 @@ use crate::platform::Platform;
 use super::last_holder::free_record;
 use super::{Object, ObjectState, Pager, Registry};
 
-/// A handle that does not keep its object: for a table of files that finds an object as long as
-/// something else uses it. It keeps a record of some hundred bytes, and no pages. (Rust:
+/// A handle that does not keep its object alive. It serves a table of files that finds an object
+/// only while other users hold it. It keeps a record of some hundred bytes, and no pages. (Rust:
 /// [`alloc::sync::Weak`](https://doc.rust-lang.org/alloc/sync/struct.Weak.html).)
 ///
 /// ```
@@ -41,51 +41,51 @@ unsafe impl<P: Platform> Send for WeakObject<'_, P> {}
 unsafe impl<P: Platform> Sync for WeakObject<'_, P> {}
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// A handle that does not keep the object.
+    /// Creates a handle that does not keep the object alive.
     ///
     /// Context: any. Complexity: constant.
     pub fn downgrade(&self) -> WeakObject<'m, P> {
         self.state().keep_record();
-        // SAFETY: 1. kept above.
+        // SAFETY: 1. the reference was added above.
         unsafe { WeakObject::of_record(self.memory, self.state) }
     }
 }
 
 impl<'m, P: Platform> WeakObject<'m, P> {
-    /// The handle of a caller that keeps a record.
+    /// Makes a handle for a caller that has a reference to the record.
     ///
     /// # Safety
-    /// 1. The caller keeps the record; the handle does so in its place.
+    /// 1. The caller has a reference to the record and passes it to the handle.
     pub(super) unsafe fn of_record(memory: &'m Memory<P>, state: NonNull<ObjectState>) -> Self {
         Self { memory, state, pager: PhantomData }
     }
 
     fn state(&self) -> &ObjectState {
-        // SAFETY: the handle keeps the record.
+        // SAFETY: the handle has a reference to the record.
         unsafe { self.state.as_ref() }
     }
 
-    /// A handle that keeps the object. `None` if its last holder was released: its pages are gone,
-    /// or about to go.
+    /// A handle that keeps the object alive. `None` if the object's last holder was released: its
+    /// pages are dropped, or about to be.
     ///
     /// Context: spins. Complexity: constant.
     pub fn upgrade(&self) -> Option<Object<'m, P>> {
         let held = Registry::of(self.memory).hold(self.state());
-        // SAFETY: 1. it is a holder.
+        // SAFETY: 1. the caller has become a holder.
         held.then(|| unsafe { Object::of_holder(self.memory, self.state) })
     }
 
-    /// The number of [`Object::identity`].
+    /// The number that [`Object::identity`] returns.
     ///
     /// Context: any.
     pub fn identity(&self) -> u64 {
         self.state().identity()
     }
 
-    /// Waits until an object that leaves has left, and its pager has heard of it. Called without
-    /// locks, for an object with a name that has no holder any more.
+    /// Waits until a leaving object has left and its pager was notified. Called without locks, for
+    /// an object with a name that no longer has a holder.
     pub(super) fn wait_until_left(self) {
-        // `last_holder` has them from before the object is without holders, to the end.
+        // `last_holder` holds the changes from before the object loses its last holder to the end.
         self.state().changes.with_read(self.memory.platform(), || ());
     }
 }
@@ -99,7 +99,7 @@ impl<P: Platform> Clone for WeakObject<'_, P> {
 
 impl<P: Platform> Drop for WeakObject<'_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. the handle's own, which is no holder.
+        // SAFETY: 1. the reference is the handle's own, and the handle is not a holder.
         unsafe { free_record(self.memory, self.state) };
     }
 }

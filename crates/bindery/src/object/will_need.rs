@@ -1,5 +1,5 @@
 //! Pages that a program has announced (`MADV_WILLNEED`): shared memory is swapped in before an
-//! access needs it, unless memory is short; the pager begins to read those of a file.
+//! access needs it, unless memory is short; for a file, the pager starts to read the pages.
 
 use crate::Memory;
 use crate::addr::{Orders, PageRange};
@@ -16,9 +16,9 @@ use super::wait::Stop;
 use super::{Object, ObjectState};
 
 impl<P: Platform> Object<'_, P> {
-    /// Swaps in the first `most` of `pages`, or begins to, under one hold of the invalidate lock.
-    /// For a file, begins to read those that are missing. Returns the page to continue at; `None`
-    /// if memory is short.
+    /// Swaps in the first `most` of `pages`, or starts to, while the invalidate lock is held once.
+    /// For a file, starts to read the missing pages. Returns the page to continue at; `None` if
+    /// memory is short.
     pub(crate) fn bring_in(&self, pages: PageRange, orders: Orders, most: u64) -> Option<u64> {
         let (memory, object) = (self.memory, self.state());
         if object.is_file() {
@@ -42,14 +42,14 @@ impl<P: Platform> Object<'_, P> {
 /// The sources that pages may come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sources {
-    /// Any source; for slow ones, the reads are only started.
+    /// Any source; reads from slow sources are only started.
     All,
     /// Compressed memory.
     Memory,
 }
 
-/// Swaps in the run around `page` if that is in swap, or begins to. Returns the page to continue
-/// at; `None` if memory is short, or the page has another source. The invalidate lock is held.
+/// Swaps in the run around `page` if it is in swap, or starts to. Returns the page to continue at;
+/// `None` if memory is short or the page has another source. The invalidate lock is held.
 pub(super) fn bring_in<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
@@ -77,7 +77,7 @@ pub(super) fn bring_in<P: Platform>(
                 Ok(_) | Err(Stop::Failed(Failure::Refused(_))) => Some(page + 1),
                 Err(Stop::Wait(wait)) => {
                     if let Ok(_kept) = wait.wait(memory, None) {
-                        // From the swap cache.
+                        // The folio is now in the swap cache.
                         let _ = swap_in_here(memory, object, page, orders);
                     }
                     Some(page + 1)
@@ -91,7 +91,7 @@ pub(super) fn bring_in<P: Platform>(
     }
 }
 
-/// Begins to read the run around `page`. Returns the page after it.
+/// Starts to read the run around `page`. Returns the page after the run.
 fn begin<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,

@@ -1,7 +1,8 @@
 //! Failed writes of a file, each reported once to each opener ([`ErrorMark`]; Linux: `errseq_t`).
 //!
-//! A page may be stored long after it was written, by a call of another process. If that fails, the
-//! writers learn it from their next `fsync`. The object keeps the last error in a word:
+//! A page may be stored long after it was written, by a call of another process. If the store
+//! fails, the writers receive the error from their next `fsync`. The object keeps the last error in
+//! a word:
 //!
 //! ```text
 //!  63                    8    7     6      0
@@ -9,7 +10,8 @@
 //! ```
 //!
 //! A mark is a copy of the word. An error is new to an opener whose mark differs from the word. The
-//! count rises only when an error replaces one that was seen, so a storm of failures is one.
+//! count increases only when an error replaces one that was seen, so a burst of failures counts as
+//! one error.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +24,7 @@ const SEEN: u64 = 1 << 7;
 const ERROR: u64 = SEEN - 1;
 const ONE: u64 = 1 << 8;
 
-/// The errors of an object that one opener has seen: a part of the embedder's open file
+/// The errors of an object that one opener has seen; stored in the embedder's open file
 /// ([`Object::error_mark`]).
 ///
 /// ```
@@ -43,7 +45,7 @@ const ONE: u64 = 1 << 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ErrorMark(u64);
 
-/// The word of an object.
+/// The word of an object that holds its last error.
 pub(super) struct WriteErrors(AtomicU64);
 
 impl WriteErrors {
@@ -51,8 +53,8 @@ impl WriteErrors {
         Self(AtomicU64::new(0))
     }
 
-    /// Records the failure of a write. A lack of memory is not an error of the storage: the caller
-    /// of the write tries again.
+    /// Records the failure of a write. A lack of memory is not an error of the storage; the caller
+    /// of the write retries.
     pub(super) fn record(&self, error: PagerError) {
         let code = match error {
             PagerError::InputOutput => 1,
@@ -64,11 +66,11 @@ impl WriteErrors {
             let changed = if word & SEEN == 0 { 0 } else { ONE };
             Some((word & !(SEEN | ERROR)).wrapping_add(changed) | code)
         };
-        // It always succeeds.
+        // The update always succeeds.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 
-    /// The mark of a new opener: it learns of an error that no other has seen.
+    /// The mark of a new opener, to which an error is new that no other opener has seen.
     fn mark(&self) -> ErrorMark {
         let word = self.0.load(Ordering::Relaxed);
         ErrorMark(if word & SEEN == 0 { 0 } else { word })
@@ -102,25 +104,25 @@ impl WriteErrors {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// The mark of a new opener of a file: taken when the file is opened, and kept with the open
-    /// file. An error that no opener has seen yet is new to it, so an error is not lost because the
-    /// file was closed in between.
+    /// The mark of a new opener of a file: taken when the file is opened, and stored with the open
+    /// file. An error that no opener has seen yet is new to this opener, so an error is not lost if
+    /// the file was closed in between.
     ///
     /// Context: any.
     pub fn error_mark(&self) -> ErrorMark {
         self.state().write_errors.mark()
     }
 
-    /// Reports the last failure of a write of the file's pages, by whichever call, once for each
-    /// mark: at the end of `fsync(2)`, `fdatasync(2)` and `msync(2)` with `MS_SYNC`. Failures of
-    /// the object's last save, after all its handles and mappings, are reported to none. A failure
-    /// that a dropped [`Writeback`](crate::Writeback) has not waited for is reported once a later
-    /// call has taken the pager's answer: a sync of those pages, or reclaim.
+    /// Reports the last failure of a write of the file's pages, from any call, once for each mark.
+    /// Intended for the end of `fsync(2)`, `fdatasync(2)` and `msync(2)` with `MS_SYNC`. Failures
+    /// of the object's last save, after all handles and mappings were dropped, are reported to no
+    /// opener. A failure that a dropped [`Writeback`](crate::Writeback) has not waited for is
+    /// reported once a later call has taken the pager's answer: a sync of those pages, or reclaim.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// The pager's: [`Error::InputOutput`], [`Error::NoSpace`], [`Error::NotSupported`].
+    /// The pager's error: [`Error::InputOutput`], [`Error::NoSpace`], [`Error::NotSupported`].
     pub fn check_errors(&self, mark: &mut ErrorMark) -> Result<(), Error> {
         self.state().write_errors.check(mark)
     }
@@ -138,7 +140,8 @@ mod tests {
         errors.record(PagerError::InputOutput);
         assert_eq!(errors.check(&mut early), Err(Error::InputOutput));
         assert_eq!(errors.check(&mut early), Ok(()));
-        // One opened later does not see what another has seen; one opened before does.
+        // An opener that opens the file later does not see an error that another has seen; one that
+        // opened it before does.
         let mut late = errors.mark();
         assert_eq!(errors.check(&mut late), Ok(()));
         assert_eq!(errors.check(&mut other), Err(Error::InputOutput));

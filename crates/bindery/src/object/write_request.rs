@@ -1,4 +1,4 @@
-//! [`WriteRequest`]: pages that a pager is to store, answered during the call or later.
+//! [`WriteRequest`]: pages that a pager has to store, answered during the call or later.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -20,17 +20,17 @@ use super::{PagerError, StoredBytes};
 /// The maximum number of pieces in a request.
 pub(super) const RUNS: usize = 32;
 
-/// A write of adjacent runs of pages. It lies with the call that saves them, which waits for the
-/// answer, or in a [`DetachedBatch`].
+/// A write of adjacent runs of pages. It lies in the memory of the call that saves them and waits
+/// for the answer, or in a [`DetachedBatch`].
 pub(super) struct PageWrite<'r> {
     /// The pager's number of the file.
     file: u64,
-    /// At least one.
+    /// The runs; at least one.
     runs: &'r [IndexRun],
     /// The size of the file in bytes.
     size: u64,
     answer: Answer,
-    /// The batch of which it is a part, if any thread may end the batch.
+    /// The batch that contains the write, if any thread may end the batch.
     batch: Option<NonNull<DetachedBatch>>,
 }
 
@@ -39,12 +39,12 @@ impl<'r> PageWrite<'r> {
         Self { file, runs, size, answer: Answer::new(), batch: None }
     }
 
-    /// A part of a batch that any thread may end.
+    /// Marks the write as a part of a batch that any thread may end.
     pub(super) fn of_batch(self, batch: NonNull<DetachedBatch>) -> Self {
         Self { batch: Some(batch), ..self }
     }
 
-    /// The answer, if there is one.
+    /// The answer, if it has arrived.
     pub(super) fn answer(&self) -> Option<Result<(), PagerError>> {
         self.answer.get()
     }
@@ -54,37 +54,37 @@ impl<'r> PageWrite<'r> {
     }
 }
 
-/// Consecutive pages of a file that a pager is to store ([`crate::Pager::begin_write`]), in pieces
+/// Consecutive pages of a file that a pager has to store ([`crate::Pager::begin_write`]), in pieces
 /// of consecutive frames: adjacent dirty pages, in the fewest pieces that their frames allow, at
 /// most 32. All pieces but the last are whole pages; the last ends with the file if its size is not
 /// a multiple of the page size. The pager answers by [`WriteRequest::stored`] or
-/// [`WriteRequest::fail`], exactly once: both consume the request. One that is dropped has failed
-/// ([`PagerError::InputOutput`]).
+/// [`WriteRequest::fail`], exactly once, because both consume the request. A dropped request counts
+/// as failed ([`PagerError::InputOutput`]).
 ///
-/// A pager that waits for a device keeps the request as a value ([`WriteRequest::keep`]), and takes
-/// it up again when the device is done ([`Memory::resume_write`]), as [`crate::ReadRequest`] shows.
-/// Until the answer the pages stay where they are, and no program and no call changes them. Only a
-/// device that has pinned them can.
+/// A pager that waits for a device keeps the request as a value ([`WriteRequest::keep`]) and
+/// resumes it when the device is done ([`Memory::resume_write`]), as [`crate::ReadRequest`] shows.
+/// Until the answer, the pages stay in place, and no program or call changes them. Only a device
+/// that has pinned them can.
 ///
 /// # Context
-/// Context: any, also an interrupt handler. An answer stores a word and wakes threads
-/// ([`Platform::unpark`]); it takes no lock of the core.
+/// Context: any, including an interrupt handler. An answer stores a word and wakes threads
+/// ([`Platform::unpark`]); it acquires no lock of the core.
 #[must_use = "a request that is dropped has failed"]
 pub struct WriteRequest<'a> {
     memory: &'a (dyn Requests + 'a),
     write: NonNull<PageWrite<'static>>,
 }
 
-// SAFETY: what the request reads does not change, or is atomic, and `Requests` is `Sync`.
+// SAFETY: the fields that the request reads are constant or atomic, and `Requests` is `Sync`.
 unsafe impl Send for WriteRequest<'_> {}
 
-/// A request that a pager has kept. Its pages are being stored until it is answered: one that is
-/// dropped or forgotten is never answered, and the threads that save or change the pages wait
-/// forever.
+/// A request that a pager has kept. Its pages count as being stored until it is answered. A kept
+/// request that is dropped or forgotten is never answered, so the threads that save or change the
+/// pages wait forever.
 #[must_use = "it is answered through Memory::resume_write"]
 pub struct KeptWrite {
     write: NonNull<PageWrite<'static>>,
-    /// The identity of its memory.
+    /// The identity of the memory that the request belongs to.
     memory: u64,
 }
 
@@ -92,12 +92,12 @@ pub struct KeptWrite {
 unsafe impl Send for KeptWrite {}
 
 impl<P: Platform> Memory<P> {
-    /// Takes up a request that a pager has kept, to answer it.
+    /// Resumes a request that a pager has kept, so that the pager can answer it.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// The request itself, if it is of another memory.
+    /// The request itself, if it belongs to another memory.
     pub fn resume_write(&self, kept: KeptWrite) -> Result<WriteRequest<'_>, KeptWrite> {
         if kept.memory != self.answers.identity {
             return Err(kept);
@@ -108,16 +108,17 @@ impl<P: Platform> Memory<P> {
 
 impl<'a> WriteRequest<'a> {
     /// # Safety
-    /// 1. The write and its runs stay as they are until it is answered. It has no other request.
-    /// 2. Until then, the frames of the runs are in place, and no reference forbids reading them.
+    /// 1. The write and its runs do not change until the write is answered. The write has no other
+    ///    request.
+    /// 2. Until then, the frames of the runs stay in place, and no reference forbids reading them.
     pub(super) unsafe fn new<P: Platform>(memory: &'a Memory<P>, write: &PageWrite<'_>) -> Self {
-        // The type does not express its lifetime; obligation 1 does.
+        // The type does not express the lifetime, which obligation 1 limits.
         Self { memory, write: NonNull::from(write).cast() }
     }
 
     fn write(&self) -> &PageWrite<'_> {
-        // SAFETY: it lives until it is answered (obligation 1 of `new`), and this is its only
-        // request.
+        // SAFETY: the write lives until it is answered (obligation 1 of `new`), and this is its
+        // only request.
         unsafe { self.write.as_ref() }
     }
 
@@ -136,14 +137,14 @@ impl<'a> WriteRequest<'a> {
         self.write().runs.iter().map(|run| u64::from(run.count)).sum()
     }
 
-    /// The number of bytes to be stored: the last page may be stored in part.
+    /// The number of bytes to be stored; the last page may be stored in part.
     pub fn length(&self) -> u64 {
         let left = self.write().size - (self.first_page() << PAGE_SHIFT);
         left.min(self.pages() * PAGE_SIZE)
     }
 
-    /// The frames of the pieces, in order: for a device that reads them by itself. It must be done
-    /// with them before the answer.
+    /// The frames of the pieces, in order, for a device that reads memory directly. The device must
+    /// have finished with them before the answer.
     pub fn frames(&self) -> impl Iterator<Item = FrameRange> + '_ {
         self.write().runs.iter().map(|run| FrameRange { first: run.frame, count: run.count })
     }
@@ -156,25 +157,25 @@ impl<'a> WriteRequest<'a> {
             let length = left.min(u64::from(run.count) * PAGE_SIZE) as usize;
             // SAFETY: 1. the direct map shows the bytes of the run's frames, which are consecutive
             // (obligation 1 of `Platform`, and `Frames::new` checked where two ranges touch). They
-            // stay in place until the answer. 2. No reference to their bytes exists. (Obligation 2
-            // of `new`.)
+            // stay in place until the answer. 2. No reference to the bytes exists (obligation 2 of
+            // `new`).
             unsafe { self.memory.stored(run, length) }
         };
         let pieces: ArrayVec<StoredBytes<'_>, RUNS> = write.runs.iter().map(bytes).collect();
         store(&pieces)
     }
 
-    /// Answers: the pages are stored.
+    /// Answers that the pages are stored.
     pub fn stored(self) {
         self.answer(Ok(()));
     }
 
-    /// Answers: the pages could not be stored, or only in part. They are dirty again.
+    /// Answers that the pages could not be stored, or only in part. They become dirty again.
     pub fn fail(self, error: PagerError) {
         self.answer(Err(error));
     }
 
-    /// Keeps the request, to answer it later.
+    /// Keeps the request, so that it can be answered later.
     pub fn keep(self) -> KeptWrite {
         let kept = KeptWrite { write: self.write, memory: self.memory.identity() };
         core::mem::forget(self);
@@ -184,8 +185,8 @@ impl<'a> WriteRequest<'a> {
     fn answer(self, result: Result<(), PagerError>) {
         let (memory, write) = (self.memory, self.write);
         core::mem::forget(self);
-        // SAFETY: 1. it lives until it is answered (obligation 1 of `new`), and this was its only
-        // request.
+        // SAFETY: 1. the write lives until it is answered (obligation 1 of `new`), and this was its
+        // only request.
         unsafe { memory.answer_write(write, result) }
     }
 }
@@ -193,14 +194,14 @@ impl<'a> WriteRequest<'a> {
 /// As [`super::answer::Requests::answer_write`].
 ///
 /// # Safety
-/// 1. As there.
+/// 1. As for [`super::answer::Requests::answer_write`].
 pub(super) unsafe fn answer_write<P: Platform>(
     memory: &Memory<P>,
     write: NonNull<PageWrite<'static>>,
     result: Result<(), PagerError>,
 ) {
     let batch = {
-        // SAFETY: it lives until it is answered (obligation 1).
+        // SAFETY: the write lives until it is answered (obligation 1).
         let write = unsafe { write.as_ref() };
         let batch = write.batch;
         // From here on a thread may free the write, unless it is a part of a batch.

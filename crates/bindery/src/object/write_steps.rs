@@ -1,12 +1,13 @@
-//! A write of an object that stops before its first byte where it would wait, and goes on.
+//! A write of an object that stops, before its first byte, wherever it would have to wait, and
+//! continues later.
 //!
 //! ```text
 //! | pages that must be read first come in: stops here, goes on here | everything is written |
 //! ```
 //!
-//! A step holds nothing at the place at which it stops: no lock, no record, no request. So a write
-//! that stops for pages that are being stored has no place among those that wait for them, unlike
-//! one that blocks. It looks again afterwards, as a fault does.
+//! A stopped step holds no lock, no record and no request. So, unlike a blocking write, a write
+//! that stops for pages that are being stored has no place in the queue of those that wait for
+//! them. It checks again afterwards, as a fault does.
 
 use core::cell::{Cell, RefCell};
 use core::fmt;
@@ -29,47 +30,47 @@ use super::read_steps::{PageReady, swap_in_page};
 use super::state::pages_of;
 use super::wait::{Stop, Wait};
 
-/// The most pages that one look at the page index passes.
+/// The maximum number of pages that one lookup in the page index covers.
 const LOOKED_AT: u64 = 512;
 
-/// A write of an object, and how far it has come.
+/// A write of an object, and its progress.
 pub(crate) struct WriteSteps<'m, P: Platform> {
     object: Object<'m, P>,
-    /// The first byte of the object.
+    /// The first byte to write, as an offset in the object.
     offset: u64,
-    /// The number of bytes to write, less those from a page on that cannot be read.
+    /// The number of bytes to write, without those from an unreadable page on.
     length: usize,
     /// The number of bytes that were written.
     done: usize,
-    /// That number when the source stopped last. Others see all that is written from there on, or
-    /// nothing.
+    /// The value of `done` when the source last stopped. Other writers see all that is written from
+    /// there on, or nothing.
     before: usize,
-    /// Nothing is left to be done.
+    /// Whether the write has ended.
     is_over: bool,
-    /// For shared memory: the page from which on pages may be in swap.
+    /// For shared memory: the page from which on pages may still be in swap.
     unprepared: u64,
-    /// The measures taken so far for a lack of memory.
+    /// The measures against a lack of memory that were taken so far.
     attempts: Attempts,
-    /// The pages waited for last stay until they are written: the first and the last page may both
-    /// be needed at once.
+    /// The pages that were last waited for are held until they are written, because the first and
+    /// the last page may both be needed at the same time.
     kept: [Option<FolioRef<'m, P>>; 2],
 }
 
-/// The place at which one attempt has ended.
+/// The outcome of one attempt.
 enum Attempt {
-    /// The bytes are written, up to the end or to the place at which the source has stopped.
+    /// The bytes are written, up to the end or to the point at which the source has stopped.
     Written,
-    /// Less was written, for want of something that a blocking write does not wait for either.
+    /// Fewer bytes were written, for a reason that a blocking write does not wait for either.
     Short,
-    /// It has to wait.
+    /// The write has to wait.
     Wait(Wait),
 }
 
 impl<'m, P: Platform> WriteSteps<'m, P> {
-    /// Bytes that are to be written.
+    /// A write of these bytes.
     ///
     /// # Errors
-    /// As [`Object::write`], about the position.
+    /// As [`Object::write`] for an invalid position.
     pub(crate) fn new(object: &Object<'m, P>, offset: u64, length: usize) -> Result<Self, Error> {
         object.state().allow_access(offset, length)?;
         Ok(Self {
@@ -94,8 +95,8 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         self.done
     }
 
-    /// Writes everything, or stops at the first page that has to be waited for. `ready` is the end
-    /// of the last wait.
+    /// Writes everything, or stops at the first page that requires a wait. `ready` is the end of
+    /// the last wait.
     ///
     /// # Errors
     /// As [`Object::write`].
@@ -116,7 +117,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         if self.is_over || self.done == self.length {
             return Ok(None);
         }
-        // Pages whose answers have come are not waited for.
+        // Pages whose answers have arrived need no wait.
         settle_written(self.object.memory);
         let (has_stopped, copy) = (Cell::new(false), RefCell::new(copy));
         let before = self.before;
@@ -142,7 +143,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         Ok(None)
     }
 
-    /// Writes the rest of what others see whole, up to the first wait.
+    /// Writes the rest of the bytes that other writers see as a unit, up to the first wait.
     fn attempt(
         &mut self,
         ready: Option<PageReady<'m, P>>,
@@ -162,15 +163,15 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         match written {
             Ok(()) => Ok(Attempt::Written),
             Err(Stop::Wait(wait)) => Ok(Attempt::Wait(wait)),
-            // A further attempt would write the rest after other writers have had the pages. The
-            // next call meets the error first.
+            // Another attempt would write the rest after other writers have had access to the
+            // pages. The next call reports the error first.
             Err(Stop::Failed(_)) if moved > 0 => Ok(Attempt::Short),
             Err(Stop::Failed(failure)) => Err(failure),
         }
     }
 
-    /// Swaps in the pages of the write, unless it is forbidden. A write does not wait for them then
-    /// with the changes held, unless reclaim has taken some of them again.
+    /// Swaps in the pages of the write, unless writing is forbidden. The write then waits for no
+    /// page with the changes held, unless reclaim evicts some of the pages again.
     fn prepare(&mut self, at: u64) -> Result<(), Stop> {
         let (memory, object) = (self.object.memory, self.object.state());
         if object.is_file() || object.pages.swapped() == 0 {
@@ -203,8 +204,8 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         }
     }
 
-    /// Leaves out the bytes from the page on, whose content is lost. A write that blocks writes the
-    /// pages before it and returns their length.
+    /// Excludes the bytes from the page on, whose content is lost. A blocking write likewise writes
+    /// the pages before it and returns their length.
     ///
     /// # Errors
     /// The error, if nothing is left.
@@ -218,7 +219,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         Ok(())
     }
 
-    /// What follows the bytes at which the source has stopped is another write.
+    /// The bytes after those at which the source has stopped form another write.
     fn go_on_from_here(&mut self) {
         self.unprepared = (self.offset + self.done as u64) >> PAGE_SHIFT;
         if self.done > self.before {
@@ -233,7 +234,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         self.kept = [None, None];
     }
 
-    /// Ends with the error, or with the bytes that were written before it. Linux does the same: the
+    /// Ends with the error, or with the bytes that were written before it. Linux does the same: its
     /// next call returns the error.
     fn fail(&mut self, error: Error) -> Result<(), Error> {
         self.end();
@@ -241,7 +242,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
     }
 }
 
-/// Bytes of an object.
+/// A range of bytes of an object.
 #[derive(Clone, Copy)]
 struct PlacedBytes {
     at: u64,
@@ -249,8 +250,9 @@ struct PlacedBytes {
 }
 
 impl<P: Platform> Object<'_, P> {
-    /// Writes the rest of the bytes after `done`, and advances it, up to the first wait. For a file
-    /// it does not begin while the pager has some of the pages, or a `sync` waits for its turn.
+    /// Writes the rest of the bytes after `done` and advances `done`, up to the first wait. For a
+    /// file, the write does not begin while the pager stores some of the pages or a `sync` waits
+    /// for its turn.
     fn try_write(
         &self,
         bytes: PlacedBytes,
@@ -267,7 +269,7 @@ impl<P: Platform> Object<'_, P> {
             return write();
         }
         let pages = PageRange { first: at >> PAGE_SHIFT, end: pages_of(at + length as u64) };
-        // Reads in flight go on, as beside a write that blocks.
+        // Reads in flight continue, as during a blocking write.
         object.pages.try_change(self.memory, pages, write).map_err(Wait::Pager)?
     }
 }

@@ -15,21 +15,21 @@ use crate::table::swap_out_scan::SwapOutScan;
 use super::pressure::EvictionBatch;
 use super::sweep::Which;
 
-/// The number of places that map a folio, as far as a walk has found.
+/// The number of places that map a folio, as found by a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mapped {
     /// The walk found no mapping.
     Nowhere,
-    /// One table of one VMA.
+    /// One table of one VMA maps the folio.
     InOne,
-    /// The same, of a VMA that is locked into memory.
+    /// One table of one VMA maps the folio, and the VMA is locked into memory.
     Locked,
     InSeveral,
 }
 
 impl<'m, P: Platform> EvictionBatch<'m, P> {
-    /// Examines the folio of the frame, and the folios around it in the same table. Adds those to
-    /// be swapped out to the batch. Returns the number of pages freed at once.
+    /// Examines the folio of the frame and the folios around it in the same table. Adds those to be
+    /// swapped out to the batch. Returns the number of pages freed immediately.
     #[inline(never)]
     pub(super) fn reclaim_anonymous(&mut self, frame: Frame, which: Which, target: u64) -> u64 {
         let memory = self.memory;
@@ -57,7 +57,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             return self.cut_held(locked);
         }
         if scan.swapped_held() {
-            // The lock is the batch's now, and keeps the folio with its mappings.
+            // The lock now belongs to the batch, and keeps the folio and its mappings.
             drop(locked.leave_lock_to_batch());
             return 0;
         }
@@ -65,8 +65,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         if mapped == Mapped::InSeveral {
             return self.reclaim_family(locked, turn, target);
         }
-        // Otherwise a folio that cannot be freed would count as one that may be freed later, in
-        // every turn.
+        // Without this check, a folio that cannot be freed would count in every turn as one that
+        // may be freed later.
         if !handle.reclaim_state().is_looked_at(turn) {
             handle.reclaim_state().note_look(turn);
         }
@@ -74,11 +74,11 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     }
 
     /// Splits a folio that is mapped in one table if swap has only single slots for it. A later
-    /// turn swaps out its pages. Frees its unmapped pages.
+    /// turn swaps out its pages. Frees the folio's unmapped pages.
     #[cold]
     #[inline(never)]
     fn cut_held(&mut self, locked: LockedFolio<'m, P>) -> u64 {
-        // The window's entries are marked as pending until then.
+        // The window's entries are marked as pending until the batch is finished.
         let freed = self.finish();
         let (memory, folio, mut is_cut) = (self.memory, locked.folio(), false);
         let walked = rmap::for_each_anonymous_sight(memory, folio, WalkLocking::Try, |hit, _| {
@@ -98,7 +98,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         freed
     }
 
-    /// Finds the places that map the folio; if it is one, examines the window around it. So a
+    /// Finds the places that map the folio. If it is one place, examines the window around it. So a
     /// window is examined only in the VMA that maps its folio, and in no other VMA of the family.
     fn take_around(&mut self, folio: Folio, scan: &mut SwapOutScan<'_>) -> Mapped {
         let memory = self.memory;
@@ -112,7 +112,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             if mapped == Mapped::Nowhere {
                 entries = hit.range.pages();
                 let met = look::mapped_pages(&hit.page_table, hit.range, folio);
-                // A folio in two tables has a run in each, and neither run is all of it.
+                // A folio in two tables has a run in each table, and neither run covers the whole
+                // folio.
                 let span = P::Arch::PMD.span();
                 let table = VirtRange::raw(hit.range.start().align_down(span).0, hit.range.end().0);
                 if met >= mappings && table.pages() << PAGE_SHIFT <= span {

@@ -1,9 +1,9 @@
-//! Direct reclaim: a call that would fail for lack of memory frees some first, with no lock held.
+//! Direct reclaim: a call that would fail for lack of memory first frees some, with no lock held.
 //!
-//! Every public call takes all its locks inside the closure that it passes to [`Memory::retry`].
-//! When the closure fails with "out of memory", it has released them. So reclaim never runs inside
-//! a table lock, a read section, a VMA, an object or a pager, and cannot wait for a lock that its
-//! caller holds; nor does it call itself, since it does not use `retry`.
+//! Every public call acquires all its locks inside the closure that it passes to [`Memory::retry`].
+//! When the closure fails with "out of memory", it has released them. So reclaim never runs with a
+//! lock of a table, a VMA or an object held, in a read section or in a pager, and cannot wait for a
+//! lock that its caller holds. It does not call itself either, because it does not use `retry`.
 
 use super::reclaim_until;
 use crate::Memory;
@@ -11,19 +11,19 @@ use crate::deferred;
 use crate::error::{CallError, Failure};
 use crate::platform::Platform;
 
-/// The number of pages that the first round tries to free; each later round may try twice the last
-/// number.
+/// The number of pages that the first round tries to free; each later round may try twice the
+/// number of the previous one.
 const FIRST_ROUND: u64 = 32;
-/// Rounds before a call fails: together they may request more than 2 million pages.
+/// The number of rounds before a call fails. Together they may request more than 2 million pages.
 const ROUNDS: u32 = 16;
 
 impl<P: Platform> Memory<P> {
-    /// Runs a call of the embedder, which takes all its locks and releases them. If it fails for
-    /// lack of memory, frees memory and repeats the call. Afterwards frees some of the items that
-    /// wait for readers.
+    /// Runs a call of the embedder, which acquires and releases all its locks. If it fails for lack
+    /// of memory, frees memory and repeats the call. Afterwards, frees some of the deferred items
+    /// that wait for readers.
     ///
     /// A call that fails in this way has changed nothing, or repeats its changes; its documentation
-    /// tells which.
+    /// specifies which.
     #[inline]
     pub(crate) fn outermost<T, E: CallError>(
         &self,
@@ -43,9 +43,9 @@ impl<P: Platform> Memory<P> {
         Attempts::default().repeat(self, call)
     }
 
-    /// As [`Memory::retry`], for a call that takes memory for the content of files. If frames are
-    /// kept for faults ([`Memory::set_fault_reserve`]), the call fails before the embedder is asked
-    /// to end a program for it (Linux: `__GFP_RETRY_MAYFAIL`).
+    /// As [`Memory::retry`], for a call that allocates memory for the content of files. If frames
+    /// are reserved for faults ([`Memory::set_fault_reserve`]), the call fails before the embedder
+    /// is asked to end a program for it (Linux: `__GFP_RETRY_MAYFAIL`).
     #[inline]
     pub(crate) fn retry_for_content<T, E: CallError>(
         &self,
@@ -67,35 +67,35 @@ impl<P: Platform> Memory<P> {
 #[inline]
 fn finish<P: Platform>(memory: &Memory<P>, has_succeeded: bool) {
     if has_succeeded {
-        // The call may have unlocked, unmapped or protected pages: reclaim must search again.
+        // The call may have unlocked, unmapped or protected pages, so reclaim must search again.
         memory.clock.exhausted.forget();
     }
     deferred::free_some(memory);
 }
 
-/// The measures taken so far for a call that finds no memory.
+/// The measures that were taken so far for a call that finds no memory.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     rounds: u32,
-    /// Items that waited for readers were freed.
+    /// Whether items that waited for readers were freed.
     drain: bool,
-    /// The embedder's caches were freed, including the purge of its kernel map.
+    /// Whether the embedder's caches were freed, including the purge of its kernel map.
     collect: bool,
-    /// The call was repeated once more before the hook.
+    /// Whether the call was repeated once more before the hook.
     last: bool,
-    /// The embedder's hook was called.
+    /// Whether the embedder's hook was called.
     hook: bool,
 }
 
 impl Attempts {
-    /// Those of [`Memory::retry_for_content`].
+    /// The measures of [`Memory::retry_for_content`].
     #[inline]
     pub(crate) fn for_content<P: Platform>(memory: &Memory<P>) -> Self {
         Self { hook: memory.fault_reserve() > 0, ..Self::default() }
     }
 
-    /// Calls until the call does not fail for lack of memory, or no measure is left. Steps of one
-    /// call take the measures once.
+    /// Repeats the call until it does not fail for lack of memory, or no measure is left. The steps
+    /// of one call share the measures, and each measure is taken once.
     #[inline]
     pub(crate) fn repeat<P: Platform, T, E: CallError>(
         &mut self,
@@ -112,7 +112,7 @@ impl Attempts {
         }
     }
 
-    /// Frees memory for a failed call. Returns whether that may help.
+    /// Frees memory for a failed call. Returns whether a repetition may succeed.
     #[cold]
     #[inline(never)]
     fn free_memory<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
@@ -126,9 +126,9 @@ impl Attempts {
         }
         self.rounds += 1;
         let returned = memory.frames.traffic().returned;
-        // The call has failed with this number of free frames, and has released its own. If they
-        // are few, the call needs few frames, and other calls have taken those that the last round
-        // freed.
+        // The call has failed with this number of free frames and has released its own. If the
+        // number is small, the call needs few frames, and other calls have allocated those that the
+        // last round freed.
         let available = memory.free_frame_count().saturating_sub(memory.frames.reserve());
         let target = (FIRST_ROUND << (self.rounds - 1)).min((2 * available).max(FIRST_ROUND));
         let enough = memory.free_frame_count() + target;
@@ -144,7 +144,8 @@ impl Attempts {
                 return true;
             }
         }
-        // The hook may end a program: not if another CPU has freed some since the call failed.
+        // The hook may end a program, so it is not called if another CPU has freed some frames
+        // since the call failed.
         if memory.frames.traffic().returned > returned && first(&mut self.last) {
             return true;
         }

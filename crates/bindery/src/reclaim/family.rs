@@ -1,10 +1,10 @@
-//! Folios of anonymous memory that several VMAs of one family of address spaces map: aged and
-//! swapped out together, one stretch of an owner at a time.
+//! Folios of anonymous memory that several VMAs of one family of address spaces map. They are aged
+//! and swapped out together, one stretch of an owner at a time.
 //!
-//! A walk through the reverse map looks at the stretch in each VMA, and adds up the mappings that
-//! it meets. The unused folios whose mappings were all met are swapped out: a second walk makes
-//! swap entries of them, with one flush for each VMA. So a page costs each of the processes at most
-//! two visits in a turn of the clock, regardless of its neighbors.
+//! A walk of the reverse map examines the stretch in each VMA and counts the mappings that it
+//! finds. The unused folios for which all mappings were found are swapped out: a second walk
+//! replaces their mappings with swap entries, with one flush for each VMA. So a page costs each of
+//! the processes at most two visits in a turn of the clock, regardless of its neighbors.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -24,17 +24,17 @@ use super::pressure::EvictionBatch;
 /// The reason why a walk skipped a VMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Skipped {
-    /// Its pages are locked into memory.
+    /// The VMA's pages are locked into memory.
     Locked,
-    /// Another thread changes it.
+    /// Another thread is changing the VMA.
     Busy,
 }
 
 impl<'m, P: Platform> EvictionBatch<'m, P> {
-    /// Examines a folio that several VMAs map, and those that follow it in the memory of its owner,
-    /// up to about `target` pages; swaps out the unused ones. If a mapping could not be reached, or
-    /// a device uses a folio, the rest of its pages stay in the swap cache, and the remaining
-    /// entries keep them. Returns the number of pages freed.
+    /// Examines a folio that several VMAs map, and the folios that follow it in the memory of its
+    /// owner, up to about `target` pages. Swaps out the unused ones. If a mapping could not be
+    /// reached, or a device uses a folio, the rest of the folio's pages stay in the swap cache, and
+    /// the remaining entries keep them. Returns the number of pages freed.
     #[inline(never)]
     pub(super) fn reclaim_family(
         &mut self,
@@ -55,7 +55,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         freed + send_family(self.memory, folios) + self.finish()
     }
 
-    /// Keeps in the stretch only the unused folios whose mappings were all visited.
+    /// Retains in the stretch only the unused folios whose mappings were all visited.
     fn age_family(&mut self, folios: &mut SharedFolios<'m, P>, turn: Turn) {
         let memory = self.memory;
         let mut kept = None;
@@ -85,8 +85,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         });
     }
 
-    /// Makes slots of the folio busy: its own, or new ones, which are also allocated for `left`
-    /// more folios. Returns whether it has slots.
+    /// Makes slots of the folio busy: its own slots, or new ones, in which case slots are also
+    /// allocated for `left` more folios. Returns whether the folio has slots.
     fn prepare_shared(&mut self, folio: FolioLocked<'_>, left: u32) -> bool {
         let memory = self.memory;
         if memory.frames.folio(*folio).is_swap_cached() {
@@ -134,7 +134,7 @@ fn walk_stretch<'m, P: Platform>(
     })
 }
 
-/// Swaps out the folios, whose slots are busy. Returns the number of pages freed.
+/// Swaps out the folios. Their slots are busy. Returns the number of pages freed.
 fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<'m, P>) -> u64 {
     let _ = walk_stretch(memory, &mut folios, |hit, part, folios, edit| {
         let _ = unless_locked(memory.platform(), hit.vma, || {
@@ -142,8 +142,9 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
             edit.swap_out_shared(part.range, attributes, folios);
         });
     });
-    // After clearing the entries, which lead to the folios, and before reading their content: a
-    // thread that has pinned a folio may write to it concurrently, and its pin is visible here.
+    // After the entries that lead to the folios were cleared, and before the folios' content is
+    // read: a thread that has pinned a folio may write to it concurrently, and its pin is visible
+    // here.
     fence(Ordering::SeqCst);
     let mut freed = 0;
     let enough = memory.enough_free_frames();
@@ -161,7 +162,7 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
             frozen.free_into(&mut batch);
             freed += u64::from(folio.pages());
             if memory.frames.listed_frame_count() < enough {
-                // The next folio may have to be stored in these frames.
+                // Storing the next folio may need these frames.
                 batch.free_all();
             }
         }
@@ -170,7 +171,7 @@ fn send_family<'m, P: Platform>(memory: &'m Memory<P>, mut folios: SharedFolios<
 }
 
 /// Runs `work` on the VMA's entries with the VMA locked for reading, unless its pages are locked
-/// into memory or another thread changes it ([`EvictionBatch::take_window`]).
+/// into memory or another thread is changing it ([`EvictionBatch::take_window`]).
 fn unless_locked<P: Platform>(platform: &P, vma: &Vma, work: impl FnOnce()) -> Result<(), Skipped> {
     let _vma = vma.try_read(platform).ok_or(Skipped::Busy)?;
     if vma.has(MappingFlags::LOCKED) {

@@ -1,4 +1,4 @@
-//! Folios of objects: drops clean pages of files, swaps out shared memory.
+//! Folios of objects: clean pages of files are dropped, and shared memory is swapped out.
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -13,12 +13,13 @@ use super::pressure::EvictionBatch;
 use super::sweep::Which;
 
 impl<'m, P: Platform> EvictionBatch<'m, P> {
-    /// Examines the folio of the frame, and those after it, up to `most` pages. They are swapped
-    /// out through the batch, which is finished before. Returns the number of freed pages.
-    // Separate: the list is on the stack, and the paths of other folios do not need it.
+    /// Examines the folio of the frame and the folios after it, up to `most` pages. They are
+    /// swapped out through the batch, which is finished first. Returns the number of freed pages.
+    // A separate function, because the list is on the stack, and the paths of other folios do not
+    // need it.
     #[inline(never)]
     pub(super) fn reclaim_shared_memory(&mut self, frame: Frame, which: Which, most: u64) -> u64 {
-        // Swapping out may wait for a device, which a batch must not.
+        // The swap-out may wait for a device, which a batch must not do.
         let finished = self.finish();
         let Some(held) = self.memory.frames.try_hold(frame) else { return finished };
         let looked = reclaim_around(self.memory, held, which.turn(), most, self.idle());
@@ -33,7 +34,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     }
 }
 
-/// Drops the clean pages of all files, recently used or not. Returns the number of freed pages.
+/// Drops the clean pages of all files, whether recently used or not. Returns the number of freed
+/// pages.
 pub(super) fn drop_clean_pages<P: Platform>(memory: &Memory<P>) -> u64 {
     settle_written(memory);
     let FrameRange { first, count } = memory.frames.span();

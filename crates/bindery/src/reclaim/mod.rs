@@ -1,29 +1,29 @@
-//! Reclaim: it chooses victims, and evicts them, when memory is short.
+//! Reclaim: chooses victims and evicts them when memory is short.
 //!
 //! # The policy
-//! A *clock* (Corbató 1968) scans the metadata of all frames, in their order. Without lists, no
-//! other path pays for reclaim. A folio is *cold*, *referenced* or *hot*
-//! (`ReclaimState::update_age`): used twice in a row it is hot, and it must be
-//! found unused twice in a row before it is evicted. An evicted page leaves a *shadow*: the number
-//! of pages evicted until then. If fewer pages were evicted since than are in use, the page comes
-//! back hot: it would have stayed if the hot pages had not displaced it (refault distance; Linux:
-//! `workingset.c`; CLOCK-Pro, USENIX 2005, has its test period).
+//! A *clock* (Corbató 1968) scans the metadata of all frames in order. Without lists, no other path
+//! pays for reclaim. A folio is *cold*, *referenced* or *hot* (`ReclaimState::update_age`): a folio
+//! that was used twice in a row is hot, and it must be found unused twice in a row before it is
+//! evicted. An evicted page leaves a *shadow*: the number of pages evicted until then. If fewer
+//! pages have been evicted since then than are in use, the page returns as hot, because it would
+//! have stayed if the hot pages had not displaced it (refault distance; Linux: `workingset.c`;
+//! CLOCK-Pro, USENIX 2005, has a corresponding test period).
 //!
 //! # Windows
-//! The hand leads to a folio, and the reverse map to a VMA that maps it. Reclaim then works on the
-//! run of entries around it in one page table: it harvests the accessed bits of the window, and
-//! makes swap entries of the folios that are cold and mapped only there. A folio is examined once
-//! in a turn of the clock, whichever neighbor the hand reached first. The folios of several
-//! windows, 32 and more, are a batch, with one flush for each address space ([`pressure`]). So the
-//! cost is proportional to the examined runs. (Linux's multi-generational LRU looks around in the
-//! same way.)
+//! The hand leads to a folio, and the reverse map leads to a VMA that maps the folio. Reclaim then
+//! works on the surrounding run of entries in one page table: it harvests the accessed bits of the
+//! window, and replaces the mappings of folios that are cold and mapped only there with swap
+//! entries. A folio is examined once in a turn of the clock, whichever neighbor the hand reached
+//! first. The folios of several windows, 32 or more, form a batch, with one flush for each address
+//! space ([`pressure`]). So the cost is proportional to the examined runs. (Linux's
+//! multi-generational LRU examines neighbors in the same way.)
 //!
 //! # It cannot deadlock
-//! Reclaim runs when its caller has no lock ([`direct`]). It only tries the locks of folios and of
-//! the reverse map, and enters no pager. While a page is written out, it holds only the lock of
-//! that folio. It takes frames from a reserve that no other allocation may take, and never calls
-//! itself. It waits for a swap device when enough pages are in flight, or no other folio is left to
-//! examine: a device completes without any lock or memory of the core.
+//! Reclaim runs when its caller holds no lock ([`direct`]). It only tries the locks of folios and
+//! of the reverse map, and calls no pager. While a page is written out, it holds only the lock of
+//! the page's folio. It allocates frames from a reserve that no other allocation may use, and never
+//! calls itself. It waits for a swap device when enough pages are in flight or no other folio is
+//! left to examine; a device completes its requests without any lock or memory of the core.
 //!
 //! | file | idea |
 //! |---|---|
@@ -72,52 +72,53 @@ use sweep::Which;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reclaimed {
-    /// Pages that were freed.
+    /// The number of pages that were freed.
     pub freed: u64,
-    /// Frames that the clock passed.
+    /// The number of frames that the clock passed.
     pub scanned: u64,
 }
 
 impl<P: Platform> Memory<P> {
-    /// Frees at least `target` pages if it can: cached tables and slabs, then pages that were not
-    /// used recently. Anonymous pages are swapped out; clean pages of files can be read again. An
-    /// embedder calls it from a dedicated thread when memory gets short ([`Memory::shortage`]);
-    /// calls of the core do so when they would fail otherwise. The caller holds no lock of the core
-    /// and is in no read section.
+    /// Frees at least `target` pages if possible: cached tables and slabs first, then pages that
+    /// were not used recently. Anonymous pages are swapped out; clean pages of files can be read
+    /// again. An embedder calls this from a dedicated thread when memory becomes short
+    /// ([`Memory::shortage`]); calls of the core perform the same reclaim when they would otherwise
+    /// fail. The caller holds no lock of the core and is not in a read section.
     ///
-    /// Pages in flight count as freed, until as many completions as there were requests have freed
-    /// none for this call. Once its search has ended, the call waits for at most as many writes as
-    /// were in flight then. So a steady writer does not delay it.
+    /// Pages in flight count as freed, until completions equal in number to the requests have freed
+    /// no page for this call. Once its search has ended, the call waits for at most the number of
+    /// writes that were in flight at that time, so a steady writer does not delay it.
     ///
-    /// Context: may sleep. Complexity: linear in the frames that the clock passes and the runs of
-    /// the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64
+    /// Context: may sleep. Complexity: linear in the frames that the clock passes and in the runs
+    /// of the windows; at most five turns of the clock, two if nothing is left to reclaim, and 64
     /// frames if an earlier search found nothing and nothing has been freed since.
     #[inline(never)]
     pub fn reclaim(&self, target: u64) -> Reclaimed {
         reclaim_until(self, target, u64::MAX, None)
     }
 
-    /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64. (It
-    /// passes more if programs have left many pages behind them since.) It waits for no write,
-    /// unless all requests of a swap device are in use. It is for a thread of the embedder that has
-    /// other work too, or that runs at a low priority: the thread calls it again as long as
-    /// [`Memory::shortage`] requires it. Pages whose writes are in flight are counted by a later
-    /// call.
+    /// As [`Memory::reclaim`], but the clock passes at most `frames` frames, rounded up to 64. (The
+    /// clock passes more if programs have left many pages behind them since then.) The call
+    /// waits for no write, unless all requests of a swap device are in use. It is intended for a
+    /// thread of the embedder that also has other work, or that runs at a low priority: the thread
+    /// repeats the call while [`Memory::shortage`] requires it. Pages whose writes are in flight
+    /// are counted by a later call.
     ///
-    /// A search of several calls never fails: an embedder that gets no page for a turn of all
-    /// frames waits before it continues.
+    /// A search that spans several calls never fails, so an embedder that gets no page for a turn
+    /// of all frames should wait before it continues.
     ///
     /// Context: may sleep. Complexity: linear in `frames`, in the runs of their windows, and in the
-    /// frames that caches keep.
+    /// frames that caches retain.
     pub fn reclaim_step(&self, target: u64, frames: u64) -> Reclaimed {
         reclaim_until(self, target, u64::MAX, Some(frames))
     }
 
-    /// Drops the clean pages of all files, recently used or not (`/proc/sys/vm/drop_caches`).
-    /// Dirty, locked and pinned pages stay, and those in use by another thread. Returns the number
-    /// of freed pages.
+    /// Drops the clean pages of all files, whether recently used or not
+    /// (`/proc/sys/vm/drop_caches`). Dirty, locked and pinned pages stay, as do pages that another
+    /// thread is using. Returns the number of freed pages.
     ///
-    /// Context: may sleep. Complexity: linear in the frames, plus a reclaim of each file's folio.
+    /// Context: may sleep. Complexity: linear in the frames, plus the reclaim of each folio of a
+    /// file.
     pub fn drop_clean_pages(&self) -> u64 {
         files::drop_clean_pages(self)
     }
@@ -132,7 +133,7 @@ fn reclaim_until<P: Platform>(
     most: Option<u64>,
 ) -> Reclaimed {
     let before = memory.free_frame_count();
-    // Pages that were read ahead, and that no access has needed yet.
+    // Answers to reads ahead hold pages that no access has needed yet.
     drop_answered(memory);
     settle_written(memory);
     memory.trim();
@@ -163,8 +164,9 @@ fn reclaim_until<P: Platform>(
         let step = search.step(memory);
         done.freed += batch.pass_over(&step, target - done.freed, &search);
         search.end_step(memory, done.freed, &mut batch);
-        // Never in the middle of a batch. Without the condition, on a CPU without preemption:
-        // 1. Thread A has VMAs of a program locked for reading, and yields the CPU.
+        // Never in the middle of a batch. Without this condition, the following could happen on a
+        // CPU without preemption:
+        // 1. Thread A has VMAs of a program locked for reading and yields the CPU.
         // 2. Thread B drops the program's address space. It spins until no VMA is locked.
         if batch.is_empty() {
             memory.platform().yield_if_due();
@@ -176,7 +178,7 @@ fn reclaim_until<P: Platform>(
 }
 
 impl<P: Platform> EvictionBatch<'_, P> {
-    /// Examines the folios of the step, until `target` pages are free or in flight. Returns the
+    /// Examines the folios of the step until `target` pages are free or in flight. Returns the
     /// number of pages freed.
     fn pass_over(&mut self, step: &ScanPart, target: u64, search: &Search) -> u64 {
         let memory = self.memory;
@@ -207,7 +209,7 @@ impl<P: Platform> EvictionBatch<'_, P> {
         let anonymous = handle.is_anonymous();
         let cached = handle.is_swap_cached();
         if anonymous && !cached && !handle.is_lazy() && !step.room_in_swap {
-            // Swap has no room for it, so its age is irrelevant.
+            // Swap has no room for the folio, so its age is irrelevant.
             return 0;
         }
         if handle.reclaim_state().is_unevictable() && self.passes_over(folio, step) {
@@ -234,7 +236,8 @@ impl<P: Platform> EvictionBatch<'_, P> {
         self.reclaim_shared_memory(frame, Which::Cold(step.turn), target)
     }
 
-    /// Whether the hand skips a folio that was found locked into memory. If not, clears the mark.
+    /// Whether the hand skips a folio that was found locked into memory. If the folio is not
+    /// skipped, clears the mark.
     #[cold]
     fn passes_over(&mut self, folio: Folio, step: &ScanPart) -> bool {
         let state = self.memory.frames.folio(folio).reclaim_state();
@@ -251,8 +254,8 @@ impl<P: Platform> EvictionBatch<'_, P> {
 }
 
 impl ScanPart {
-    /// Clears the marks from frame `from` on in a step that reached its target early: the rest is
-    /// not examined in this turn, so the next turn does.
+    /// Clears the marks from frame `from` on in a step that reached its target early. The rest is
+    /// not examined in this turn, so the next turn must examine it.
     #[cold]
     fn clear_marks<P: Platform>(&self, frames: &Frames<P>, from: u32) {
         let mut at = from;

@@ -1,4 +1,4 @@
-//! Batches of folios from any address space, swapped out with one flush for each space.
+//! Batches of folios from any address spaces, swapped out with one flush for each space.
 //!
 //! ```text
 //! hand      | folio in space A | folio in space B | folio in space A | ...
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Between the change of the entries and the flush, the tables are marked as pending, so that no
-//! other CPU relies on their entries ([`crate::tlb`]). The folios are locked: a fault that finds a
-//! swap entry waits. The VMAs are locked for reading, so that they and their address spaces stay;
-//! the batch waits for nothing while it holds these locks.
+//! other CPU relies on their entries ([`crate::tlb`]). The folios are locked, so a fault that finds
+//! a swap entry waits. The VMAs are locked for reading, so that the VMAs and their address spaces
+//! stay; the batch waits for nothing while it holds these locks.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -32,17 +32,17 @@ use crate::tlb::Gather;
 use crate::vma::{MappingFlags, ReadLockedVma};
 use crate::{addr::VirtRange, arch::Level};
 
-/// Number of folios at which a batch is due to be written out.
+/// The number of folios at which a batch is due to be written out.
 const FOLIOS: u64 = 32;
 /// The maximum number of address spaces in one batch. Each has a gather of 600 bytes on the stack.
 const SPACES: usize = 4;
 /// The maximum number of VMAs in one batch.
 const VMAS: usize = 32;
-/// Number of frames that the hand may pass before a batch is written out though it is not full:
-/// other threads may wait for the VMAs.
+/// The number of frames that the hand may pass before a batch that is not full is written out,
+/// because other threads may be waiting for the VMAs.
 const FRAMES: u64 = 1024;
 
-/// Entries removed from the tables of one address space and not flushed yet.
+/// Entries that were removed from the tables of one address space and are not flushed yet.
 struct Space<'m, P: Platform> {
     page_table: PageTable<'m, P>,
     gather: Gather,
@@ -55,16 +55,17 @@ pub(super) struct EvictionBatch<'m, P: Platform> {
     spaces: ArrayVec<Space<'m, P>, SPACES>,
     vmas: ArrayVec<ReadLockedVma, VMAS>,
     folios: u64,
-    /// Pages in flight.
+    /// The number of pages in flight.
     pages: u64,
-    /// Pages freed since, which no call has returned yet.
+    /// The number of pages freed since the batch began that no call has returned yet.
     dropped: u64,
-    /// Position of the hand when the batch began.
+    /// The position of the hand when the batch began.
     began: u64,
-    /// The hand has passed over a folio that may be reclaimable if it is not locked into memory any
-    /// more.
+    /// Whether the hand has skipped a folio that may be reclaimable if it is no longer locked into
+    /// memory.
     pub(super) passed_over: bool,
-    /// A folio stays that another attempt may free: it was used, or another thread had it locked.
+    /// Whether a folio stays that another attempt may free, because it was used or another thread
+    /// had it locked.
     pub(super) later: bool,
 }
 
@@ -97,8 +98,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         &mut self.out
     }
 
-    /// Records a folio that was examined in this turn, or in the one before the last: one bit
-    /// cannot distinguish them. Frees nothing.
+    /// Records a folio that was examined in this turn or in the turn before the last, which one bit
+    /// cannot distinguish. Frees nothing.
     pub(super) fn leave_to_next_turn(&mut self) -> u64 {
         self.later = true;
         0
@@ -109,13 +110,14 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         self.vmas.is_empty() && self.pages == 0
     }
 
-    /// Pages in flight.
+    /// The number of pages in flight.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Makes swap entries of the cold folios in the table around the hit, unless the VMA is locked
-    /// into memory, or another thread is changing it. Returns whether it is locked into memory.
+    /// Replaces the mappings of the cold folios in the table around the hit with swap entries,
+    /// unless the VMA is locked into memory or another thread is changing it. Returns whether the
+    /// VMA is locked into memory.
     pub(super) fn take_window(
         &mut self,
         hit: &RmapHit<'_, 'm, P>,
@@ -130,9 +132,9 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
                 return false;
             };
             // `mlock` sets the flag with the VMA locked for writing, and swaps in the pages that
-            // are swapped out by then. Without the lock:
+            // are swapped out at that time. Without the lock, this could happen:
             // 1. CPU A finds the VMA not locked into memory.
-            // 2. CPU B locks it into memory, finds all pages present, and returns.
+            // 2. CPU B locks the VMA into memory, finds all pages present, and returns.
             // 3. CPU A swaps a page out.
             if hit.vma.has(MappingFlags::LOCKED) {
                 return true;
@@ -163,7 +165,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             self.spaces.clear();
         }
         // SAFETY: the batch has a VMA of the address space locked for reading until the handle is
-        // dropped (`unmap`): a thread that drops the address space waits for that.
+        // dropped (`unmap`), and a thread that drops the address space waits until the VMA is
+        // unlocked.
         let page_table = unsafe { PageTable::from_state(self.memory, hit.vma.tree()) };
         let _ = self.spaces.try_push(Space { page_table, gather: Gather::new() });
         self.spaces.len() - 1
@@ -183,10 +186,10 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         }
     }
 
-    /// Flushes, unmaps the folios, and unlocks the VMAs. Returns the number of pages freed.
+    /// Flushes, unmaps the folios and unlocks the VMAs. Returns the number of pages freed.
     fn unmap(&mut self) -> u64 {
         self.flush();
-        // SAFETY: 1. flushed above, for all address spaces whose entries were cleared.
+        // SAFETY: 1. the flush above covers all address spaces whose entries were cleared.
         let dropped = unsafe { self.out.unmap_deferred(self.memory) };
         self.spaces.clear();
         for vma in self.vmas.drain(..) {
@@ -201,9 +204,9 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
         let dropped = core::mem::take(&mut self.dropped) + self.unmap();
         (self.folios, self.pages) = (0, 0);
         let freed = dropped + self.out.write_out(self.memory);
-        // The other folios are pinned, or the store has refused them, or a device writes them.
-        // Folios that were not examined because these were enough may be swapped out in their
-        // place.
+        // The other folios are pinned, were refused by the store, or are being written by a device.
+        // Folios that were not examined, because the batch seemed large enough, may be swapped out
+        // in their place.
         self.later |= freed < wanted;
         freed
     }

@@ -1,13 +1,14 @@
 //! The length of one search for memory.
 //!
 //! A page that was used and hot is cold after three visits, so a search makes four turns. It ends
-//! earlier if another turn would find the same: this one has freed nothing, no page is in flight,
-//! and no folio stays only because it was used or locked. This is recorded
-//! ([`crate::swap::exhausted`]): each later search makes one step, until something has changed. So
-//! a program whose calls fail does not scan all of memory each time.
+//! earlier if another turn would find nothing more: if this turn has freed nothing, no page is in
+//! flight, and no folio stays only because it was used or locked. This outcome is recorded
+//! ([`crate::swap::exhausted`]), and each later search makes only one step until a change occurs.
+//! So a program whose calls fail does not scan all of memory each time.
 //!
-//! Before a search fails, it examines for one more turn, at most the fifth, the folios that it has
-//! skipped because they were found locked into memory ([`crate::frame`], `unevictable`).
+//! Before a search fails, it makes one more turn, at most the fifth, to examine the folios that it
+//! has skipped because they were previously found locked into memory ([`crate::frame`],
+//! `unevictable`).
 
 use core::ops::Range;
 
@@ -19,12 +20,12 @@ use crate::swap::exhausted::Supply;
 
 use super::pressure::EvictionBatch;
 
-/// Frames that one step of the hand passes.
+/// The number of frames that one step of the hand passes.
 const STEP: u32 = 64;
 /// The maximum number of turns of the hand.
 const TURNS: u64 = 4;
 
-/// A part of the frames, which only this step examines in this turn.
+/// A part of the frames, which no other step examines in this turn.
 pub(super) struct ScanPart {
     pub(super) begin: u32,
     pub(super) end: u32,
@@ -35,10 +36,10 @@ pub(super) struct ScanPart {
     pub(super) room_in_swap: bool,
 }
 
-/// The state at the beginning of a turn.
+/// The state at the start of a turn.
 struct Begin {
     supply: Supply,
-    /// The hand, and the search's share of the frames it has passed.
+    /// The position of the hand, and the number of frames that this search has passed.
     hand: u64,
     scanned: u64,
     freed: u64,
@@ -46,35 +47,38 @@ struct Begin {
 
 /// A search for pages to free.
 pub(super) struct Search {
-    /// Frames that it has passed.
+    /// The number of frames that the search has passed.
     pub(super) scanned: u64,
     /// The maximum number of frames to pass.
     most: u64,
-    /// Frames of a turn: all.
+    /// The number of frames of a turn: all frames.
     all: u64,
     begin: Begin,
-    /// The previous search found nothing left: the one step examines all folios.
+    /// Whether the previous search found nothing left, in which case the only step examines all
+    /// folios.
     looks_at_all: bool,
-    /// Its length is the caller's.
+    /// Whether the caller has chosen the length of the search.
     is_short: bool,
-    /// A turn was added for folios that were found locked into memory.
+    /// Whether a turn was added for folios that were found locked into memory.
     is_longer: bool,
-    /// Pages in flight that it no longer counts on.
+    /// The number of pages in flight on which the search no longer relies.
     of_others: u64,
-    /// Completions that may still free nothing before it does not count on the pages in flight.
+    /// The number of completions that may still free nothing before the search stops relying on the
+    /// pages in flight.
     patience: Option<u32>,
-    /// Writes that the search may still wait for, once it is over.
+    /// The number of writes that the search may still wait for, once it is over.
     waits: Option<u64>,
 }
 
 impl Search {
-    /// A search; with a limit, one that passes so many frames, in whole steps.
+    /// A search. With a limit, the search passes this number of frames, in whole steps.
     pub(super) fn new<P: Platform>(memory: &Memory<P>, limit: Option<u64>) -> Self {
         let all = u64::from(memory.frames.span().count);
         let supply = supply(memory);
         let nothing_left = memory.clock.exhausted.is(supply);
         let most = if nothing_left { all.min(u64::from(STEP)) } else { all * TURNS };
-        // A short search shows nothing about all of memory: it is neither extended nor recorded.
+        // A short search gives no information about all of memory, so it is neither extended nor
+        // recorded.
         let is_short = limit.is_some();
         let most = limit.map_or(most, |limit| most.min(limit));
         let begin = Begin { supply, hand: memory.clock.hand(), scanned: 0, freed: 0 };
@@ -92,7 +96,7 @@ impl Search {
         }
     }
 
-    /// Whether the caller has chosen its length.
+    /// Whether the caller has chosen the length of the search.
     pub(super) fn is_short(&self) -> bool {
         self.is_short
     }
@@ -116,7 +120,7 @@ impl Search {
         ScanPart { begin, end, turn, all, room_in_swap }
     }
 
-    /// Ends a step; `freed` pages were freed in total.
+    /// Ends a step. `freed` is the total number of freed pages.
     pub(super) fn end_step<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -131,7 +135,7 @@ impl Search {
             || freed > self.begin.freed
             || memory.swap.pages_under_writeback() > 0;
         if self.most < self.all && found {
-            // A change occurred that did not reset the record.
+            // A change has occurred that did not reset the record.
             memory.clock.exhausted.forget();
             self.most = self.all * TURNS;
         }
@@ -139,12 +143,13 @@ impl Search {
         if passed < self.all {
             return;
         }
-        // Another CPU's concurrent search may have found folios that this one has not.
+        // A concurrent search on another CPU may have found folios that this one has not.
         let alone = memory.clock.hand() == self.begin.hand + passed;
         let freed_nothing = freed == self.begin.freed && batch.is_empty();
         let gives_up = !found || freed_nothing && self.is_over();
         if gives_up && batch.passed_over && !self.is_longer {
-            // Set in the clock, not in this search: another search has its share of the turn.
+            // Set in the clock rather than in this search, because another search may process a
+            // part of the turn.
             memory.clock.look_at_all(memory.frames.span().count);
             self.is_longer = true;
             self.most = self.most.max(self.scanned + self.all);
@@ -162,21 +167,21 @@ impl Search {
         };
     }
 
-    /// The pages in flight that the search counts on.
+    /// The number of pages in flight on which the search relies.
     pub(super) fn coming<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
         let pages = memory.swap.pages_under_writeback();
         self.of_others = self.of_others.min(pages);
         pages - self.of_others
     }
 
-    /// Records that a wait for a device has freed `freed` pages. After as many waits without a page
-    /// as there were requests, the pages in flight are those of threads that free them themselves,
-    /// or of a device that fails. The search continues without them, and relies on writes that
-    /// begin later. So with a steady writer it may wait as often again between two of its steps.
-    /// Otherwise:
+    /// Records that a wait for a device has freed `freed` pages. Once the number of waits without a
+    /// page equals the number of requests, the pages in flight belong to threads that free them
+    /// themselves, or to a failing device. The search continues without them, and relies on writes
+    /// that begin later. So with a steady writer it may again wait the same number of times between
+    /// two of its steps. Without this rule, the following could repeat forever:
     /// 1. Two threads alternate: while one processes its completed write, the other is writing.
-    /// 2. The pages of that write would be enough, so this thread waits for it.
-    /// 3. The write is complete, and its own thread takes it first: back to 1.
+    /// 2. The pages of that write would be enough, so this thread waits for the write.
+    /// 3. The write completes, and its own thread takes it first: back to 1.
     pub(super) fn end_wait<P: Platform>(&mut self, memory: &Memory<P>, freed: u64) {
         if freed > 0 {
             self.patience = None;
@@ -190,8 +195,8 @@ impl Search {
         }
     }
 
-    /// Whether to wait for a device. Before the search is over, the pages in flight may be all that
-    /// is wanted.
+    /// Whether to wait for a device. Before the search is over, the pages in flight may be
+    /// sufficient.
     pub(super) fn may_wait<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
         let writes = memory.swap.pages_under_writeback();
         if self.is_short || writes == 0 || !self.is_over() {

@@ -1,5 +1,5 @@
-//! Adds swap areas. The calls are here because they reclaim: the tables of a large area take
-//! memory.
+//! Adds swap areas. The calls are in this module because they reclaim memory for the tables of
+//! large areas.
 
 use crate::Memory;
 use crate::platform::Platform;
@@ -19,7 +19,7 @@ impl<P: Platform> Memory<P> {
 
     /// Adds a swap area on a device (Linux: `swapon(2)` of a partition or a file). Areas of both
     /// kinds may be on at once; slots come from those with the highest priority first. The device
-    /// stays forever, since completions may come at any time.
+    /// must be `'static`, because completions may arrive at any time.
     ///
     /// Context: may sleep.
     ///

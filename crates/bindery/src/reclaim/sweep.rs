@@ -12,12 +12,13 @@ use crate::platform::Platform;
 use super::pressure::EvictionBatch;
 use super::search::Search;
 
-/// The folios to evict among those that reclaim reaches.
+/// The kinds of folios to evict among those that reclaim reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Which {
-    /// Folios that were not used since the last turn, and not examined in this one. The others age.
+    /// Folios that were not used since the last turn and not examined in this one. The other folios
+    /// age.
     Cold(Turn),
-    /// Passing folios. The others do not change.
+    /// Passing folios. The other folios do not change.
     Passing,
 }
 
@@ -60,8 +61,8 @@ impl<P: Platform> EvictionBatch<'_, P> {
         freed
     }
 
-    /// Swaps out the folio of that frame, if it is passing, and neighbors of it. Returns the number
-    /// of pages freed at once.
+    /// Swaps out the folio of that frame, if it is passing, and its passing neighbors. Returns the
+    /// number of pages freed immediately.
     fn send_passing(&mut self, head: Frame, target: u64) -> u64 {
         let Memory { frames, swap, .. } = self.memory;
         let Some(folio) = frames.folio_of(head).filter(|folio| folio.head == head) else {

@@ -1,15 +1,15 @@
 //! A swap area: its clusters, their lists, and the allocation of slots.
 //!
-//! A cluster in use has blocks of one order ([`super::cluster`]). An allocation takes a cluster
-//! with room for its order, else a free one. Single slots also take the remaining slots of a
-//! cluster of another order, so that a base page can use any slot. A cluster without a block of its
-//! order moves to the list of *holes*, for single slots, until one of its slots is freed.
+//! A cluster in use has blocks of one order ([`super::cluster`]). An allocation uses a cluster with
+//! room for its order, or else a free one. Single slots also use the remaining slots of clusters of
+//! other orders, so that a base page can use any slot. A cluster without a block of its order moves
+//! to the list of *holes*, for single slots, until one of its slots is freed.
 //!
-//! A CPU owns the cluster from which it has taken slots ([`owned`]).
+//! A CPU owns the cluster from which it has last allocated slots ([`owned`]).
 //!
-//! The lists' lock comes before that of a cluster, and a cluster changes its list under both. A
-//! thread that frees slots holds the cluster's lock first. So it moves the cluster afterwards, and
-//! chooses the list when it has both.
+//! The lock of the lists ranks before that of a cluster, and a cluster moves between lists under
+//! both. A thread that frees slots holds the cluster's lock first. So it moves the cluster
+//! afterwards, and chooses the list when it holds both locks.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -51,7 +51,7 @@ pub(crate) struct SlotRun {
 }
 
 impl SlotRun {
-    /// The place of a folio that has all of these slots.
+    /// The place of a folio that occupies all of these slots.
     #[inline]
     pub(crate) const fn place(self) -> SwapPlace {
         SwapPlace { area: self.area, first: self.first, cached: self.count }
@@ -64,7 +64,7 @@ const CELLS: Order = Order(1);
 /// The lists of an area, locked, and its clusters.
 struct LockedLists<'a, P: Platform> {
     lists: MutexGuard<'a, P::SpinLock, ClusterLists>,
-    /// They may be freed once the lists are unlocked.
+    /// The clusters; they may be freed once the lists are unlocked.
     clusters: &'a [Cluster<P>],
 }
 
@@ -76,31 +76,31 @@ impl<P: Platform> LockedLists<'_, P> {
     }
 }
 
-/// One area. It is off while it has no clusters.
+/// One swap area. It is off while it has no clusters.
 pub(crate) struct SlotArea<P: Platform> {
     clusters: AtomicPtr<Cluster<P>>,
     count: AtomicU32,
     /// The first frame of the block that holds the clusters.
     block: AtomicU32,
-    /// Slots of the area.
+    /// The number of slots of the area.
     slots: AtomicU64,
     /// The number of clusters on lists from which all CPUs take slots. Changed under the lock of
     /// the lists.
     listed: AtomicU32,
-    /// Whether slots may be allocated: read under the lock of a cluster, by
+    /// Whether slots may be allocated. Read under the lock of a cluster, by
     /// [`LiveCluster::lock`](super::cluster::LiveCluster::lock).
     pub(super) allocates: AtomicBool,
     priority: AtomicI16,
     lists: Mutex<P::SpinLock, ClusterLists>,
-    /// Whether there is a device: without one, the content is in compressed memory.
+    /// Whether the area has a device; without one, the content is in compressed memory.
     on_device: AtomicBool,
     /// Whether the device accepts discards of free slots.
     discards: AtomicBool,
     /// Whether pages may change while the device writes them.
     lets_pages_change: AtomicBool,
-    /// Whether the list of freed clusters may have one to discard.
+    /// Whether the list of freed clusters may contain one to discard.
     has_freed: AtomicBool,
-    /// Changed while no slot is taken.
+    /// Changed only while no slot is taken.
     device: Mutex<P::SpinLock, Option<&'static dyn SwapDevice<P>>>,
     /// Requests in flight on the device.
     pub(super) requests: RequestTable,
@@ -126,19 +126,19 @@ impl<P: Platform> SlotArea<P> {
         }
     }
 
-    /// Whether a device has the content of its slots. The caller has a busy slot, so this does not
-    /// change.
+    /// Whether a device holds the content of the slots. The caller has a busy slot, so the answer
+    /// does not change.
     #[inline]
     pub(super) fn has_device(&self) -> bool {
         self.on_device.load(Relaxed)
     }
 
-    /// The device. The caller keeps the area from being turned off.
+    /// The device. The caller prevents the area from being turned off.
     pub(super) fn device(&self) -> Option<&'static dyn SwapDevice<P>> {
         *self.device.lock()
     }
 
-    /// The device that has the content of a slot, which is busy for the caller.
+    /// The device that holds the content of a slot, which is busy for the caller.
     pub(super) fn device_of(
         &self,
         memory: &Memory<P>,
@@ -161,12 +161,12 @@ impl<P: Platform> SlotArea<P> {
         *self.device.lock() = device;
     }
 
-    /// Slots of the area, 0 while it is off.
+    /// The number of slots of the area; 0 while it is off.
     pub(crate) fn slots(&self) -> u64 {
         self.slots.load(Relaxed)
     }
 
-    /// Slots that are taken. O(n) in the clusters.
+    /// The number of taken slots. O(n) in the clusters.
     pub(crate) fn taken(&self) -> u64 {
         let taken = |number| {
             // The area may be turned off concurrently, but not while its lists are locked.
@@ -177,16 +177,16 @@ impl<P: Platform> SlotArea<P> {
         (0..self.count.load(Relaxed)).map_while(taken).sum()
     }
 
-    /// Stops the allocation of slots, and the use of a taken slot for a further page or entry. O(n)
-    /// in the clusters.
+    /// Stops the allocation of slots and the use of taken slots for further pages or entries. O(n)
+    /// in the clusters. Without the locking below, this could happen:
     ///
-    /// 1. A thread locks a cluster, and finds that the area allocates slots.
+    /// 1. A thread locks a cluster and finds that the area allocates slots.
     /// 2. The area is stopped.
     /// 3. The thread takes slots of the cluster.
     ///
-    /// So this function locks each cluster once between the store and the return. A thread that had
-    /// the lock before has its slots, and they count as taken; one that gets it later sees the
-    /// store.
+    /// So this function locks each cluster once between the store and the return. A thread that
+    /// held the lock before has taken its slots, and they count as taken; a thread that acquires
+    /// the lock later sees the store.
     pub(super) fn stop(&self) {
         self.allocates.store(false, Release);
         for number in 0..self.count.load(Relaxed) {
@@ -200,12 +200,13 @@ impl<P: Platform> SlotArea<P> {
 
     /// Resumes the allocation of slots.
     pub(super) fn resume(&self) {
-        // Under the lock: an area that is being turned off would allocate for ever.
+        // Under the lock, because an area that is being turned off would otherwise allocate
+        // forever.
         let _lists = self.lock_lists();
         self.allocates.store(self.is_on(), Release);
     }
 
-    /// Frames that account for the slots.
+    /// The number of frames that account for the slots.
     pub(super) fn account(&self, frames: &Frames<P>) -> u64 {
         if !self.is_on() {
             return 0;
@@ -225,7 +226,7 @@ impl<P: Platform> SlotArea<P> {
         self.may_allocate() && (self.listed.load(Relaxed) > 0 || self.has_free_owned_slot())
     }
 
-    /// Whether a cluster that a CPU owns has a free slot, or one is listed by now.
+    /// Whether a cluster that a CPU owns has a free slot, or a cluster was listed in the meantime.
     #[cold]
     fn has_free_owned_slot(&self) -> bool {
         let mut locked = self.lock_lists();
@@ -249,7 +250,7 @@ impl<P: Platform> SlotArea<P> {
         !self.clusters.load(Acquire).is_null()
     }
 
-    /// The clusters; none while the area is off.
+    /// The clusters; an empty slice while the area is off.
     ///
     /// # Safety
     /// 1. The clusters are not freed while the result is used: the area is not turned off, or the
@@ -266,8 +267,8 @@ impl<P: Platform> SlotArea<P> {
     /// The clusters, in a read section.
     #[inline]
     fn clusters_in<'s>(&'s self, _stay: &'s AreasStay) -> &'s [Cluster<P>] {
-        // SAFETY: 1. `turn_off` waits for the read section before it frees them, and the result is
-        // used no longer.
+        // SAFETY: 1. `turn_off` waits for the read section before it frees the clusters, and the
+        // result is not used after the section.
         unsafe { self.clusters() }
     }
 
@@ -275,8 +276,8 @@ impl<P: Platform> SlotArea<P> {
     #[inline]
     fn lock_lists(&self) -> LockedLists<'_, P> {
         let lists = self.lists.lock();
-        // SAFETY: 1. `turn_off` takes the clusters away with the lists locked, and `LockedLists`
-        // lends them only for as long as it has the lock.
+        // SAFETY: 1. `turn_off` removes the clusters with the lists locked, and `LockedLists` lends
+        // them only while it holds the lock.
         LockedLists { lists, clusters: unsafe { self.clusters() } }
     }
 
@@ -286,8 +287,8 @@ impl<P: Platform> SlotArea<P> {
         self.clusters_in(stay).get(usize::try_from(slot / u64::from(CLUSTER_SLOTS)).ok()?)
     }
 
-    /// Allocates the clusters for `slots` slots. Fails if memory is short or the slots are too
-    /// many. A device for their content must have at least `slots` slots.
+    /// Allocates the clusters for `slots` slots. Fails if memory is short or the area would have
+    /// too many slots. A device for their content must have at least `slots` slots.
     pub(super) fn turn_on(
         &self,
         frames: &Frames<P>,
@@ -309,7 +310,7 @@ impl<P: Platform> SlotArea<P> {
             frames.platform().zero(cells, CELLS.pages());
             let left = slots - u64::from(number) * u64::from(CLUSTER_SLOTS);
             let size = left.min(u64::from(CLUSTER_SLOTS)) as u32;
-            // SAFETY: the block has room for `count` clusters (`account_of`), is aligned to a page,
+            // SAFETY: the block has room for `count` clusters (`account_of`) and is page-aligned,
             // and no other thread knows it yet.
             unsafe { clusters.add(number as usize).write(Cluster::new(cells.0, size, device)) };
         }
@@ -322,8 +323,8 @@ impl<P: Platform> SlotArea<P> {
         self.clusters.store(clusters.as_ptr(), Release);
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
-        // A thread that freed the last slots of the area's earlier life may have listed a cluster
-        // until now.
+        // A thread that freed the last slots of the area before it was last turned off may have
+        // listed a cluster until now.
         *lists = ClusterLists::EMPTY;
         self.listed.store(0, Relaxed);
         for number in (0..count).rev() {
@@ -334,15 +335,15 @@ impl<P: Platform> SlotArea<P> {
         Some(())
     }
 
-    /// Frees the clusters, if no slot is taken: then nothing refers to one any more. Returns
-    /// whether it freed them; otherwise nothing has changed.
+    /// Frees the clusters if no slot is taken, in which case nothing refers to a cluster any
+    /// longer. Returns whether the clusters were freed; otherwise nothing has changed.
     pub(super) fn turn_off(&self, frames: &Frames<P>) -> bool {
         let clusters = {
             let mut locked = self.lock_lists();
             let (lists, clusters) = locked.parts();
-            // Slots of a cluster without an owner are taken only under this lock. Not the lists
+            // Slots of a cluster without an owner are taken only under this lock. The lists do not
             // decide: a thread that has freed the last slots of a cluster may list it later, and
-            // finds the area off then.
+            // then finds the area off.
             self.disown_all(lists, clusters, |_| true);
             let is_used = |state: &ClusterState| state.taken() > 0 || state.discarding;
             if clusters.iter().any(|cluster| is_used(&cluster.state.lock())) {
@@ -359,10 +360,10 @@ impl<P: Platform> SlotArea<P> {
         for number in 0..count {
             // SAFETY: `turn_on` has written `count` clusters, which are freed below.
             let cluster = unsafe { clusters.add(number as usize).as_ref() };
-            // The thread that freed the last slots held this lock, and may be about to release it.
+            // The thread that freed the last slots held this lock and may be about to release it.
             drop(cluster.state.lock());
         }
-        // All others that use clusters are in a read section (`AreasStay`).
+        // All other users of the clusters are in a read section (`AreasStay`).
         frames.platform().synchronize();
         self.free_clusters(frames, clusters, count, Frame(self.block.load(Relaxed)));
         true
@@ -376,20 +377,20 @@ impl<P: Platform> SlotArea<P> {
         base: Frame,
     ) {
         for number in 0..count {
-            // SAFETY: `turn_on` has written `count` clusters, and no thread uses them any more.
+            // SAFETY: `turn_on` has written `count` clusters, and no thread uses them any longer.
             let cells = unsafe { clusters.add(number as usize).as_ref() }.frames.load(Relaxed);
-            // SAFETY: 1. `turn_on` allocated them for this cluster. 2. No thread uses the cells any
-            // more.
+            // SAFETY: 1. `turn_on` allocated the frames for this cluster. 2. No thread uses the
+            // cells any longer.
             unsafe { frames.free(Frame(cells), CELLS) };
         }
         self.set_device(None);
         let order = frames.meta(base).order();
-        // SAFETY: 1. `turn_on` allocated it. 2. No thread uses the clusters any more.
+        // SAFETY: 1. `turn_on` allocated the block. 2. No thread uses the clusters any longer.
         unsafe { frames.free(base, order) };
     }
 
-    /// Moves the cluster of `slot` to the list where it belongs, after slots of it were freed. No
-    /// lock of a cluster is held.
+    /// Moves the cluster of `slot` to the list where it belongs, after some of its slots were
+    /// freed. No lock of a cluster is held.
     pub(super) fn relist(&self, slot: u64) {
         let number = (slot / u64::from(CLUSTER_SLOTS)) as u32;
         let mut locked = self.lock_lists();
@@ -404,7 +405,7 @@ impl<P: Platform> SlotArea<P> {
         self.move_to(lists, clusters, number, list);
     }
 
-    /// Moves a cluster to the list where it belongs. Its lock is held, too.
+    /// Moves a cluster to the list where it belongs. The cluster's lock is held, too.
     fn move_to(&self, lists: &mut ClusterLists, clusters: &[Cluster<P>], number: u32, list: List) {
         if clusters.get(number as usize).is_some_and(|cluster| !cluster.is_on(list)) {
             self.take_off(lists, clusters, number);
@@ -436,8 +437,8 @@ impl<P: Platform> SlotArea<P> {
     }
 }
 
-/// The clusters of an area with `slots` slots, and the order of a block with room for their
-/// records. `None` if no block is large enough.
+/// The number of clusters of an area with `slots` slots, and the order of a block with room for
+/// their records. `None` if no block is large enough.
 pub(super) fn account_of<P: Platform>(slots: u64) -> Option<(u32, Order)> {
     let count = u32::try_from(slots.div_ceil(u64::from(CLUSTER_SLOTS))).ok()?;
     let bytes = u64::from(count) * size_of::<Cluster<P>>() as u64;

@@ -2,7 +2,8 @@
 
 use crate::addr::Order;
 
-/// Slots of a cluster: the number of entries of a table, so that a huge page fits into one.
+/// The number of slots of a cluster: the number of entries of a table, so that a huge page fits
+/// into one cluster.
 pub(crate) const CLUSTER_SLOTS: u32 = 512;
 
 const WORDS: usize = CLUSTER_SLOTS as usize / 64;
@@ -53,8 +54,8 @@ impl Bitmap {
         None
     }
 
-    /// Takes the first free slot, and the free slots after it, up to `most`. Returns the first and
-    /// their number.
+    /// Takes the first free slot and the free slots after it, up to `most`. Returns the first slot
+    /// and the number of slots.
     pub(super) fn take_stretch(&mut self, most: u32) -> Option<(u32, u32)> {
         let (at, word) = self.0.iter().enumerate().find(|(_, word)| **word != u64::MAX)?;
         let first = at as u32 * 64 + word.trailing_ones();

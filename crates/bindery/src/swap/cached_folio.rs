@@ -1,6 +1,6 @@
 //! [`CachedFolio`]: a locked folio in the swap cache.
 //!
-//! All work is done in one span of the lock of the cluster that has its slots.
+//! Each operation runs while the lock of the cluster that contains the slots is held once.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -19,12 +19,13 @@ use crate::Memory;
 use crate::folio::{Folio, FolioHandle, FolioLocked, FrozenFolio, LockedFolio, SwapPlace};
 use crate::platform::Platform;
 
-/// A locked folio in the swap cache, with the place of its slots.
+/// A locked folio in the swap cache, together with the place of its slots.
 ///
-/// Having one means:
-/// 1. The caller has the folio's lock. A reference or a mapping besides the cache keeps the folio.
-/// 2. The folio was at this place when the caller looked. Pages may have left the cache since:
-///    their cells do not refer to the folio any more.
+/// The existence of this value implies:
+/// 1. The caller has the folio's lock. A reference or a mapping, in addition to the cache, keeps
+///    the folio.
+/// 2. The folio was at this place when the caller checked. Pages may have left the cache since
+///    then, in which case their cells no longer refer to the folio.
 pub(crate) struct CachedFolio<'a, P: Platform> {
     pub(super) memory: &'a Memory<P>,
     pub(super) folio: FolioLocked<'a>,
@@ -40,9 +41,9 @@ impl<P: Platform> Clone for CachedFolio<'_, P> {
 
 impl<P: Platform> Copy for CachedFolio<'_, P> {}
 
-// Rare calls take a copy: a borrow would put the original on the stack of each fault.
+// Rare calls take a copy, because a borrow would put the original on the stack of each fault.
 impl<'a, P: Platform> CachedFolio<'a, P> {
-    /// The folio at a place that the caller has read from its metadata, or given it.
+    /// The folio at a place that the caller has read from the folio's metadata or assigned to it.
     #[inline(always)]
     pub(crate) fn new(memory: &'a Memory<P>, folio: FolioLocked<'a>, place: SwapPlace) -> Self {
         Self { memory, folio, place }
@@ -56,7 +57,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
     }
 
     /// Puts the folio into the swap cache, at slots that the caller has allocated for it. `named`
-    /// of its pages, from page `first` on, get an entry each.
+    /// of its pages, from page `first` on, get one entry each.
     pub(crate) fn send_out(
         memory: &'a Memory<P>,
         folio: FolioLocked<'a>,
@@ -71,7 +72,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
             let Some((_, cells, _)) = slots.cells(stay, memory) else { return };
             for (page, cell) in (0..).zip(cells) {
                 let entries = u32::from(page >= first && page < first + named);
-                // The slots are ours: no entry refers to them, and the cache does not have them.
+                // The slots belong to the caller: no entry refers to them, and they are not in the
+                // cache.
                 let cell_now = SlotState::going_out(folio.head.plus(page), folio.order, entries);
                 cell.store(cell_now.0, Relaxed);
             }
@@ -80,13 +82,13 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         this
     }
 
-    /// Undoes [`CachedFolio::send_out`]: the slots are the caller's again, to be used or freed, and
-    /// the folio has left the cache. No entry refers to them any more.
+    /// Undoes [`CachedFolio::send_out`]: the slots belong to the caller again, to be used or freed,
+    /// and the folio has left the cache. No entry refers to the slots any longer.
     pub(crate) fn call_back(&self) {
         while_areas_stay(self.memory.platform(), |stay| {
             let Some((_, cells, _)) = self.slots().cells(stay, self.memory) else { return };
             for cell in cells {
-                // Busy, and without references: no other thread changes it.
+                // The cell is busy and without references, so no other thread changes it.
                 cell.store(SlotState::FREE.0, Relaxed);
             }
         });
@@ -104,17 +106,18 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         SlotRun::of_folio(*self.folio, self.place)
     }
 
-    /// Counts those of `count` pages, from page `first` on, that are still in the cache; the caller
-    /// has locked the entries that refer to their slots. A page that has left may have lost its
-    /// slot to another page at the same address:
-    /// 1. a folio is swapped in for one process and stays in the cache for another;
-    /// 2. the first process drops a page of its part, and the slot is free if the other has dropped
-    ///    it too;
-    /// 3. it writes to a new page at that address, which is swapped out to the same slot.
-    // Always inlined: each fault on a page in swap calls it.
+    /// Counts those of the `count` pages from page `first` on that are still in the cache; the
+    /// caller has locked the entries that refer to their slots. A page that has left may have lost
+    /// its slot to another page at the same address:
+    /// 1. A folio is swapped in for one process and stays in the cache for another.
+    /// 2. The first process drops a page of its part, and the slot becomes free if the other has
+    ///    dropped it too.
+    /// 3. The first process writes to a new page at that address, which is swapped out to the same
+    ///    slot.
+    // Always inlined, because each fault on a page in swap calls it.
     #[inline(always)]
     pub(crate) fn pages_in_cache(&self, first: u32, count: u32) -> u32 {
-        // Read after the table's lock: the slot was free before the entry was stored.
+        // Read after the table's lock was acquired: the slot was free before the entry was stored.
         let all = self.handle().swap_place().is_some_and(|now| now.cached == self.folio.pages());
         if all { count } else { self.count_in_cache(first, count) }
     }
@@ -129,9 +132,9 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         (first..first + count).take_while(stays).count() as u32
     }
 
-    /// Ends the work of the folio's lock holder on the slots. The pages of `put` have lost an entry
-    /// that referred to their slots. Pages without references to their slots leave the cache; the
-    /// others stay, no longer busy. Returns the number that stay.
+    /// Ends the lock holder's work on the folio's slots. The pages in `put` have lost an entry that
+    /// referred to their slots. Pages without references to their slots leave the cache; the others
+    /// stay and are no longer busy. Returns the number of pages that stay.
     pub(crate) fn unlock(self, put: &PageSet) -> u32 {
         let done = |page: u32, old: SlotState| {
             SlotState((old.0 & !SlotState::BUSY) - u64::from(put.has(page)))
@@ -144,7 +147,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         cached
     }
 
-    /// Like [`CachedFolio::unlock`], after a failed write: the slots have no content, and are no
+    /// Like [`CachedFolio::unlock`], but after a failed write: the slots have no content and are no
     /// longer busy.
     pub(super) fn unlock_unwritten(self) {
         let done =
@@ -155,10 +158,10 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         }
     }
 
-    /// Evicts the folio at that place, whose content is in swap: as `written` says, or from before.
-    /// If only the caller's reference and the cache's are left, the folio is the caller's, frozen.
-    /// Otherwise it stays in the cache, its slots are no longer busy, and it is unlocked and
-    /// released.
+    /// Evicts the folio at that place, whose content is in swap, either as `written` describes or
+    /// from an earlier write. If only the references of the caller and the cache are left, the
+    /// caller receives the folio, frozen. Otherwise the folio stays in the cache, its slots are no
+    /// longer busy, and it is unlocked and released.
     pub(super) fn evict(
         memory: &'a Memory<P>,
         leaving: LockedFolio<'a, P>,
@@ -169,32 +172,32 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
             let content = written.map_or(0, |written| written.content(page));
             SlotState(old.0 & !SlotState::BUSY | content)
         };
-        // With the cluster's lock held: a thread that finds the folio by a slot takes a reference,
-        // and reads the slot again.
+        // With the cluster's lock held, because a thread that finds the folio by a slot takes a
+        // reference and reads the slot again.
         let handle = memory.frames.folio(leaving.folio());
-        // SAFETY: 1. one reference is the guard's, which ends below; the other is the cache's,
-        // which drops the folio while the cluster's lock is still held.
+        // SAFETY: 1. one reference belongs to the guard, which ends below; the other belongs to the
+        // cache, which drops the folio while the cluster's lock is still held.
         let freeze = || unsafe { handle.freeze(2) };
         let cached = CachedFolio::new(memory, leaving.locked(), place);
         let frozen = cached.change(freeze, done).frozen?;
         Some(leaving.into_frozen(frozen))
     }
 
-    /// Removes the folio, whose content could not be read, from the cache; entries keep their
+    /// Removes from the cache the folio, whose content could not be read; entries keep their
     /// references to its slots.
     pub(crate) fn give_up(&self) {
         let changed = self.change(|| None, |_, old| old.uncached(0));
         if changed.cached > 0 {
             self.handle().set_cached_pages(self.place, 0);
-            // SAFETY: 1. the cache's: the last page has left it.
+            // SAFETY: 1. the reference is the cache's, and the last page has left the cache.
             unsafe { self.handle().release() };
         }
     }
 
-    /// Makes the slots busy, so that they stay the folio's: to be written out, or to get more
+    /// Makes the slots busy so that the folio keeps them, to be written out or to get more
     /// references. `None`, with nothing changed, if the area is stopped, if some pages have left
-    /// the cache or came from another folio, or if a device still writes their old content. Returns
-    /// whether all content is in swap already.
+    /// the cache or came from another folio, or if a device is still writing their old content.
+    /// Returns whether all content is already in swap.
     pub(super) fn prepare_out(&self) -> Option<Stored> {
         while_areas_stay(self.memory.platform(), |stay| {
             let (cluster, cells, _) = self.slots().cells(stay, self.memory)?;
@@ -205,8 +208,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         })
     }
 
-    /// Like [`CachedFolio::prepare_out`], for an unmapped folio: it may leave memory even if the
-    /// area is stopped, unless something must be written to the area for that.
+    /// Like [`CachedFolio::prepare_out`], for an unmapped folio, which may leave memory even if the
+    /// area is stopped, unless the area would have to be written to.
     pub(crate) fn prepare_eviction(&self) -> Option<Stored> {
         let prepared = self.prepare_out();
         prepared.or_else(|| self.prepare_dropping().then_some(Stored::Yes))
@@ -217,15 +220,15 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         self.slots().stored(self.memory)
     }
 
-    /// Whether the folio, whose slots are busy, may be written out: the store would refuse again if
-    /// it has refused since the last free.
+    /// Whether the folio, whose slots are busy, may be written out: a store that has refused since
+    /// the last free would refuse again.
     pub(crate) fn may_be_written(&self, stored: Stored) -> bool {
         let Memory { swap, frames, .. } = self.memory;
         stored == Stored::Yes || swap.takes_content(frames, self.place.area)
     }
 
-    /// Changes the cells that still refer to the folio, in one span of the cluster's lock. `freeze`
-    /// decides whether the folio leaves memory.
+    /// Changes the cells that still refer to the folio, while the cluster's lock is held once.
+    /// `freeze` decides whether the folio leaves memory.
     fn change<'f>(
         &self,
         freeze: impl FnOnce() -> Option<FrozenFolio<'f, P>>,
@@ -249,8 +252,8 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         };
         let mut state = cluster.state.lock();
         if !self.handle().is_swap_cached() {
-            // All pages have left the cache since the caller looked, and the cache's reference with
-            // them.
+            // All pages have left the cache since the caller checked, and with them the cache's
+            // reference.
             return changed;
         }
         changed.frozen = freeze();
@@ -260,7 +263,7 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         for (page, (cell, value)) in (0..).zip(cells.iter().zip(values)) {
             let old = SlotState(cell.load(Relaxed));
             if old.frame() != Some(folio.head.plus(page)) {
-                // This page left the cache before.
+                // This page had already left the cache.
                 continue;
             }
             let now = change(page, old);
@@ -287,15 +290,15 @@ impl<'a, P: Platform> CachedFolio<'a, P> {
         drop(state);
         freed.relist(run.first);
         if !is_frozen && changed.cached == 0 {
-            // SAFETY: 1. the cache's: the last page has left it.
+            // SAFETY: 1. the reference is the cache's, and the last page has left the cache.
             unsafe { self.handle().release() };
         }
         changed
     }
 }
 
-/// Whether all content of a cached folio is in swap. `None` if its slots, with these cells, may not
-/// be made busy ([`CachedFolio::prepare_out`]).
+/// Whether all content of a cached folio is in swap, given the cells of its slots. `None` if the
+/// slots must not be made busy ([`CachedFolio::prepare_out`]).
 fn stored_of(_: &ClusterState, folio: Folio, cells: &[AtomicU64]) -> Option<Stored> {
     let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
     let ours = |(page, cell): (u32, &AtomicU64)| {
@@ -318,7 +321,7 @@ pub(super) fn make_busy<'a>(cells: impl IntoIterator<Item = &'a AtomicU64>) {
 
 /// The result of [`CachedFolio::change`].
 struct Changed<'f, P: Platform> {
-    /// Pages whose slots still have references.
+    /// The number of pages whose slots still have references.
     cached: u32,
     /// The folio, if it leaves memory.
     frozen: Option<FrozenFolio<'f, P>>,

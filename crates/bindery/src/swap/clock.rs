@@ -1,4 +1,4 @@
-//! The clock of reclaim: its hand passes over the frames, and it measures how long a page was
+//! The clock of reclaim: its hand passes over the frames, and it measures for how long a page was
 //! evicted.
 
 use super::exhausted::Exhausted;
@@ -8,17 +8,18 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// A bit of the count of evicted pages, set while passing folios are swapped out, so that their
-/// shadows have it. (After two billion pages the carry sets it; the next sweep clears it.)
+/// shadows contain it. (After two billion pages the carry sets the bit; the next sweep clears it.)
 const SWEEPS: u32 = 1 << 31;
 
-/// A CPU adds its evicted pages to the clock when it has this number.
+/// A CPU adds its evicted pages to the clock when it has counted this number.
 const FOLDED: u32 = 64;
-/// More than all CPUs together have not added yet: each adds once it has [`FOLDED`], and a folio
-/// has 512 pages at most.
+/// More than the evicted pages that all CPUs together have not added yet: each CPU adds them once
+/// it has [`FOLDED`], and a folio has at most 512 pages.
 const UNSEEN: u32 = crate::platform::MAX_CPUS as u32 * (FOLDED + 512);
 
-/// Evicted pages that one CPU has counted, and not added to the clock. Its own shadows and ages
-/// count them; those of another CPU are wrong by fewer than [`FOLDED`] pages for it.
+/// Evicted pages that one CPU has counted but not yet added to the clock. The CPU's own shadows and
+/// ages include them; those of another CPU are therefore wrong by fewer than [`FOLDED`] pages for
+/// each such CPU.
 pub(super) struct Evictions(AtomicU32);
 
 impl Evictions {
@@ -27,19 +28,20 @@ impl Evictions {
     }
 }
 
-/// The position of reclaim, and the pages that it has evicted so far.
+/// The position of reclaim and the number of pages that it has evicted so far.
 pub(crate) struct Clock {
-    /// The frame at which the next scan begins, counted from the first of the memory.
+    /// The frame at which the next scan begins, counted from the first frame of the memory.
     hand: AtomicU64,
-    /// The number of evicted pages, below [`SWEEPS`]. Shadows of evicted pages are readings of it.
+    /// The number of evicted pages, below [`SWEEPS`]. The shadow of an evicted page is a reading of
+    /// this count.
     evicted: AtomicU32,
     /// The number of frames in use when memory was last reclaimed; 0 before that.
     used: AtomicU32,
-    /// Up to this position the hand skips no folio that was locked into memory.
+    /// Up to this position, the hand also examines folios that were locked into memory.
     look_at_all: AtomicU64,
     /// Folios that are reclaimed before the hand finds them.
     pub(crate) passing: Passing,
-    /// Set after a whole turn that found nothing.
+    /// Set after a whole turn in which nothing was found.
     pub(crate) exhausted: Exhausted,
 }
 
@@ -55,9 +57,9 @@ impl Clock {
         }
     }
 
-    /// Takes the next `count` of `all` frames for a scan, but none of the next turn; no other CPU
-    /// scans them in this turn. Returns their numbers, and the turn. A step across the end would
-    /// begin the next turn in its middle, and leave out the frames before.
+    /// Takes the next `count` of `all` frames for a scan, but no frames of the next turn; no other
+    /// CPU scans them in this turn. Returns their numbers and the turn. A step across the end would
+    /// begin the next turn in the middle and skip the frames before it.
     pub(crate) fn advance(&self, count: u32, all: u32) -> (Range<u32>, Turn) {
         let (count, all) = (u64::from(count), u64::from(all.max(1)));
         let end = |at: u64| (at + count).min((at / all + 1) * all);
@@ -86,13 +88,14 @@ impl Clock {
         self.look_at_all.fetch_max(self.hand() + u64::from(all), Relaxed);
     }
 
-    /// Whether the hand examines all folios. This includes the step at which the turn ends: another
-    /// CPU may have been in it, and may have marked a folio that it had just found locked.
+    /// Whether the hand examines all folios. This includes the step at which the turn ends, because
+    /// another CPU may have been in that step and may have marked a folio that it had just found
+    /// locked.
     pub(crate) fn looks_at_all(&self) -> bool {
         self.hand() <= self.look_at_all.load(Relaxed)
     }
 
-    /// Adds `pages` evicted pages. `own`: of the caller's CPU.
+    /// Adds `pages` evicted pages. `own` is the counter of the caller's CPU.
     #[inline]
     pub(super) fn note_evicted(&self, own: Option<&Evictions>, pages: u32) {
         match own {
@@ -130,14 +133,14 @@ impl Clock {
         self.evicted.fetch_or(SWEEPS, Relaxed);
     }
 
-    /// Ends [`Clock::begin_sweep`]: later pages are swapped out in the order of the clock.
+    /// Ends [`Clock::begin_sweep`]: pages swapped out later follow the order of the clock.
     pub(crate) fn end_sweep(&self) {
         self.evicted.fetch_and(!SWEEPS, Relaxed);
     }
 
-    /// Records that `pages` pages with this shadow are back. Returns their age, before that of
-    /// their fault: by the number of pages evicted since, memory is too small for them (Linux: the
-    /// refault distance of `workingset.c`).
+    /// Records that `pages` pages with this shadow are in memory again. Returns their initial age,
+    /// before their fault counts. The number of pages evicted since then is the number by which
+    /// memory is too small for these pages (Linux: the refault distance of `workingset.c`).
     pub(super) fn note_return(&self, own: Option<&Evictions>, shadow: u32, pages: u32) -> Age {
         if shadow & SWEEPS != 0 {
             self.passing.note_missed(pages);
@@ -190,7 +193,7 @@ mod tests {
         clock.note_use(20);
         let before = clock.shadow(Some(&here));
         clock.note_evicted(Some(&here), 9);
-        // The other CPU does not see them yet, and finds a shadow of the future.
+        // The other CPU does not see these evictions yet, and finds a shadow from the future.
         assert_eq!((clock.shadow(None), clock.shadow(Some(&there))), (before, before));
         let ahead = clock.shadow(Some(&here));
         assert_eq!(clock.note_return(Some(&there), ahead, 1), Age::Hot);

@@ -1,9 +1,10 @@
 //! A cluster: 512 consecutive slots of an area, with their cells and values.
 //!
-//! The cells and the values are two frames of the area. The lock guards the bitmap, and each change
-//! of a cell to which an entry, the cache or a bit refers. A cell that was just allocated belongs
-//! to the allocating thread, and the value of a `BUSY` cell to the thread that has its folio's
-//! lock. Any thread may read a cell, but must read it again under the lock before it relies on it.
+//! The cells and the values are two frames of the area. The lock guards the bitmap and every change
+//! of a cell that is referred to by an entry, the cache or a bit. A cell that was just allocated
+//! belongs to the allocating thread, and the value of a `BUSY` cell belongs to the thread that
+//! holds its folio's lock. Any thread may read a cell, but must read it again under the lock before
+//! it relies on the value.
 
 #[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
@@ -18,18 +19,19 @@ use crate::frame::meta::NONE;
 use crate::platform::{Cpu, Platform};
 use crate::sync::{Mutex, MutexGuard};
 
-/// A cluster's record. Two CPUs may own neighbors, so each is on lines of its own.
+/// A cluster's record. Two CPUs may own neighboring clusters, so each record has cache lines of its
+/// own.
 #[repr(align(64))]
 pub(super) struct Cluster<P: Platform> {
     pub(super) state: Mutex<P::SpinLock, ClusterState>,
     /// The first of two frames: cells, then values. Never changes while the area is on.
     pub(super) frames: AtomicU32,
-    /// The device that has the content of the slots. Never changes either.
+    /// The device that holds the content of the slots. Never changes while the area is on.
     pub(super) device: Option<&'static dyn SwapDevice<P>>,
     /// The list that the cluster is on, as [`List::number`]. Changed under both the lock of the
     /// area's lists and the cluster's.
     pub(super) list: AtomicU32,
-    /// Its neighbors on the list. Guarded by the lock of the area's lists.
+    /// The cluster's neighbors on the list. Guarded by the lock of the area's lists.
     pub(super) next: AtomicU32,
     pub(super) previous: AtomicU32,
 }
@@ -38,14 +40,16 @@ pub(super) struct Cluster<P: Platform> {
 pub(super) struct ClusterState {
     taken: Bitmap,
     pub(super) free: u32,
-    /// The number of its slots that the device has.
+    /// The number of the cluster's slots that exist on the device.
     pub(super) size: u32,
-    /// The order of the blocks allocated here: blocks of one size leave no holes for another.
+    /// The order of the blocks allocated here. A single order avoids fragmentation.
     pub(super) order: Order,
-    /// The device may have unneeded content here: slots were taken since the last discard.
+    /// Whether the device may hold unneeded content here, because slots were taken since the last
+    /// discard.
     pub(super) stale: bool,
-    /// The device discards its slots: the cluster is on no list, and a late
-    /// [`SlotArea::relist`](super::area::SlotArea) of a thread that freed slots puts it on none.
+    /// Whether the device is discarding the cluster's slots. The cluster is on no list, and a late
+    /// [`SlotArea::relist`](super::area::SlotArea) by a thread that freed slots does not put it on
+    /// one.
     pub(super) discarding: bool,
     /// The CPU that takes slots here, while the cluster is on [`List::Owned`].
     pub(super) owner: Option<Cpu>,
@@ -54,11 +58,12 @@ pub(super) struct ClusterState {
 /// The list that a cluster is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum List {
-    /// No list: no slot is free, or only slots that the device lacks or discards.
+    /// No list: no slot is free, or the only free slots do not exist on the device or are being
+    /// discarded.
     Full,
     /// No slot is taken.
     Free,
-    /// No slot is taken any more, but the device has not discarded them yet.
+    /// No slot is taken any longer, but the device has not discarded the slots yet.
     Freed,
     /// Blocks of this order are taken, and some may be free.
     Room(Order),
@@ -82,7 +87,7 @@ impl List {
         }
     }
 
-    /// The list with this number, if a cluster with the number is on any.
+    /// The list with this number, or `None` for the number of no list.
     pub(super) fn of_number(number: u32) -> Option<Self> {
         match number {
             Self::NONE => None,
@@ -96,7 +101,7 @@ impl List {
 }
 
 impl<P: Platform> Cluster<P> {
-    /// A cluster of whose slots the device has the first `slots`; the rest is taken forever.
+    /// A cluster whose first `slots` slots exist on the device; the other slots are taken forever.
     pub(super) fn new(frames: u32, slots: u32, device: Option<&'static dyn SwapDevice<P>>) -> Self {
         Self {
             state: Mutex::new(ClusterState::new(slots)),
@@ -108,7 +113,7 @@ impl<P: Platform> Cluster<P> {
         }
     }
 
-    /// The list where the cluster belongs. The caller holds its lock.
+    /// The list where the cluster belongs. The caller holds the cluster's lock.
     pub(super) fn list_of(state: &ClusterState) -> List {
         state.list()
     }
@@ -119,11 +124,11 @@ impl<P: Platform> Cluster<P> {
 }
 
 impl ClusterState {
-    /// All of the device's slots are free.
+    /// The initial state: all slots of the device are free.
     fn new(slots: u32) -> Self {
         let mut taken = Bitmap::EMPTY;
         if slots < CLUSTER_SLOTS {
-            // The first stretch is the device's, the second the rest.
+            // The first stretch is the device's slots, the second the rest.
             let _ = taken.take_stretch(slots);
             let _ = taken.take_stretch(CLUSTER_SLOTS);
             taken.free_run(0, slots);
@@ -137,7 +142,7 @@ impl ClusterState {
         if self.discarding {
             List::Full
         } else if self.free == self.size && self.stale {
-            // Its owner loses it: the device must discard its slots.
+            // The owner loses the cluster, because the device must discard its slots.
             List::Freed
         } else if self.owner.is_some() {
             List::Owned
@@ -190,13 +195,13 @@ impl ClusterState {
     }
 }
 
-/// A locked cluster of an area that allocates slots. Having one proves:
+/// A locked cluster of an area that allocates slots. The existence of this value proves:
 ///
 /// 1. The area was not stopped when the cluster was locked.
 /// 2. [`SlotArea::stop`] does not return before the lock is released.
 ///
-/// So the slots that a thread takes with it count as taken once the area is stopped. Only this type
-/// can take slots, or add references of entries to the slots of a cached folio.
+/// So the slots that a thread takes through this value count as taken once the area is stopped.
+/// Only this type can take slots, or add references of entries to the slots of a cached folio.
 pub(super) struct LiveCluster<'a, P: Platform> {
     state: MutexGuard<'a, P::SpinLock, ClusterState>,
 }
@@ -206,7 +211,8 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
     #[inline]
     pub(super) fn lock(area: &SlotArea<P>, cluster: &'a Cluster<P>) -> Option<Self> {
         let state = cluster.state.lock();
-        // After the lock: `SlotArea::stop` stores, and then waits for the lock.
+        // Checked after the lock is acquired: `SlotArea::stop` stores first and then waits for the
+        // lock.
         area.may_allocate().then_some(Self { state })
     }
 
@@ -222,7 +228,7 @@ impl<'a, P: Platform> LiveCluster<'a, P> {
     }
 
     /// Takes slots of the cluster, which is on `list`: a block of 2^`order`, or up to `most` single
-    /// ones. `stale`: the device needs a discard after they are freed.
+    /// slots. `stale` means that the device needs a discard after the slots are freed.
     pub(super) fn take(
         &mut self,
         list: List,

@@ -37,12 +37,13 @@ impl ClusterLists {
         }
     }
 
-    /// The number of the first cluster without taken slots that the device has not discarded.
+    /// The number of the first cluster without taken slots whose slots the device has not yet
+    /// discarded.
     pub(super) fn first_freed(&self) -> Option<u32> {
         link(self.freed).map(|number| number.0)
     }
 
-    /// Takes a cluster off its list, if it is on one, which is returned.
+    /// Removes a cluster from its list, if it is on one, and returns that list.
     pub(super) fn take_off<P: Platform>(
         &mut self,
         clusters: &[Cluster<P>],

@@ -21,20 +21,21 @@ use crate::addr::Frame;
 use crate::folio::{Folio, FolioLocked, FreshFolio, LockedFolio, SwapPlace};
 use crate::platform::Platform;
 
-/// Pages that are compared in one read section.
+/// The number of pages that are compared in one read section.
 const AT_ONCE: u32 = 16;
 
 impl<P: Platform> CachedFolio<'_, P> {
     /// Writes the content of the folio, whose slots are busy, to the area's store. Returns whether
-    /// all pages were stored; none is stored if one does not fit, or an entry maps the folio.
-    /// `written` is empty.
-    // An out parameter: the set would be copied for each folio.
+    /// all pages were stored; no page is stored if one of them does not fit or an entry maps the
+    /// folio. `written` is empty.
+    // An out parameter, because returning the set would copy it for each folio.
     pub(super) fn write_out(&self, written: &mut FilledPages) -> bool {
         let (memory, run) = (self.memory, self.slots());
         if !self.is_unmapped() {
             return false;
         }
-        // A base page is the most frequent folio: the loops cost it more than the look-up.
+        // Base pages are the most frequent folios, and for them the loops cost more than the
+        // lookup.
         let done =
             if run.count == 1 { self.write_base_page(written) } else { self.write_pages(written) };
         if done {
@@ -67,7 +68,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         true
     }
 
-    /// Writes the content of the pages, as [`CachedFolio::write_out`].
+    /// Writes the content of several pages, as [`CachedFolio::write_out`].
     fn write_pages(&self, written: &mut FilledPages) -> bool {
         let Memory { swap, frames, .. } = self.memory;
         let run = self.slots();
@@ -81,22 +82,22 @@ impl<P: Platform> CachedFolio<'_, P> {
             }
             // SAFETY: 1. and 2. as in `sort_part`.
             let Some(handle) = (unsafe { swap.store(frames, self.folio.head.plus(sorted)) }) else {
-                // SAFETY: 1. the pages before are stored, and their values set. 2. The slots are
-                // busy for this thread, which does not load.
+                // SAFETY: 1. the pages before this one are stored, and their values are set. 2. The
+                // slots are busy for this thread, which is not loading them.
                 unsafe { self.forget_stored(written, sorted) };
                 return false;
             };
             run.set_value(self.memory, sorted, handle);
             next += 1;
-            // Compressing a large folio takes longer than other threads may have to wait.
+            // Compressing a large folio takes longer than other threads should have to wait.
             frames.platform().yield_if_due();
         }
         true
     }
 
-    /// Sets the values of the first pages of a part that one repeated word fills. Returns the first
-    /// page that none fills, or the end of the part. No entry maps the folio.
-    // In the section of the look-up, which serves all pages of the part.
+    /// Sets the values of the leading pages of a part that are filled with one repeated word.
+    /// Returns the first page that is not, or the end of the part. No entry maps the folio.
+    // In one read section with the lookup, which serves all pages of the part.
     #[inline(always)]
     fn sort_part(&self, part: Range<u32>, written: &mut FilledPages) -> Option<u32> {
         let platform = self.memory.platform();
@@ -105,9 +106,10 @@ impl<P: Platform> CachedFolio<'_, P> {
             let values = values.get(part.start as usize..part.end as usize)?;
             for (page, value) in (part.start..).zip(values) {
                 let frame = self.folio.head.plus(page);
-                // SAFETY: 1. No entry maps the folio, and none comes to map it, since it is locked.
-                // A pin for writing makes its page exclusive, and the slot of an exclusive page is
-                // free, so that its folio is not written out: no thread writes to it.
+                // SAFETY: 1. No entry maps the folio, and no entry can be added while the folio is
+                // locked. A pin for writing makes its page exclusive, and the slot of an exclusive
+                // page is free, so the page's folio is not written out. Hence no thread writes to
+                // the page.
                 let word = unsafe { same_filled::word_of(platform.direct_map(frame)) };
                 let Some(word) = word else { return Some(page) };
                 value.store(word, Relaxed);
@@ -117,10 +119,12 @@ impl<P: Platform> CachedFolio<'_, P> {
         })
     }
 
-    /// Frees the store's content of the first `pages` pages that no word fills.
+    /// Frees the store's content of those of the first `pages` pages that are not filled with one
+    /// word.
     ///
     /// # Safety
-    /// 1. The values of their slots are handles of the store, which their cells do not name.
+    /// 1. The values of the pages' slots are handles of the store, and the slots' cells do not say
+    ///    so yet.
     /// 2. No thread loads the content.
     #[cold]
     #[inline(never)]
@@ -133,8 +137,8 @@ impl<P: Platform> CachedFolio<'_, P> {
         }
     }
 
-    /// Finds the pages of the folio that one repeated word fills, and stores the words and marks in
-    /// their slots, which are busy. Finds none if an entry maps the folio.
+    /// Finds the pages of the folio that are filled with one repeated word, stores the words in the
+    /// pages' slots, which are busy, and marks the slots. Finds none if an entry maps the folio.
     pub(super) fn sort_pages(&self) -> FilledPages {
         let mut written = FilledPages::NOTHING;
         let (platform, head) = (self.memory.platform(), self.folio.head);
@@ -145,7 +149,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         for page in 0..run.count {
             // SAFETY: 1. as in `sort_part`.
             let word = unsafe { same_filled::word_of(platform.direct_map(head.plus(page))) };
-            // Content on the device needs no value: the slot is its address.
+            // Content on the device needs no value, because the slot is its address.
             run.set_value(self.memory, page, word.unwrap_or(0));
             written.filled.add(page, u32::from(word.is_some()));
         }
@@ -160,7 +164,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         written
     }
 
-    /// Whether no entry maps the folio, nor will while it is locked.
+    /// Whether no entry maps the folio, nor can while the folio is locked.
     #[inline]
     fn is_unmapped(&self) -> bool {
         let unmapped = self.handle().mappings() == 0;
@@ -182,12 +186,13 @@ impl<P: Platform> CachedFolio<'_, P> {
 }
 
 impl FreedCell<'_> {
-    /// Frees the store's content of the slot; `value` is the slot's.
+    /// Frees the store's content of the slot. `value` is the value word of the slot.
     #[inline(always)]
     pub(super) fn forget_content<P: Platform>(self, memory: &Memory<P>, value: &AtomicU64) {
         if self.was().has(SlotState::STORED) {
             let handle = value.swap(0, Relaxed);
-            // SAFETY: 1. only the thread that exchanges it has it, and the cluster's lock is held.
+            // SAFETY: 1. only the thread that exchanges the handle has it, and the cluster's lock
+            // is held.
             // 2. No thread loads the content of a freed slot.
             unsafe { memory.swap.forget(&memory.frames, handle) };
         }
@@ -195,7 +200,8 @@ impl FreedCell<'_> {
 }
 
 impl SlotRun {
-    /// The cluster, cells and values; `None` if the run is not in one cluster.
+    /// The cluster of the run and the run's cells and values. `None` if the run is not in one
+    /// cluster.
     #[inline]
     pub(super) fn cells<'s, P: Platform>(
         self,
@@ -203,14 +209,15 @@ impl SlotRun {
         memory: &'s Memory<P>,
     ) -> Option<(&'s Cluster<P>, &'s [AtomicU64], &'s [AtomicU64])> {
         let cluster = memory.swap.area(self.area)?.cluster(stay, self.first)?;
-        // SAFETY: 1. the cluster is of the memory's swap.
+        // SAFETY: 1. the cluster belongs to the memory's swap.
         let (cells, values) = unsafe { cluster.words(memory.platform()) };
         let range = index(self.first) as usize..(index(self.first) + self.count) as usize;
         Some((cluster, cells.get(range.clone())?, values.get(range)?))
     }
 
-    /// Sets the value of the slot of a page, which is busy: that keeps the area. In a read section
-    /// of its own: work on the pages' content, between two calls, may be long.
+    /// Sets the value of the slot of a page. The slot is busy, which keeps the area on. The call
+    /// has its own read section, because the work on the pages' content between two calls may take
+    /// long.
     #[inline]
     fn set_value<P: Platform>(self, memory: &Memory<P>, page: u32, value: u64) {
         while_areas_stay(memory.platform(), |stay| {
@@ -221,7 +228,8 @@ impl SlotRun {
         });
     }
 
-    /// The cell and the value of the slot of a page, which is busy, as [`SlotRun::set_value`].
+    /// The cell and the value of the slot of a page. The slot is busy, as for
+    /// [`SlotRun::set_value`].
     #[inline]
     fn content_of<P: Platform>(self, memory: &Memory<P>, page: u32) -> Option<(SlotState, u64)> {
         while_areas_stay(memory.platform(), |stay| {
@@ -231,7 +239,7 @@ impl SlotRun {
         })
     }
 
-    /// The number of pages from `page` on whose slots, which are busy, have zeroes.
+    /// The number of pages from `page` on whose slots contain zeroes. The slots are busy.
     fn zeroes_from<P: Platform>(self, memory: &Memory<P>, page: u32) -> u32 {
         while_areas_stay(memory.platform(), |stay| {
             let Some((_, cells, values)) = self.cells(stay, memory) else { return 0 };
@@ -252,27 +260,27 @@ impl<P: Platform> Cluster<P> {
     #[inline]
     unsafe fn words<'a>(&'a self, platform: &'a P) -> (&'a [AtomicU64], &'a [AtomicU64]) {
         let frames = Frame(self.frames.load(Relaxed));
-        // SAFETY: 1. of both: a cluster has its two frames from `turn_on` until it is freed; they
-        // are the platform's by the caller's obligation 1.
+        // SAFETY: 1. for both calls: a cluster has its two frames from `turn_on` until it is freed;
+        // the frames are the platform's by the caller's obligation 1.
         unsafe { (words(platform, frames), words(platform, frames.plus(1))) }
     }
 }
 
-/// Fills a page with one word.
+/// Fills a page with one repeated word.
 ///
 /// # Safety
-/// 1. It is one of a claimed folio.
+/// 1. The page belongs to a claimed folio.
 #[inline]
 unsafe fn fill_page<P: Platform>(platform: &P, page: Frame, word: u64) {
-    // SAFETY: 1. no entry maps a claimed folio, and its content is accessed by atomics only.
+    // SAFETY: 1. no entry maps a claimed folio, and its content is accessed only by atomics.
     same_filled::fill(unsafe { words(platform, page) }, word);
 }
 
 /// The 512 words of a frame.
 ///
 /// # Safety
-/// 1. The frame is one of a cluster, or of a locked folio that no entry maps: as long as the result
-///    is used, it is accessed only as aligned 64-bit atomics.
+/// 1. The frame belongs to a cluster, or to a locked folio that no entry maps. While the result is
+///    used, the frame is accessed only as aligned 64-bit atomics.
 #[inline]
 unsafe fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64] {
     let start = platform.direct_map(frame).cast::<AtomicU64>();
@@ -281,12 +289,14 @@ unsafe fn words<P: Platform>(platform: &P, frame: Frame) -> &[AtomicU64] {
     unsafe { core::slice::from_raw_parts(start.as_ptr(), CLUSTER_SLOTS as usize) }
 }
 
-/// A folio in the swap cache, locked and fresh, whose content is to be read. Having one means:
-/// - its slots are claimed, and so busy, which keeps their area and their content;
-/// - they are one for each page: [`ClaimedFolio::claim`] takes their number from the folio;
-/// - no entry maps the folio: a thread that finds it waits for its lock.
+/// A folio in the swap cache, locked and fresh, whose content has yet to be read. The existence of
+/// this value implies:
+/// - its slots are claimed and therefore busy, which keeps their area on and their content stored;
+/// - the number of slots equals the number of pages, because [`ClaimedFolio::claim`] takes it from
+///   the folio;
+/// - no entry maps the folio, because a thread that finds it waits for its lock.
 ///
-/// Dropping it leaves the slots busy.
+/// Dropping this value leaves the slots busy.
 #[must_use = "the slots stay busy until the content is read or given up"]
 pub(crate) struct ClaimedFolio<'a, P: Platform> {
     locked: LockedFolio<'a, P>,
@@ -299,15 +309,15 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         self.locked.folio()
     }
 
-    /// The slots, which have the content.
+    /// The slots that hold the content.
     pub(crate) fn slots(&self) -> SlotRun {
         self.slots
     }
 
-    /// Puts a fresh folio into the swap cache, for the slots from `first` on, one for each of its
-    /// pages, which are to be read into it. `None` if a slot is in the cache or not referred to any
-    /// more; the folio is freed.
-    // Always: each fault on a page in swap does it.
+    /// Puts a fresh folio into the swap cache, at the slots from `first` on, one for each of its
+    /// pages, so that they can be read into it. `None` if a slot is in the cache or is no longer
+    /// referred to; the folio is then freed.
+    // Always inlined, because each fault on a page in swap calls this.
     #[inline(always)]
     pub(crate) fn claim(
         memory: &'a Memory<P>,
@@ -315,7 +325,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         area: u8,
         first: u64,
     ) -> Option<Self> {
-        // Published first: a thread that finds the folio by a slot finds it counted.
+        // Published first, so that a thread that finds the folio by a slot finds it with a count.
         let locked = fresh.publish_for_swap_cache()?;
         let slots = SlotRun { area, first, count: locked.folio().pages() };
         if claim_slots(memory, locked.locked(), slots).is_err() {
@@ -325,11 +335,11 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         Some(Self { locked, slots })
     }
 
-    /// Reads the content. If it is lost, the folio leaves the cache and is released.
-    // Always: each fault on a page in swap does it.
+    /// Reads the content. If the content is lost, the folio leaves the cache and is released.
+    // Always inlined, because each fault on a page in swap calls this.
     #[inline(always)]
     pub(crate) fn load(self, memory: &Memory<P>) -> Option<LockedFolio<'a, P>> {
-        // SAFETY: 1. `claim` has claimed them, and `self` was the only handle.
+        // SAFETY: 1. `claim` has claimed the slots, and `self` was the only handle.
         if unsafe { load_folio(memory, self.locked.locked(), self.slots) } {
             return Some(self.locked);
         }
@@ -344,7 +354,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
                 && cell.has(SlotState::FILLED)
             {
                 let frame = self.locked.folio().head.plus(page);
-                // SAFETY: 1. the folio is claimed, for one slot a page.
+                // SAFETY: 1. the folio is claimed, with one slot for each page.
                 unsafe { fill_page(memory.platform(), frame, value) };
             }
         }
@@ -354,23 +364,23 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         CachedFolio::new(memory, self.locked.locked(), self.slots.place())
     }
 
-    /// The locked folio, once its content is complete, or a device's request is to read it.
+    /// The locked folio, once its content is complete or a device's request will read the content.
     pub(super) fn into_locked(self) -> LockedFolio<'a, P> {
         self.locked
     }
 
-    /// Takes the folio out of the cache, and releases it; the slots keep their content.
+    /// Removes the folio from the cache and releases it; the slots keep their content.
     #[cold]
     pub(super) fn give_up(self, memory: &Memory<P>) {
         self.cached(memory).give_up();
     }
 }
 
-/// Reads the content of the slots in compressed memory into the folio's frames. Returns whether
-/// it could be read. [`ClaimedFolio::begin_device_read`] reads a device's content.
+/// Reads the content of the slots in compressed memory into the folio's frames. Returns whether the
+/// content could be read. [`ClaimedFolio::begin_device_read`] reads a device's content.
 ///
 /// # Safety
-/// 1. The slots are claimed for the folio, which no entry maps: a [`ClaimedFolio`] has both.
+/// 1. The slots are claimed for the folio, which no entry maps; a [`ClaimedFolio`] guarantees both.
 unsafe fn load_folio<P: Platform>(
     memory: &Memory<P>,
     folio: FolioLocked<'_>,
@@ -380,7 +390,8 @@ unsafe fn load_folio<P: Platform>(
     let are_zeroes = while_areas_stay(memory.platform(), |stay| {
         let (_, cells, values) = run.cells(stay, memory)?;
         let filled = |cell: &AtomicU64| SlotState(cell.load(Relaxed)).has(SlotState::FILLED);
-        // A base page is the commonest folio: the loops cost it more than the checks.
+        // Base pages are the most frequent folios, and for them the loops cost more than the
+        // checks.
         Some(if let ([cell], [value]) = (cells, values) {
             value.load(Relaxed) == 0 && filled(cell)
         } else {
@@ -398,15 +409,16 @@ unsafe fn load_folio<P: Platform>(
     if memory.swap.area(run.area).is_some_and(SlotArea::has_device) {
         return false;
     }
-    // SAFETY: 1. passed on.
+    // SAFETY: 1. the caller's obligation 1.
     unsafe { load_pages(memory, folio, run) }
 }
 
 /// Like [`load_folio`], from compressed memory, page by page.
 ///
 /// # Safety
-/// 1. As there.
-// Separate: a page of zeroes must not pay for the registers that this saves.
+/// 1. As for [`load_folio`].
+// A separate function, so that a page of zeroes does not pay for the registers that this function
+// saves.
 #[inline(never)]
 unsafe fn load_pages<P: Platform>(
     memory: &Memory<P>,
@@ -420,17 +432,17 @@ unsafe fn load_pages<P: Platform>(
         let Some((cell, value)) = run.content_of(memory, page) else { return false };
         let frame = head.plus(page);
         if cell.has(SlotState::FILLED) && value == 0 {
-            // This page has zeroes, whatever the cells say by now.
+            // This page is zeroes, whatever the cells contain by now.
             let zeroes = run.zeroes_from(memory, page).max(1);
             memory.platform().zero(frame, zeroes);
             page += zeroes;
             continue;
         }
         if cell.has(SlotState::FILLED) {
-            // SAFETY: 1. of the folio, which is claimed (obligation 1).
+            // SAFETY: 1. the page belongs to the folio, which is claimed (obligation 1).
             unsafe { fill_page(memory.platform(), frame, value) };
         } else {
-            // SAFETY: 1. the slot is busy, and has stored content. 2. As above.
+            // SAFETY: 1. the slot is busy and has stored content. 2. As above.
             let load = || unsafe { swap.load(frames, value, frame) };
             if !cell.has(SlotState::STORED) || !load() {
                 return false;
@@ -442,9 +454,10 @@ unsafe fn load_pages<P: Platform>(
     true
 }
 
-/// Claims the slots of the run, whose content is to be read into `folio`, which is fresh: the cache
-/// refers to it from now on, and the slots are busy, which keeps their area. Claims all or none.
-/// The slots are those of entries that the caller has seen, as for [`super::find_cached`].
+/// Claims the slots of the run, whose content will be read into `folio`, which is fresh. From now
+/// on the cache refers to the folio, and the slots are busy, which keeps their area on. Claims
+/// either all slots or none. The slots are those of entries that the caller has seen, as for
+/// [`super::find_cached`].
 fn claim_slots<P: Platform>(
     memory: &Memory<P>,
     folio: FolioLocked<'_>,
@@ -476,10 +489,10 @@ fn claim_if_named<P: Platform>(
     Ok(())
 }
 
-/// Frees a folio that has not come into the swap cache.
+/// Frees a folio that has not entered the swap cache.
 #[cold]
 fn abandon<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) {
-    // SAFETY: 1. the one published for the cache, which does not have the folio; the other is
-    // dropped with the lock.
+    // SAFETY: 1. the released reference was published for the cache, which does not have the folio;
+    // the other reference is dropped with the lock.
     unsafe { memory.frames.folio(locked.folio()).release() };
 }

@@ -1,17 +1,18 @@
-//! The part of a CPU in swap: the clusters from which it takes slots, and its counts.
+//! A CPU's part of swap: the clusters from which it allocates slots, and its counts.
 //!
-//! A CPU *owns* a cluster: other CPUs take no slots of it, so that two CPUs that swap pages out
-//! share neither the cluster nor the lists of its area. For each area and order of blocks, the part
-//! has the number of the cluster from which the CPU has allocated last, and the cluster has the
-//! number of its owner. Only the latter is authoritative, under the cluster's lock.
+//! A CPU *owns* a cluster: other CPUs allocate no slots from it, so two CPUs that swap pages out
+//! share neither a cluster nor the lists of an area. For each area and order of blocks, a CPU's
+//! part has the number of the cluster from which the CPU has last allocated, and the cluster has
+//! the number of its owner. Only the owner recorded in the cluster, under the cluster's lock, is
+//! authoritative.
 //!
-//! The clusters that could serve an allocation return to the lists before it fails, and those of
-//! one CPU when it goes offline. So a slot is free until it is taken, whichever CPU owns its
-//! cluster. A thread that was preempted with the number of a CPU may make it an owner after it went
-//! offline. That cluster returns by the first rule.
+//! Before an allocation fails, all clusters that could serve it return to the lists; the clusters
+//! of one CPU return when it goes offline. So a free slot can be allocated by any CPU, whichever
+//! CPU owns the cluster. A thread that was preempted after it had read the number of its CPU may
+//! make that CPU an owner after it went offline. Such a cluster returns by the first rule.
 //!
-//! All words change by atomic instructions. So the part of another CPU, by a stale number, does no
-//! harm.
+//! All words are changed by atomic instructions, so access to another CPU's part, by a stale CPU
+//! number, is harmless.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,12 +25,13 @@ use crate::folio::{Age, MAX_FOLIO_ORDER};
 use crate::frame::meta::NONE;
 use crate::platform::{Cpu, Platform};
 
-/// The clusters of one area that a CPU has taken last, by the order of their blocks, or [`NONE`].
+/// The clusters of one area from which a CPU has last allocated, by the order of their blocks, or
+/// [`NONE`].
 pub(super) type OwnClusters = [AtomicU32; ORDERS];
 
 const ORDERS: usize = MAX_FOLIO_ORDER.0 as usize + 1;
 
-/// The part of one CPU.
+/// A CPU's part of swap.
 pub(crate) struct SwapPart {
     pub(super) cpu: Cpu,
     pub(super) clusters: [OwnClusters; MAX_SWAP_AREAS],
@@ -55,7 +57,7 @@ pub(super) fn own<P: Platform>(memory: &Memory<P>) -> Option<Cpu> {
     Some(memory.cpus.own(memory.platform())?.swap.cpu)
 }
 
-/// The counts of the running CPU, or those that CPUs without a part share.
+/// The counts of the running CPU, or the counts shared by all CPUs without a part.
 #[inline]
 pub(crate) fn frequent_events<P: Platform>(memory: &Memory<P>) -> &FrequentEvents {
     memory.cpus.own(memory.platform()).map_or(&memory.rare.frequent, |own| &own.swap.events)
@@ -91,7 +93,7 @@ pub(crate) fn shadow<P: Platform>(memory: &Memory<P>) -> u32 {
     memory.clock.shadow(evictions(memory))
 }
 
-/// Records that `pages` pages with this shadow are back. Returns their age.
+/// Records that `pages` pages with this shadow are in memory again. Returns their age.
 pub(crate) fn note_return<P: Platform>(memory: &Memory<P>, shadow: u32, pages: u32) -> Age {
     memory.clock.note_return(evictions(memory), shadow, pages)
 }
@@ -102,7 +104,7 @@ pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, part: &SwapPart) {
 }
 
 /// Returns the clusters and the evictions of a CPU that is taken offline, and leaves its requests
-/// to the online CPUs. Its other counts stay in its part, which is read with all others. The
+/// to the online CPUs. Its other counts stay in its part, which is still read with all others. The
 /// changes of CPUs are serialized.
 pub(crate) fn hand_over<'a, P: Platform>(
     memory: &Memory<P>,

@@ -23,7 +23,7 @@ pub fn damage_slot<P: Platform>(memory: &Memory<P>, area: u8, slot: u64, by: i16
     });
 }
 
-/// Calls `f` while the folio around `frame` is pinned, as by a driver that has found the page just
+/// Calls `f` while the folio around `frame` is pinned, as by a driver that found the page just
 /// before its entry was cleared. Panics if the frame has no folio.
 pub fn with_pin<P: Platform, R>(memory: &Memory<P>, frame: Frame, f: impl FnOnce() -> R) -> R {
     let reference = memory.frames.try_hold(frame).expect("a folio");
@@ -31,7 +31,7 @@ pub fn with_pin<P: Platform, R>(memory: &Memory<P>, frame: Frame, f: impl FnOnce
     assert!(memory.frames.folio(folio).pin(PinRoom::All), "too many pins");
     drop(reference);
     let result = f();
-    // SAFETY: 1. taken above.
+    // SAFETY: 1. the pin was taken above.
     unsafe { memory.frames.folio(folio).unpin() };
     result
 }

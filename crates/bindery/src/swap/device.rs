@@ -7,20 +7,19 @@
 //! thread    Memory::finish_swap_writes: evict the folio, or keep it
 //! ```
 //!
-//! A completion stores a few words of the core and wakes the threads that wait
-//! ([`super::requests`]). It takes no lock and enters no read section, so it may come in an
-//! interrupt handler. A thread does the rest: one that waits for the device, one that reclaims, or
-//! one of the embedder's.
+//! A completion stores a few words of the core and wakes the waiting threads ([`super::requests`]).
+//! It acquires no lock and enters no read section, so it may run in an interrupt handler. The rest
+//! is done by a thread: one that waits for the device, one that reclaims, or one of the embedder's.
 
 use crate::Memory;
 use crate::addr::Frame;
 use crate::platform::Platform;
 
-/// A device that keeps pages: a disk, a partition, a file.
+/// A device that stores pages: a disk, a partition, a file.
 ///
-/// The core submits runs of pages: consecutive frames of one folio, and the same number of
-/// consecutive slots. A page of one repeated word never reaches the device. A slot is written
-/// before it is read. It is not submitted again before its request is complete.
+/// The core submits runs of pages: consecutive frames of one folio and the same number of
+/// consecutive slots. A page that is filled with one repeated word never reaches the device. A slot
+/// is written before it is read, and is not submitted again before its request is complete.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -57,29 +56,30 @@ use crate::platform::Platform;
 ///
 /// # Stable pages
 /// The frames do not change while a request is in flight: no entry maps the folio, and its lock is
-/// held. So a device may compress, encrypt or checksum the data, and an access to the page, for
-/// reading or writing, waits for the device. A device that tolerates changes while it reads the
-/// frames reports that ([`SwapDevice::needs_stable_pages`]); then no access waits.
+/// held. So a device may compress, encrypt or checksum the data, and every read or write access to
+/// the page waits for the device. A device that tolerates changes while it reads the frames reports
+/// this ([`SwapDevice::needs_stable_pages`]), and then no access waits.
 ///
 /// # Context
 /// Context: may sleep. [`SwapDevice::submit`] is called with the locks of folios held, perhaps also
-/// the mutex of an address space, an object's, or a VMA for a read that no thread waits for. So it
-/// allocates nothing from the [`Memory`] and touches no memory of a program.
+/// with the mutex of an address space or an object, or a VMA for a read that no thread waits for.
+/// So it must not allocate from the [`Memory`] or access a program's memory.
 pub trait SwapDevice<P: Platform>: Send + Sync {
-    /// The number of its slots, of one page each. Called once, by [`Memory::swap_on_device`].
+    /// The number of the device's slots, of one page each. Called once, by
+    /// [`Memory::swap_on_device`].
     fn slots(&self) -> u64;
 
-    /// Whether a read takes about as long as a page fault, as from memory. Then a fault reads only
-    /// the pages it needs, and none around them ([`Memory::set_page_cluster`]).
+    /// Whether a read takes about as long as a page fault, as from memory. If so, a fault reads
+    /// only the pages that it needs, and none around them ([`Memory::set_page_cluster`]).
     fn is_synchronous(&self) -> bool {
         false
     }
 
     /// Whether the frames of a write request must not change before it is complete (Linux:
-    /// `SWP_STABLE_WRITES`). If they may change, a page that is wanted again can be used at once,
-    /// perhaps while the device reads it. The content of the slot is then never read: the slot is
-    /// not free before the request is complete, and has no content afterwards. Called once, by
-    /// [`Memory::swap_on_device`].
+    /// `SWP_STABLE_WRITES`). If they may change, a page that is needed again can be used
+    /// immediately, perhaps while the device is reading it. The content of its slot is then never
+    /// read: the slot stays taken until the request is complete, and has no content afterwards.
+    /// Called once, by [`Memory::swap_on_device`].
     fn needs_stable_pages(&self) -> bool {
         true
     }
@@ -89,14 +89,14 @@ pub trait SwapDevice<P: Platform>: Send + Sync {
         false
     }
 
-    /// Discards the content of `count` slots from `first` on: none of them is read before it is
-    /// written again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Each run has 512 slots; the last
-    /// of the device may be shorter. No transfer of these slots is in flight, and none begins
-    /// before the call returns. A failure need not be reported. Called by
-    /// [`Memory::discard_free_slots`] and reclaim, perhaps by several threads, without locks.
+    /// Discards the content of `count` slots from `first` on: no slot is read before it is written
+    /// again (Linux: `SWAP_FLAG_DISCARD`; an SSD's TRIM). Each run has 512 slots; the device's last
+    /// run may be shorter. No transfer of these slots is in flight, and none begins before the call
+    /// returns. A failure need not be reported. Called by [`Memory::discard_free_slots`] and
+    /// reclaim, perhaps by several threads, without locks.
     fn discard(&self, _memory: &Memory<P>, _first: u64, _count: u64) {}
 
-    /// Begins a transfer. The device calls [`Memory::complete_swap_request`] exactly once for it:
+    /// Starts a transfer. The device calls [`Memory::complete_swap_request`] for it exactly once:
     /// during the call, or later from any thread or interrupt handler. Requests may complete in any
     /// order. At most 32 folios of an area are in flight at once.
     fn submit(&self, memory: &Memory<P>, request: SwapRequest);
@@ -140,14 +140,14 @@ pub struct SwapDeviceError;
 
 /// A transfer between consecutive frames and the same number of consecutive slots.
 ///
-/// The frames belong to the device until it is complete. A request that is dropped is never
-/// complete: its folio stays locked, and its area cannot be removed.
+/// The frames belong to the device until the transfer is complete. A dropped request never
+/// completes: its folio stays locked, and its area cannot be removed.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "it is complete when Memory::complete_swap_request has it"]
 pub struct SwapRequest {
     pub(super) operation: SwapOperation,
     pub(super) area: u8,
-    /// Its number in the area's table of requests.
+    /// The request's number in the area's table of requests.
     pub(super) number: u32,
     pub(super) slot: u64,
     pub(super) frame: Frame,

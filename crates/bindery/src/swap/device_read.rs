@@ -1,4 +1,4 @@
-//! Reads of a device that a thread waits for after it has released its locks.
+//! Device reads that a thread waits for after it has released its locks.
 //!
 //! ```text
 //! claimed --> under writeback --> read: in the swap cache, referred to by entries as before
@@ -6,11 +6,11 @@
 //!    '-> no request is free: leaves the cache
 //! ```
 //!
-//! A fault must not hold a VMA's lock while a device works. So it claims the slots and takes a
-//! request, unlocks the VMA, submits the request, waits, and tries again: then it finds the folio
-//! in the swap cache, where its reference has kept the folio. During the read the folio is locked
-//! and *under writeback*, like one that is being written: the lock and the reference belong to the
-//! request, until the thread that has begun the read takes them over.
+//! A fault must not hold a VMA's lock while a device works. So it claims the slots and allocates a
+//! request, unlocks the VMA, submits the request, waits, and retries: it then finds the folio in
+//! the swap cache, where its reference has kept the folio. During the read, the folio is locked and
+//! *under writeback*, like a folio that is being written: the lock and the reference belong to the
+//! request until the thread that started the read takes them over.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -30,8 +30,8 @@ use crate::error::{Error, Failure};
 use crate::folio::{Folio, FolioRef, LockedFolio};
 use crate::platform::Platform;
 
-/// A read for this thread, which [`DeviceRead::finish`] submits to the device. Its folio
-/// stays locked until then.
+/// A read by this thread, which [`DeviceRead::finish`] submits to the device. The folio stays
+/// locked until then.
 #[derive(Debug)]
 #[must_use = "the folio stays locked until the read is finished"]
 pub(crate) struct DeviceRead {
@@ -43,27 +43,27 @@ pub(crate) struct DeviceRead {
     wanted: u64,
 }
 
-/// The result of an attempt to begin a read.
+/// The result of an attempt to start a read.
 pub(crate) enum Load<'a, P: Platform> {
-    /// The folio has the content already: words fill it.
+    /// The folio already has the content: its pages are filled with repeated words.
     Done(LockedFolio<'a, P>),
     /// The content is lost. The folio is released.
     Lost,
-    /// All requests of the area are under way. The folio is released.
+    /// All requests of the area are in flight. The folio is released.
     Full,
-    /// The device should read it.
+    /// The device has to read the content.
     Begun(DeviceRead),
 }
 
 impl<'a, P: Platform> ClaimedFolio<'a, P> {
-    /// Takes a request to read the content of the folio; `wanted` is the slot that the caller
+    /// Allocates a request to read the content of the folio. `wanted` is the slot that the caller
     /// needs. The device does not work yet, and the call does not wait.
     #[cold]
     pub(crate) fn begin_device_read(self, memory: &'a Memory<P>, wanted: u64) -> Load<'a, P> {
         let (folio, slots) = (self.folio(), self.slots());
-        // Frees the requests of reads that are done.
+        // Frees the requests of completed reads.
         finish_own_writes(memory);
-        // The slots are busy: that keeps the area and their content.
+        // The slots are busy, which keeps the area on and their content stored.
         let content = slots.content(memory);
         if content == Some(DevicePages::None) {
             self.fill_filled_pages(memory);
@@ -83,7 +83,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
         self.fill_filled_pages(memory);
         let (group, number_there) = area.requests.group(number);
         group.begin(number_there, folio.head, slots.first);
-        // From here on, the folio is the request's.
+        // From here on, the folio belongs to the request.
         self.into_locked().into_request();
         Load::Begun(DeviceRead { folio, slots, number, wanted })
     }
@@ -92,7 +92,7 @@ impl<'a, P: Platform> ClaimedFolio<'a, P> {
 impl DeviceRead {
     /// Makes the device read, waits, and returns a reference to the folio, which is in the swap
     /// cache. If the device has failed to read several pages, reads only the needed one. `None` if
-    /// that page is in the cache already, or no longer needed. Called without locks. May sleep.
+    /// that page is already in the cache or is no longer needed. Called without locks. May sleep.
     ///
     /// # Errors
     /// [`Error::InputOutput`] if the content is lost; [`Error::OutOfMemory`].
@@ -109,16 +109,16 @@ impl DeviceRead {
         read_page(memory, SlotRun { first: self.wanted, count: 1, ..self.slots })
     }
 
-    /// Abandons the read, for a wait that starts another one in its first poll.
+    /// Abandons the read, in favor of a wait that starts another read in its first poll.
     pub(crate) fn into_polled<P: Platform>(self, memory: &Memory<P>) -> PolledSlot {
         let polled = PolledSlot::read(self.slots, self.folio.order, self.wanted);
         self.give_up(memory);
         polled
     }
 
-    /// Ends it without a read: the folio is released, and the slots have the content as before.
+    /// Ends the request without a read: the folio is released, and the slots keep their content.
     pub(crate) fn give_up<P: Platform>(self, memory: &Memory<P>) {
-        // The request was not submitted, so it has no result, as if the device had failed.
+        // The request was not submitted, so it has no result, as after a failure of the device.
         let locked = self.end(memory);
         debug_assert!(locked.is_none(), "a read that was not submitted is done");
     }
@@ -127,7 +127,7 @@ impl DeviceRead {
     /// if the device has failed.
     fn run<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Option<FolioRef<'m, P>> {
         let &Self { folio, slots, number, .. } = self;
-        // The busy slots keep the area and its device.
+        // The busy slots keep the area and its device on.
         let area = memory.swap.area(slots.area)?;
         let (place, operation) = (slots.place(), SwapOperation::Read);
         let what = FolioTransfer { operation, number, folio, place };
@@ -136,7 +136,7 @@ impl DeviceRead {
         });
         let (group, number) = area.requests.group(number);
         let is_done = || group.result(number).is_some();
-        // A device without a queue is done by now.
+        // A device without a queue has already finished.
         if !is_done() {
             wait_for_devices(memory, &mut || is_done());
         }
@@ -144,17 +144,17 @@ impl DeviceRead {
         Some(leave_in_cache(memory, locked, slots))
     }
 
-    /// Takes the lock of the folio over from the request, which is done. If the device has failed,
-    /// the folio is released, and the slots have the content as before.
+    /// Takes over the folio's lock from the completed request. If the device has failed, the folio
+    /// is released, and the slots keep their content.
     fn end<'m, P: Platform>(&self, memory: &'m Memory<P>) -> Option<LockedFolio<'m, P>> {
         let area = memory.swap.area(self.slots.area)?;
         let (group, number) = area.requests.group(self.number);
         let succeeded = group.result(number) == Some(true);
-        // SAFETY: 1. the request's reference, which is this read's.
+        // SAFETY: 1. the reference belongs to the request, and the request to this read.
         let lock = unsafe { memory.frames.folio(self.folio).lock_of_request() };
         debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
         area.free_request(memory, self.number);
-        // SAFETY: 1. the request's, from which the lock was taken over.
+        // SAFETY: 1. the reference is that of the request, from which the lock was taken over.
         let locked = unsafe { lock?.with_reference() };
         if !succeeded {
             CachedFolio::new(memory, locked.locked(), self.slots.place()).give_up();
@@ -189,7 +189,8 @@ fn read_page<P: Platform>(
     }
 }
 
-/// Unlocks a folio that is complete and leaves it in the cache, with the caller's reference.
+/// Unlocks a folio whose content is complete and leaves it in the cache, with the caller's
+/// reference.
 fn leave_in_cache<'a, P: Platform>(
     memory: &'a Memory<P>,
     locked: LockedFolio<'a, P>,

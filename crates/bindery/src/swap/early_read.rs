@@ -1,4 +1,4 @@
-//! Reads without a waiting thread: of pages around a faulting one, and of pages that a program has
+//! Reads without a waiting thread: of pages around a faulting page, and of pages that a program has
 //! announced (`MADV_WILLNEED`).
 //!
 //! ```text
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Like a folio that is being written, the folio is locked and *under writeback*: its lock belongs
-//! to the request, and the thread that finds the request done unlocks the slots
+//! to the request, and the thread that finds the request complete unlocks the slots
 //! ([`super::writeback`]).
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -28,40 +28,40 @@ use crate::addr::Order;
 use crate::events::RareEvents;
 use crate::platform::Platform;
 
-/// The reason of a read.
+/// The reason for a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cause {
     /// A fault needs a nearby page.
     Around,
-    /// The program has announced that it will need the pages.
+    /// A program has announced that it will need the pages.
     Advice,
 }
 
-/// The source for the content of a slot.
+/// The source of a slot's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EarlySource {
-    /// The cache: it has the content already, or another thread reads it in or writes it out.
+    /// The cache: it already has the content, or another thread is reading it in or writing it out.
     Cache,
     /// Compressed memory.
     Memory,
-    /// A device that is about as fast.
+    /// A device that is about as fast as memory.
     SynchronousDevice,
     /// A device that a thread would have to wait for.
     Device,
 }
 
-/// The result of an attempt to begin a read.
+/// The result of an attempt to start a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begun {
-    /// A device has or had the request, or no page needed one.
+    /// A device has or had the request, or no page needed a device.
     Yes,
-    /// Some slot is in the cache, not referred to any more, or without content.
+    /// Some slot is in the cache, no longer referred to, or without content.
     Taken,
     /// No block of frames or no request is free.
     NoRoom,
 }
 
-/// The number of a run's pages that a device has; words fill the others.
+/// Whether a device holds some of a run's pages; the other pages are filled with repeated words.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DevicePages {
     None,
@@ -79,15 +79,15 @@ impl<P: Platform> Swap<P> {
         }
     }
 
-    /// Whether a read of the area could begin: a hint, to check before work that a refusal would
-    /// waste.
+    /// Whether a read of the area could begin. This is a hint, checked before work that a refusal
+    /// would waste.
     pub(crate) fn has_free_request(&self, area: u8) -> bool {
         self.area(area).is_some_and(|area| area.requests.has_free())
     }
 }
 
-/// Like [`Swap::source_of`], for a slot that an object referred to a moment ago; `None` if no area
-/// has it.
+/// Like [`Swap::source_of`], for a slot that an object referred to a moment ago. `None` if no area
+/// has the slot.
 pub(crate) fn source_of_slot<P: Platform>(
     memory: &Memory<P>,
     area: u8,
@@ -98,7 +98,7 @@ pub(crate) fn source_of_slot<P: Platform>(
 
 impl SlotRun {
     /// Starts to read the slots of a run of 2^`order`, to which entries referred a moment ago, into
-    /// a fresh folio in the swap cache. Takes no memory from the reserve, and does not wait.
+    /// a fresh folio in the swap cache. Uses no memory from the reserve and does not wait.
     pub(crate) fn begin_read<P: Platform>(
         self,
         memory: &Memory<P>,
@@ -111,7 +111,7 @@ impl SlotRun {
         };
         let (folio, slots) = (claimed.folio(), claimed.slots());
         let place = slots.place();
-        // The slots are busy, which keeps the area and their content.
+        // The slots are busy, which keeps the area on and their content stored.
         let content = slots.content(memory);
         let worth = match cause {
             Cause::Around => content == Some(DevicePages::Some),
@@ -142,14 +142,15 @@ impl SlotRun {
             RareEvents::note(&memory.rare.swap_read_around);
             memory.frames.folio(folio).mark_read_around();
         }
-        // From here on, the folio is the request's.
+        // From here on, the folio belongs to the request.
         claimed.into_locked().into_request();
         let what = FolioTransfer { operation: SwapOperation::Read, number, folio, place };
         what.submit(memory, area, device, |page| slots.page_has(memory, page, SlotState::STORED));
         Begun::Yes
     }
 
-    /// The number of pages that a device has; the slots are busy. `None` if a slot has no content.
+    /// Whether a device holds some of the pages; the slots are busy. `None` if a slot has no
+    /// content.
     pub(super) fn content<P: Platform>(self, memory: &Memory<P>) -> Option<DevicePages> {
         let count = |content| {
             (0..self.count).filter(|page| self.page_has(memory, *page, content)).count() as u32
@@ -159,7 +160,7 @@ impl SlotRun {
         (stored + filled == self.count).then_some(some)
     }
 
-    /// Whether a slot of the run, which is busy, has content of this kind.
+    /// Whether a slot of the run has content of this kind. The slot is busy.
     pub(super) fn page_has<P: Platform>(self, memory: &Memory<P>, page: u32, content: u64) -> bool {
         let slot = self.first + u64::from(page);
         let state = state_of(memory, self.area, slot);
@@ -168,21 +169,22 @@ impl SlotRun {
 }
 
 impl<P: Platform> SlotArea<P> {
-    /// Completes a read for which no thread waits. Lock and reference are the caller's now. If the
-    /// read failed, the slots keep their content.
+    /// Completes a read for which no thread waits. The lock and the reference now belong to the
+    /// caller. If the read failed, the slots keep their content.
     ///
     /// # Safety
-    /// 1. The request was taken from those that are done, and is finished only here.
+    /// 1. The request was taken from the completed ones and is finished only here.
     pub(super) unsafe fn finish_early_read(&self, memory: &Memory<P>, number: u32) {
         let (group, number) = self.requests.group(number);
         let read = group.result(number) == Some(true);
         if let Some(folio) = memory.frames.folio_of(group.head(number)) {
-            // SAFETY: 1. the request's reference, which is given up with the lock, before the
-            // request is freed (obligation 1).
+            // SAFETY: 1. the reference belongs to the request, and is released with the lock before
+            // the request is freed (obligation 1).
             let lock = unsafe { memory.frames.folio(folio).lock_of_request() };
             debug_assert!(lock.is_some(), "a folio that a device reads is not taken back");
             if let Some(lock) = lock {
-                // SAFETY: 1. the request's, from which the lock was taken over.
+                // SAFETY: 1. the reference is that of the request, from which the lock was taken
+                // over.
                 let locked = unsafe { lock.with_reference() };
                 match CachedFolio::find(memory, locked.locked()) {
                     Some(cached) if read => {

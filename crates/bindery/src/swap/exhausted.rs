@@ -1,29 +1,29 @@
-//! The record of a search for memory that found nothing. It saves the next one a full search.
+//! The record of a search for memory that found nothing, which saves the next search a full pass.
 //!
 //! Two values are compared: the number of frames returned so far, and whether swap had room. An
 //! operation that makes a folio reclaimable without changing either (a page is unlocked, a file is
 //! saved) calls [`Exhausted::forget`]. A missing call only delays reclaim: each further search
-//! looks at a few frames, and continues if it finds something there.
+//! examines a few frames and continues if it finds something there.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The values that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Supply {
-    /// Frames returned to the allocator so far.
+    /// The number of frames returned to the allocator so far.
     pub(crate) returned: u64,
     /// Whether a page without a slot may find room in swap.
     pub(crate) room_in_swap: bool,
 }
 
 impl Supply {
-    /// Never 0.
+    /// The values in one word, which is never 0.
     fn packed(self) -> u64 {
         (self.returned << 2) | (u64::from(self.room_in_swap) << 1) | 1
     }
 }
 
-/// The supply with which nothing could be freed.
+/// The supply for which the last full search could free nothing.
 pub(crate) struct Exhausted(AtomicU64);
 
 impl Exhausted {
@@ -31,21 +31,21 @@ impl Exhausted {
         Self(AtomicU64::new(0))
     }
 
-    /// Records that all memory was searched, and nothing could be freed. `supply` was read before
+    /// Records that all memory was searched and nothing could be freed. `supply` was read before
     /// the search.
     pub(crate) fn note(&self, supply: Supply) {
         self.0.store(supply.packed(), Relaxed);
     }
 
-    /// Whether that was recorded for the same supply.
+    /// Whether a failed search was recorded for the same supply.
     pub(crate) fn is(&self, supply: Supply) -> bool {
         self.0.load(Relaxed) == supply.packed()
     }
 
-    /// Clears the record: something may be freed now.
+    /// Clears the record, because something may be freeable now.
     #[inline]
     pub(crate) fn forget(&self) {
-        // Most often the record is clear: the store would dirty the cache line for nothing.
+        // The record is usually clear, and an unconditional store would dirty the cache line.
         if self.0.load(Relaxed) != 0 {
             self.0.store(0, Relaxed);
         }

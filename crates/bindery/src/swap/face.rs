@@ -1,4 +1,4 @@
-//! The calls of embedders: areas, devices, limits, usage.
+//! The calls for embedders: areas, devices, limits, usage.
 
 use super::usage;
 use super::{CompressedUsage, SwapArea, SwapDeviceError, SwapError, SwapRequest, SwapUsage};
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::platform::Platform;
 
 impl<P: Platform> Memory<P> {
-    /// The number of free frames that only reclaim may take, so that it can free others (Linux:
+    /// The number of free frames reserved for reclaim, which uses them to free others (Linux:
     /// `min_free_kbytes`); 0 while no area is on.
     ///
     /// Context: any.
@@ -16,8 +16,8 @@ impl<P: Platform> Memory<P> {
         self.frames.reserve()
     }
 
-    /// Sets the number of frames that compressed memory may take; initially half of the memory. If
-    /// it uses more already, no page is swapped out to it until enough frames are freed.
+    /// Sets the number of frames that compressed memory may use; initially half of the memory. If
+    /// it already uses more, no page is swapped out to it until enough frames are freed.
     ///
     /// Context: spins.
     pub fn set_compressed_limit(&self, frames: u64) {
@@ -38,9 +38,9 @@ impl<P: Platform> Memory<P> {
         self.swap.store.usage()
     }
 
-    /// Stops the allocation of slots in the area: the first step of `swapoff(2)`. Once it has
-    /// returned, no swap-out to it starts, not even of a page that has kept its slots since it was
-    /// last in swap. Only `fork(2)` still copies entries that refer to slots.
+    /// Stops the allocation of slots in the area, which is the first step of `swapoff(2)`. Once the
+    /// call has returned, no swap-out to the area starts, not even of a page that has kept its
+    /// slots since it was last in swap. Only `fork(2)` still copies entries that refer to slots.
     ///
     /// Context: spins. Complexity: one lock for each 512 slots of the area.
     pub fn stop_swapping_to(&self, area: &SwapArea) {
@@ -58,7 +58,7 @@ impl<P: Platform> Memory<P> {
         }
     }
 
-    /// Waits for the device, and removes an area without taken slots: the last step of
+    /// Waits for the device and removes an area without taken slots. This is the last step of
     /// `swapoff(2)`, after [`Memory::stop_swapping_to`], [`AddressSpace::swap_in_area`] of each
     /// address space, and [`Memory::swap_in_objects`].
     ///
@@ -67,9 +67,9 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`SwapError::InUse`] if a slot is taken: another address space or object has it, or a
-    /// concurrent fork copied one. After a concurrent [`Memory::resume_swapping_to`], a call may
-    /// take one too. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
+    /// [`SwapError::InUse`] if a slot is taken: another address space or object uses it, or a
+    /// concurrent fork has copied it. After a concurrent [`Memory::resume_swapping_to`], a call may
+    /// also have allocated it. [`SwapError::NotThere`]. [`SwapError::Interrupted`].
     pub fn swap_off(&self, area: &SwapArea) -> Result<(), SwapError> {
         turn_off(self, area.number)
     }
@@ -81,11 +81,12 @@ impl<P: Platform> Memory<P> {
         self.swap.areas()
     }
 
-    /// Counts the slots of all areas by their content. It reads all cells, so that no counters have
-    /// to be kept; a slot that changes during the call is counted as before or as after the change.
+    /// Counts the slots of all areas by their content. The call reads all cells, so no counters are
+    /// maintained. A slot that changes during the call is counted in its state either before or
+    /// after the change.
     ///
-    /// Context: spins. Complexity: linear in the clusters of 512 slots, and the slots of those in
-    /// use.
+    /// Context: spins. Complexity: linear in the clusters of 512 slots and in the slots of clusters
+    /// in use.
     pub fn swap_usage(&self) -> SwapUsage {
         usage::usage(self)
     }
@@ -107,20 +108,21 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Completes a request of a device, with its result. After an error, a page that was to be
-    /// written stays in memory, and a read raises SIGBUS for the access that needed the page. A
-    /// thread that waits for the page, reclaim, or [`Memory::finish_swap_writes`] does the rest.
+    /// written stays in memory, and a read raises SIGBUS for the access that needed the page. The
+    /// remaining work is done by a thread that waits for the page, by reclaim, or by
+    /// [`Memory::finish_swap_writes`].
     ///
-    /// It takes no lock but [`Platform::unpark`]'s. A driver that calls it in an interrupt handler
-    /// needs an `unpark` that may be called there.
+    /// The call acquires no lock except inside [`Platform::unpark`]. A driver that calls it in an
+    /// interrupt handler needs an `unpark` that may be called there.
     ///
     /// Context: any. Constant time.
     pub fn complete_swap_request(&self, request: SwapRequest, result: Result<(), SwapDeviceError>) {
         writeback::complete(self, request, result);
     }
 
-    /// Frees the folios that devices have written, unless they are wanted again. The embedder may
-    /// call it from a thread after completions; reclaim calls it, too. Returns the number of freed
-    /// pages.
+    /// Frees the folios that devices have written, unless they are needed again. The embedder may
+    /// call this from a thread after completions; reclaim calls it, too. Returns the number of
+    /// freed pages.
     ///
     /// Context: may sleep. Complexity: linear in the completed requests.
     #[inline]
@@ -139,11 +141,11 @@ impl<P: Platform> Memory<P> {
         writeback::wait_for_writes(self)
     }
 
-    /// Discards free slots on the devices that want it
+    /// Discards free slots on the devices that request it
     /// ([`SwapDevice::discards`](crate::SwapDevice::discards)), in runs of 512. A run with a taken
-    /// slot is left for later. Reclaim does it too; an embedder may call it from a thread of its
-    /// own after large unmappings. Returns the number of discarded slots. The caller holds no lock
-    /// of the core.
+    /// slot is left for later. Reclaim also discards slots; an embedder may call this from its own
+    /// thread after large unmappings. Returns the number of discarded slots. The caller holds no
+    /// lock of the core.
     ///
     /// Context: may sleep. Complexity: linear in the discarded runs.
     pub fn discard_free_slots(&self) -> u64 {

@@ -1,13 +1,13 @@
-//! The pages of a written folio that one repeated word fills.
+//! The pages of a written folio that are filled with one repeated word.
 
 use crate::folio::Folio;
 
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
 
-/// The place of each of a folio's pages after a write.
+/// The location of each page of a folio after a write.
 pub(crate) struct FilledPages {
-    /// The pages that one repeated word fills; the area's store has the others.
+    /// The pages that are filled with one repeated word; the others are in the area's store.
     pub(super) filled: PageSet,
 }
 

@@ -1,4 +1,5 @@
-//! Frees the slots of a folio that was swapped in whole for the only entries that refer to them.
+//! Frees the slots of a folio that was swapped in as a whole for the only entries that refer to
+//! them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,8 +24,9 @@ impl<P: Platform> CachedFolio<'_, P> {
         }
     }
 
-    /// Removes the folio from the cache and frees its slots, if only one entry referred to each of
-    /// them and is removed. Returns whether that was so; otherwise nothing has changed.
+    /// Removes the folio from the cache and frees its slots, if only one entry, which is being
+    /// removed, referred to each slot. Returns whether the slots were freed; otherwise nothing has
+    /// changed.
     fn free_all_slots(&self, stay: &AreasStay) -> bool {
         let (memory, run) = (self.memory, self.slots());
         let (Some(area), Some((cluster, cells, values))) =
@@ -53,7 +55,7 @@ impl<P: Platform> CachedFolio<'_, P> {
         freed.relist(run.first);
         // No other copy of the content exists.
         self.handle().mark_dirty();
-        // SAFETY: 1. the cache's: all pages have left it.
+        // SAFETY: 1. the reference is the cache's, and all pages have left the cache.
         unsafe { self.handle().release() };
         true
     }

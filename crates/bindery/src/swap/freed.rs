@@ -35,7 +35,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         self.count += 1;
     }
 
-    // Once for each run, so that `add`, once for each slot, stays small.
+    // Called once for each run, so that `add`, called once for each slot, stays small.
     #[inline(never)]
     pub(super) fn free_run(&mut self, state: &mut ClusterState) {
         if self.count == 0 {
@@ -46,7 +46,7 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
         self.count = 0;
     }
 
-    /// Moves the cluster to the list where it belongs now. Its lock is not held.
+    /// Moves the cluster to the list where it now belongs. The cluster's lock is not held.
     pub(super) fn relist(&self, slot: u64) {
         if self.relist {
             self.area.relist(slot);
@@ -54,15 +54,16 @@ impl<'a, P: Platform> FreedSlots<'a, P> {
     }
 }
 
-/// The last value of a cell that the caller has freed under the lock of its cluster: no thread
-/// reads the slot's content, nor will any start to.
+/// The last value of a cell that the caller has freed under its cluster's lock: no thread is
+/// reading the slot's content, and none will start to.
 pub(super) struct FreedCell<'s> {
     was: SlotState,
     _state: PhantomData<&'s ClusterState>,
 }
 
 impl<'s> FreedCell<'s> {
-    /// Drops a reference of an entry, and frees the cell if that was the last holder but the cache.
+    /// Drops a reference of an entry, and frees the cell if that was the last holder except the
+    /// cache.
     #[inline(always)]
     pub(super) fn drop_entry(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
         let now = SlotState(cell.load(Relaxed)).without_entry();
@@ -70,15 +71,16 @@ impl<'s> FreedCell<'s> {
         Self::if_unheld(state, cell, now)
     }
 
-    /// Ends a device's write to the slot, and frees the cell if that was the last holder but the
+    /// Ends a device's write to the slot, and frees the cell if that was the last holder except the
     /// cache.
     pub(super) fn end_writing(state: &'s ClusterState, cell: &AtomicU64) -> Option<Self> {
         let now = SlotState(cell.load(Relaxed) & !SlotState::WRITING);
         Self::if_unheld(state, cell, now)
     }
 
-    /// Frees the cell if `now` has no holder but the cache; otherwise stores `now`, which differs
-    /// from the cell's value in no bit of the lock's holder.
+    /// Frees the cell if `now` has no holder except the cache; otherwise stores `now`, which may
+    /// differ from the cell's value only in bits that do not belong to the holder of the folio's
+    /// lock.
     #[inline(always)]
     fn if_unheld(_: &'s ClusterState, cell: &AtomicU64, now: SlotState) -> Option<Self> {
         let is_free = now.is_unheld();
@@ -86,8 +88,8 @@ impl<'s> FreedCell<'s> {
         is_free.then_some(Self { was: now, _state: PhantomData })
     }
 
-    /// Frees the cell of a page of a cached folio, whose value was to become `now`: the holder of
-    /// the folio's lock, for which the slot is busy, does not read its content.
+    /// Frees the cell of a page of a cached folio, whose value would have become `now`. The slot is
+    /// busy for the holder of the folio's lock, which does not read its content.
     #[inline(always)]
     pub(super) fn end_work(
         _: &'s ClusterState,
@@ -110,8 +112,8 @@ impl<'s> FreedCell<'s> {
         self.was
     }
 
-    /// Ends the use of the slot: the store frees its content, and its page leaves the cache, and
-    /// with the last page the folio.
+    /// Ends the use of the slot: the store frees its content, and its page leaves the cache. With
+    /// its last page, the folio leaves the cache.
     #[inline(never)]
     pub(super) fn empty_slot<P: Platform>(self, memory: &Memory<P>, value: &AtomicU64) {
         let frame = self.was.frame();
@@ -123,7 +125,7 @@ impl<'s> FreedCell<'s> {
         // No other copy of the content exists.
         handle.mark_dirty();
         if place.cached == 1 {
-            // SAFETY: 1. the cache's, whose last page has left with this cell.
+            // SAFETY: 1. the reference is the cache's, whose last page has left with this cell.
             unsafe { handle.release() };
         }
     }

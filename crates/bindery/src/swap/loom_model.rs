@@ -1,12 +1,12 @@
-//! Folios under writeback under loom: the code of [`super::requests`] and of the folio's lock
+//! Folios under writeback, under loom: the code of [`super::requests`] and of the folio's lock
 //! itself, with a device and the threads that wait for it.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
 //! The content of a frame is a loom cell. The device reads it for a write, and a thread that has
-//! the folio's lock writes it. So a folio that is unlocked before the device is done shows as a
-//! race, and a missing wakeup as a deadlock. The last tests leave out one rule each ([`Omit`]) and
-//! must fail. The others also require that a thread slept.
+//! the folio's lock writes it. So loom reports a folio that is unlocked before the device is done
+//! as a race, and a missing wake-up as a deadlock. The last tests each leave out one rule
+//! ([`Omit`]) and must fail. The other tests also require that a thread slept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed};
@@ -27,13 +27,13 @@ use crate::sync::parking::model::{SecondLook, Sleepers};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// The thread that has finished a request wakes the others.
+    /// The thread that has finished a request wakes the other threads.
     NoteAfterFinish,
     /// A completion changes the word on which threads park.
     NoteAtCompletion,
-    /// The submitter counts a piece of its own.
+    /// The submitter counts a piece for itself.
     OwnPiece,
-    /// Threads that want the lock wait for the device instead.
+    /// Threads that need the lock wait for the device instead.
     WritebackBit,
 }
 
@@ -46,7 +46,7 @@ struct World {
     content: UnsafeCell<u32>,
 }
 
-// SAFETY: the model watches each access to the cell, and reports races.
+// SAFETY: the model tracks each access to the cell and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -77,14 +77,14 @@ impl World {
         number
     }
 
-    /// The second half.
+    /// The second half of `send_to_device`.
     fn submitted(&self, number: u32) {
         if self.omit != Omit::OwnPiece {
             self.complete(number);
         }
     }
 
-    /// The device reads the frames of a piece, and completes.
+    /// The device reads the frames of a piece and completes it.
     fn transfer(&self, number: u32) {
         // SAFETY: as for `Sync`.
         self.content.with(|content| unsafe { content.read() });
@@ -159,7 +159,7 @@ fn two_faults(omit: Omit) {
     });
 }
 
-/// The fault comes first, and waits for the thread that swaps the folio out.
+/// The fault comes first and waits for the thread that swaps the folio out.
 fn a_fault_before_the_write(omit: Omit) {
     check(omit, |world| {
         let fault = spawn(world, World::fault);

@@ -1,10 +1,10 @@
-//! Slots under loom: their counts, and a page that leaves the swap cache while a fault looks it up.
-//! The steps are those of [`super::slot_state`] and of the folio's count.
+//! Slots, under loom: their counts, and a page that leaves the swap cache while a fault looks it
+//! up. The steps are those of [`super::slot_state`] and of the folio's count.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
-//! The content of a frame, and of a slot in the store, are loom cells: a use of either after its
-//! reuse shows as a race, or as another page's content. The last tests leave out one rule each
+//! The contents of a frame and of a slot in the store are loom cells, so a use of either after its
+//! reuse shows as a race or as another page's content. The last tests each leave out one rule
 //! ([`Omit`]) and must fail.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ enum Omit {
     Nothing,
     /// A thread that has taken a reference reads the slot again.
     SecondLook,
-    /// The holder of the folio's lock releases a busy slot.
+    /// The holder of the folio's lock is the one to release a busy slot.
     Busy,
     /// References to slots are added under the lock of their cluster.
     ClusterLock,
@@ -61,7 +61,7 @@ impl Drop for Held<'_> {
     }
 }
 
-// SAFETY: the model watches each access to the cells, and reports races.
+// SAFETY: the model tracks each access to the cells and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -101,7 +101,7 @@ impl World {
         }
     }
 
-    /// `find_cached`, and a read of the page. Returns whether it was found.
+    /// `find_cached`, followed by a read of the page. Returns whether the page was found.
     fn find(&self) -> bool {
         let first = self.cell().frame();
         let look = || match self.omit {
@@ -120,7 +120,7 @@ impl World {
         held.is_some()
     }
 
-    /// The slot is free: another page gets it, and is stored there.
+    /// The slot is free: another page is stored there.
     fn reuse(&self) {
         self.freed.fetch_add(1, Relaxed);
         // SAFETY: as for `Sync`.
@@ -142,7 +142,7 @@ impl World {
         }
     }
 
-    /// The holder of the folio's lock stores the content, and unlocks the slot.
+    /// The holder of the folio's lock stores the content and unlocks the slot.
     fn write_out(&self) {
         // SAFETY: as for `Sync`.
         self.store.with_mut(|store| unsafe { store.write(PAGE) });
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// `SlotRun::dup`, of both.
+    /// `SlotRun::dup` of both slots.
     fn name(&self) -> bool {
         let cluster = (self.omit != Omit::ClusterLock).then(|| self.cluster.lock().unwrap());
         let named = name_all(&self.cells);
@@ -211,7 +211,7 @@ fn last_entry(omit: Omit) {
     );
 }
 
-/// Two forks add references to a run, in which one slot allows only one more.
+/// Two forks add references to a run in which one slot allows only one more.
 fn two_names(omit: Omit) {
     let nearly_full = SlotState(SlotState::STORED | (MAX_ENTRIES - 1));
     check(

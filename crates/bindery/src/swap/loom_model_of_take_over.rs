@@ -3,11 +3,11 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
-//! The content of a slot on the device is a loom cell, which the device writes, and then the next
-//! user of the slot. So a slot that is free before the device is done shows as a race. The content
-//! of the folio is another cell, which the holder of the lock writes. The last tests leave out one
-//! rule each ([`Omit`]) and must fail. The other one requires that some folios were taken back, and
-//! others were not.
+//! The content of a slot on the device is a loom cell, written first by the device and then by the
+//! next user of the slot. So a slot that is freed before the device is done shows as a race. The
+//! content of the folio is another cell, which the holder of the lock writes. The last tests each
+//! leave out one rule ([`Omit`]) and must fail. The other test requires that some executions took
+//! the folio back and others did not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
@@ -30,16 +30,16 @@ use crate::sync::completions::Completions;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
 const FRAME: Frame = Frame(7);
-/// Address spaces that refer to the slot.
+/// The number of address spaces that refer to the slot.
 const SPACES: u32 = 2;
 
 /// The rule that a model leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// The lock is taken over, and the slot marked, in one step.
+    /// The lock is taken over and the slot is marked in one step.
     OneStep,
-    /// The slot is marked, and stays taken until the device is done.
+    /// The slot is marked and stays taken until the device is done.
     Mark,
 }
 
@@ -59,14 +59,14 @@ struct World {
     taken_back: Flag,
 }
 
-// SAFETY: the model watches each access to the cells, and reports races.
+// SAFETY: the model tracks each access to the cells and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
 impl World {
-    /// A folio submitted to a device, as `send_to_device` leaves it. The faults have seen
-    /// the entries that refer to its slot, and have a reference each.
+    /// A folio submitted to a device, in the state in which `send_to_device` leaves it. The faults
+    /// have seen the entries that refer to its slot, and each holds a reference.
     fn new(omit: Omit) -> Self {
         let world = Self {
             omit,
@@ -88,7 +88,8 @@ impl World {
         world
     }
 
-    /// The device writes the slot, and completes. The thread that notices ends the request.
+    /// The device writes the slot and completes the request. The thread that notices ends the
+    /// request.
     fn transfer(&self) {
         // SAFETY: as for `Sync`.
         self.stored.with_mut(|stored| unsafe { stored.write(1) });
@@ -111,7 +112,7 @@ impl World {
         self.completions.note(&self.sleepers);
     }
 
-    /// `lock_written`. Returns whether the lock is the caller's.
+    /// `lock_written`. Returns whether the caller has the lock.
     fn lock_written(&self) -> bool {
         let _cluster = self.cluster.lock().unwrap();
         let now = SlotState(self.cell.load(Relaxed));
@@ -123,7 +124,7 @@ impl World {
         false
     }
 
-    /// `CachedFolio::evict`, where the faults still have their references.
+    /// `CachedFolio::evict`, while the faults still have their references.
     fn evict(&self) {
         let _cluster = self.cluster.lock().unwrap();
         assert!(!take_all(&self.count, 2 * REFERENCE), "a fault has lost its reference");
@@ -131,7 +132,7 @@ impl World {
         self.free_if_unheld(now);
     }
 
-    /// Frees the slot if nothing holds it any more. The lock of the cluster is held.
+    /// Frees the slot if it no longer has a holder. The lock of the cluster is held.
     fn free_if_unheld(&self, now: SlotState) {
         if !now.is_unheld() {
             self.cell.store(now.0, Relaxed);
@@ -150,7 +151,7 @@ impl World {
         }
     }
 
-    /// `take_over`. Returns whether the lock is the caller's.
+    /// `take_over`. Returns whether the caller has the lock.
     fn take_over(&self) -> bool {
         let cluster = self.cluster.lock().unwrap();
         let now = SlotState(self.cell.load(Relaxed));
@@ -173,7 +174,7 @@ impl World {
         true
     }
 
-    /// A fault: `lock_folio`, the page is mapped and written to, and the slot is released.
+    /// A fault: `lock_folio`, then the page is mapped and written to, and the slot is released.
     fn fault(&self) {
         while !lock_unless_writeback(&self.state, &self.sleepers) && !self.take_over() {
             self.completions.wait(&self.sleepers, &mut || {
@@ -201,8 +202,8 @@ impl World {
     }
 }
 
-/// Two spaces that share a page fault on it while a device writes it. Returns whether executions
-/// took the folio back, and whether executions did not.
+/// Two spaces that share a page fault on it while a device is writing it. Returns whether some
+/// executions took the folio back, and whether some did not.
 fn two_faults(omit: Omit) -> [bool; 2] {
     let seen = Arc::new([Flag::new(false), Flag::new(false)]);
     let outcomes = Arc::clone(&seen);

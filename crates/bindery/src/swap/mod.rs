@@ -29,9 +29,10 @@
 //! | `compressed`, `no_compression` | the store of compressed pages, and its form in a build without it |
 //!
 //! # The protocol
-//! A page of a folio is in memory, in swap, or in the *swap cache*: in both, or on its way between
-//! them. The cache is not a separate structure: the slot's state refers to the page's frame, and
-//! the folio's metadata refers to the slot. The cache has one reference to the folio.
+//! A page of a folio is in memory, in swap, or in the *swap cache*, which means in both, or in
+//! transit between them. The cache is not a separate structure: the slot's state refers to the
+//! page's frame, and the folio's metadata refers to the slot. The cache has one reference to the
+//! folio.
 //!
 //! ```text
 //! mapped  --send_out-->  cached, busy  --write_out, evict-->  only in swap
@@ -40,23 +41,25 @@
 //! ```
 //!
 //! 1. *The folio's lock* is held from `send_out` or `claim_slots` until the slots are unlocked or
-//!    the folio is evicted. A fault that finds the page by its slot waits for the lock.
-//! 2. *A busy slot* is released by the holder of that lock, last. Entries removed before that only
-//!    lower the count. So neither the slot nor its content is reused while I/O is in flight.
-//! 3. *A folio is never written while a slot holds its content.* An entry allows writes only if it
-//!    is exclusive. Then nothing else refers to its slot, and the page leaves the cache before the
-//!    folio's lock is released. So the content of a slot is never stale, and a clean folio may be
-//!    evicted.
-//! 4. *A slot is reused* when entries, cache and I/O have all released it ([`slot_state`]).
+//!    the folio is evicted. A fault that finds the page through its slot waits for the lock.
+//! 2. *A busy slot* is released by the holder of the folio's lock, as the last step. Entries
+//!    removed before that only lower the count. So neither the slot nor its content is reused while
+//!    I/O is in flight.
+//! 3. *A folio is never written to while a slot holds its content.* An entry allows writes only if
+//!    it is exclusive. In that case nothing else refers to its slot, and the page leaves the cache
+//!    before the folio's lock is released. So the content of a slot is never stale, and a clean
+//!    folio may be evicted.
+//! 4. *A slot is reused* once the entries, the cache and I/O have all released it ([`slot_state`]).
 //! 5. *A page in the cache that cannot be stored stays there*: entries refer to its slot, and
 //!    faults find it.
 //! 6. *A folio that a device writes* is locked, with the writeback bit, until its request is done.
-//!    A thread that wants the page waits for the device ([`writeback`]), unless the device allows
-//!    pages to change during a write. Then the thread takes the lock over ([`take_over`]).
+//!    A thread that needs the page waits for the device ([`writeback`]), unless the device allows
+//!    pages to change during a write. In that case, the thread takes over the lock ([`take_over`]).
 //!
 //! # Locks
-//! The lock of a cluster is a spin lock below those of tables and folios, and above those of the
-//! store and the frame allocator. That of an area's lists comes before those of its clusters.
+//! The lock of a cluster is a spin lock that ranks after those of tables and folios, and before
+//! those of the store and the frame allocator. The lock of an area's lists ranks before those of
+//! the area's clusters.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -142,15 +145,15 @@ pub(crate) use writeback::{
     finish_own_writes, lock_folio, lock_kept, wait_for_a_write, wait_for_request, write_out,
 };
 
-/// The maximum number of swap areas at a time. 0 in a build without the feature `swap`: then the
-/// compiler drops the code that would use one.
+/// The maximum number of swap areas at a time. 0 in a build without the feature `swap`, so that the
+/// compiler drops the code that would use an area.
 pub const MAX_SWAP_AREAS: usize = if cfg!(feature = "swap") { 8 } else { 0 };
 
-/// Bounds for the number of frames kept for reclaim while a swap area is on.
+/// Bounds for the number of frames reserved for reclaim while a swap area is on.
 const LEAST_RESERVE: u64 = 32;
 const MOST_RESERVE: u64 = 1024;
 
-/// The areas that are on, one bit each.
+/// The areas that are on, as one bit each.
 struct AreasOn(u8);
 
 impl AreasOn {
@@ -178,7 +181,7 @@ impl AreasOn {
 /// All swap areas, and the store that they share.
 pub(crate) struct Swap<P: Platform> {
     areas: [SlotArea<P>; MAX_SWAP_AREAS],
-    /// Set of areas that are on. Locked while one is turned on or off.
+    /// The set of areas that are on. Locked while an area is turned on or off.
     on: Mutex<P::Mutex, AreasOn>,
     pub(crate) store: CompressedStore<P>,
     around: ReadAround,
@@ -188,7 +191,7 @@ pub(crate) struct Swap<P: Platform> {
 }
 
 impl<P: Platform> Swap<P> {
-    /// No areas, and a store limited to `limit` frames.
+    /// Swap without areas, and with a store limited to `limit` frames.
     pub(crate) const fn new(limit: u64) -> Self {
         let areas = [const { SlotArea::new() }; MAX_SWAP_AREAS];
         Self {
@@ -201,31 +204,32 @@ impl<P: Platform> Swap<P> {
         }
     }
 
-    /// Stores the content of a page of a locked folio that no entry maps. `None` if there is no
-    /// room. May sleep.
+    /// Stores the content of a page of a locked folio that no entry maps. `None` if the store has
+    /// no room. May sleep.
     ///
     /// # Safety
     /// 1. The caller has the folio's lock and a reference.
     /// 2. No entry maps the folio, and it has no pins.
-    // Out of line: a page that one word fills must not pay for the registers that this saves.
+    // Out of line, so that a page filled with one word does not pay for the registers that this
+    // function saves.
     #[inline(never)]
     unsafe fn store(&self, frames: &Frames<P>, page: Frame) -> Option<u64> {
-        // SAFETY: 1. the caller's obligation 1. 2. Its obligation 2, and the core reads the page by
-        // atomics.
+        // SAFETY: 1. the caller's obligation 1. 2. The caller's obligation 2, and the core reads
+        // the page by atomics.
         let stored = unsafe { self.store.store(frames, page) };
         stored.ok().map(|handle| handle.to_raw())
     }
 
-    /// Reads the content that [`Swap::store`] has stored. Returns whether that succeeded. May
+    /// Reads the content that [`Swap::store`] has stored. Returns whether the read succeeded. May
     /// sleep.
     ///
     /// # Safety
     /// 1. `handle` is the value of a busy slot with stored content.
-    /// 2. The page is of a fresh, locked folio, which no entry maps.
+    /// 2. The page belongs to a fresh, locked folio, which no entry maps.
     unsafe fn load(&self, frames: &Frames<P>, handle: u64, page: Frame) -> bool {
         let Some(handle) = Handle::from_raw(handle) else { return false };
-        // SAFETY: 1. the slot's value is the handle that `store` returned, and the slot is busy: no
-        // thread frees its content during the load. 2. The caller's obligation 2.
+        // SAFETY: 1. the slot's value is the handle that `store` returned, and the slot is busy, so
+        // no thread frees its content during the load. 2. The caller's obligation 2.
         unsafe { self.store.load(frames, &handle, page) }.is_ok()
     }
 
@@ -234,7 +238,7 @@ impl<P: Platform> Swap<P> {
     /// # Safety
     /// 1. The caller has removed the handle from the slot's value under the cluster's lock, or has
     ///    never stored it there.
-    /// 2. The slot is not busy for a thread that loads.
+    /// 2. The slot is not busy for a thread that is loading it.
     #[inline(never)]
     unsafe fn forget(&self, frames: &Frames<P>, handle: u64) {
         if let Some(handle) = Handle::from_raw(handle) {
@@ -260,20 +264,20 @@ impl<P: Platform> Swap<P> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SwapError {
-    /// [`MAX_SWAP_AREAS`] are in use already.
+    /// [`MAX_SWAP_AREAS`] are already in use.
     TooMany,
     /// The area has no slots, or too many to account for.
     Size,
-    /// No memory is free for its account: 8 KiB for each 2 MiB.
+    /// No memory is free for the area's metadata: 8 KiB for each 2 MiB.
     OutOfMemory,
     /// The area does not exist.
     NotThere,
     /// Slots of the area are taken.
     InUse,
-    /// A fatal signal came while a device was writing; the area stays, stopped.
+    /// A fatal signal arrived while a device was writing; the area stays, stopped.
     Interrupted,
-    /// The build has no such areas: all take the feature `swap`, those in compressed memory the
-    /// feature `compression` too.
+    /// The build does not support such areas: all areas need the feature `swap`, and those in
+    /// compressed memory also need the feature `compression`.
     NotBuilt,
 }
 
@@ -309,13 +313,13 @@ impl CallError for SwapError {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapArea {
-    /// Its number, from 0: the device in swap entries.
+    /// The area's number, from 0: the device in swap entries.
     pub number: u8,
     /// Areas of higher priority are used first.
     pub priority: i16,
-    /// Its slots, in pages.
+    /// The number of slots, of one page each.
     pub slots: u64,
-    /// The slots that are taken.
+    /// The number of taken slots.
     pub taken: u64,
 }
 
@@ -325,7 +329,7 @@ impl<P: Platform> Swap<P> {
         let areas = self.areas.iter().enumerate().filter(|(_, area)| area.slots() > 0);
         areas.map(|(number, area)| {
             let slots = area.slots();
-            // Another area, with more slots, may come on under this number.
+            // Another area, with more slots, may be turned on under this number.
             let taken = area.taken().min(slots);
             SwapArea { number: number as u8, priority: area.priority(), slots, taken }
         })
@@ -344,7 +348,7 @@ impl<P: Platform> Swap<P> {
         }
     }
 
-    /// Turns on an area of `slots` slots that allocates none.
+    /// Turns on an area of `slots` slots that does not allocate any.
     #[cfg(any(test, feature = "testing"))]
     fn plant_area(&self, frames: &Frames<P>, number: u8, slots: u64) {
         let mut on = self.on.lock();
@@ -354,7 +358,7 @@ impl<P: Platform> Swap<P> {
         on.insert(usize::from(number));
     }
 
-    /// Frames that account for all slots of all areas.
+    /// The number of frames that account for all slots of all areas.
     pub(crate) fn account(&self, frames: &Frames<P>) -> u64 {
         self.areas.iter().map(|area| area.account(frames)).sum()
     }
@@ -364,13 +368,13 @@ impl<P: Platform> Swap<P> {
         self.areas.iter().any(SlotArea::may_allocate)
     }
 
-    /// Whether a page without a slot may find one, and room for its content. Spins.
+    /// Whether a page without a slot may find a free slot and room for its content. Spins.
     pub(crate) fn has_room(&self, frames: &Frames<P>) -> bool {
         let mut with_slots = self.areas.iter().filter(|area| area.has_free_slot());
         with_slots.any(|area| self.has_room_for_content(frames, area))
     }
 
-    /// Whether the content of a page that has a slot of the area may find room. Spins.
+    /// Whether the content of a page that already has a slot of the area may find room. Spins.
     fn takes_content(&self, frames: &Frames<P>, area: u8) -> bool {
         self.area(area).is_some_and(|area| self.has_room_for_content(frames, area))
     }
@@ -404,7 +408,8 @@ pub(crate) fn turn_on_once<P: Platform>(
         Some(device) if device.is_synchronous() => ContentPlace::SynchronousDevice,
         Some(_) => ContentPlace::Device,
     };
-    // Before a slot of the area is allocated: a thread that reads one finds the kind.
+    // Set before a slot of the area is allocated, so that a thread that reads a slot finds the
+    // kind.
     swap.around.set_area(number, kind);
     let on = prepared.ok().and_then(|()| area.turn_on(frames, slots, priority, device));
     if on.is_none() {
@@ -413,13 +418,13 @@ pub(crate) fn turn_on_once<P: Platform>(
         return Err(Failure::NoMemory);
     }
     turned_on.insert(number);
-    // The store needs frames to free frames.
+    // The store needs frames in order to free frames.
     frames.set_reserve((frames.total_frames() / 64).clamp(LEAST_RESERVE, MOST_RESERVE));
     memory.commitment().swap_changed(slots as i64);
     Ok(SwapArea { number: number as u8, priority, slots, taken: 0 })
 }
 
-/// Waits for the device, and removes an area without taken slots.
+/// Waits for the device and removes an area without taken slots.
 fn turn_off<P: Platform>(memory: &Memory<P>, number: u8) -> Result<(), SwapError> {
     let Memory { swap, frames, .. } = memory;
     let area = swap.area(number).ok_or(SwapError::NotThere)?;

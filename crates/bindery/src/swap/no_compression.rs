@@ -1,5 +1,5 @@
-//! The store of compressed pages in a build without the feature `compression`: it has no room, so
-//! no page is stored, and areas are on devices only.
+//! The store of compressed pages in a build without the feature `compression`. It has no room, so
+//! no page is stored, and all areas are on devices.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,7 +17,7 @@ use super::CompressedUsage;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoStore;
 
-/// A stored page: none exists.
+/// A stored page; no such page exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handle {}
 
@@ -33,7 +33,7 @@ impl Handle {
     }
 }
 
-/// The part of a CPU: it keeps nothing.
+/// A CPU's part of the store, which is empty.
 pub(crate) struct StorePart<P: Platform>(PhantomData<fn(P)>);
 
 impl<P: Platform> StorePart<P> {
@@ -62,7 +62,7 @@ impl<P: Platform> CompressedStore<P> {
     }
 
     /// # Safety
-    /// No obligation of the caller; the real store has some.
+    /// No obligation for the caller; the real store has some.
     #[inline]
     pub(crate) unsafe fn store(
         &self,

@@ -1,12 +1,12 @@
-//! Pages that are swapped in while a program passes through its memory in order: they are evicted
+//! Pages that are swapped in while a program passes through its memory in order. They are evicted
 //! first.
 //!
-//! A loop over more than fits in memory, or a scan by another program, needs a page once and then
-//! all the others before it needs that one again. The clock would keep the pages used last, which
-//! the scan has passed, and evict those that it reaches next. So sequential faults are detected,
-//! and the pages that they swap in are *passing* ([`crate::folio::Age`]). A ring has the frames of
-//! the last of these folios. Reclaim takes them from there ([`crate::reclaim`]) before the clock
-//! advances.
+//! A loop over more memory than fits, or a scan by another program, accesses a page once and then
+//! all the other pages before it needs the page again. The clock would keep the most recently used
+//! pages, which the scan has already passed, and evict those that it reaches next. So sequential
+//! faults are detected, and the pages that they swap in are *passing* ([`crate::folio::Age`]). A
+//! ring holds the frames of the latest of these folios. Reclaim takes them from there
+//! ([`crate::reclaim`]) before the clock advances.
 //!
 //! ```text
 //! faults on     100  101  300  102  301  103  105  ...
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! The clock still advances: each passing page that is needed after its eviction advances the hand
-//! by one frame. A loop that would fit if only cold pages of others were evicted gets their frames.
-//! In a loop over more than fits, the hand finds all pages used, and evicts none of them.
+//! by one frame. So a loop that would fit if cold pages of other programs were evicted gets their
+//! frames. In a loop over more than fits, the hand finds all pages used and evicts none of them.
 //!
 //! All of this is a hint: concurrent threads may lose some notes.
 
@@ -29,24 +29,25 @@ use crate::platform::Platform;
 
 /// The number of sequences of faults that are tracked at once.
 const WAYS: usize = 4;
-/// The maximum distance, in pages, from the last fault of a sequence to one that continues it: the
+/// The maximum distance, in pages, from the last fault of a sequence to one that continues it. The
 /// pages in between are in memory.
 const NEAR: u64 = 16;
-/// The number of faults after the first that make a way.
+/// The number of faults, after the first, that establish a sequence.
 const FAULTS: u64 = 3;
-/// The bits of a way from here on are the number of faults; those below are the page.
+/// The bits of a way from here on hold the number of faults; the bits below hold the page.
 const COUNT_SHIFT: u32 = 56;
 /// The capacity of the ring, in folios.
 const RING: u32 = 128;
-/// The number of latest passing folios that stay: programs may still use them.
+/// The number of latest passing folios that stay in memory, because programs may still be using
+/// them.
 const LATEST: u32 = 8;
 /// The maximum number of frames that the hand passes at a time because of missed pages.
 const MOST_MISSED: u32 = 64;
 
-/// The ways of faults, and the folios that they have passed.
+/// The sequences of faults, and the folios that they have passed.
 pub(crate) struct Passing {
-    /// The last page of each sequence, and the number of faults that continued it. The most
-    /// recently continued one comes first.
+    /// The last page of each sequence and the number of faults that continued it, with the most
+    /// recently continued sequence first.
     ways: [AtomicU64; WAYS],
     /// Numbers of frames, in a ring.
     ring: [AtomicU32; RING as usize],
@@ -54,7 +55,7 @@ pub(crate) struct Passing {
     entered: AtomicU32,
     /// The number of folios taken or overwritten.
     taken: AtomicU32,
-    /// Passing pages that were missed after their eviction.
+    /// The number of passing pages that were missed after their eviction.
     missed: AtomicU32,
 }
 
@@ -69,8 +70,8 @@ impl Passing {
         }
     }
 
-    /// Records that a fault swapped in `count` pages from number `page` on, in any numbering of its
-    /// memory. Returns whether it passes through memory in order.
+    /// Records that a fault swapped in `count` pages from number `page` on, in any numbering of the
+    /// program's memory. Returns whether the fault passes through memory in order.
     pub(crate) fn note_fault(&self, page: u64, count: u32) -> bool {
         let page = page & ((1 << COUNT_SHIFT) - 1);
         let end = page + u64::from(count) - 1;
@@ -83,7 +84,7 @@ impl Passing {
             if goes_on {
                 faults = ((found >> COUNT_SHIFT) + 1).min(FAULTS);
             }
-            // The sequences before this one's old position move back by one.
+            // The sequences that come before this one's old position move back by one.
             way.store(moved, Relaxed);
             moved = found;
             if goes_on {
@@ -100,8 +101,8 @@ impl Passing {
         self.ring[(at % RING) as usize].store(head.0, Relaxed);
     }
 
-    /// The folio that was entered first and is not one of the latest. Its frame may have any use by
-    /// now.
+    /// Takes the oldest entered folio, unless it is one of the latest. Its frame may have any use
+    /// by now.
     pub(crate) fn take(&self) -> Option<Frame> {
         let entered = self.entered.load(Relaxed);
         let mut taken = self.taken.load(Relaxed);
@@ -126,7 +127,7 @@ impl Passing {
         self.missed.fetch_add(pages, Relaxed);
     }
 
-    /// The number of frames for the hand to pass because of pages missed since the last call.
+    /// The number of frames that the hand has to pass because of pages missed since the last call.
     pub(crate) fn take_missed(&self) -> u32 {
         if self.missed.load(Relaxed) == 0 {
             return 0;
@@ -134,9 +135,9 @@ impl Passing {
         self.missed.swap(0, Relaxed).min(MOST_MISSED)
     }
 
-    /// Marks a folio that a fault has read as passing, if the fault continues a way. The folio's
-    /// first page has the number `page`, in any numbering of its memory. The caller has a reference
-    /// to it.
+    /// Marks a folio that a fault has read as passing, if the fault continues a sequence. The
+    /// folio's first page has the number `page`, in any numbering of the program's memory. The
+    /// caller has a reference to the folio.
     #[inline(never)]
     pub(crate) fn note_way<P: Platform>(&self, frames: &Frames<P>, folio: Folio, page: u64) {
         if self.note_fault(page, folio.pages()) {

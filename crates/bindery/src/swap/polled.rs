@@ -1,8 +1,8 @@
-//! Swap-ins for a task that is polled, in place of a waiting thread.
+//! Swap-ins for a task that is polled instead of a waiting thread.
 //!
-//! A read is one for which no thread waits ([`super::early_read`]), so the task may be dropped at
-//! any time. Each poll finishes the completed requests, as a waiting thread does
-//! ([`super::writeback`]); then the folio is in the swap cache and unlocked, or has left it.
+//! No thread waits for such a read ([`super::early_read`]), so the task may be dropped at any time.
+//! Each poll finishes the completed requests, as a waiting thread does ([`super::writeback`]);
+//! afterwards the folio is in the swap cache and unlocked, or has left it.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,21 +23,21 @@ pub(crate) struct PolledSlot {
     area: u8,
     /// The slot; `None` for a request.
     slot: Option<u64>,
-    /// A read that is still to be begun.
+    /// The read that has yet to be started.
     read: Option<(SlotRun, Order)>,
-    /// Whether there was one at first.
+    /// Whether the wait initially had a read to start.
     is_for_read: bool,
-    /// Whether a poll has begun the read.
+    /// Whether a poll has started the read.
     has_read: bool,
-    /// Whether it counts among those that wait for devices.
+    /// Whether the wait is counted among those that wait for devices.
     has_entered: bool,
 }
 
 /// The result of a poll.
 pub(crate) enum SlotPoll<'w, 'm, P: Platform> {
-    /// The wait is over. The reference keeps the page's folio in the cache.
+    /// The wait is over. The reference holds the page's folio in the cache.
     Ready(Option<FolioRef<'m, P>>),
-    /// There is nothing to do until the word has another value.
+    /// No progress is possible until the word has another value.
     Pending(&'w AtomicU32, u32),
     /// Only a thread can continue.
     NeedsThread,
@@ -50,7 +50,7 @@ impl PolledSlot {
         Self { area, slot, read, is_for_read: false, has_read: false, has_entered: false }
     }
 
-    /// A wait for a read of the slots, which the first poll begins.
+    /// A wait for a read of the slots, which the first poll starts.
     pub(crate) fn read(slots: SlotRun, order: Order, wanted: u64) -> Self {
         let read = Some((slots, order));
         Self { read, is_for_read: true, ..Self::cached(slots.area, wanted) }
@@ -61,17 +61,17 @@ impl PolledSlot {
         Self { slot: None, ..Self::cached(area, 0) }
     }
 
-    /// Whether the page is in swap only, or was when the wait was made.
+    /// Whether the page is only in swap, or was when the wait was created.
     pub(crate) fn is_for_read(&self) -> bool {
         self.is_for_read
     }
 
-    /// Whether a poll has begun a read.
+    /// Whether a poll has started a read.
     pub(crate) fn has_read(&self) -> bool {
         self.has_read
     }
 
-    /// Goes on with the wait. Called without locks.
+    /// Continues the wait. Called without locks.
     pub(crate) fn poll<'w, 'm: 'w, P: Platform>(
         &mut self,
         memory: &'m Memory<P>,
@@ -81,7 +81,7 @@ impl PolledSlot {
             completions.enter();
         }
         loop {
-            // Before the check of the requests.
+            // Read before the check of the requests.
             let (word, expected) = completions.word();
             memory.finish_swap_writes();
             let Some(slot) = self.slot else {
@@ -100,14 +100,15 @@ impl PolledSlot {
             match self.read {
                 Some((slots, order)) => match slots.begin_read(memory, order, Cause::Advice) {
                     Begun::Yes => (self.read, self.has_read) = (None, true),
-                    // Another thread reads one of the pages, or has mapped them.
+                    // Another thread is reading one of the pages, or has mapped them.
                     Begun::Taken => self.read = None,
                     Begun::NoRoom if memory.swap.has_free_request(self.area) => {
                         return SlotPoll::NeedsThread;
                     }
                     Begun::NoRoom => return SlotPoll::Pending(word, expected),
                 },
-                // The device has failed, or the page has left again: a thread reports which.
+                // The device has failed, or the page has left the cache again; a thread finds out
+                // which.
                 None if self.has_read => return SlotPoll::NeedsThread,
                 None => return SlotPoll::Ready(None),
             }
@@ -130,15 +131,15 @@ enum Lock {
     Thread,
 }
 
-/// Rounds of [`Platform::relax`] for which a poll waits for a thread: longer than a thread takes
-/// that finishes a request.
+/// The number of [`Platform::relax`] rounds for which a poll waits for a thread; longer than a
+/// thread takes to finish a request.
 const PATIENCE: u32 = 128;
 
 /// The state of the folio's lock. If the device allows it, a write is taken over.
 fn look_at<P: Platform>(memory: &Memory<P>, held: &FolioRef<'_, P>) -> Lock {
     let handle = memory.frames.folio(**held);
     for _ in 0..PATIENCE {
-        // SAFETY: 1. `held`, which outlives the lock.
+        // SAFETY: 1. the reference is `held`, which outlives the lock.
         let lock = held.try_lock().or_else(|| unsafe { take_over(memory, **held) });
         if lock.is_some() {
             return Lock::Free;

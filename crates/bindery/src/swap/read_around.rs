@@ -1,11 +1,11 @@
-//! Read-around: the pages that are read into the swap cache around a faulting one.
+//! Read-around: reads the pages around a faulting page into the swap cache.
 //!
 //! A device with seek or request latency reads eight pages in nearly the time of one. So a fault
-//! also starts to read the pages at the addresses around it, in the same VMA: pages at close
-//! addresses are used together, wherever their slots are. No thread waits for them. A later fault
-//! finds them in the swap cache, and reclaim drops those that no fault needs.
+//! also starts to read the pages at the addresses around it, in the same VMA: pages at neighboring
+//! addresses tend to be used together, wherever their slots are. No thread waits for these reads. A
+//! later fault finds the pages in the swap cache, and reclaim drops those that no fault needs.
 //!
-//! The number depends on how many of the last window were wanted:
+//! The number of pages depends on how many pages of the last window were used:
 //!
 //! | hits since the last window | the next window, in pages |
 //! |---|---|
@@ -13,10 +13,10 @@
 //! | none, and it is | 2 |
 //! | more | the hits and 2, rounded up to a power of two |
 //!
-//! A window is at least half of the last, and at most 2^`page-cluster`. There is one account for
-//! all address spaces.
+//! A window is at least half as large as the last one, and has at most 2^`page-cluster` pages. All
+//! address spaces share one record.
 //!
-//! [`super::early_read`] reads them.
+//! [`super::early_read`] performs the reads.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -34,27 +34,27 @@ const MOST_PAGES: u32 = super::requests::REQUESTS as u32 / 2;
 /// Eight pages, like Linux.
 const CLUSTER: u8 = 3;
 
-/// The account of the last windows.
+/// The record of the last windows.
 pub(super) struct ReadAround {
-    /// The areas whose devices use read-around, one bit each. A fault looks here first: on
-    /// compressed memory this one load is all that reading around costs it.
+    /// The areas whose devices use read-around, one bit each. A fault checks this first, so on
+    /// compressed memory, read-around costs it only this load.
     areas: AtomicU32,
     /// The areas on devices, one bit each.
     devices: AtomicU32,
     /// The binary logarithm of the largest window.
     cluster: AtomicU32,
-    /// The page number of the last window's center, or of its page that was wanted last.
+    /// The page number of the last window's center, or of that window's page that was needed last.
     last: AtomicU64,
-    /// The size of that window, in pages.
+    /// The size of the last window, in pages.
     window: AtomicU32,
-    /// Pages of windows that were wanted since.
+    /// The number of window pages that were used since.
     hits: AtomicU32,
 }
 
-/// The index of an area's content.
+/// The location of an area's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ContentPlace {
-    /// Compressed memory; or the area is off.
+    /// Compressed memory, or none because the area is off.
     Memory,
     /// A device that reads about as fast as memory.
     SynchronousDevice,
@@ -77,8 +77,8 @@ impl ReadAround {
         Self { areas, devices, cluster, last: AtomicU64::new(0), window, hits }
     }
 
-    /// Records the content of an area that is on, or that the area is off. The caller has the lock
-    /// of the areas.
+    /// Records the location of the content of an area that is on, or that the area is off. The
+    /// caller holds the lock of the areas.
     pub(super) fn set_area(&self, number: usize, kind: ContentPlace) {
         let set = |areas: &AtomicU32, is_one: bool| {
             let bit = 1 << number;
@@ -138,13 +138,13 @@ impl<P: Platform> Swap<P> {
         self.around.areas.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
 
-    /// Whether the area is on a device: a page is read from it with the VMA unlocked.
+    /// Whether the area is on a device, from which a page is read with the VMA unlocked.
     #[inline]
     pub(crate) fn is_on_device(&self, area: u8) -> bool {
         self.around.devices.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
 
-    /// The page numbers to read around one whose slot is in an area with read-around
+    /// The page numbers to read around a page whose slot is in an area with read-around
     /// ([`Swap::reads_around`]), if any.
     pub(crate) fn window_around(&self, page: u64) -> Option<ReadAroundWindow> {
         Some(self.around.around(page)).filter(|window| window.pages > 1)
@@ -161,8 +161,8 @@ impl<P: Platform> Swap<P> {
     }
 }
 
-/// Begins to read a slot, to which an entry referred a moment ago, into the swap cache. Returns
-/// whether more may be read: memory and a request are free.
+/// Starts to read a slot, to which an entry referred a moment ago, into the swap cache. Returns
+/// whether more may be read, because memory and a request are free.
 pub(crate) fn begin_read_around<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
     let run = SlotRun { area, first: slot, count: 1 };
     memory.free_frame_count() >= memory.enough_free_frames()

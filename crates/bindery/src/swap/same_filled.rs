@@ -1,4 +1,4 @@
-//! Pages of one repeated word, mostly zeroes. They need no store.
+//! Pages that are filled with one repeated word, mostly zero. They need no store.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -7,13 +7,14 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::bitmap::CLUSTER_SLOTS;
 
-/// Words of a page, which has one for each slot of a cluster.
+/// The number of words in a page, one for each slot of a cluster.
 const WORDS: usize = CLUSTER_SLOTS as usize;
 
-/// The word that fills the page, if one does. Stops at the first 64 words that differ.
+/// The word that fills the page, if all words are equal. Stops at the first 64 words that contain a
+/// different one.
 ///
-/// Uses plain loads: an atomic load cannot be an operand of another instruction, and would double
-/// the work.
+/// Uses plain loads, because an atomic load cannot be an operand of another instruction and would
+/// double the work.
 ///
 /// # Safety
 /// 1. `page` is the direct map of a frame, which does not change during the call.
@@ -50,7 +51,7 @@ mod tests {
     struct Page([u64; WORDS]);
 
     fn word(page: &mut Page) -> Option<u64> {
-        // SAFETY: 1. a page has this size and alignment, and it is ours.
+        // SAFETY: 1. the value has the size and alignment of a page, and is borrowed exclusively.
         unsafe { word_of(NonNull::from(page).cast()) }
     }
 

@@ -1,12 +1,12 @@
-//! The state of a swap slot: the references to the slot, and the place of its content. The slot's
-//! *cell*, a word of the cluster, has it.
+//! The state of a swap slot: the references to the slot, and the location of its content. It is
+//! held in the slot's *cell*, a word of the cluster.
 //!
 //! ```text
 //! 63 ........... 32   31 ... 26   25 .. 22   21        20     19       18       17       16       15 ... 0
 //! frame or shadow     spare       order      WRITING   LOST   STORED   FILLED   BUSY     CACHED   entries
 //! ```
 //!
-//! The *order* is that of the last folio that had the page in memory. A fault reads no larger one
+//! The *order* is that of the last folio that had the page in memory. A fault reads no larger folio
 //! ([`super::streak`]).
 //!
 //! | the slot is | the word |
@@ -18,8 +18,8 @@
 //! | only in swap | the place of the content, and the time of its eviction: the *shadow* |
 //! | wanted again while a device writes it | `WRITING`, and if the cache has the page, `CACHED` |
 //!
-//! A slot is free when entries, cache and I/O have all released it: no count, not `CACHED`, not
-//! `BUSY`, not `WRITING`.
+//! A slot is free when entries, cache and I/O have all released it: the count is 0, and `CACHED`,
+//! `BUSY` and `WRITING` are clear.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -43,24 +43,24 @@ pub(crate) struct SlotState(pub(crate) u64);
 impl SlotState {
     /// The slot is free or reserved.
     pub(crate) const FREE: Self = Self(0);
-    /// The swap cache has the page: the upper half is its frame.
+    /// The swap cache has the page; the upper half of the cell is its frame.
     pub(crate) const CACHED: u64 = 1 << 16;
-    /// The holder of the cached folio's lock works on the content, and releases the slot last.
+    /// The holder of the cached folio's lock is working on the content, and releases the slot last.
     pub(crate) const BUSY: u64 = 1 << 17;
-    /// The content is one repeated word: the slot's value.
+    /// The content is one repeated word, which is the slot's value.
     pub(crate) const FILLED: u64 = 1 << 18;
     /// The area's store has the content; the slot's value is its handle.
     pub(crate) const STORED: u64 = 1 << 19;
     /// The content could not be read: an access gets SIGBUS.
     pub(crate) const LOST: u64 = 1 << 20;
-    /// A device writes content to the slot that is no longer needed ([`super::take_over`]). It
+    /// A device is writing content to the slot that is no longer needed ([`super::take_over`]). It
     /// releases the slot last.
     pub(crate) const WRITING: u64 = 1 << 21;
-    /// The bits that say where the content is.
+    /// The bits that specify the location of the content.
     pub(crate) const CONTENT: u64 = Self::FILLED | Self::STORED | Self::LOST;
 
-    /// Begins to swap out the page at `frame`, of a folio of this order: the swap cache has it, and
-    /// `entries` entries refer to the slot.
+    /// The initial cell when the page at `frame`, of a folio of this order, is swapped out: the
+    /// swap cache has the page, and `entries` entries refer to the slot.
     #[inline]
     pub(crate) fn going_out(frame: Frame, order: Order, entries: u32) -> Self {
         Self(u64::from(entries)).cached(frame, order)
@@ -85,20 +85,20 @@ impl SlotState {
         (self.0 & ENTRIES_MASK) as u32
     }
 
-    /// The cell with one entry less.
+    /// The cell with one entry fewer.
     #[inline]
     pub(crate) fn without_entry(self) -> Self {
         Self(self.0.wrapping_sub(1))
     }
 
-    /// Whether neither entries nor I/O hold the slot. The cache may still have the page, which then
-    /// leaves the cache.
+    /// Whether neither entries nor I/O hold the slot. The cache may still have the page, which must
+    /// then leave it.
     #[inline]
     pub(crate) fn is_unheld(self) -> bool {
         self.0 & (ENTRIES_MASK | Self::BUSY | Self::WRITING) == 0
     }
 
-    /// Whether entries refer to the slot, or a device writes to it.
+    /// Whether entries refer to the slot or a device is writing to it.
     #[inline]
     pub(crate) fn is_named_or_written(self) -> bool {
         self.0 & (ENTRIES_MASK | Self::WRITING) != 0
@@ -122,22 +122,22 @@ impl SlotState {
         Self(self.0 & (ENTRIES_MASK | Self::CONTENT)).cached(frame, order)
     }
 
-    /// The cell after the page has left the cache, with the time of the eviction.
+    /// The cell after the page has left the cache, with its shadow.
     #[inline]
     pub(crate) fn uncached(self, shadow: u32) -> Self {
         let rest = self.0 & (ENTRIES_MASK | Self::CONTENT | ORDER_MASK);
         Self(rest | u64::from(shadow) << FRAME_SHIFT)
     }
 
-    /// The time that [`SlotState::uncached`] has stored.
+    /// The shadow that [`SlotState::uncached`] has stored.
     #[inline]
     pub(crate) fn shadow(self) -> Option<u32> {
         (!self.has(Self::CACHED)).then_some((self.0 >> FRAME_SHIFT) as u32)
     }
 }
 
-/// Adds a reference of an entry to each of the cells, or to none. Returns whether that was
-/// possible. The lock of their cluster is held.
+/// Adds a reference of an entry to each cell, or to none. Returns whether the references were
+/// added. The lock of the cells' cluster is held.
 #[inline]
 pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
     if cells.iter().any(|cell| u64::from(SlotState(cell.load(Relaxed)).entries()) >= MAX_ENTRIES) {
@@ -154,13 +154,13 @@ pub(super) fn name_all(cells: &[impl Word<u64>]) -> bool {
 pub(crate) enum ClaimError {
     /// A slot of the run is in the cache, or busy.
     Cached,
-    /// No entry refers to a slot of the run any more.
+    /// No entry refers to a slot of the run any longer.
     Gone,
 }
 
-/// Puts the pages from `head` on, of a folio of this order, into the cache for the cells of a run,
-/// and makes them busy. If an entry is missing or another thread has one of them, changes nothing.
-/// The lock of their cluster is held.
+/// Enters the pages from `head` on, of a folio of this order, into the cache for the cells of a
+/// run, and makes the cells busy. Changes nothing if no entry refers to a slot or another thread
+/// has a slot. The lock of the cells' cluster is held.
 #[inline]
 pub(super) fn claim_all(
     cells: &[impl Word<u64>],
@@ -170,7 +170,7 @@ pub(super) fn claim_all(
     let look =
         |(least, any): (u32, u64), cell: SlotState| (least.min(cell.entries()), any | cell.0);
     let none = (u32::MAX, 0);
-    // A base page is the commonest folio: the loop costs it more than the work.
+    // Base pages are the most frequent folios, and for them the loop costs more than the work.
     let (least, any) = match cells {
         [cell] => look(none, SlotState(cell.load(Relaxed))),
         _ => cells.iter().fold(none, |seen, cell| look(seen, SlotState(cell.load(Relaxed)))),
@@ -183,14 +183,15 @@ pub(super) fn claim_all(
     }
     for (page, cell) in (0..).zip(cells) {
         let now = SlotState(cell.load(Relaxed)).coming_in(head.plus(page), order);
-        // Release, by the lock: a thread that finds the folio finds it locked.
+        // Release, by the lock: a thread that finds the folio also finds it locked.
         cell.store(now.0, Relaxed);
     }
     Ok(())
 }
 
 /// Calls `hold` with the frame that the cache has for a slot, if `look` finds the same frame before
-/// and after. In between, the page may leave the cache, and its frame may get another owner.
+/// and after the call. Between the two lookups, the page may leave the cache, and its frame may get
+/// another owner.
 #[inline]
 pub(super) fn hold_cached<R>(
     look: impl Fn() -> Option<Frame>,

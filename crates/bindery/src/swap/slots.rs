@@ -1,6 +1,6 @@
-//! Operations on slots: references of entries are added and dropped, slots are taken and freed.
+//! Operations on slots: adding and dropping references of entries, allocating and freeing slots.
 //!
-//! All work is done by runs of one cluster, in one span of the cluster's lock.
+//! Each operation handles one run of one cluster while the cluster's lock is held once.
 
 use core::sync::atomic::Ordering;
 
@@ -14,16 +14,16 @@ use crate::addr::Order;
 use crate::folio::{Folio, FolioRef, SwapPlace};
 use crate::platform::Platform;
 
-/// The count of a slot is at its maximum; nothing has changed.
+/// The count of a slot is at its maximum, and nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TooManyEntries;
 
 /// Whether the content of a cached folio is in swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stored {
-    /// It must be written out.
+    /// The content must be written out.
     No,
-    /// It is in swap.
+    /// The content is in swap.
     Yes,
 }
 
@@ -32,19 +32,19 @@ pub(super) fn index(slot: u64) -> u32 {
     (slot % u64::from(CLUSTER_SLOTS)) as u32
 }
 
-/// Shows that its holder is in a read section. Having one means: the clusters that are found with
-/// it are not freed while it is borrowed.
+/// Proof that its holder is in a read section. Clusters that are found with it are not freed while
+/// it is borrowed.
 ///
-/// A busy slot, or an entry that refers to a slot, also keeps its area. But a folio in the swap
-/// cache does not, whose lock the caller holds:
+/// A busy slot, or an entry that refers to a slot, also keeps its area on. A folio in the swap
+/// cache whose lock the caller holds does not:
 /// 1. CPU A finds the folio's slots.
-/// 2. CPU B removes the last entries that refer to them. They are free, and the folio has left the
-///    cache.
-/// 3. CPU C turns the area off, and frees the clusters; CPU A locks one.
+/// 2. CPU B removes the last entries that refer to the slots, which are then free, and the folio
+///    has left the cache.
+/// 3. CPU C turns the area off and frees the clusters, after which CPU A locks one of them.
 pub(super) struct AreasStay(());
 
 /// Runs `look` in a read section, so that it may use clusters.
-// Always: it is a part of each fault on a page in swap.
+// Always inlined, because it is a part of each fault on a page in swap.
 #[inline(always)]
 pub(super) fn while_areas_stay<P: Platform, R>(
     platform: &P,
@@ -63,7 +63,7 @@ impl<P: Platform> Swap<P> {
     }
 }
 
-/// Allocates slots: a block of 2^`order`, or up to `most` single ones. Tries the areas by falling
+/// Allocates slots: a block of 2^`order`, or up to `most` single slots. Tries the areas by falling
 /// priority. Nothing refers to the slots yet.
 #[inline(never)]
 pub(crate) fn allocate_slots<P: Platform>(
@@ -105,20 +105,20 @@ fn state_in<P: Platform>(
     slot: u64,
 ) -> Option<SlotState> {
     let (_, cells, _) = SlotRun { area, first: slot, count: 1 }.cells(stay, memory)?;
-    // Acquire, by the fence: sees earlier work on the cached folio.
+    // Acquire, by the fence: the caller sees earlier work on the cached folio.
     let cell = cells.first()?.load(Ordering::Acquire);
     Some(SlotState(cell))
 }
 
-/// Whether the slot's page is in memory, and complete.
+/// Whether the slot's page is in memory and complete.
 pub(crate) fn is_slot_resident<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
     let state = state_of(memory, area, slot);
     state.is_some_and(|state| state.has(SlotState::CACHED) && !state.has(SlotState::BUSY))
 }
 
-/// The folio of the page that the cache has for a slot, with a reference. The caller has seen an
-/// entry with the slot, which may be removed by now, even with its area. The caller holds no lock
-/// of a cluster.
+/// The folio that the cache has for a slot, with a reference. The caller has seen an entry with the
+/// slot; by now, the entry may be removed and even its area may be off. The caller holds no lock of
+/// a cluster.
 #[inline(never)]
 pub(crate) fn find_cached<P: Platform>(
     memory: &Memory<P>,
@@ -147,9 +147,9 @@ impl SlotRun {
         (Self { count, ..self }, Self { first, count: self.count - count, ..self })
     }
 
-    /// The folio that the cache has for the first slot, which is the folio's first. The caller has
-    /// allocated the slot, and has the folio's lock or has restored its entries.
-    // Always: each folio on its way to swap is looked up twice.
+    /// The folio whose first page the cache has for the first slot. The caller has allocated the
+    /// slot, and either holds the folio's lock or has restored its entries.
+    // Always inlined, because each folio is looked up twice on its way to swap.
     #[inline(always)]
     pub(crate) fn cached_folio<P: Platform>(self, memory: &Memory<P>) -> Option<Folio> {
         let state = state_of(memory, self.area, self.first)?;
@@ -157,7 +157,7 @@ impl SlotRun {
         memory.frames.folio_of(frame).filter(|folio| folio.head == frame)
     }
 
-    /// Whether the content of a folio is in swap; its slots, which are busy, begin here.
+    /// Whether the content of a folio is in swap. The folio's slots, which are busy, begin here.
     pub(crate) fn stored<P: Platform>(self, memory: &Memory<P>) -> Stored {
         let state = state_of(memory, self.area, self.first);
         let stored = state.is_some_and(|state| state.0 & SlotState::CONTENT != 0);
@@ -185,7 +185,7 @@ impl SlotRun {
     }
 
     /// Adds a reference of an entry to each slot, or to none. The caller holds the lock of a table
-    /// with entries that refer to them.
+    /// with entries that refer to the slots.
     pub(crate) fn dup<P: Platform>(self, memory: &Memory<P>) -> Result<(), TooManyEntries> {
         let (part, rest) = self.first_part();
         if part.count == 0 {
@@ -235,7 +235,7 @@ impl SlotRun {
         freed.relist(self.first);
     }
 
-    /// Makes slots with lost content, each referred to by one entry; the area is turned on for
+    /// Allocates slots with lost content, each referred to by one entry, and turns the area on for
     /// them.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn plant<P: Platform>(self, memory: &Memory<P>) {

@@ -1,10 +1,11 @@
-//! Streaks: faults on one page after another, which may read larger folios than were swapped out.
+//! Streaks: faults on consecutive pages, which may read larger folios than were swapped out.
 //!
 //! A slot's cell has the order of the folio that was swapped out ([`super::slot_state`]). Pages
-//! that were swapped out one by one come back one by one: nothing shows that a neighbor is needed,
-//! and each must be read and decompressed. A *streak* of faults, each on the page after those of
-//! the last, shows it. Such a fault may read up to the number of pages that its streak has read, so
-//! the streak at most doubles with each fault:
+//! that were swapped out one by one are swapped in one by one, because nothing indicates that a
+//! neighbor is needed, and each must be read and decompressed. A *streak* of faults, each on the
+//! page after those of the previous fault, is such an indication. A fault of a streak may read up
+//! to the number of pages that the streak has read so far, so the streak at most doubles with each
+//! fault:
 //!
 //! ```text
 //! pages     0  1  2  3  ...  15    16 .. 31    32 .. 63    100
@@ -12,9 +13,9 @@
 //! ```
 //!
 //! A folio of the size that was swapped out counts as one page, because the fault needs no more of
-//! it.
+//! the folio.
 //!
-//! There is one account for all address spaces. A fault in another one may end a streak, which
+//! All address spaces share one record. A fault in another address space may end a streak, which
 //! costs only a few faults.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,16 +29,16 @@ use crate::platform::Platform;
 pub(super) struct Streak {
     /// The page number after the last page read.
     next: AtomicU64,
-    /// The pages of the streak so far.
+    /// The number of pages of the streak so far.
     pages: AtomicU32,
 }
 
 /// A folio that a fault has read.
 #[derive(Clone, Copy)]
 pub(crate) struct ReadByFault {
-    /// The number of its first page.
+    /// The number of the folio's first page.
     pub(crate) first: u64,
-    /// Its order.
+    /// The folio's order.
     pub(crate) order: Order,
     /// The order of the folio in which the page was swapped out.
     pub(crate) went_out: Order,
@@ -69,8 +70,8 @@ impl Streak {
 }
 
 impl<P: Platform> Swap<P> {
-    /// The folio orders that a fault on a page may read, if the page was swapped out in one of
-    /// `went_out`.
+    /// The folio orders that a fault on a page may read, if the page was swapped out in a folio of
+    /// order `went_out`.
     #[inline]
     pub(crate) fn orders_to_read(&self, page: u64, went_out: Order) -> Orders {
         Orders::up_to(went_out.max(self.streak.order_at(page)))

@@ -1,11 +1,11 @@
-//! Folios that are wanted again while a device writes them, if the device allows pages to change
-//! ([`SwapDevice::needs_stable_pages`](super::SwapDevice::needs_stable_pages)).
+//! Takeover of folios that are needed again while a device writes them, if the device allows pages
+//! to change ([`SwapDevice::needs_stable_pages`](super::SwapDevice::needs_stable_pages)).
 //!
-//! The thread that wants the folio takes over the lock from the request. It finds the folio as
-//! after a failed write: in the cache, its slots without content. The request keeps its reference,
-//! so that the frames stay the folio's. It also keeps the slots, which are marked: they cannot be
-//! reallocated, so no two writes to them overlap. The thread that finds the request done releases
-//! both.
+//! The thread that needs the folio takes over the lock from the request. It finds the folio in the
+//! same state as after a failed write: in the cache, with slots that have no content. The request
+//! keeps its reference, so that the frames still belong to the folio. It also keeps the slots,
+//! which are marked: they cannot be reallocated, so no two writes to them overlap. The thread that
+//! finds the request complete releases both.
 //!
 //! ```text
 //! fault      cluster's lock: WRITEBACK goes, WRITING comes; map, unlock the slots, unlock
@@ -13,9 +13,9 @@
 //! finisher                                                     cluster's lock: WRITING goes
 //! ```
 //!
-//! The slots' marks, under the lock of their cluster, decide which thread has the folio. The
-//! writeback bit does not: the folio may have been swapped out again, to other slots, when the
-//! first request is done.
+//! The slots' marks, under the lock of their cluster, decide which thread owns the folio. The
+//! writeback bit does not decide, because the folio may have been swapped out again, to other
+//! slots, before the first request is complete.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -31,11 +31,11 @@ use crate::Memory;
 use crate::folio::{Folio, FolioLock, SwapPlace};
 use crate::platform::Platform;
 
-/// Takes over a folio from a device that writes it. `None` if the device needs stable pages, reads
-/// the folio, or is done with it.
+/// Takes over a folio from a device that is writing it. `None` if the device needs stable pages, is
+/// reading the folio, or has finished with it.
 ///
 /// # Safety
-/// 1. The caller has a reference, until the lock is dropped.
+/// 1. The caller has a reference, and keeps it until the lock is dropped.
 #[cold]
 pub(super) unsafe fn take_over<P: Platform>(
     memory: &Memory<P>,
@@ -52,7 +52,7 @@ pub(super) unsafe fn take_over<P: Platform>(
 /// Takes over the folio's lock and marks its slots, in one step.
 ///
 /// # Safety
-/// 1. As [`take_over`].
+/// 1. As for [`take_over`].
 unsafe fn take_lock_over<'m, P: Platform>(
     stay: &AreasStay,
     memory: &'m Memory<P>,
@@ -65,7 +65,7 @@ unsafe fn take_lock_over<'m, P: Platform>(
     let (cluster, cells, _) = SlotRun::of_folio(folio, place).cells(stay, memory)?;
     let _state = cluster.state.lock();
     let load = |cell: &AtomicU64| SlotState(cell.load(Relaxed));
-    // Not a read by read-around, whose slot has the content.
+    // Excludes a read by read-around, whose slot has the content.
     let is_written = |(page, cell): (u32, &AtomicU64)| {
         load(cell).frame() == Some(folio.head.plus(page))
             && load(cell).has(SlotState::BUSY)
@@ -82,8 +82,8 @@ unsafe fn take_lock_over<'m, P: Platform>(
     Some((lock, place))
 }
 
-/// Ends a device's write of the folio to these slots. Returns the lock. If another thread has
-/// taken the lock over ([`take_over`]), releases the slots and returns `None`.
+/// Ends a device's write of the folio to these slots. Returns the folio's lock. If another thread
+/// has taken over the lock ([`take_over`]), releases the slots and returns `None`.
 ///
 /// # Safety
 /// 1. The caller ends the request, and releases the request's reference after the lock.
@@ -99,14 +99,14 @@ pub(super) unsafe fn lock_written<P: Platform>(
 }
 
 /// # Safety
-/// 1. As [`lock_written`].
+/// 1. As for [`lock_written`].
 unsafe fn lock_written_in<'m, P: Platform>(
     stay: &AreasStay,
     memory: &'m Memory<P>,
     folio: Folio,
     slots: SlotRun,
 ) -> Option<FolioLock<'m, P>> {
-    // SAFETY: 1. the request's, which the caller ends (obligation 1).
+    // SAFETY: 1. the reference belongs to the request, which the caller ends (obligation 1).
     let lock = || unsafe { memory.frames.folio(folio).lock_of_request() };
     let (Some(area), Some((cluster, cells, values))) =
         (memory.swap.area(slots.area), slots.cells(stay, memory))
@@ -124,7 +124,7 @@ unsafe fn lock_written_in<'m, P: Platform>(
     let mut freed = FreedSlots::new(area, cluster);
     for (at, (cell, value)) in (index(slots.first)..).zip(cells.iter().zip(values)) {
         let Some(last) = FreedCell::end_writing(&state, cell) else { continue };
-        // Its last entry was removed during the write.
+        // The slot's last entry was removed during the write.
         last.empty_slot(memory, value);
         freed.add(&mut state, at);
     }

@@ -1,5 +1,6 @@
 //! Folios of the swap cache that lose their last mapping, or whose only mapping is swapped out,
-//! while other entries refer to their slots. Swap has their content, so their memory can be freed.
+//! while other entries refer to their slots. Swap holds their content, so their memory can be
+//! freed.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,7 +15,8 @@ use crate::folio::{Folio, FolioLocked, Freed};
 use crate::frame::FreeBatch;
 use crate::platform::Platform;
 
-/// Handles a folio whose mappings were dropped with this result. The caller may have table locks.
+/// Handles a folio whose mappings were dropped with this result. The caller may hold locks of
+/// tables.
 #[inline]
 pub(crate) fn after_unmapping<P: Platform>(
     memory: &Memory<P>,
@@ -27,7 +29,7 @@ pub(crate) fn after_unmapping<P: Platform>(
     }
 }
 
-/// Frees the folio if only the swap cache has it, and all content is in swap. A folio that another
+/// Frees the folio if only the swap cache holds it and all content is in swap. A folio that another
 /// thread has locked or referenced is left to that thread or to reclaim.
 #[cold]
 #[inline(never)]
@@ -35,11 +37,11 @@ fn evict_unmapped<P: Platform>(memory: &Memory<P>, batch: &mut FreeBatch<'_, P>,
     if !memory.frames.folio(folio).is_swap_cached() {
         return;
     }
-    // The caller has no reference any more: the frame may have another owner by now.
+    // The caller no longer has a reference, so the frame may have another owner by now.
     let Some(held) = memory.frames.try_hold(folio.head) else { return };
     let Some(locked) = held.try_into_locked() else { return };
     let folio = locked.folio();
-    // Mapped only under the lock.
+    // A folio in the cache is mapped only with its lock held.
     if memory.frames.folio(folio).mappings() > 0 {
         return;
     }
@@ -53,7 +55,8 @@ fn evict_unmapped<P: Platform>(memory: &Memory<P>, batch: &mut FreeBatch<'_, P>,
 
 impl<P: Platform> CachedFolio<'_, P> {
     /// Like [`CachedFolio::prepare_out`], for an unmapped folio, if swap has the content of all
-    /// pages that are still in the cache: the others are not needed. Returns whether that is so.
+    /// pages that are still in the cache; pages that have left are not needed. Returns whether the
+    /// folio was prepared.
     pub(super) fn prepare_dropping(&self) -> bool {
         while_areas_stay(self.memory.platform(), |stay| self.prepare_dropping_in(stay))
     }
@@ -78,9 +81,9 @@ impl<P: Platform> CachedFolio<'_, P> {
 }
 
 /// Allows a folio to be swapped out again to its present slots: makes them busy, and adds an
-/// entry's reference to those of `named` pages from page `first` on. `None`, with nothing changed,
-/// if it has no slots, if the area is stopped, or if a slot's count is at its maximum. The caller
-/// has the locks of the tables that get the entries.
+/// entry's reference to the slots of `named` pages from page `first` on. `None`, with nothing
+/// changed, if the folio has no slots, if the area is stopped, or if a slot's count is at its
+/// maximum. The caller holds the locks of the tables that get the entries.
 pub(crate) fn send_out_again<P: Platform>(
     memory: &Memory<P>,
     folio: FolioLocked<'_>,
@@ -98,10 +101,10 @@ pub(crate) fn send_out_again<P: Platform>(
     None
 }
 
-/// Removes a partly cached folio from the cache: some of its slots have no references any more, so
-/// it cannot be swapped out to them. Other entries find the content in swap. Returns whether it
-/// did; it does not if the content of a page is missing there. The caller has a reference or
-/// mapping that keeps the folio.
+/// Removes a partly cached folio from the cache: some of its slots no longer have references, so it
+/// cannot be swapped out to them. Other entries find the content in swap. Returns whether the folio
+/// was removed, which requires that swap has the content of each page that is still cached. The
+/// caller has a reference or mapping that keeps the folio.
 pub(crate) fn leave_cache<P: Platform>(memory: &Memory<P>, folio: FolioLocked<'_>) -> bool {
     let Some(cached) = CachedFolio::find(memory, folio) else { return false };
     if cached.place.cached == folio.pages() || !cached.prepare_dropping() {

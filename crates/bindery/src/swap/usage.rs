@@ -23,13 +23,14 @@ use crate::platform::Platform;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapUsage {
-    /// Slots of all areas.
+    /// The number of slots of all areas.
     pub slots: u64,
-    /// Slots that are taken.
+    /// The number of taken slots.
     pub taken: u64,
-    /// Slots whose page is in memory as well (Linux: `SwapCached`).
+    /// The number of slots whose page is also in memory (Linux: `SwapCached`).
     pub cached: u64,
-    /// Slots with a page of one repeated word, which takes no store (zram: `same_pages`).
+    /// The number of slots whose page is filled with one repeated word and needs no store (zram:
+    /// `same_pages`).
     pub filled: u64,
 }
 
@@ -45,16 +46,16 @@ pub struct SwapUsage {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CompressedUsage {
-    /// Stored pages.
+    /// The number of stored pages.
     pub pages_stored: u64,
-    /// Of the stored pages, those stored raw.
+    /// The number of stored pages that are not compressed.
     pub pages_raw: u64,
-    /// Bytes of all objects.
+    /// The total size of all objects, in bytes.
     pub bytes_compressed: u64,
-    /// Frames with objects.
+    /// The number of frames that contain objects.
     pub frames_used: u64,
-    /// The maximum of `frames_used` so far. With CPUs that are online it may be too high, by up to
-    /// 32 frames for each of them.
+    /// The maximum of `frames_used` so far. While CPUs are online, the value may be too high by up
+    /// to 32 frames for each of them.
     pub frames_used_max: u64,
 }
 
@@ -67,7 +68,8 @@ impl CompressedUsage {
         frames_used_max: 0,
     };
 
-    /// Bytes of the frames that no object uses: holes, and the unused ends of last chunks.
+    /// The number of bytes of the frames that no object uses: holes, and the unused ends of last
+    /// chunks.
     ///
     /// Context: any.
     pub fn wasted(&self) -> u64 {
@@ -86,7 +88,7 @@ pub(super) fn usage<P: Platform>(memory: &Memory<P>) -> SwapUsage {
             let run = SlotRun { area: number, first, count: CLUSTER_SLOTS };
             while_areas_stay(platform, |stay| count_cluster(stay, run, memory, &mut usage));
         }
-        // Another area, with more slots, may have come on under this number.
+        // Another area, with more slots, may have been turned on under this number.
         usage.taken = usage.taken.min(usage.slots);
     }
     usage

@@ -1,16 +1,18 @@
-//! Writes folios out: to compressed memory at once, or to a device, which reports the result later.
+//! Writes folios out: to compressed memory immediately, or to a device, which reports the result
+//! later.
 //!
-//! A folio that a device has keeps its lock, and has the *writeback* bit. Lock and reference of the
-//! submitting thread belong to the request. The thread that finds it done takes them over, and
-//! evicts the folio or keeps it. A fault that finds the folio by a slot waits for the device, not
-//! for the lock, which perhaps no other thread would release:
+//! A folio that a device is transferring stays locked and has the *writeback* bit. The lock and the
+//! reference of the submitting thread belong to the request. The thread that finds the request
+//! complete takes them over and evicts or keeps the folio. A fault that finds the folio through a
+//! slot waits for the device rather than for the lock, which perhaps no other thread would release:
 //!
 //! 1. CPU A submits a folio and does other work.
 //! 2. CPU B faults on it, sees the writeback bit, and parks on `Swap::completions`.
-//! 3. The device is done. Its interrupt handler records that, changes the word and wakes B.
-//! 4. CPU B finds the request done, evicts or keeps the folio, and unlocks it.
+//! 3. The device completes the write. Its interrupt handler records this, changes the word and
+//!    wakes B.
+//! 4. CPU B finds the request complete, evicts or keeps the folio, and unlocks it.
 //!
-//! The bit is set in one step with the last check for parked waiters, so that none of them sleeps
+//! The bit is set in one step with the last check for parked waiters, so that no waiter sleeps
 //! through step 3.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -40,8 +42,8 @@ pub(super) struct FolioTransfer {
 }
 
 impl FolioTransfer {
-    /// Submits the runs of the folio's pages in `wanted`, and then completes the submitter's own
-    /// piece.
+    /// Submits the runs of those pages of the folio for which `wanted` returns true, and then
+    /// completes the submitter's own piece.
     pub(super) fn submit<P: Platform>(
         &self,
         memory: &Memory<P>,
@@ -73,8 +75,9 @@ impl FolioTransfer {
     }
 }
 
-/// Writes out a folio in the swap cache, whose slots are busy, unless its content is in swap.
-/// Returns the folio if it is the caller's now. Otherwise a device has it, or it stays.
+/// Writes out a folio in the swap cache, whose slots are busy, unless its content is already in
+/// swap. Returns the folio if it now belongs to the caller. Otherwise a device has the folio, or it
+/// stays in the cache.
 pub(crate) fn write_out<'m, P: Platform>(
     memory: &'m Memory<P>,
     leaving: LockedFolio<'m, P>,
@@ -126,9 +129,9 @@ fn send_to_device<'m, P: Platform>(
     if !group.take_done_one(number_there) {
         return None;
     }
-    // A device without a queue is done by now. So its writes take one request at a time, and the
-    // caller counts the folio as freed. If another thread was faster, the number may be that of
-    // another folio's request by now.
+    // A device without a queue has already finished. So its writes use one request at a time, and
+    // the caller counts the folio as freed. If another thread was faster, the number may by now
+    // belong to another folio's request.
     let mut own = None;
     let evicted = |evicted: FrozenFolio<'m, P>| {
         if evicted.folio() == folio {
@@ -137,13 +140,13 @@ fn send_to_device<'m, P: Platform>(
             evicted.free_into(&mut memory.free_batch());
         }
     };
-    // SAFETY: 1. `take_done_one` has given it to this thread.
+    // SAFETY: 1. `take_done_one` has assigned the request to this thread.
     unsafe { area.finish_one(memory, place.area, number, evicted) };
     memory.swap.note_completion(memory.platform());
     own
 }
 
-/// Records that a device has completed a request, and wakes the threads that wait for it.
+/// Records that a device has completed a request, and wakes the threads that wait for the device.
 pub(super) fn complete<P: Platform>(
     memory: &Memory<P>,
     request: SwapRequest,
@@ -164,19 +167,19 @@ pub(super) fn complete<P: Platform>(
 }
 
 impl<P: Platform> Swap<P> {
-    /// Wakes the threads that wait for a device. The requests were changed before.
+    /// Wakes the threads that wait for a device. The caller has already changed the requests.
     pub(super) fn note_completion(&self, platform: &P) {
         self.completions.note(platform);
     }
 
-    /// The pages that devices are writing, and those that they are reading without a waiting
-    /// thread. Acquire: a thread that reads 0 finds the folios unlocked.
+    /// The number of pages that devices are writing, and the number that they are reading without a
+    /// waiting thread. Acquire: a thread that reads 0 finds the folios unlocked.
     fn pages_in_flight(&self) -> (u64, u64) {
         let areas = self.areas.iter().map(|area| area.requests.pages());
         areas.fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
     }
 
-    /// The number of requests that devices have.
+    /// The number of requests in flight on devices.
     pub(crate) fn requests_in_flight(&self) -> u32 {
         self.areas.iter().map(|area| area.requests.count()).sum()
     }
@@ -187,15 +190,15 @@ impl<P: Platform> Swap<P> {
     }
 }
 
-/// Finishes requests of the CPU's own groups whose device is done. It reads no line of another
-/// CPU's. Returns the number of freed pages.
+/// Finishes the completed requests of the CPU's own groups. Reads no cache line of another CPU.
+/// Returns the number of freed pages.
 #[inline]
 pub(crate) fn finish_own_writes<P: Platform>(memory: &Memory<P>) -> u64 {
     if memory.swap.has_devices() { finish_writes(memory, cpu::own(memory)) } else { 0 }
 }
 
-/// Finishes all requests whose device is done; with a CPU, only those of its groups. Returns the
-/// number of freed pages.
+/// Finishes all completed requests; with a CPU, only those of its groups. Returns the number of
+/// freed pages.
 #[cold]
 pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>, cpu: Option<Cpu>) -> u64 {
     let (mut freed, mut some) = (0, false);
@@ -203,7 +206,7 @@ pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>, cpu: Option<Cpu>) -
         let mut done = area.requests.take_done(cpu);
         some |= done != 0;
         while done != 0 {
-            // SAFETY: 1. `take_done` has given it to this thread, which passes it once.
+            // SAFETY: 1. `take_done` has assigned the request to this thread, which passes it once.
             freed += unsafe { area.finish_request(memory, area_number, done.trailing_zeros()) };
             done &= done - 1;
         }
@@ -215,11 +218,11 @@ pub(super) fn finish_writes<P: Platform>(memory: &Memory<P>, cpu: Option<Cpu>) -
 }
 
 impl<P: Platform> SlotArea<P> {
-    /// Finishes a request whose device is done. Lock and reference are the caller's now. Returns
+    /// Finishes a completed request. The lock and the reference now belong to the caller. Returns
     /// the number of freed pages.
     ///
     /// # Safety
-    /// 1. The request was taken from those that are done, and is finished only here.
+    /// 1. The request was taken from the completed ones and is finished only here.
     unsafe fn finish_request(&self, memory: &Memory<P>, area_number: u8, number: u32) -> u64 {
         let mut freed = 0;
         let evicted = |folio: FrozenFolio<'_, P>| {
@@ -231,11 +234,12 @@ impl<P: Platform> SlotArea<P> {
         freed
     }
 
-    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it is the caller's now.
-    /// The request ends after that: a thread that waits for the writes finds the frames free.
+    /// As [`SlotArea::finish_request`]. Passes the folio to `evicted` if it now belongs to the
+    /// caller. The request ends after that, so a thread that waits for the writes finds the frames
+    /// free.
     ///
     /// # Safety
-    /// 1. As of [`SlotArea::finish_request`].
+    /// 1. As for [`SlotArea::finish_request`].
     unsafe fn finish_one<'m>(
         &self,
         memory: &'m Memory<P>,
@@ -255,21 +259,22 @@ impl<P: Platform> SlotArea<P> {
         let mut frozen = None;
         let first = group.first_slot(number);
         let slots = SlotRun { area: area_number, first, count: folio.pages() };
-        // SAFETY: 1. the request is this thread's (obligation 1): each branch releases its
-        // reference.
+        // SAFETY: 1. the request belongs to this thread (obligation 1), and each branch releases
+        // its reference.
         let lock = unsafe { lock_written(memory, folio, slots) };
         match (lock, memory.frames.folio(folio).swap_place()) {
             (None, _) => {
                 if succeeded {
                     cpu::note_swapped_out(memory, folio.pages());
                 }
-                // SAFETY: 1. the request's, which ends.
+                // SAFETY: 1. the reference is that of the request, which ends.
                 unsafe { memory.frames.folio(folio).release() };
             }
             (Some(lock), Some(place)) if succeeded => {
                 cpu::note_swapped_out(memory, folio.pages());
                 let written = CachedFolio::new(memory, lock.locked(), place).sorted_pages();
-                // SAFETY: 1. the request's, from which the lock was taken over.
+                // SAFETY: 1. the reference is that of the request, from which the lock was taken
+                // over.
                 let leaving = unsafe { lock.with_reference() };
                 frozen = CachedFolio::evict(memory, leaving, place, Some(&written));
             }
@@ -285,9 +290,10 @@ impl<P: Platform> SlotArea<P> {
         if let Some(frozen) = frozen {
             evicted(frozen);
         }
-        // Release: the folio is unlocked, and freed if it was evicted.
+        // Release: the folio is unlocked, and it is freed if it was evicted.
         group.end_writing(pages);
-        // Last: once all requests of an area are free, no device uses a folio of it.
+        // Freed last, because once all requests of an area are free, no device may be using a folio
+        // of the area.
         group.free(number);
     }
 
@@ -296,8 +302,8 @@ impl<P: Platform> SlotArea<P> {
         wait_unless_killed(memory, &|| self.requests.is_idle())
     }
 
-    /// Takes a request, waiting for one if necessary: requests in flight need no memory and no lock
-    /// to complete.
+    /// Takes a request and waits for one if necessary. Requests in flight need no memory and no
+    /// lock to complete.
     fn take_request(&self, memory: &Memory<P>) -> u32 {
         let mut taken = self.requests.take(cpu::own(memory));
         if taken.is_none() {
@@ -309,7 +315,7 @@ impl<P: Platform> SlotArea<P> {
         taken.unwrap_or_default()
     }
 
-    /// Frees a request that its reader is done with.
+    /// Frees a request that its reader has finished with.
     pub(super) fn free_request(&self, memory: &Memory<P>, number: u32) {
         let (group, number) = self.requests.group(number);
         group.free(number);
@@ -317,7 +323,7 @@ impl<P: Platform> SlotArea<P> {
     }
 }
 
-/// Waits until no device has a request for which no thread waits.
+/// Waits until devices have no request without a waiting thread.
 pub(super) fn wait_for_writes<P: Platform>(memory: &Memory<P>) -> Result<(), Error> {
     wait_unless_killed(memory, &|| memory.swap.pages_in_flight() == (0, 0))
 }
@@ -335,7 +341,8 @@ fn wait_unless_killed<P: Platform>(
     result
 }
 
-/// Waits until a device completes a request, if one is writing. Returns the number of freed pages.
+/// Waits until a device completes a request, if a device is writing. Returns the number of freed
+/// pages.
 pub(crate) fn wait_for_a_write<P: Platform>(memory: &Memory<P>) -> u64 {
     let mut again = false;
     wait_for_devices(memory, &mut || {
@@ -350,9 +357,10 @@ pub(crate) fn wait_for_request<P: Platform>(memory: &Memory<P>, area: u8) {
     }
 }
 
-/// Waits until `is_over`, which changes when a request completes. Finishes completed requests on
-/// the way, and returns the number of pages that this freed. The caller holds no lock of a table or
-/// cluster, and is in no read section. No device has a folio that the caller has locked.
+/// Waits until `is_over` returns true; its result changes when a request completes. Finishes
+/// completed requests during the wait, and returns the number of pages that this freed. The caller
+/// holds no lock of a table or cluster, and is not in a read section. No device has a folio that
+/// the caller has locked.
 #[cold]
 #[inline(never)]
 pub(super) fn wait_for_devices<P: Platform>(
@@ -367,21 +375,21 @@ pub(super) fn wait_for_devices<P: Platform>(
     freed
 }
 
-/// As [`lock_folio`], for a reference that has its guard.
+/// As [`lock_folio`], for a reference that a guard owns.
 pub(crate) fn lock_kept<'k, P: Platform>(
     memory: &'k Memory<P>,
     kept: &'k FolioRef<'_, P>,
 ) -> FolioLock<'k, P> {
-    // SAFETY: 1. the guard, which the lock borrows.
+    // SAFETY: 1. the reference is that of the guard, which the lock borrows.
     unsafe { lock_folio(memory, **kept) }
 }
 
-/// Locks a folio to which the caller has a reference. Waits for the holder of the lock. From a
-/// device's write, takes the lock over if the device allows that ([`take_over`]). The caller holds
-/// no lock of a table, and is in no read section.
+/// Locks a folio to which the caller has a reference. Waits for the holder of the lock. If a device
+/// is writing the folio, takes over the lock, provided that the device allows it ([`take_over`]).
+/// The caller holds no lock of a table, and is not in a read section.
 ///
 /// # Safety
-/// 1. The caller has that reference until the lock is dropped.
+/// 1. The caller keeps its reference until the lock is dropped.
 pub(crate) unsafe fn lock_folio<P: Platform>(memory: &Memory<P>, folio: Folio) -> FolioLock<'_, P> {
     let handle = memory.frames.folio(folio);
     loop {

@@ -1,7 +1,7 @@
-//! The proof that a build has userfaultfds: each handle has one.
+//! The proof that the build supports userfaultfds; each handle contains one.
 //!
-//! Without the feature `userfault` the proof has no value. So no handle exists, and the compiler
-//! drops the code that would use one.
+//! Without the feature `userfault`, the proof has no value. So no handle exists, and the compiler
+//! drops the code that would use a handle.
 
 #[cfg(feature = "userfault")]
 #[derive(Clone, Copy)]

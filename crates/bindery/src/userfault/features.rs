@@ -3,8 +3,8 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// Features of a userfaultfd besides serving faults (`UFFD_FEATURE_*`, with the same bits). The
-    /// kinds of memory that Linux lists as features need none here.
+    /// Features of a userfaultfd in addition to serving faults (`UFFD_FEATURE_*`, with the same
+    /// bits). The kinds of memory that Linux lists as features need none here.
     ///
     /// ```
     /// use bindery::UserfaultFeatures;
@@ -17,7 +17,7 @@ bitflags! {
     /// Context: any.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct UserfaultFeatures: u32 {
-        /// A fork sends a message; the child has a userfaultfd of its own.
+        /// A fork sends a message, and the child gets its own userfaultfd.
         const EVENT_FORK = 1 << 1;
         /// A move by `mremap` sends a message, and the memory stays registered.
         const EVENT_REMAP = 1 << 2;
@@ -25,11 +25,11 @@ bitflags! {
         const EVENT_REMOVE = 1 << 3;
         /// An unmapping sends a message.
         const EVENT_UNMAP = 1 << 6;
-        /// Faults are not queued: they fail with [`crate::FaultError::Bus`].
+        /// Faults are not queued but fail with [`crate::FaultError::Bus`].
         const SIGBUS = 1 << 7;
         /// Messages contain the thread ([`crate::Platform::thread`]).
         const THREAD_ID = 1 << 8;
-        /// Messages contain the exact address of the access, not that of its page.
+        /// Messages contain the exact address of the access rather than that of its page.
         const EXACT_ADDRESS = 1 << 11;
         /// Absent pages can be write-protected too, in anonymous memory.
         const WP_UNPOPULATED = 1 << 13;
@@ -56,7 +56,7 @@ bitflags! {
         const MISSING = 1 << 0;
         /// Writes to pages that were write-protected.
         const WRITE_PROTECT = 1 << 1;
-        /// Pages that the object has, but no entry maps.
+        /// Pages that the object has but no entry maps.
         const MINOR = 1 << 2;
     }
 }
@@ -73,7 +73,7 @@ bitflags! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub enum UserfaultScope {
-    /// Faults of programs, and of the kernel on their behalf.
+    /// Faults of programs, and faults of the kernel on their behalf.
     #[default]
     All,
     /// Only faults of programs (`UFFD_USER_MODE_ONLY`); a fault of the kernel fails with

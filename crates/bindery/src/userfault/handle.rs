@@ -15,12 +15,12 @@ use super::state::{UserfaultState, release};
 use super::{Built, UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd: the queue of the waiting faults of one address space.
-/// [`crate::AddressSpace::userfault`] makes one, and the calls of the address space register memory
-/// with it and serve faults. Dropping it closes it: all waiting threads continue, and registered
-/// memory counts as not registered.
+/// [`crate::AddressSpace::userfault`] creates it, and the calls of the address space register
+/// memory with it and serve faults. Dropping the handle closes the userfaultfd: all waiting threads
+/// continue, and registered memory counts as not registered.
 ///
-/// All methods take `&self` and may be called from several CPUs at once; one reader gets each
-/// message.
+/// All methods take `&self` and may be called from several CPUs at once; each message is delivered
+/// to one reader.
 ///
 /// ```
 /// use bindery::{AddressSpace, Error, FillMode, Platform, Userfault, UserfaultMessage};
@@ -46,7 +46,7 @@ pub struct Userfault<'m, P: Platform> {
 }
 
 // SAFETY: a handle is a counted reference to a state of atomics and lock-protected fields; the
-// thread that has it may use and release the state on any CPU.
+// thread that owns the handle may use and release the state on any CPU.
 unsafe impl<P: Platform> Send for Userfault<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for Userfault<'_, P> {}
@@ -65,10 +65,10 @@ impl<'m, P: Platform> Userfault<'m, P> {
         Some(Self { memory, state, built })
     }
 
-    /// A handle to a state that is held for it.
+    /// Makes a handle for a state that is already held for it.
     ///
     /// # Safety
-    /// 1. The handle takes over the hold, and is the only one of the state.
+    /// 1. The handle takes over the hold and is the only handle of the state.
     unsafe fn of_held(&self, state: NonNull<UserfaultState>) -> Self {
         Self { memory: self.memory, state, built: self.built }
     }
@@ -76,7 +76,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
     #[inline]
     pub(crate) fn state(&self) -> &UserfaultState {
         self.built.assure();
-        // SAFETY: the handle holds it.
+        // SAFETY: the handle holds the state.
         unsafe { self.state.as_ref() }
     }
 
@@ -84,15 +84,15 @@ impl<'m, P: Platform> Userfault<'m, P> {
         self.state
     }
 
-    /// The features that it was created with.
+    /// The features with which the userfaultfd was created.
     ///
     /// Context: any.
     pub fn features(&self) -> UserfaultFeatures {
         self.state().features()
     }
 
-    /// Whether [`Userfault::try_read`] has a message. With several readers, another one may take it
-    /// first.
+    /// Whether [`Userfault::try_read`] has a message. With several readers, another reader may take
+    /// the message first.
     ///
     /// Context: any.
     pub fn is_readable(&self) -> bool {
@@ -101,33 +101,33 @@ impl<'m, P: Platform> Userfault<'m, P> {
 
     /// The number of waiting faults.
     ///
-    /// Context: may sleep. Complexity: linear in their number.
+    /// Context: may sleep. Complexity: linear in the number of waiting faults.
     pub fn waiting(&self) -> WaitingFaults {
         self.state().faults(self.memory.platform())
     }
 
     /// The number of times that forks and unmappings have checked whether they have prepared a
-    /// message for it.
+    /// message for this userfaultfd.
     #[cfg(any(test, feature = "measure"))]
     pub fn times_asked(&self) -> u64 {
         self.state().times_asked()
     }
 
-    /// The next message, if any: faults first, then events in their order. The call that caused an
-    /// event continues when the event is read.
+    /// The next message, if any: faults first, then events in order. The call that caused an event
+    /// continues when the event is read.
     ///
-    /// Context: may sleep, but not for a message.
+    /// Context: may sleep, but does not wait for a message.
     pub fn try_read(&self) -> Option<UserfaultMessage<'m, P>> {
         self.next(Forks::Read).unwrap_or_default()
     }
 
-    /// Like [`Userfault::try_read`], but does not take a message about a fork: for callers that
-    /// must make room for the child's userfaultfd first. The fork waits until it is read.
+    /// Like [`Userfault::try_read`], but does not take a message about a fork, for callers that
+    /// must first make room for the child's userfaultfd. The fork waits until its message is read.
     ///
-    /// Context: may sleep, but not for a message.
+    /// Context: may sleep, but does not wait for a message.
     ///
     /// # Errors
-    /// [`ForkIsNext`]. Another reader may have taken it by then.
+    /// [`ForkIsNext`]. Another reader may take the fork's message before the caller does.
     pub fn try_read_but_fork(&self) -> Result<Option<UserfaultMessage<'m, P>>, ForkIsNext> {
         self.next(Forks::Left)
     }
@@ -140,7 +140,7 @@ impl<'m, P: Platform> Userfault<'m, P> {
         Ok(read.map(|content| match content {
             QueuedMessage::Fault(fault) => UserfaultMessage::Fault(fault),
             QueuedMessage::Fork(child) => {
-                // SAFETY: 1. the hold of the message, which was read once.
+                // SAFETY: 1. the hold belongs to the message, which is read once.
                 UserfaultMessage::Fork(unsafe { self.of_held(child) })
             }
             QueuedMessage::Remap { from, to, length } => {
@@ -151,12 +151,12 @@ impl<'m, P: Platform> Userfault<'m, P> {
         }))
     }
 
-    /// The next message; waits until there is one.
+    /// The next message; waits until one arrives.
     ///
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if a signal came first ([`Platform::signal`]).
+    /// [`Error::Interrupted`] if a signal arrived first ([`Platform::signal`]).
     pub fn read(&self) -> Result<UserfaultMessage<'m, P>, Error> {
         loop {
             let seen = self.state().messages_seen();
@@ -184,16 +184,16 @@ impl<'m, P: Platform> Userfault<'m, P> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WaitingFaults {
-    /// The queues with an unread message.
+    /// The number of waiting faults whose message is unread.
     pub unread: u64,
-    /// All of them.
+    /// The number of all waiting faults.
     pub all: u64,
 }
 
 impl<P: Platform> Drop for Userfault<'_, P> {
     fn drop(&mut self) {
         self.state().close(self.memory.platform());
-        // SAFETY: 1. the handle's own hold.
+        // SAFETY: 1. the released hold is the handle's own.
         unsafe { release(self.memory, self.state) };
     }
 }

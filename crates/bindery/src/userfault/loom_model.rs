@@ -3,10 +3,10 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib userfault::loom_model`.
 //!
-//! A page is a word: 0 if it is not mapped. It is read and written relaxed, so that only the queue
-//! orders it. A missing wakeup shows as a deadlock, which loom reports. The last tests leave out
-//! one rule each ([`Omit`]) and must fail. The others also require that a thread slept, and that
-//! the queue is empty in the end.
+//! A page is a word: 0 if it is not mapped. It is accessed with relaxed order, so that only the
+//! queue orders the accesses. A missing wake-up shows as a deadlock, which loom reports. The last
+//! tests each leave out one rule ([`Omit`]) and must fail. The other tests also require that a
+//! thread slept and that the queue is empty in the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as Plain};
@@ -31,13 +31,13 @@ enum Omit {
     MapBeforeWake,
     /// A thread that queues a message checks with the lock held whether the userfaultfd is closed.
     ClosedUnderLock,
-    /// A reader reads the count of messages before it looks for one.
+    /// A reader reads the count of messages before it checks for one.
     CountBeforeLook,
     /// A thread that queues a message wakes the waiting readers.
     Arrival,
-    /// It does so after the message can be read.
+    /// The readers are woken after the message can be read.
     ReadableBeforeArrival,
-    /// A change is over before its thread continues.
+    /// A change ends before its thread continues.
     OverBeforeWake,
     /// A parking thread checks its word once more after it can be found.
     LookBeforeSleep,
@@ -75,7 +75,7 @@ impl World {
 
     /// Queues a message. Returns whether it will be read.
     fn queue(&self, waiter: &Waiter<AtomicU32>) -> bool {
-        // SAFETY: 1. callers keep the waiter until `wait` or `withdraw` has returned.
+        // SAFETY: 1. callers keep the waiter alive until `wait` or `withdraw` has returned.
         let add = |queues: &mut super::queue::Queues<AtomicU32>| unsafe { queues.add(waiter) };
         match self.omit {
             Omit::ClosedUnderLock if self.state.is_closed() => false,
@@ -185,8 +185,8 @@ impl World {
 
 type Work = fn(&World);
 
-/// Runs each of `work` on its own thread, with three preemptions for two threads, and fewer for
-/// more. Returns whether any thread slept.
+/// Runs each entry of `work` on its own thread, with three preemptions for two threads, and fewer
+/// for more threads. Returns whether any thread slept.
 fn explore<const N: usize>(omit: Omit, work: [Work; N]) -> bool {
     let slept = Arc::new(Flag::new(false));
     let seen = Arc::clone(&slept);

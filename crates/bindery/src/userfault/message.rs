@@ -40,14 +40,14 @@ pub enum UserfaultKind {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct UserfaultFault {
-    /// The address: of the page, or of the access itself
+    /// The address of the page, or of the access itself
     /// ([`crate::UserfaultFeatures::EXACT_ADDRESS`]).
     pub address: VirtAddr,
-    /// The reason why it waits.
+    /// The reason why the fault waits.
     pub kind: UserfaultKind,
-    /// Whether it is a write (`UFFD_PAGEFAULT_FLAG_WRITE`).
+    /// Whether the access is a write (`UFFD_PAGEFAULT_FLAG_WRITE`).
     pub is_write: bool,
-    /// The thread ([`crate::UserfaultFeatures::THREAD_ID`]), or 0.
+    /// The faulting thread ([`crate::UserfaultFeatures::THREAD_ID`]), or 0.
     pub thread: u32,
 }
 
@@ -68,7 +68,7 @@ pub struct UserfaultFault {
 pub enum UserfaultMessage<'m, P: Platform> {
     /// A fault, which waits until it is woken.
     Fault(UserfaultFault),
-    /// The address space was forked; the child's userfaultfd (`UFFD_EVENT_FORK`).
+    /// The address space was forked. The value is the child's userfaultfd (`UFFD_EVENT_FORK`).
     Fork(Userfault<'m, P>),
     /// Memory was moved (`UFFD_EVENT_REMAP`).
     Remap {

@@ -1,8 +1,9 @@
-//! Userfaults (`userfaultfd(2)`): the faults of a range wait until a program has served them.
+//! Userfaults (`userfaultfd(2)`): faults in a registered range wait until a program has served
+//! them.
 //!
 //! A [`Userfault`] is a userfaultfd without the descriptor: a queue of messages that belongs to one
-//! address space. Registered VMAs refer to it. `space::userfault` has the calls; this module has
-//! the queue.
+//! address space. Registered VMAs refer to it. `space::userfault` contains the calls; this module
+//! contains the queue.
 //!
 //! ```text
 //! fault: VMA locked     | queue a message | look again | unlock | park ...       | come again
@@ -11,18 +12,18 @@
 //!
 //! 1. *A waiting thread holds no lock.* It queues its message with the VMA locked for reading, and
 //!    parks after it has unlocked the VMA.
-//! 2. *No wake-up gets lost.* The thread reads the entry again after it has queued its message.
-//!    Without that:
+//! 2. *No wake-up is lost.* The thread reads the entry again after it has queued its message.
+//!    Without this second check, the following could happen:
 //!    1. CPU A finds the entry empty.
-//!    2. CPU B fills the page, and finds no waiting thread to wake.
-//!    3. CPU A queues its message, and waits forever.
-//! 3. *A message is in the memory of the waiting thread*, on its stack or in a slab; that of a
-//!    polled wait ([`PolledFault`]) is in a slab. A thread that wakes another takes its message out
-//!    of the queue first, and does not use it afterwards.
+//!    2. CPU B fills the page and finds no waiting thread to wake.
+//!    3. CPU A queues its message and waits forever.
+//! 3. *A message lies in memory of the waiting thread*, on its stack or in a slab; the message of a
+//!    polled wait ([`PolledFault`]) lies in a slab. A thread that wakes another first removes that
+//!    thread's message from the queue, and does not use it afterwards.
 //!
 //! A state lives while a handle, a VMA, a waiting thread or a queued fork refers to it. When the
-//! handle is dropped, it is *closed*: all waiting threads are woken, and its VMAs count as not
-//! registered.
+//! handle is dropped, the userfaultfd is *closed*: all waiting threads are woken, and its VMAs
+//! count as not registered.
 
 mod built;
 mod features;

@@ -1,4 +1,5 @@
-//! Messages about changes of an address space: prepared with the mutex held, delivered without.
+//! Messages about changes of an address space, prepared with the mutex held and delivered without
+//! it.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -13,14 +14,14 @@ use crate::platform::Platform;
 use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{UserfaultState, release};
 
-/// A message to be delivered, and its userfaultfd, which it holds.
+/// A message to be delivered, and a hold on its userfaultfd.
 pub(crate) struct Notice {
     pub(super) state: NonNull<UserfaultState>,
     pub(super) waiter: Waiter,
     next: Cell<Option<NonNull<Self>>>,
 }
 
-/// Messages in the order of their delivery. Must be delivered, appended or canceled.
+/// Messages in the order of delivery. The list must be delivered, appended or canceled.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Notices {
@@ -28,18 +29,18 @@ pub(crate) struct Notices {
     last: Option<NonNull<Notice>>,
 }
 
-/// A notice of a list.
+/// A notice in a list.
 ///
 /// # Safety
-/// 1. The list is not delivered or canceled before the last use of the reference: a notice lives in
-///    its slab as long.
+/// 1. The list is not delivered or canceled before the last use of the reference; until then, the
+///    notice lives in its slab.
 unsafe fn notice<'a>(node: NonNull<Notice>) -> &'a Notice {
     // SAFETY: the caller's obligation 1.
     unsafe { node.as_ref() }
 }
 
 impl Notice {
-    /// A notice in no list and no queue, which holds its userfaultfd.
+    /// Allocates a notice that is in no list and no queue and holds its userfaultfd.
     ///
     /// # Safety
     /// 1. `state` is held during the call.
@@ -55,14 +56,15 @@ impl Notice {
         Some(node)
     }
 
-    /// Frees a notice, and drops its hold.
+    /// Frees a notice and drops its hold.
     ///
     /// # Safety
-    /// 1. The notice is the caller's, in no list and no queue, and is not used any more.
+    /// 1. The notice belongs to the caller, is in no list and no queue, and is no longer used.
     pub(super) unsafe fn free<P: Platform>(memory: &Memory<P>, node: NonNull<Self>) {
-        // SAFETY: 1. of `notice` and of `release`: it is freed below, with its own hold.
+        // SAFETY: 1. for `notice` and `release`: the notice is freed below, and the hold is its
+        // own.
         unsafe { release(memory, notice(node).state) };
-        // SAFETY: 1. it came from this slab; 2. the caller's obligation 1.
+        // SAFETY: 1. the notice came from this slab; 2. the caller's obligation 1.
         unsafe { memory.slab().free(&memory.frames, node) };
     }
 }
@@ -73,11 +75,11 @@ impl Notices {
         self.first.is_none()
     }
 
-    /// Prepares a message of the call with this number. From here on the address space counts as
+    /// Prepares a message of the call with this number. From here on, the address space counts as
     /// changing. The caller holds the mutex.
     ///
     /// # Safety
-    /// 1. `state` is held during the call, by the VMA from which it comes.
+    /// 1. `state` is held during the call by the VMA that refers to it.
     pub(crate) unsafe fn push<P: Platform>(
         &mut self,
         memory: &Memory<P>,
@@ -88,7 +90,7 @@ impl Notices {
         memory.may_wait();
         // SAFETY: 1. the caller's obligation.
         let node = unsafe { Notice::allocate(memory, state, content) }.ok_or(NoMemory)?;
-        // SAFETY: it is held (the caller's obligation 1).
+        // SAFETY: the state is held (the caller's obligation 1).
         let named = unsafe { state.as_ref() };
         named.begin_change();
         named.note_notice(call, content.child());
@@ -99,15 +101,15 @@ impl Notices {
     /// Appends other messages.
     pub(crate) fn append(&mut self, others: Self) {
         match self.last {
-            // SAFETY: 1. the last of this list, which is borrowed exclusively.
+            // SAFETY: 1. this is the last notice of this list, which is borrowed exclusively.
             Some(last) => unsafe { notice(last) }.next.set(others.first),
             None => self.first = others.first,
         }
         self.last = others.last.or(self.last);
     }
 
-    /// Delivers the messages one by one, and waits until each is read, its userfaultfd is closed,
-    /// or a fatal signal comes. Called without locks.
+    /// Delivers the messages one by one, and for each waits until it is read, its userfaultfd is
+    /// closed, or a fatal signal arrives. Called without locks.
     #[cold]
     pub(crate) fn deliver<P: Platform>(self, memory: &Memory<P>) {
         let platform = memory.platform();
@@ -133,21 +135,21 @@ impl Notices {
     ) {
         let mut next = self.first;
         while let Some(node) = next {
-            // SAFETY: 1. this list's; it is freed below, after the last use.
+            // SAFETY: 1. the notice belongs to this list, and is freed below, after its last use.
             let one = unsafe { notice(node) };
             next = one.next.get();
-            // SAFETY: the notice holds it.
+            // SAFETY: the notice holds the state.
             let state = unsafe { one.state.as_ref() };
             if deliver(state, &one.waiter) != Ending::Woken {
                 state.end_change();
                 if let QueuedMessage::Fork(child) = one.waiter.content() {
-                    // SAFETY: the message's hold, which no reader got.
+                    // SAFETY: the hold belongs to the message, which no reader has received.
                     unsafe { child.as_ref() }.close(memory.platform());
                     // SAFETY: 1. as above.
                     unsafe { release(memory, child) };
                 }
             }
-            // SAFETY: 1. this list's, which ends here; it is in no queue.
+            // SAFETY: 1. the notice belongs to this list, which ends here; it is in no queue.
             unsafe { Notice::free(memory, node) };
         }
     }

@@ -14,23 +14,24 @@ use super::notice::Notice;
 use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{UserfaultState, WaitSignals};
 
-/// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this may
-/// move. The message is in its queue until it is done, or this is dropped: then no reader finds it,
-/// and a handler that has read it already wakes nothing.
+/// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this value
+/// may move. The message is in its queue until it is done or this value is dropped. After the drop,
+/// no reader finds the message, and a handler that has already read it wakes nothing.
 pub(crate) struct PolledFault<'m, P: Platform> {
     memory: &'m Memory<P>,
     notice: NonNull<Notice>,
 }
 
-// SAFETY: the notice is this value's own, and its userfaultfd is held. A waiter is used from any
-// thread: its word is atomic, and the rest is used with the lock of the userfaultfd held.
+// SAFETY: the notice belongs to this value, and its userfaultfd is held. A waiter may be used from
+// any thread: its word is atomic, and its other fields are used with the lock of the userfaultfd
+// held.
 unsafe impl<P: Platform> Send for PolledFault<'_, P> {}
 // SAFETY: as above.
 unsafe impl<P: Platform> Sync for PolledFault<'_, P> {}
 
 impl<'m, P: Platform> PolledFault<'m, P> {
     /// Queues the message of a fault, without sleeping. `None` if the userfaultfd is closed, if
-    /// another thread has its lock, or if there is no memory.
+    /// another thread holds its lock, or if memory is short.
     ///
     /// # Safety
     /// 1. `state` is held during the call.
@@ -41,20 +42,20 @@ impl<'m, P: Platform> PolledFault<'m, P> {
     ) -> Option<Self> {
         // SAFETY: 1. the caller's obligation.
         let notice = unsafe { Notice::allocate(memory, state, QueuedMessage::Fault(message)) }?;
-        // SAFETY: the caller's obligation 1, and the notice was just made.
+        // SAFETY: the caller's obligation 1, and the notice was just allocated.
         let (named, waiter) = unsafe { (state.as_ref(), &notice.as_ref().waiter) };
         // SAFETY: 1. the notice stays in its slab until the drop, which withdraws the message
         // first.
         if unsafe { named.try_queue(memory.platform(), waiter) } {
             return Some(Self { memory, notice });
         }
-        // SAFETY: 1. the notice is this call's, and in no queue.
+        // SAFETY: 1. the notice belongs to this call and is in no queue.
         unsafe { Notice::free(memory, notice) };
         None
     }
 
     fn waiter(&self) -> &Waiter {
-        // SAFETY: the notice is freed in the drop.
+        // SAFETY: the notice is freed only in the drop.
         unsafe { &self.notice.as_ref().waiter }
     }
 
@@ -63,7 +64,7 @@ impl<'m, P: Platform> PolledFault<'m, P> {
         unsafe { self.notice.as_ref().state.as_ref() }
     }
 
-    /// The word that changes when the wait is over, and its value until then.
+    /// The word that changes when the wait is over, and its value until that time.
     pub(crate) fn parked(&self) -> (&AtomicU32, u32) {
         self.waiter().parked()
     }
@@ -73,7 +74,7 @@ impl<'m, P: Platform> PolledFault<'m, P> {
         self.waiter().ending().is_some()
     }
 
-    /// Waits as a fault that blocks. Called without locks.
+    /// Waits like a fault that blocks. Called without locks.
     pub(crate) fn wait(&self, interrupts: WaitSignals) -> Ending {
         let platform = self.memory.platform();
         self.state().wait(platform, self.waiter(), || interrupts.has_come(platform))
@@ -86,7 +87,7 @@ impl<P: Platform> Drop for PolledFault<'_, P> {
         if !self.is_over() {
             self.state().withdraw(self.memory.platform(), self.waiter());
         }
-        // SAFETY: 1. this value's own, which is in no queue any more.
+        // SAFETY: 1. the notice belongs to this value and is no longer in a queue.
         unsafe { Notice::free(self.memory, self.notice) };
     }
 }

@@ -16,7 +16,7 @@ use super::{UserfaultFault, UserfaultState};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum QueuedMessage {
     Fault(UserfaultFault),
-    /// The child's state; the waiting thread holds it for the message.
+    /// A fork, with the child's state, which the waiting thread holds for the message.
     Fork(NonNull<UserfaultState>),
     Remap {
         from: VirtAddr,
@@ -34,14 +34,14 @@ impl QueuedMessage {
     }
 }
 
-/// The end of a wait.
+/// The way in which a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ending {
-    /// A fault was woken, an event was read.
+    /// A fault was woken, or an event was read.
     Woken,
     /// The userfaultfd was closed.
     Closed,
-    /// A signal came.
+    /// A signal arrived.
     Interrupted,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum Forks {
     Left,
 }
 
-/// The next message is about a fork, and was not taken ([`super::Userfault::try_read_but_fork`]).
+/// The next message is about a fork and was not taken ([`super::Userfault::try_read_but_fork`]).
 ///
 /// ```
 /// use bindery::{ForkIsNext, Platform, Userfault, UserfaultMessage};
@@ -85,12 +85,13 @@ enum WaiterQueue {
     Events,
 }
 
-/// A message and its waiting thread. All fields but the word are used with the lock of the state
+/// A message and its waiting thread. All fields except the word are used with the lock of the state
 /// held.
 #[derive(Debug)]
 pub(crate) struct Waiter<W = AtomicU32> {
     content: QueuedMessage,
-    /// The word that the thread parks on: the last write of the thread that wakes it.
+    /// The word that the thread parks on. Changing it is the last access of the waking thread to
+    /// the waiter.
     pub(super) word: W,
     place: Cell<WaiterQueue>,
     next: Cell<Option<NonNull<Self>>>,
@@ -132,9 +133,9 @@ impl<W> Waiter<W> {
 }
 
 impl<W: Word<u32>> Waiter<W> {
-    /// The end of the wait; `None` while it lasts.
+    /// The way in which the wait ended; `None` while it lasts.
     pub(super) fn ending(&self) -> Option<Ending> {
-        // Acquire: the thread sees everything that was done before the wakeup.
+        // Acquire: the thread sees everything that happened before the wake-up.
         match self.word.load(Ordering::Acquire) {
             WAITS => None,
             WOKEN => Some(Ending::Woken),
@@ -166,7 +167,7 @@ pub(super) struct Queues<W> {
 ///
 /// # Safety
 /// 1. The waiter is in a queue whose lock is held until the last use of the reference. A waiter
-///    lives from [`Queues::add`] until it is taken out (obligation 1 of that).
+///    lives from [`Queues::add`] until it is removed (obligation 1 of `add`).
 unsafe fn waiter<'a, W>(node: NonNull<Waiter<W>>) -> &'a Waiter<W> {
     // SAFETY: the caller's obligation 1.
     unsafe { node.as_ref() }
@@ -193,8 +194,8 @@ impl<W: Word<u32>> Queues<W> {
         node.next.set(None);
         node.previous.set(list.last);
         match list.last {
-            // SAFETY: 1. the last of a queue of `self`, which the lock's holder borrows
-            // exclusively.
+            // SAFETY: 1. this is the last waiter in a queue of `self`, which the lock's holder
+            // borrows exclusively.
             Some(last) => unsafe { waiter(last) }.next.set(Some(pointer)),
             None => list.first = Some(pointer),
         }
@@ -206,7 +207,7 @@ impl<W: Word<u32>> Queues<W> {
         let (next, previous) = (node.next.get(), node.previous.get());
         let Some(list) = self.list(node.place.get()) else { return };
         match previous {
-            // SAFETY: 1. a neighbor in a queue of `self`, as in `push`.
+            // SAFETY: 1. this is a neighbor in a queue of `self`, as in `push`.
             Some(previous) => unsafe { waiter(previous) }.next.set(next),
             None => list.first = next,
         }
@@ -221,7 +222,7 @@ impl<W: Word<u32>> Queues<W> {
     /// Queues a waiter that is in no queue.
     ///
     /// # Safety
-    /// 1. The waiter lives, and does not move, until it is removed.
+    /// 1. The waiter lives and does not move until it is removed.
     pub(super) unsafe fn add(&mut self, node: &Waiter<W>) {
         let fault = matches!(node.content, QueuedMessage::Fault(_));
         self.push(node, if fault { WaiterQueue::UnreadFaults } else { WaiterQueue::Events });
@@ -233,11 +234,11 @@ impl<W: Word<u32>> Queues<W> {
     }
 
     /// The next message: faults first, as on Linux. A fault stays queued until it is woken. An
-    /// event is done: `done` is called before its thread may see that, and afterwards `wake` with
-    /// the address of its word.
+    /// event is done once it is read: `done` is called before the event's thread may see this, and
+    /// afterwards `wake` is called with the address of the thread's word.
     ///
     /// # Errors
-    /// The next message is about a fork, and must not be taken.
+    /// The next message is about a fork and must not be taken.
     pub(super) fn read(
         &mut self,
         forks: Forks,
@@ -245,15 +246,15 @@ impl<W: Word<u32>> Queues<W> {
         wake: impl FnOnce(*const W),
     ) -> Result<Option<QueuedMessage>, ForkIsNext> {
         if let Some(first) = self.unread.first {
-            // SAFETY: 1. the first of a queue of `self`; it stays in one.
+            // SAFETY: 1. this is the first waiter in a queue of `self`, and it stays in a queue.
             let fault = unsafe { waiter(first) };
             self.take(fault);
             self.push(fault, WaiterQueue::ReadFaults);
             return Ok(Some(fault.content));
         }
         let Some(first) = self.events.first else { return Ok(None) };
-        // SAFETY: 1. the first of a queue of `self`, until `end` takes it out, which is the last
-        // use.
+        // SAFETY: 1. this is the first waiter in a queue of `self`, until `end` removes it, which
+        // is the last use.
         let event = unsafe { waiter(first) };
         let content = event.content;
         if forks == Forks::Left && matches!(content, QueuedMessage::Fork(_)) {
@@ -264,11 +265,11 @@ impl<W: Word<u32>> Queues<W> {
         Ok(Some(content))
     }
 
-    /// Removes a waiter, and wakes its thread.
+    /// Removes a waiter and wakes its thread.
     fn end(&mut self, node: &Waiter<W>, how: u32, wake: impl FnOnce(*const W)) {
         self.take(node);
         let word = &raw const node.word;
-        // Last: the thread may return, and its waiter with it, as soon as it sees this.
+        // Stored last: the thread may return, which frees its waiter, as soon as it sees the value.
         node.word.store(how, Ordering::Release);
         wake(word);
     }
@@ -276,7 +277,8 @@ impl<W: Word<u32>> Queues<W> {
     /// The number of waiting faults.
     pub(super) fn faults(&self) -> WaitingFaults {
         let count = |list: &WaiterList<W>| {
-            // SAFETY: 1. from a queue of `self`, which does not change during the count.
+            // SAFETY: 1. the waiter is in a queue of `self`, which does not change during the
+            // count.
             let next = |node: &NonNull<Waiter<W>>| unsafe { waiter(*node) }.next.get();
             core::iter::successors(list.first, next).count() as u64
         };
@@ -284,13 +286,13 @@ impl<W: Word<u32>> Queues<W> {
         WaitingFaults { unread, all: unread + count(&self.read) }
     }
 
-    /// Wakes the faults in `range`. Calls `wake` with the address of each one's word.
+    /// Wakes the faults in `range`. Calls `wake` with the address of each fault's word.
     pub(super) fn wake(&mut self, range: VirtRange, mut wake: impl FnMut(*const W)) {
         for first in [self.unread.first, self.read.first] {
             let mut next = first;
             while let Some(node) = next {
-                // SAFETY: 1. from a queue of `self`, until `end` takes it out, which is the last
-                // use.
+                // SAFETY: 1. the waiter is in a queue of `self`, until `end` removes it, which is
+                // the last use.
                 let fault = unsafe { waiter(node) };
                 next = fault.next.get();
                 if fault.concerns(range) {
@@ -300,11 +302,11 @@ impl<W: Word<u32>> Queues<W> {
         }
     }
 
-    /// Wakes all waiting threads: no handler will answer their messages.
+    /// Wakes all waiting threads, because no handler will answer their messages.
     pub(super) fn close(&mut self, mut wake: impl FnMut(*const W)) {
         for place in [WaiterQueue::UnreadFaults, WaiterQueue::ReadFaults, WaiterQueue::Events] {
             while let Some(node) = self.list(place).and_then(|list| list.first) {
-                // SAFETY: 1. the first of a queue of `self`, as in `wake`.
+                // SAFETY: 1. this is the first waiter in a queue of `self`, as in `wake`.
                 self.end(unsafe { waiter(node) }, CLOSED, &mut wake);
             }
         }

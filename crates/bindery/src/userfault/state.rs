@@ -21,38 +21,39 @@ use super::{UserfaultFault, UserfaultFeatures, UserfaultScope};
 
 /// A userfaultfd. Its words are those of the core library or of a model checker (`loom_model`).
 pub(crate) struct UserfaultState<W = AtomicU32> {
-    /// The number of handles, VMAs, waiting threads and queued forks that refer to it.
+    /// The number of handles, VMAs, waiting threads and queued forks that refer to this state.
     holders: AtomicU32,
-    /// The number of its address space.
+    /// The number of the address space.
     space: u64,
     features: UserfaultFeatures,
     scope: UserfaultScope,
-    /// 1 after it was closed.
+    /// 1 after the userfaultfd was closed.
     closed: W,
     /// The number of changes of the address space whose messages were not read yet.
     changing: W,
     /// 1 if messages are unread; readable without the lock.
     readable: W,
-    /// Changes with each message, and when it is closed; readers park on it.
+    /// Changes with each message and when the userfaultfd is closed; readers park on it.
     arrived: W,
     last_notice: LastNotice,
     lock: RwLock<W>,
     queues: UnsafeCell<Queues<W>>,
 }
 
-/// The last call that prepared a message for a userfaultfd. Used with the mutex of its address
-/// space held, so the accesses need no order.
+/// The last call that prepared a message for a userfaultfd. Used with the mutex of the
+/// userfaultfd's address space held, so the accesses need no memory order.
 struct LastNotice {
     /// The number of the call ([`Memory::new_identity`]); 0 before the first.
     call: AtomicU64,
-    /// The child's state, if the call is a fork. It lives as long as the call's list of messages.
+    /// The child's state, if the call is a fork. The state lives as long as the call's list of
+    /// messages.
     child: AtomicPtr<UserfaultState>,
-    /// The number of calls that have checked.
+    /// The number of checks by calls.
     #[cfg(any(test, feature = "measure"))]
     asked: AtomicU64,
 }
 
-// SAFETY: all fields are atomic except the queues, which only `with_queues` uses, with the lock
+// SAFETY: all fields are atomic except the queues, which only `with_locked` uses, with the lock
 // held for writing. Waiters are used in the same way, from any thread.
 unsafe impl<W: Send + Sync> Send for UserfaultState<W> {}
 // SAFETY: as above.
@@ -70,14 +71,14 @@ impl LastNotice {
 }
 
 impl UserfaultState {
-    /// A userfaultfd of the address space with this number, with one hold.
+    /// Creates a userfaultfd of the address space with this number, with one hold.
     pub(crate) fn new(space: u64, features: UserfaultFeatures, scope: UserfaultScope) -> Self {
         Self::of_words(space, features, scope, || AtomicU32::new(0))
     }
 
-    /// Queues the message of a fault, and lends it to `work`, which may wait for the handler
-    /// ([`QueuedFault::wait`]). Afterwards the message is in no queue. `None` if no reader can come
-    /// any more.
+    /// Queues the message of a fault and lends it to `work`, which may wait for the handler
+    /// ([`QueuedFault::wait`]). Afterwards the message is in no queue. `None` if the userfaultfd is
+    /// closed.
     #[inline(always)]
     pub(crate) fn with_queued<P: Platform, R>(
         &self,
@@ -86,8 +87,8 @@ impl UserfaultState {
         work: impl FnOnce(QueuedFault<'_>) -> R,
     ) -> Option<R> {
         let waiter = Waiter::new(QueuedMessage::Fault(message));
-        // SAFETY: 1. the waiter stays in this frame, and `_queued`, which is dropped before it,
-        // takes it out of its queue.
+        // SAFETY: 1. the waiter stays in this stack frame, and `_queued`, which is dropped before
+        // the waiter, removes it from its queue.
         if !unsafe { self.queue(platform, &waiter) } {
             return None;
         }
@@ -95,10 +96,10 @@ impl UserfaultState {
         Some(work(QueuedFault { state: self, waiter: &waiter }))
     }
 
-    /// Queues a message. Returns whether a reader may still come.
+    /// Queues a message. Returns whether a reader may still read it.
     ///
     /// # Safety
-    /// 1. The waiter lives, and does not move, until [`UserfaultState::wait`] or
+    /// 1. The waiter lives and does not move until [`UserfaultState::wait`] or
     ///    [`UserfaultState::withdraw`] has returned.
     pub(super) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
         // SAFETY: 1. the caller's obligation.
@@ -109,13 +110,14 @@ impl UserfaultState {
         queued
     }
 
-    /// As [`UserfaultState::queue`], but sleeps for no lock: false too if another thread has it.
+    /// As [`UserfaultState::queue`], but does not sleep for the lock: also returns false if another
+    /// thread holds it.
     ///
     /// # Safety
-    /// 1. As there, if it returns true.
+    /// 1. As for [`UserfaultState::queue`], if this returns true.
     pub(super) unsafe fn try_queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
         let Some(lock) = self.lock.try_write_while(platform, || false) else { return false };
-        // SAFETY: 1. the lock is held for writing; 2. of `add_to`, the caller's obligation.
+        // SAFETY: 1. the lock is held for writing; 2. for `add_to`, the caller's obligation.
         let queued = unsafe { self.with_locked(|queues| self.add_to(queues, waiter)) };
         drop(lock);
         if queued {
@@ -125,7 +127,7 @@ impl UserfaultState {
         queued
     }
 
-    /// Closes the userfaultfd: wakes all waiting threads; no thread waits any more.
+    /// Closes the userfaultfd: wakes all waiting threads, and no thread waits from then on.
     pub(crate) fn close<P: Platform>(&self, platform: &P) {
         self.end_all(platform);
         platform.userfault_arrived();
@@ -167,35 +169,35 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.scope
     }
 
-    /// The number of its address space.
+    /// The number of the address space.
     pub(crate) fn space(&self) -> u64 {
         self.space
     }
 
-    /// Whether it was closed.
+    /// Whether the userfaultfd was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the address space is changing: some message about that was not read yet. Checked
-    /// with the VMA locked, so that a change either came before, and is seen, or waits for the
-    /// lock.
+    /// Whether the address space is changing, which means that some message about a change was not
+    /// read yet. Checked with the VMA locked, so that a change either came before and is seen, or
+    /// waits for the lock.
     pub(crate) fn is_changing(&self) -> bool {
         self.changing.load(Ordering::Acquire) != 0
     }
 
-    /// Begins a change, with the mutex of the address space held.
+    /// Starts a change, with the mutex of the address space held.
     pub(crate) fn begin_change(&self) {
         self.changing.add(1, Ordering::AcqRel);
     }
 
-    /// Ends a change, because its message was read, or will never be.
+    /// Ends a change, because its message was read or never will be.
     pub(crate) fn end_change(&self) {
         self.changing.sub(1, Ordering::AcqRel);
     }
 
-    /// Whether the call with this number has prepared a message for it. Called with the mutex of
-    /// the address space held.
+    /// Whether the call with this number has prepared a message for this userfaultfd. Called with
+    /// the mutex of the address space held.
     pub(crate) fn has_notice_of(&self, call: u64) -> bool {
         #[cfg(any(test, feature = "measure"))]
         crate::stats::count_roughly(&self.last_notice.asked, 1);
@@ -217,13 +219,14 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.last_notice.call.store(call, Ordering::Relaxed);
     }
 
-    /// The number of times that calls have checked whether they have prepared a message for it.
+    /// The number of times that calls have checked whether they have prepared a message for this
+    /// userfaultfd.
     #[cfg(any(test, feature = "measure"))]
     pub(super) fn times_asked(&self) -> u64 {
         self.last_notice.asked.load(Ordering::Relaxed)
     }
 
-    /// Whether a read returns a message at once. Takes no lock.
+    /// Whether a read would return a message immediately. Acquires no lock.
     pub(crate) fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Acquire) != 0
     }
@@ -248,16 +251,17 @@ impl<W: Word<u32>> UserfaultState<W> {
     /// 1. The lock is held for writing.
     #[inline(always)]
     unsafe fn with_locked<R>(&self, work: impl FnOnce(&mut Queues<W>) -> R) -> R {
-        // SAFETY: the caller's obligation 1: no other thread has the queues, and `work`, which
-        // gets them, does not call this again.
+        // SAFETY: by the caller's obligation 1, no other thread uses the queues, and `work`, which
+        // receives them, does not call this function again.
         let queues = unsafe { &mut *self.queues.get() };
         let result = work(queues);
         self.readable.store(u32::from(!queues.is_read()), Ordering::Release);
         result
     }
 
-    /// Adds a waiter to the queues, unless it is closed: asked with the lock held, since a closing
-    /// thread takes the lock once more, and would not find the message.
+    /// Adds a waiter to the queues, unless the userfaultfd is closed. This is checked with the lock
+    /// held, because a closing thread acquires the lock only once more and would not find a message
+    /// that is added later.
     ///
     /// # Safety
     /// As for [`UserfaultState::queue`].
@@ -271,12 +275,13 @@ impl<W: Word<u32>> UserfaultState<W> {
         true
     }
 
-    /// Like [`UserfaultState::queue`], and wakes waiting readers.
+    /// Like [`UserfaultState::queue`], but only wakes waiting readers and does not notify the
+    /// platform.
     ///
     /// # Safety
     /// As for [`UserfaultState::queue`].
     pub(super) unsafe fn add(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> bool {
-        // SAFETY: 1. the caller's obligation: `wait` removes it.
+        // SAFETY: 1. the caller's obligation; `wait` removes the waiter.
         let queued = self.with_queues(parking, |queues| unsafe { self.add_to(queues, waiter) });
         if queued {
             self.note_arrival(parking);
@@ -284,8 +289,8 @@ impl<W: Word<u32>> UserfaultState<W> {
         queued
     }
 
-    /// Waits, without locks, until a queued message is done, or `interrupted` returns true. Then
-    /// the message is in no queue.
+    /// Waits, without locks, until a queued message is done or `interrupted` returns true.
+    /// Afterwards the message is in no queue.
     pub(super) fn wait(
         &self,
         parking: &impl Parking<W>,
@@ -309,13 +314,13 @@ impl<W: Word<u32>> UserfaultState<W> {
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
-    /// Withdraws a message, unless it has just been done.
+    /// Withdraws a message, unless it is already done.
     pub(super) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
         self.with_queues(parking, |queues| queues.take(waiter));
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
-    /// Wakes the faults in `range`, which check again.
+    /// Wakes the faults in `range`, which then check again.
     pub(crate) fn wake(&self, parking: &impl Parking<W>, range: VirtRange) {
         self.with_queues(parking, |queues| queues.wake(range, |word| parking.unpark(word)));
     }
@@ -332,12 +337,13 @@ impl<W: Word<u32>> UserfaultState<W> {
         forks: Forks,
     ) -> Result<Option<QueuedMessage>, ForkIsNext> {
         self.with_queues(parking, |queues| {
-            // After its message is read, the change is over.
+            // The change is over once its message is read.
             queues.read(forks, || self.end_change(), |word| parking.unpark(word))
         })
     }
 
-    /// Sleeps until a message arrives, unless one has arrived since `seen`, or until it is closed.
+    /// Sleeps until a message arrives, unless one has arrived since `seen`, or until the
+    /// userfaultfd is closed.
     pub(crate) fn await_message(&self, parking: &impl Parking<W>, seen: u32) {
         parking.park(&self.arrived, seen);
     }
@@ -347,7 +353,7 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.arrived.load(Ordering::Acquire)
     }
 
-    /// Like [`UserfaultState::close`], and wakes waiting readers.
+    /// Like [`UserfaultState::close`], but only wakes threads and does not notify the platform.
     pub(super) fn end_all(&self, parking: &impl Parking<W>) {
         self.with_queues(parking, |queues| {
             self.closed.store(1, Ordering::Release);
@@ -356,12 +362,12 @@ impl<W: Word<u32>> UserfaultState<W> {
         self.note_arrival(parking);
     }
 
-    /// Wakes the threads that wait for a message. Must come after `with_queues`, which makes it
-    /// readable. If it came before:
+    /// Wakes the threads that wait for a message. Must be called after `with_queues`, which makes
+    /// the message readable. If it were called inside `with_queues`:
     /// 1. CPU A, in `with_queues`, changes `arrived`.
-    /// 2. CPU B reads `arrived`, and finds no readable message yet.
-    /// 3. CPU A makes the message readable, and finds no thread to wake.
-    /// 4. CPU B sleeps, since `arrived` has not changed.
+    /// 2. CPU B reads `arrived` and finds no readable message yet.
+    /// 3. CPU A makes the message readable and finds no thread to wake.
+    /// 4. CPU B sleeps, because `arrived` has not changed.
     pub(super) fn note_arrival(&self, parking: &impl Parking<W>) {
         // Release: a thread that sees the change sees the readable message.
         self.arrived.add(1, Ordering::Release);
@@ -369,8 +375,8 @@ impl<W: Word<u32>> UserfaultState<W> {
     }
 }
 
-/// The queued message of a fault. It lies in the frame of [`UserfaultState::with_queued`], which it
-/// does not outlive.
+/// The queued message of a fault. It lies in the stack frame of [`UserfaultState::with_queued`],
+/// which it does not outlive.
 #[derive(Clone, Copy)]
 pub(crate) struct QueuedFault<'w> {
     state: &'w UserfaultState,
@@ -379,7 +385,7 @@ pub(crate) struct QueuedFault<'w> {
 
 impl QueuedFault<'_> {
     /// Waits, without locks, until the handler has served the fault, the userfaultfd is closed, or
-    /// a signal comes that `interrupts`.
+    /// a signal arrives that is among `interrupts`.
     pub(crate) fn wait<P: Platform>(self, platform: &P, interrupts: WaitSignals) -> Ending {
         self.state.wait(platform, self.waiter, || interrupts.has_come(platform))
     }
@@ -394,9 +400,9 @@ impl fmt::Debug for QueuedFault<'_> {
 /// The signals that end a wait for a handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitSignals {
-    /// Any message: the program repeats its access.
+    /// Any signal: the program repeats its access.
     Signal,
-    /// Fatal ones: a call of the kernel accesses the page.
+    /// Only fatal signals: a call of the kernel accesses the page.
     FatalSignal,
 }
 
@@ -410,7 +416,7 @@ impl WaitSignals {
     }
 }
 
-/// Takes a message out of its queue when it is dropped.
+/// Removes a message from its queue when dropped.
 struct Queued<'w, P: Platform> {
     platform: &'w P,
     state: &'w UserfaultState,
@@ -427,15 +433,15 @@ impl<P: Platform> Drop for Queued<'_, P> {
     }
 }
 
-/// Drops one hold.
+/// Drops one hold on the state.
 ///
 /// # Safety
-/// 1. The hold is the caller's, which does not use the state any more.
+/// 1. The hold belongs to the caller, which no longer uses the state.
 pub(crate) unsafe fn release<P: Platform>(memory: &Memory<P>, state: NonNull<UserfaultState>) {
-    // SAFETY: 1. the caller holds it.
+    // SAFETY: 1. the caller holds the state.
     let holders = unsafe { &state.as_ref().holders };
     if holders.fetch_sub(1, Ordering::AcqRel) == 1 {
-        // SAFETY: 1. states come from this slab; 2. that was the last hold.
+        // SAFETY: 1. states come from this slab; 2. the dropped hold was the last.
         unsafe { memory.slab().free(&memory.frames, state) };
     }
 }

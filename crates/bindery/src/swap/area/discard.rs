@@ -1,12 +1,12 @@
 //! Discards of free slots on devices (Linux: `SWAP_FLAG_DISCARD`).
 //!
 //! Slots are freed under spin locks, and a device may sleep. So a cluster without taken slots moves
-//! to a separate list ([`crate::swap::cluster`]). From there a thread without locks takes it, calls
-//! the device, and puts it back. During the call the cluster is on no list, so no slot of it can be
-//! allocated, written and then discarded.
+//! to a separate list ([`crate::swap::cluster`]). A thread without locks takes it from that list,
+//! calls the device, and puts it back. During the call, the cluster is on no list, so none of its
+//! slots can be allocated, written and then discarded.
 //!
-//! Allocation does not wait for discards. If no other cluster is free, it takes one that is not
-//! discarded yet.
+//! Allocation does not wait for discards. If no other cluster is free, it uses a cluster that is
+//! not discarded yet.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -26,7 +26,7 @@ pub(super) struct FreedCluster {
 }
 
 impl FreedCluster {
-    /// Its slots on the device.
+    /// The cluster's slots on the device.
     pub(super) fn slots(&self) -> Range<u64> {
         let first = u64::from(self.number) * u64::from(CLUSTER_SLOTS);
         first..first + u64::from(self.slots)
@@ -34,7 +34,7 @@ impl FreedCluster {
 }
 
 impl<P: Platform> Swap<P> {
-    /// Discards free slots on the devices that want it. Returns their number.
+    /// Discards free slots on the devices that request it. Returns their number.
     pub(in crate::swap) fn discard_free_slots(&self, memory: &Memory<P>) -> u64 {
         let areas = self.areas.iter().filter(|area| area.has_freed());
         areas.map(|area| area.discard_freed(memory)).sum()
@@ -42,14 +42,14 @@ impl<P: Platform> Swap<P> {
 }
 
 impl<P: Platform> SlotArea<P> {
-    /// Whether there may be free slots to discard on the device.
+    /// Whether the device may have free slots to discard.
     #[inline]
     fn has_freed(&self) -> bool {
         self.has_freed.load(Relaxed)
     }
 
     /// Removes from the lists a cluster whose free slots the device must discard. `None` if no
-    /// cluster needs it, or the area is stopped.
+    /// cluster needs a discard or the area is stopped.
     fn take_freed(&self) -> Option<FreedCluster> {
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
@@ -79,9 +79,10 @@ impl<P: Platform> SlotArea<P> {
 
     #[cold]
     fn discard_freed(&self, memory: &Memory<P>) -> u64 {
-        // An area is turned off when it is stopped and has no request:
-        // 1. CPU A has a request, and finds the area not stopped, under the lock of its lists.
-        // 2. CPU B stops the area, and waits for the request.
+        // An area is turned off once it is stopped and has no request:
+        // 1. CPU A has a request, and finds under the lock of the lists that the area is not
+        //    stopped.
+        // 2. CPU B stops the area and waits for the request.
         let Some(request) = self.requests.take(cpu::own(memory)) else { return 0 };
         let mut discarded = 0;
         while let Some(freed) = self.take_freed() {

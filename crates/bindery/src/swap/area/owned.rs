@@ -1,8 +1,8 @@
-//! Allocation of slots: from the cluster that the CPU owns, else from one on the lists.
+//! Allocation of slots: from the cluster that the CPU owns, or else from a cluster on the lists.
 //!
-//! A CPU that is online owns the cluster from which it has taken slots ([`crate::swap::cpu`]), and
-//! takes the next ones there under the cluster's lock only. Before an allocation fails, the owned
-//! clusters that could serve it return to the lists.
+//! An online CPU owns the cluster from which it has allocated slots ([`crate::swap::cpu`]), and
+//! allocates the next slots there with only the cluster's lock held. Before an allocation fails,
+//! the owned clusters that could serve it return to the lists.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -26,14 +26,14 @@ struct SlotRequest {
 }
 
 impl SlotRequest {
-    /// The slots that were taken of a cluster: the first, and their number.
+    /// The run of slots that were taken from a cluster, given the first slot and their number.
     fn run(&self, cluster: u32, (first, count): (u32, u32)) -> SlotRun {
         let base = u64::from(cluster) * u64::from(CLUSTER_SLOTS);
         SlotRun { area: self.area, first: base + u64::from(first), count }
     }
 }
 
-/// The cluster of one order that a CPU has taken last.
+/// The cluster of one order from which a CPU has last allocated.
 struct OwnCluster<'a> {
     cpu: Cpu,
     number: &'a AtomicU32,
@@ -63,7 +63,7 @@ impl<P: Platform> SlotArea<P> {
         self.take_listed(own.as_ref(), &wanted)
     }
 
-    /// Takes slots of the cluster that the CPU has taken last, if it owns it.
+    /// Takes slots from the cluster from which the CPU has last allocated, if the CPU owns it.
     fn take_own(
         &self,
         stay: &AreasStay,
@@ -81,8 +81,8 @@ impl<P: Platform> SlotArea<P> {
         Some(wanted.run(number, taken))
     }
 
-    /// Takes slots of a cluster on the lists, which the CPU owns from then on. If none has room,
-    /// the CPUs lose the owned clusters that may have room.
+    /// Takes slots from a cluster on the lists, which the CPU owns from then on. If no listed
+    /// cluster has room, the CPUs lose the owned clusters that may have room.
     #[inline(never)]
     fn take_listed(&self, own: Option<&OwnCluster<'_>>, wanted: &SlotRequest) -> Option<SlotRun> {
         let mut locked = self.lock_lists();
@@ -92,7 +92,7 @@ impl<P: Platform> SlotArea<P> {
         {
             self.disown_one(lists, clusters, number.0, |state| state.owner == Some(own.cpu));
         }
-        // A block fits into a cluster of its order only: the owners of the others keep them.
+        // A block fits only into a cluster of its order, so the owners of other clusters keep them.
         let may_help = |state: &ClusterState| {
             let is_free = state.free == state.size;
             wanted.order == Order::PAGE || state.order == wanted.order || is_free
@@ -114,7 +114,7 @@ impl<P: Platform> SlotArea<P> {
         let rooms = Order::PAGE.up_to(MAX_FOLIO_ORDER).map(List::Room);
         let of_order = [List::Room(order), List::Free, List::Freed, List::Holes];
         let all = of_order.into_iter().chain(rooms);
-        // Blocks are taken from the first three lists, single slots from all.
+        // Blocks are taken from the first three lists, single slots from all lists.
         let choices = all.take(if order == Order::PAGE { usize::MAX } else { 3 });
         for list in choices {
             let mut next = lists.head(list).map_or(NONE, |head| *head);
@@ -124,7 +124,8 @@ impl<P: Platform> SlotArea<P> {
                 let mut live = LiveCluster::lock(self, cluster)?;
                 let state = live.state();
                 if state.free == state.size && state.size < order.pages() {
-                    // The last, partial cluster of a device: it stays free for smaller blocks.
+                    // This is the last, partial cluster of a device, which stays free for smaller
+                    // blocks.
                     continue;
                 }
                 let stale = self.discards.load(Relaxed);
@@ -152,15 +153,15 @@ impl<P: Platform> SlotArea<P> {
         None
     }
 
-    /// Returns to the lists the clusters that a CPU owns, or all CPUs.
+    /// Returns to the lists the clusters that a CPU owns, or those of all CPUs.
     pub(in crate::swap) fn disown(&self, cpu: Option<Cpu>) {
         let mut locked = self.lock_lists();
         let (lists, clusters) = locked.parts();
         self.disown_all(lists, clusters, |state| cpu.is_none() || state.owner == cpu);
     }
 
-    /// Returns to the lists the owned clusters for which `which` is true. Returns whether there was
-    /// one.
+    /// Returns to the lists the owned clusters for which `which` returns true. Returns whether any
+    /// was found.
     pub(super) fn disown_all(
         &self,
         lists: &mut ClusterLists,
@@ -177,7 +178,8 @@ impl<P: Platform> SlotArea<P> {
         some
     }
 
-    /// Returns a cluster to the lists if a CPU owns it and `which` is true. Returns whether it did.
+    /// Returns a cluster to the lists if a CPU owns it and `which` returns true. Returns whether it
+    /// was moved.
     fn disown_one(
         &self,
         lists: &mut ClusterLists,

@@ -1,4 +1,4 @@
-//! Clusters whose lists change late, or not at all.
+//! Tests with clusters whose lists change late or not at all.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::boxed::Box;
@@ -19,7 +19,7 @@ fn new_memory() -> Memory<Machine> {
 }
 
 /// A device that lists the cluster again while it discards the slots, as a late thread that has
-/// freed them does.
+/// freed slots does.
 struct Late {
     discarded: AtomicU32,
 }
@@ -76,7 +76,7 @@ fn an_area_ends_before_its_cluster_is_listed() {
         freed.free_run(&mut state);
         assert!(freed.relist, "the cluster is on a list of clusters in use");
     });
-    // No slot is taken, so the area goes, and the late thread finds no cluster.
+    // No slot is taken, so the area is removed, and the late thread finds no cluster.
     assert_eq!(memory.swap_off(&area), Ok(()));
     slots.relist(run.first);
     assert_eq!(memory.swap_areas().count(), 0);
@@ -89,7 +89,7 @@ fn an_area_beyond_the_accounts_is_refused() {
     let memory = new_memory();
     let free = memory.free_frame_count();
     let records = core::mem::size_of::<super::Cluster<Machine>>() as u64;
-    // The records of the largest area take the largest block.
+    // The records of the largest area occupy the largest block.
     let most = (crate::frame::MAX_ORDER.pages() as u64) * crate::addr::PAGE_SIZE / records * 512;
     for slots in [0, most + 1, 1 << 30, (1 << 30) + 1, u64::MAX] {
         assert_eq!(memory.swap_on(slots, 0), Err(SwapError::Size), "{slots}");

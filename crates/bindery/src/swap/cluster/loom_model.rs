@@ -1,12 +1,12 @@
-//! Clusters that a CPU owns under loom: the code of [`super`] that takes slots and decides on which
-//! list a cluster is, with the locks of [`crate::swap::area`] around it.
+//! Clusters that a CPU owns, under loom: the code of [`super`] that takes slots and chooses the
+//! list of a cluster, with the locks of [`crate::swap::area`] around it.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib cluster::loom_model`.
 //!
-//! The content of a cluster's slots is a loom cell: a thread that has taken a slot reads it, and a
-//! discard writes it. So a slot that is taken during a discard shows as a race. A cluster that is
-//! on a wrong list, and an allocation that fails while a slot is free, fail an assertion. The last
-//! tests leave out one rule each ([`Omit`]) and must fail.
+//! The content of a cluster's slots is a loom cell: a thread that has taken a slot reads the cell,
+//! and a discard writes it. So a slot that is taken during a discard shows as a race. A cluster
+//! that is on a wrong list fails an assertion, and so does an allocation that fails while a slot is
+//! free. The last tests each leave out one rule ([`Omit`]) and must fail.
 
 use std::array;
 use std::sync::Arc;
@@ -31,12 +31,12 @@ enum Omit {
     OwnerLeaves,
     /// A cluster under discard is on no list.
     Discarding,
-    /// A CPU that goes offline leaves its clusters.
+    /// A CPU that goes offline gives up its clusters.
     Offline,
 }
 
 const CLUSTERS: usize = 1;
-/// Slots of a cluster.
+/// The number of slots of a cluster.
 const SLOTS: u32 = 2;
 
 struct World {
@@ -49,12 +49,12 @@ struct World {
     discards: bool,
 }
 
-// SAFETY: the model watches each access to the cells, and reports races.
+// SAFETY: the model tracks each access to the cells and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
-/// A slot that was taken: of the cluster with this number, and its number there.
+/// A taken slot: the number of its cluster, and its number in the cluster.
 struct Taken(usize, u32);
 
 impl World {
@@ -83,7 +83,7 @@ impl World {
         Taken(number, slot)
     }
 
-    /// `take_own`, from a cluster that the CPU has taken last.
+    /// `take_own`, from the cluster from which the CPU has last allocated.
     fn take_own(&self, cpu: u16, number: usize) -> Option<Taken> {
         let mut state = self.cluster(number);
         if self.omit != Omit::OwnerCheck && state.owner != Some(Cpu(cpu)) {
@@ -123,7 +123,7 @@ impl World {
         })
     }
 
-    /// `allocate`, on a CPU that has taken slots of a cluster last.
+    /// `allocate`, on a CPU that has last allocated from the cluster `last`.
     fn allocate(&self, cpu: u16, last: usize) -> Option<Taken> {
         self.take_own(cpu, last).or_else(|| self.take_listed(cpu))
     }
@@ -150,7 +150,7 @@ impl World {
         self.cluster(*number).free_run(*slot, 1);
     }
 
-    /// The second half: `relist`.
+    /// The second half of a free: `relist`.
     fn relist(&self, number: usize) {
         let mut lists = self.lists();
         let mut state = self.cluster(number);
@@ -161,7 +161,7 @@ impl World {
         lists[number] = list.number();
     }
 
-    /// `discard_freed`: a cluster that the device discards.
+    /// `discard_freed`, with a cluster that the device discards.
     fn discard(&self) {
         let freed = {
             let mut lists = self.lists();
@@ -198,8 +198,8 @@ fn check(omit: Omit, discards: bool, scenario: impl Fn(&Arc<World>) + Send + Syn
     });
 }
 
-/// CPU 0 owns the only cluster, and takes and frees slots, concurrently with an allocation of CPU
-/// 1: one slot is free throughout.
+/// CPU 0 owns the only cluster and takes and frees slots concurrently with an allocation on CPU 1.
+/// One slot is free throughout.
 fn beside_an_allocation(omit: Omit) {
     check(omit, false, |world| {
         let first = world.take_listed(0).expect("all are free");
@@ -213,7 +213,7 @@ fn beside_an_allocation(omit: Omit) {
     });
 }
 
-/// CPU 0 goes offline while a thread has its stale number: the lists have the remaining slot.
+/// CPU 0 goes offline while a thread has its stale number; the lists get the remaining slot.
 fn beside_a_cpu_that_goes(omit: Omit) {
     check(omit, false, |world| {
         let _first = world.take_listed(0).expect("all are free");
@@ -231,8 +231,8 @@ fn beside_a_cpu_that_goes(omit: Omit) {
     });
 }
 
-/// The last slots of CPU 0's cluster are freed by two threads, one of which lists it late,
-/// concurrently with a discard and an allocation of CPU 0.
+/// The last slots of CPU 0's cluster are freed by two threads concurrently with a discard and an
+/// allocation on CPU 0. One of the threads lists the cluster late.
 fn beside_a_discard(omit: Omit) {
     check(omit, true, |world| {
         let first = world.take_listed(0).expect("all are free");

@@ -9,9 +9,9 @@ use core::num::NonZeroU64;
 
 use crate::addr::{Frame, PAGE_SIZE};
 
-/// Bytes of a chunk: a frame has 64 of them, one for each bit of a word.
+/// The size of a chunk in bytes. A frame has 64 chunks, one for each bit of a word.
 pub(super) const CHUNK: usize = PAGE_SIZE as usize / CHUNKS as usize;
-/// Chunks of a frame.
+/// The number of chunks in a frame.
 pub(super) const CHUNKS: u32 = u64::BITS;
 /// The size of the link at the head of an extent that does not contain the rest of the object.
 pub(super) const LINK: usize = size_of::<u64>();
@@ -21,8 +21,9 @@ const COUNT: u32 = 38;
 const LENGTH: u32 = 44;
 const END: u32 = 57;
 
-/// A stored page's name for the owner of its swap slot. Not zero, so that a word may hold one or
-/// none. A thread that passes it on releases it, and the other acquires it.
+/// The identity of a stored page, for the owner of its swap slot. Not zero, so that a word may hold
+/// either a handle or none. A thread that passes a handle on uses a release operation, and the
+/// receiver an acquire operation.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Handle(NonZeroU64);
 
@@ -43,8 +44,8 @@ impl Handle {
     }
 }
 
-/// Chunks of a frame, and how many bytes of an object begin there. If the chunks are too few for
-/// the bytes, they begin with a link: the extent of the rest.
+/// Chunks of a frame, and the number of an object's bytes that begin there. If the chunks are too
+/// few for the bytes, they begin with a link to the extent of the rest.
 ///
 /// ```text
 /// whole    | bytes ............. |
@@ -57,12 +58,12 @@ pub(super) struct Extent {
     pub first: u32,
     /// The number of chunks: 1 to [`CHUNKS`].
     pub chunks: u32,
-    /// Bytes of the object from here to its end.
+    /// The number of bytes of the object from here to its end.
     pub length: usize,
 }
 
 impl Extent {
-    /// The handle of the object that begins here.
+    /// The handle of the object that begins with this extent.
     pub(super) fn handle(self) -> Option<Handle> {
         Handle::from_raw(self.pack())
     }
@@ -74,7 +75,7 @@ impl Extent {
             | (self.length as u64) << LENGTH
     }
 
-    /// `None` if [`Extent::pack`] cannot have made the word.
+    /// The inverse of [`Extent::pack`]. `None` if `pack` cannot have produced the word.
     pub(super) fn unpack(word: u64) -> Option<Self> {
         let field = |from: u32, to: u32| word >> from & ((1 << (to - from)) - 1);
         let extent = Self {
@@ -99,12 +100,12 @@ impl Extent {
         self.length <= self.room()
     }
 
-    /// Whether it is a raw page, in a frame of its own.
+    /// Whether the extent is a raw page, in a frame of its own.
     pub(super) fn is_raw(self) -> bool {
         self.chunks == CHUNKS && self.length == PAGE_SIZE as usize
     }
 
-    /// The number of the object's bytes here.
+    /// The number of the object's bytes in this extent.
     pub(super) fn bytes(self) -> usize {
         if self.is_last() { self.length } else { self.room() - LINK }
     }

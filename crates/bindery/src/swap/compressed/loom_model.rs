@@ -1,11 +1,10 @@
-//! The limit of compressed memory under loom: the code of [`super::quota`] and of
+//! The limit of compressed memory, under loom: the code of [`super::quota`] and of
 //! [`crate::frame::drains`] itself, with a pool for each CPU.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib compressed::loom_model`.
 //!
-//! A pool has frames in use and credit. Frames are within the limit at all times, and a CPU is
-//! refused only if all frames are in use. The last tests leave out one rule each ([`Omit`]) and
-//! must fail.
+//! A pool has frames in use and credit. The frames never exceed the limit, and a CPU is refused
+//! only if all frames are in use. The last tests each leave out one rule ([`Omit`]) and must fail.
 
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use crate::sync::word::Word;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// A search returns the credit of all pools before it tries.
+    /// A search returns the credit of all pools before it retries.
     Return,
     /// No pool keeps credit during a search.
     KeepsNone,
@@ -32,7 +31,7 @@ enum Omit {
     NotePut,
 }
 
-/// A pool: its credit, and its frames in use.
+/// A pool: its credit, and the number of its frames in use.
 struct Pool(FrameCredit, u64);
 
 struct World {
@@ -93,7 +92,7 @@ impl World {
         grown
     }
 
-    /// `Pools::reserve` of a page that needs a frame.
+    /// `Pools::reserve` for a page that needs a frame.
     fn store(&self, cpu: usize) -> bool {
         let mut grown = self.grow(cpu);
         if !grown {
@@ -110,7 +109,7 @@ impl World {
         grown
     }
 
-    /// `Pools::release` of such a page.
+    /// `Pools::release` for a page that needs a frame.
     fn free(&self, cpu: usize) {
         let Pool(credit, used) = &mut *self.pools[cpu].lock().unwrap();
         *used -= 1;
@@ -120,7 +119,8 @@ impl World {
         }
     }
 
-    /// The frames in use. The credit of all pools and they are what was granted.
+    /// The number of frames in use. Checks that it and the credit of all pools add up to the
+    /// granted frames.
     fn assert_counted(&self, limit: u64) {
         let [one, other] = [0, 1].map(|cpu| {
             let Pool(credit, used) = &*self.pools[cpu].lock().unwrap();
@@ -139,7 +139,8 @@ fn check(omit: Omit, limit: u64, scenario: impl Fn(&Arc<World>) + Send + Sync + 
     });
 }
 
-/// Two CPUs store a page each, and there are two frames. The first batch of either is both frames.
+/// Two CPUs store one page each, and two frames exist. The first batch of either CPU is both
+/// frames.
 fn two_frames_serve_two_cpus(omit: Omit) {
     check(omit, 2, |world| {
         let other = Arc::clone(world);
@@ -149,7 +150,7 @@ fn two_frames_serve_two_cpus(omit: Omit) {
     });
 }
 
-/// CPU 1 takes two of three frames one after the other, so that room appears during a search.
+/// CPU 1 uses two of three frames in succession, so that room appears during a search.
 fn three_frames_serve_two_cpus(omit: Omit) {
     check(omit, 3, |world| {
         assert!(world.store(1));
@@ -163,7 +164,7 @@ fn three_frames_serve_two_cpus(omit: Omit) {
     });
 }
 
-/// The only frame is freed during a store that may be refused: the refusal is not remembered.
+/// The only frame is freed during a store that may be refused; the refusal is not remembered.
 fn a_refusal_ends_with_a_free(omit: Omit) {
     check(omit, 1, |world| {
         assert!(world.store(0));

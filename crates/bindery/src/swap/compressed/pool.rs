@@ -6,14 +6,15 @@
 //! ```
 //!
 //! `word` in the frame's metadata has a bit for each chunk in use. A frame is on the list of its
-//! widest hole: `next` and `previous` link it. A full frame is on no list, and an empty one is
-//! freed at once. `owner` has the number of the pool.
+//! widest hole, linked by `next` and `previous`. A full frame is on no list, and an empty one is
+//! freed immediately. `owner` is the number of the pool.
 //!
-//! **Placement.** An object is stored in the narrowest hole that is wide enough. If no hole is, it
-//! is split over the widest holes, of at least [`MIN_PIECE`] chunks, into at most [`MAX_PIECES`]
-//! pieces; only the last piece takes a new frame. So a new frame is taken only when the old ones
-//! are nearly full, whatever the sizes: pages that compress to 60 % do not waste 40 % of each
-//! frame. A raw page always has a whole frame, so that it can be copied in one step.
+//! **Placement.** An object is stored in the narrowest hole that is wide enough. If no hole is wide
+//! enough, the object is split over the widest holes, of at least [`MIN_PIECE`] chunks, into at
+//! most [`MAX_PIECES`] pieces; only the last piece may use a new frame. So a new frame is allocated
+//! only when the old ones are nearly full, whatever the sizes of objects: pages that compress to 60
+//! % do not waste 40 % of each frame. A raw page always has a whole frame, so that it can be copied
+//! in one step.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -43,9 +44,10 @@ pub(super) type Emptied = ArrayVec<Frame, MAX_PIECES>;
 
 /// The frames of a pool, their lists, and its counts.
 pub(super) struct Pool {
-    /// The pool's number, which each of its frames has in its metadata.
+    /// The pool's number, which is stored in the metadata of each of its frames.
     number: u32,
-    /// The first frame of each list, indexed by the width of its widest hole; list 0 is empty.
+    /// The first frame of each list. The index of a list is the width of its frames' widest hole;
+    /// list 0 is empty.
     lists: [u32; CHUNKS as usize],
     /// The lists that are not empty, one bit each.
     listed: u64,
@@ -71,7 +73,7 @@ impl Pool {
         Self { number, lists, listed: 0, credit: FrameCredit::new(number != SHARED), counts }
     }
 
-    /// The list of the narrowest holes that are at least `chunks` wide; 0 if there is none.
+    /// The list of the narrowest holes that are at least `chunks` wide; 0 if no such list exists.
     fn narrowest(&self, chunks: u32) -> u32 {
         let wide = u64::MAX.checked_shl(chunks).unwrap_or(0) & self.listed;
         if wide == 0 { 0 } else { wide.trailing_zeros() }
@@ -86,12 +88,12 @@ impl Pool {
         self.credit.return_all(quota);
     }
 
-    /// The frames that the pool has been granted.
+    /// The number of frames that the pool has been granted.
     pub(super) fn granted(&self) -> u64 {
         self.counts.frames_used + self.credit.frames()
     }
 
-    /// The pool with the frames that it divides.
+    /// Borrows the pool together with the frames that it divides.
     pub(super) fn in_frames<'a, P: Platform>(
         &'a mut self,
         frames: &'a Frames<P>,
@@ -111,10 +113,10 @@ pub(super) struct PoolInFrames<'a, P: Platform> {
 }
 
 impl<P: Platform> PoolInFrames<'_, P> {
-    /// Takes chunks for an object of `length` bytes, at most a page.
+    /// Reserves chunks for an object of `length` bytes, at most a page.
     ///
     /// # Errors
-    /// The errors of [`super::CompressedStore::store`], with nothing taken.
+    /// The errors of [`super::CompressedStore::store`]; nothing is reserved.
     pub(super) fn reserve(&mut self, length: usize) -> Result<Extents, StoreError> {
         let mut extents = Extents::new();
         let mut left = length;
@@ -126,7 +128,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
                     extents.push(extent);
                 }
                 Err(error) => {
-                    // Pieces before the last are in shared frames, which do not become empty.
+                    // Pieces before the last one are in shared frames, which do not become empty.
                     extents.iter().for_each(|extent| _ = self.clear(*extent));
                     return Err(error);
                 }
@@ -138,7 +140,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
         Ok(extents)
     }
 
-    /// Takes chunks for `length` bytes, or for the first part of them.
+    /// Reserves chunks for `length` bytes, or for the first part of them.
     fn reserve_piece(&mut self, length: usize, may_split: bool) -> Result<Extent, StoreError> {
         let chunks = length.div_ceil(CHUNK) as u32;
         if let Some(frame) = self.pool.first_of(self.pool.narrowest(chunks)) {
@@ -155,7 +157,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
         Ok(self.carve(frame, chunks, length))
     }
 
-    /// Takes a new frame, which is on no list yet.
+    /// Allocates a new frame, which is on no list yet.
     fn grow(&mut self) -> Result<Frame, StoreError> {
         let keeps = self.keeps_credit();
         if !self.pool.credit.take(self.quota, keeps) {
@@ -170,17 +172,17 @@ impl<P: Platform> PoolInFrames<'_, P> {
         meta.owner.store(self.pool.number, Relaxed);
         self.pool.counts.frames_used += 1;
         self.quota.note_used();
-        // The frame may have room for smaller objects than those that were refused.
+        // The frame may have room for smaller objects than the refused ones.
         drains::note_put(self.searches);
         Ok(frame)
     }
 
-    /// Whether the pool may keep credit: no search is under way, and none has found nothing.
+    /// Whether the pool may keep credit: no search is in progress, and no search has failed.
     fn keeps_credit(&self) -> bool {
         !self.quota.is_searching() && self.searches.state() == drains::UNKNOWN
     }
 
-    /// Takes `chunks` of a frame that has a hole of that width.
+    /// Reserves `chunks` of a frame that has a hole of that width.
     fn carve(&mut self, frame: Frame, chunks: u32, length: usize) -> Extent {
         let used = self.frames.meta(frame).word.load(Relaxed);
         let first = holes_at(!used, chunks).trailing_zeros().min(CHUNKS - chunks);
@@ -189,16 +191,16 @@ impl<P: Platform> PoolInFrames<'_, P> {
         extent
     }
 
-    /// Releases the chunks of an object and returns the frames that are empty now, for the caller
+    /// Releases the chunks of an object and returns the frames that are now empty, for the caller
     /// to free.
     ///
     /// # Errors
-    /// An extent that is not in use in this pool, and all after it, are not released.
+    /// An extent that is not in use in this pool; that extent and all after it are not released.
     ///
     /// # Safety
-    /// If its chunks are in use:
-    /// 1. The object is the caller's, and no other call frees it.
-    /// 2. No thread reads it any more.
+    /// If the object's chunks are in use:
+    /// 1. The object belongs to the caller, and no other call frees it.
+    /// 2. No thread reads the object any longer.
     pub(super) unsafe fn release(&mut self, object: Extent) -> Result<Emptied, Corrupt> {
         let mut emptied = Emptied::new();
         let mut next = Some(object);
@@ -209,7 +211,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
             if pool_of(self.frames, extent.frame) != self.pool.number {
                 return Err(Corrupt);
             }
-            // SAFETY: 1. checked. 2. the caller's obligation 1.
+            // SAFETY: 1. checked above. 2. the caller's obligation 1.
             next = unsafe { object::rest(self.frames.platform(), extent) }?;
             if self.clear(extent) {
                 self.pool.counts.frames_used -= 1;
@@ -224,15 +226,15 @@ impl<P: Platform> PoolInFrames<'_, P> {
         Ok(emptied)
     }
 
-    /// Releases the chunks of one extent; returns whether the frame is empty now. Then it is on no
-    /// list.
+    /// Releases the chunks of one extent. Returns whether the frame is now empty, in which case it
+    /// is on no list.
     fn clear(&mut self, extent: Extent) -> bool {
         let used = self.frames.meta(extent.frame).word.load(Relaxed) & !extent.mask();
         self.change(extent.frame, used);
         used == 0
     }
 
-    /// Stores the bitmap of used chunks, and moves the frame to its list.
+    /// Stores the bitmap of used chunks and moves the frame to the list for that bitmap.
     fn change(&mut self, frame: Frame, used: u64) {
         let meta = self.frames.meta(frame);
         let before = list_of(meta.word.load(Relaxed));
@@ -277,8 +279,8 @@ impl<P: Platform> PoolInFrames<'_, P> {
         }
     }
 
-    /// Verifies that each frame is on the list of its widest hole, and no list is longer than there
-    /// are frames. O(frames with holes).
+    /// Verifies that each frame is on the list of its widest hole and that no list is longer than
+    /// the number of frames. O(frames with holes).
     ///
     /// # Errors
     /// A frame that is on a wrong list, or [`NONE`] if a list is marked wrongly.
@@ -310,7 +312,7 @@ impl<P: Platform> PoolInFrames<'_, P> {
     }
 }
 
-/// Whether the number is that of a frame with compressed pages.
+/// Whether the frame with this number holds compressed pages.
 pub(super) fn is_pool_frame<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
     frames.manages(frame) && {
         let state = frames.meta(frame).state.load(Relaxed);
@@ -323,18 +325,18 @@ pub(super) fn pool_of<P: Platform>(frames: &Frames<P>, frame: Frame) -> u32 {
     frames.meta(frame).owner.load(Relaxed)
 }
 
-/// The list for a frame with these chunks in use: its widest hole. 0 for none, if it is full or
-/// empty.
+/// The list for a frame with these chunks in use: the width of its widest hole. 0, for no list, if
+/// the frame is full or empty.
 fn list_of(used: u64) -> u32 {
     if used == 0 { 0 } else { widest(!used) }
 }
 
-/// The width of the widest hole. O(log of it).
+/// The width of the widest hole. O(log width).
 fn widest(free: u64) -> u32 {
     if free == 0 {
         return 0;
     }
-    // The starts of holes of `width`: two that overlap, or touch, make a wider one.
+    // The starts of holes of `width`: two holes that overlap or touch form a wider one.
     let (mut starts, mut width) = (free, 1);
     while width < CHUNKS {
         let wider = starts & starts >> width;

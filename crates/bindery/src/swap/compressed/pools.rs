@@ -1,20 +1,21 @@
 //! [`Pools`]: one pool for each CPU, so that CPUs that store and free pages share no cache line.
 //!
-//! A CPU that is online stores in its own pool; the others share one. A frame has the number of its
-//! pool in its metadata, so a page is freed under the lock of the pool that has it, whichever CPU
-//! frees it. Pages are mostly freed where they were stored: that lock is then the CPU's own.
+//! An online CPU stores in its own pool; all other CPUs share one pool. A frame has the number of
+//! its pool in its metadata, so a page is freed under the lock of the pool that holds it, whichever
+//! CPU frees it. Pages are mostly freed where they were stored, so that lock is mostly the CPU's
+//! own.
 //!
-//! **No room is lost.** An object that finds no room in the CPU's pool is stored in any other. A
-//! search visits all pools, each under its own lock: it returns their credit ([`super::quota`]),
-//! and then tries them. One that found nothing is remembered until room appears in a pool
-//! ([`crate::frame::drains`]), since reclaim would compress all of memory in vain. So smaller
-//! objects are stored only where the CPU's own pool has room, until then.
+//! **No room is lost.** An object that finds no room in the CPU's pool is stored in any other pool.
+//! A search visits all pools, each under its own lock: it first returns their credit
+//! ([`super::quota`]) and then tries each pool. A failed search is remembered until room appears in
+//! a pool ([`crate::frame::drains`]), because reclaim would otherwise compress all of memory in
+//! vain. Until then, smaller objects are stored only if the CPU's own pool has room.
 //!
 //! **CPUs that go offline.** Their frames stay in their pool: frees and searches find them there,
-//! and so does the CPU when it returns. The credit returns to the quota, and the frames of the
-//! compressor to the memory.
+//! and so does the CPU when it comes online again. The credit returns to the quota, and the frames
+//! of the compressor return to the memory.
 //!
-//! The lock of a search comes before those of pools, and no thread holds two of these.
+//! The lock of a search ranks before those of pools, and no thread holds the locks of two pools.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -34,11 +35,11 @@ use crate::platform::{Cpu, Platform};
 use crate::swap::CompressedUsage;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The number of the pool that CPUs without their own share. That of a CPU is one more than the
-/// CPU's.
+/// The number of the pool that is shared by all CPUs without their own. The number of a CPU's pool
+/// is one more than that of the CPU.
 pub(super) const SHARED: u32 = 0;
 
-/// The part of a CPU in compressed memory.
+/// A CPU's part of compressed memory.
 pub(crate) struct StorePart<P: Platform> {
     pool: Mutex<P::SpinLock, Pool>,
     pub(super) workspace: WorkspaceSlot<P>,
@@ -57,7 +58,7 @@ pub(super) struct Pools<P: Platform> {
     pub(super) parts: CpuTable<StorePart<P>>,
     quota: CompressedQuota,
     searches: Drains<P>,
-    /// Whether the last search failed for lack of memory, not by the limit.
+    /// Whether the last search failed for lack of memory rather than by the limit.
     lacked_memory: AtomicBool,
 }
 
@@ -78,7 +79,7 @@ impl<P: Platform> Pools<P> {
         self.parts.of(|| frames.platform().cpu())
     }
 
-    /// All pools: that of the running CPU first, and a second time with the others.
+    /// All pools: that of the running CPU first, and then again among the others.
     fn all<'a>(&'a self, frames: &Frames<P>) -> impl Iterator<Item = &'a Mutex<P::SpinLock, Pool>> {
         let own = self.own(frames).map(|part| &part.pool);
         own.into_iter().chain(self.each())
@@ -93,17 +94,18 @@ impl<P: Platform> Pools<P> {
         pool.in_frames(frames, &self.quota, &self.searches)
     }
 
-    /// Takes chunks for an object of `length` bytes, at most a page.
+    /// Reserves chunks for an object of `length` bytes, at most a page.
     ///
     /// # Errors
-    /// The errors of [`super::CompressedStore::store`], with nothing taken.
+    /// The errors of [`super::CompressedStore::store`]; nothing is reserved.
     pub(super) fn reserve(&self, frames: &Frames<P>, length: usize) -> Result<Extents, StoreError> {
         let own = self.own(frames).map_or(&self.shared, |part| &part.pool);
         let reserved = self.in_frames(&mut own.lock(), frames).reserve(length);
         reserved.or_else(|error| self.search(frames, length, error))
     }
 
-    /// Searches all pools for room, unless the last search found none and none appeared since.
+    /// Searches all pools for room, unless the last search found none and no room has appeared
+    /// since.
     #[cold]
     #[inline(never)]
     fn search(
@@ -128,32 +130,33 @@ impl<P: Platform> Pools<P> {
         });
         if result == Err(StoreError::NoMemory) {
             // Another search may have ended before this thread returned the credit of a frame that
-            // it did not get. Its verdict is about the limit, and would outlast the shortage.
+            // it did not get. Its result concerns the limit, and would outlast the shortage of
+            // memory.
             self.lacked_memory.store(true, Relaxed);
         }
         result
     }
 
-    /// Releases the chunks of an object and returns the frames that are empty now, for the caller
+    /// Releases the chunks of an object and returns the frames that are now empty, for the caller
     /// to free.
     ///
     /// # Errors
     /// As [`PoolInFrames::release`].
     ///
     /// # Safety
-    /// As there.
+    /// As for [`PoolInFrames::release`].
     pub(super) unsafe fn release(
         &self,
         frames: &Frames<P>,
         object: Extent,
     ) -> Result<Emptied, Corrupt> {
         let mut pool = self.lock_pool_of(frames, object.frame).ok_or(Corrupt)?;
-        // SAFETY: 1. and 2. the caller's.
+        // SAFETY: 1. and 2. the caller's obligations.
         unsafe { self.in_frames(&mut pool, frames).release(object) }
     }
 
-    /// Locks the pool that a frame belongs to, or any if it belongs to none or is freed meanwhile:
-    /// the caller tests that with the lock held.
+    /// Locks the pool that a frame belongs to, or any pool if the frame belongs to none or is
+    /// concurrently freed; the caller checks this with the lock held.
     #[inline]
     fn lock_pool_of(
         &self,
@@ -180,14 +183,14 @@ impl<P: Platform> Pools<P> {
         self.searches.disturb();
     }
 
-    /// Whether a page may find room: none was refused since room last appeared.
+    /// Whether a page may find room: no page was refused since room last appeared.
     #[inline]
     pub(super) fn may_take(&self, frames: &Frames<P>) -> bool {
         self.searches.state() != drains::EMPTY
             || self.lacked_memory.load(Relaxed) && frames.free_frame_count() > 0
     }
 
-    /// The sums of all pools, which are counted one after another.
+    /// The sums over all pools, which are counted one after another.
     pub(super) fn usage(&self) -> CompressedUsage {
         let mut usage = CompressedUsage::NONE;
         for pool in self.each() {
@@ -209,14 +212,14 @@ impl<P: Platform> Pools<P> {
         }
     }
 
-    /// The frames that all pools were granted, at one moment.
+    /// The number of frames granted to all pools, read at one point in time.
     #[cfg(test)]
     pub(super) fn granted(&self) -> u64 {
         self.quota.granted()
     }
 
-    /// Verifies the lists of all pools, and that the frames they were granted are those of the
-    /// quota.
+    /// Verifies the lists of all pools, and that the number of frames granted to them agrees with
+    /// the quota.
     ///
     /// # Errors
     /// A frame that is missing from its list; [`NONE`] if a sum is wrong.

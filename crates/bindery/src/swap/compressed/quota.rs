@@ -1,18 +1,18 @@
-//! [`CompressedQuota`]: the limit of the frames of all pools, which take from it in batches.
+//! [`CompressedQuota`]: the limit for the frames of all pools, which allocate from it in batches.
 //!
-//! If each pool counted its frames in one word, CPUs that store pages would write the same line. So
-//! the word counts the frames that were *granted*: those in use, and the *credit* of the pools. A
-//! pool takes a frame from its credit, and returns freed frames to it. It reads the word, and
-//! writes it once for [`BATCH`] frames.
+//! If all pools counted their frames in one word, CPUs that store pages would contend for its cache
+//! line. So the word counts the frames that were *granted*: those in use, and the *credit* of the
+//! pools. A pool takes a frame from its credit and returns freed frames to the credit. For this it
+//! only reads the word, which it writes once for [`BATCH`] frames.
 //!
 //! Two rules keep the limit exact:
 //! 1. A pool uses its credit only while the granted frames are within the limit, which may have
-//!    been lowered since. So the frames in use never pass it.
-//! 2. A refusal is justified: a search of all pools ([`super::pools`]) returns all credit before it
-//!    fails. No pool keeps credit during the search, nor after one that found nothing, until room
+//!    been lowered since the grant. So the frames in use never exceed it.
+//! 2. A refusal is justified, because a search of all pools ([`super::pools`]) returns all credit
+//!    before it fails. No pool keeps credit during a search, or after a failed search, until room
 //!    appears.
 //!
-//! The functions are generic, so that a model checker (`loom_model`) runs the very same code.
+//! The functions are generic, so that a model checker (`loom_model`) runs the same code.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -23,13 +23,13 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::word::Word;
 
-/// The frames that a pool takes from the quota at once.
+/// The number of frames that a pool takes from the quota at once.
 pub(super) const BATCH: u64 = 16;
 
-/// The limit, and the frames that were granted.
+/// The limit, and the number of granted frames.
 pub(super) struct CompressedQuota<W = AtomicU64> {
     limit: W,
-    /// 1 while a search of all pools is under way.
+    /// 1 while a search of all pools is in progress.
     searching: W,
     written: CachePadded<Written<W>>,
 }
@@ -65,18 +65,18 @@ impl<W: Word<u64>> CompressedQuota<W> {
         self.limit.store(frames, Relaxed);
     }
 
-    /// Marks that a search of all pools is under way, or not. The lock of a pool orders it: a pool
-    /// that the search has visited sees it.
+    /// Records whether a search of all pools is in progress. The lock of a pool orders the store: a
+    /// pool that the search has visited sees it.
     pub(super) fn set_searching(&self, is_searching: bool) {
         self.searching.store(u64::from(is_searching), Release);
     }
 
-    /// Whether a search of all pools is under way.
+    /// Whether a search of all pools is in progress.
     pub(super) fn is_searching(&self) -> bool {
         self.searching.load(Acquire) != 0
     }
 
-    /// The frames in use and the credit of all pools.
+    /// The number of granted frames: the frames in use and the credit of all pools.
     pub(super) fn granted(&self) -> u64 {
         self.written.granted.load(Relaxed)
     }
@@ -86,7 +86,7 @@ impl<W: Word<u64>> CompressedQuota<W> {
         self.written.most.load(Relaxed)
     }
 
-    /// Counts a frame that is in use now.
+    /// Records that a frame is now in use.
     pub(super) fn note_used(&self) {
         let (granted, mut most) = (self.granted(), self.most());
         while most < granted {
@@ -97,7 +97,7 @@ impl<W: Word<u64>> CompressedQuota<W> {
         }
     }
 
-    /// Grants up to `most` frames, as many as the limit leaves. Returns their number.
+    /// Grants up to `most` frames, within the limit. Returns their number.
     fn grant(&self, most: u64) -> u64 {
         let mut granted = self.granted();
         loop {
@@ -119,10 +119,10 @@ impl<W: Word<u64>> CompressedQuota<W> {
     }
 }
 
-/// The credit of a pool, which its lock guards.
+/// The credit of a pool, guarded by the pool's lock.
 pub(super) struct FrameCredit {
     frames: u64,
-    /// Whether the pool is that of one CPU. The pool of CPUs without their own keeps none.
+    /// Whether the pool belongs to one CPU. The pool of the CPUs without their own keeps no credit.
     batches: bool,
 }
 
@@ -135,7 +135,8 @@ impl FrameCredit {
         self.frames
     }
 
-    /// Takes one frame of the credit or of the quota; `keeps`: with a batch more.
+    /// Takes one frame from the credit or from the quota. With `keeps`, takes a batch from the
+    /// quota.
     pub(super) fn take<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>, keeps: bool) -> bool {
         if self.frames > 0 && quota.granted() <= quota.limit() {
             self.frames -= 1;
@@ -146,7 +147,8 @@ impl FrameCredit {
         granted > 0
     }
 
-    /// Returns one frame to the credit; to the quota, unless `keeps`, or if there is much credit.
+    /// Returns one frame to the credit, or to the quota without `keeps` or if the credit is already
+    /// large.
     pub(super) fn put<W: Word<u64>>(&mut self, quota: &CompressedQuota<W>, keeps: bool) {
         if !keeps || !self.batches {
             quota.release(1);

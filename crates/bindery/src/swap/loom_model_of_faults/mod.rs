@@ -1,12 +1,14 @@
-//! Faults on pages in swap under loom: two that want one run of slots at once, and one concurrent
-//! with a fork. The steps are those of [`super::slot_state`], of the folio's count and of its lock.
+//! Faults on pages in swap, under loom: two faults that need one run of slots at once, and a fault
+//! concurrent with a fork. The steps are those of [`super::slot_state`], of the folio's count and
+//! of its lock.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib swap::loom_model`.
 //!
-//! The content of a frame, and of a slot in the store, are loom cells. A free slot gets another
-//! page's content at once, and so does an unreferenced frame. So a fault that reads too early or
-//! too late is a race, or finds another page. The last tests leave out one rule each ([`Omit`]) and
-//! must fail. The others also require that each of their outcomes was seen.
+//! The contents of a frame and of a slot in the store are loom cells. A slot that becomes free
+//! immediately gets another page's content, and so does a frame without references. So a fault that
+//! reads too early or too late shows as a race or finds another page. The last tests each leave out
+//! one rule ([`Omit`]) and must fail. The other tests also require that each of their outcomes was
+//! seen.
 
 mod world;
 
@@ -26,8 +28,8 @@ fn spawn(world: &Arc<World>, what: Access, own: usize) -> thread::JoinHandle<u32
     thread::spawn(move || world.access(what, own))
 }
 
-/// Two threads of a process fault on pages of one run; each may read up to its `most` at once. Bit
-/// n of the returned flags is set if executions read the run in n folios.
+/// Two threads of a process fault on pages of one run; each may read up to its entry of `most`
+/// pages at once. Bit n of the returned flags is set if some execution read the run in n folios.
 fn two_faults(omit: Omit, most: [usize; 2]) -> u32 {
     let seen = Arc::new(Flags::new(0));
     let folios = Arc::clone(&seen);
@@ -58,7 +60,8 @@ fn a_fork_beside_another_child(omit: Omit) {
 }
 
 /// A process writes to a page that it has in swap, and forks at the same time. The child has the
-/// content at the time of the fork. Returns whether forks came before the store, and after it.
+/// content at the time of the fork. Returns whether some forks came before the store, and whether
+/// some came after it.
 fn a_fork_beside_a_write(omit: Omit) -> u32 {
     let seen = Arc::new(Flags::new(0));
     let outcomes = Arc::clone(&seen);

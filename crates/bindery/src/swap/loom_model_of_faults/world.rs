@@ -12,7 +12,7 @@ use crate::frame::meta::FOLIO_LOCK;
 use crate::swap::slot_state::{ClaimError, SlotState, claim_all, hold_cached, name_all};
 use crate::sync::parking::model::{SecondLook, Sleepers};
 
-/// The pages of the run, and its slots.
+/// The number of pages of the run, and of its slots.
 pub(super) const PAGES: usize = 2;
 /// The content of page 0; that of page 1 is one more.
 pub(super) const CONTENT: u32 = 10;
@@ -34,7 +34,7 @@ const FRAME_SHIFT: u32 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Omit {
     Nothing,
-    /// All slots of a run are claimed, or none.
+    /// Either all slots of a run are claimed or none.
     WholeClaim,
     /// Slots are claimed under the lock of their cluster.
     ClaimUnderLock,
@@ -50,7 +50,7 @@ pub(super) enum Omit {
 struct Folio {
     state: AtomicU32,
     count: AtomicU64,
-    /// The number of its pages in the swap cache. Changes under the lock of the cluster.
+    /// The number of the folio's pages in the swap cache. Changed under the lock of the cluster.
     cached: AtomicU32,
     content: [UnsafeCell<u32>; PAGES],
 }
@@ -76,7 +76,7 @@ pub(super) struct World {
     spaces: [Space; 3],
 }
 
-// SAFETY: the model watches each access to the cells, and reports races.
+// SAFETY: the model tracks each access to the cells and reports races.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -98,13 +98,14 @@ impl Drop for Held<'_> {
 pub(super) struct Access {
     pub(super) space: usize,
     pub(super) page: usize,
-    /// The maximum number of pages of the folio that the thread reads into.
+    /// The maximum number of pages of the folio that the thread reads.
     pub(super) most: usize,
     pub(super) write: bool,
 }
 
 impl World {
-    /// The first `sharers` spaces have their pages in swap, shared if they are several.
+    /// A world in which the first `sharers` spaces have their pages in swap, shared if `sharers` is
+    /// more than one.
     pub(super) fn new(omit: Omit, sharers: usize) -> Self {
         let exclusive = if sharers == 1 { EXCLUSIVE } else { 0 };
         let folio = |_| Folio {
@@ -146,8 +147,8 @@ impl World {
         &self.folios[frame.0 as usize / PAGES].content[frame.0 as usize % PAGES]
     }
 
-    /// Drops a reference or a mapping. The last one frees the folio, and another page gets its
-    /// frames.
+    /// Drops a reference or a mapping. Dropping the last one frees the folio, and another page gets
+    /// its frames.
     fn release(&self, folio: usize) {
         let folio = &self.folios[folio];
         if folio.count.fetch_sub(REFERENCE, AcqRel) == REFERENCE {
@@ -159,7 +160,7 @@ impl World {
     }
 
     /// An access: faults until it succeeds, and then loads or stores. Returns the value loaded or
-    /// stored. `own` and the folio after it are the thread's, and fresh.
+    /// stored. The folio `own` and the one after it belong to the thread and are fresh.
     pub(super) fn access(&self, what: Access, own: usize) -> u32 {
         let space = &self.spaces[what.space];
         loop {
@@ -225,7 +226,7 @@ impl World {
         }
     }
 
-    /// `AddressSpace::read_folio`, of `pages` pages from `first` on.
+    /// `AddressSpace::read_folio` for `pages` pages from `first` on.
     fn read_folio(
         &self,
         space: usize,
@@ -275,8 +276,8 @@ impl World {
         Ok(())
     }
 
-    /// `AddressSpace::map_swapped`: maps the folio's pages in place of the entries that refer to
-    /// its slots, and drops their references.
+    /// `AddressSpace::map_swapped`: replaces the entries that refer to the folio's slots by leaves,
+    /// and drops their references.
     fn map(&self, space: usize, folio: usize) {
         let space = &self.spaces[space];
         let ours =
@@ -328,7 +329,8 @@ impl World {
         self.store[slot].with_mut(|stored| unsafe { stored.write(OTHER) });
     }
 
-    /// A write fault on a leaf that does not allow it: the space gets a copy. The VMA is locked.
+    /// A write fault on a leaf that does not allow writes: the space gets a copy. The VMA is
+    /// locked.
     fn copy_on_write(&self, what: Access, own: usize) -> bool {
         let space = &self.spaces[what.space];
         let _table = space.table.lock().unwrap();
@@ -344,8 +346,8 @@ impl World {
         true
     }
 
-    /// `copy::copy_to`, of page 0: the child shares the parent's page. A store holds the VMA,
-    /// which replaces the flush.
+    /// `copy::copy_to` for page 0: the child shares the parent's page. A store holds the VMA
+    /// locked, which replaces the flush.
     pub(super) fn fork(&self, parent: usize, child: usize) {
         let [parent, child] = [parent, child].map(|space| &self.spaces[space]);
         let _vma = parent.vma.write().unwrap();
@@ -397,7 +399,7 @@ impl World {
         self.folios.iter().filter(|folio| folio.count.load(Acquire) > 0).count()
     }
 
-    /// For the models of one page.
+    /// Removes page 1, for the models of one page.
     pub(super) fn take_second_page_away(&self) {
         self.cells[1].store(SlotState::FREE.0, Relaxed);
         self.spaces.iter().for_each(|space| space.entries[1].store(0, Relaxed));

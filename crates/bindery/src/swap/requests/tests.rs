@@ -52,10 +52,10 @@ fn requests_of_an_overflowed_group_are_found() {
     };
     let taken: std::vec::Vec<_> = (0..5).map(|_| begin(2)).collect();
     assert_eq!(taken, [8, 9, 10, 11, 12], "one of the next group");
-    // The CPUs whose first group this is may never call, so from now on each CPU checks all groups.
+    // The CPUs that use this group first may never call, so from now on each CPU checks all groups.
     end(12, 2);
     end(8, 6);
-    // A new one keeps the table as it is, after all others of the group have ended.
+    // A new request keeps the table in this state, even after all others of the group have ended.
     let new = begin(2);
     (9..12).for_each(|number| end(number, 6));
     end(new, 5);
@@ -74,7 +74,7 @@ fn a_look_at_all_groups_overflows_none() {
     assert_eq!(requests.take_done(None), 0);
     group.complete(number, SwapOperation::Write, false);
     assert_eq!(requests.take_done(Some(Cpu(6))), 0);
-    // A CPU that goes offline leaves its requests to the others.
+    // A CPU that goes offline leaves its requests to the other CPUs.
     requests.share_group(Cpu(2));
     assert_eq!(requests.take_done(Some(Cpu(6))), 1 << 8);
 }
@@ -88,7 +88,7 @@ fn an_offline_cpus_late_request_is_found() {
         group.begin(number_there, Frame(9), 0);
         group.complete(number_there, SwapOperation::Write, false);
         let found = requests.take_done(Some(Cpu(by))) == 1 << number;
-        // For the next request.
+        // Makes the table ready for the next request.
         requests.take_done(None);
         group.free(number_there);
         found
@@ -98,7 +98,7 @@ fn an_offline_cpus_late_request_is_found() {
     assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle");
     // A thread read its CPU number before the CPU went offline.
     assert!(end(2, 6) && end(2, 5));
-    // The end of an overflow does not change that.
+    // The end of an overflow does not change this.
     requests.note_overflow();
     assert_eq!(requests.take_done(Some(Cpu(6))), 0, "the device is idle again");
     assert!(end(2, 6) && !end(3, 6));

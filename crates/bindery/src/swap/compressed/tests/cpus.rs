@@ -15,11 +15,11 @@ fn with_cpus(limit: u64) -> Fixture {
     let fixture = Fixture::new(1024, limit);
     let slots = Box::leak(Box::new([0_u64; SLOTS_SIZE / 8]));
     let parts = fixture.store.parts();
-    // SAFETY: 1. the slots are leaked, and zero; 2. the only thread.
+    // SAFETY: 1. the slots are leaked and zero; 2. this is the only thread.
     unsafe { parts.give_slots(NonNull::from(slots).cast()) };
     for cpu in 0..4 {
         let part = Box::leak(Box::new(StorePart::new(Cpu(cpu))));
-        // SAFETY: 1. the part is leaked; 2. the table has slots; 3. the only thread.
+        // SAFETY: 1. the part is leaked; 2. the table has slots; 3. this is the only thread.
         unsafe { parts.enter(Cpu(cpu), NonNull::from(part)) };
     }
     fixture
@@ -48,7 +48,7 @@ fn each_cpu_stores_in_frames_of_its_own() {
         assert!(frames(one).iter().all(|frame| !frames(other).contains(frame)));
     }
     fixture.check();
-    // Any CPU loads and frees them.
+    // Any CPU can load and free the pages.
     for (seed, handle) in handles.into_iter().enumerate() {
         on(3, || {
             assert!(fixture.load(&handle) == Ok(page_of(600, seed as u64)));
@@ -62,18 +62,18 @@ fn each_cpu_stores_in_frames_of_its_own() {
 fn the_last_room_is_found_in_any_pool() {
     let fixture = with_cpus(40);
     let raw = |cpu, seed| on(cpu, || fixture.store(&page_of(PAGE, seed)));
-    // CPU 1 takes a batch of the quota for its first page.
+    // CPU 1 takes a batch from the quota for its first page.
     let first = raw(1, 1).unwrap();
     let small = on(1, || fixture.store(&page_of(100, 2))).unwrap();
     let mut handles: Vec<_> = (0..38).map(|seed| raw(0, seed).unwrap()).collect();
     assert_eq!(fixture.store.usage().frames_used, 40, "all credit was found");
     fixture.check();
     assert!(fixture.store.may_take(&fixture.frames), "no page was refused yet");
-    // Holes of other pools are found, too.
+    // Holes in other pools are found, too.
     handles.push(on(2, || fixture.store(&page_of(1_000, 7))).unwrap());
     assert_eq!(raw(2, 3), Err(StoreError::Limit));
     assert!(!fixture.store.may_take(&fixture.frames));
-    // A frame that any CPU frees serves all.
+    // A frame freed by any CPU is available to all.
     on(3, || fixture.free(first));
     assert!(fixture.store.may_take(&fixture.frames));
     handles.push(raw(2, 4).unwrap());
@@ -113,7 +113,7 @@ fn an_offline_cpu_leaves_pages_but_no_credit() {
     assert!(fixture.store.frames_held() < held, "its compressor's memory is free");
     fixture.check();
     fixture.store.set_limit(BATCH);
-    // The others have the whole limit but for the one frame that is in use.
+    // The other CPUs have the whole limit minus the one frame in use.
     let raw = |seed| on(0, || fixture.store(&page_of(PAGE, seed)));
     let handles: Vec<_> = (1..BATCH).map(|seed| raw(seed).unwrap()).collect();
     assert_eq!(raw(99), Err(StoreError::Limit));
@@ -153,20 +153,22 @@ fn threads_of_several_cpus_keep_to_the_limit() {
                 for round in 0..1_500_u64 {
                     let seed = round * 4 + u64::from(thread);
                     super::write(frames, page, 0, &super::any_page(seed));
-                    // SAFETY: 1. and 2. the page is this thread's.
+                    // SAFETY: 1. and 2. the page belongs to this thread.
                     if let Ok(handle) = unsafe { store.store(frames, page) } {
                         live.push((handle, seed));
                     }
                     assert!(store.pools.granted() <= LIMIT);
                     if live.len() > 12 || round % 3 == 0 && !live.is_empty() {
                         let (handle, seed) = live.swap_remove(round as usize % live.len());
-                        // Sometimes a CPU frees a page that it has not stored.
+                        // Sometimes a CPU frees a page that another CPU has stored.
                         CPU.set(Cpu((thread + round as u16 % 2) % 4));
-                        // SAFETY: 1. stored above, and freed below. 2. the page is this thread's.
+                        // SAFETY: 1. the page was stored above and is freed below. 2. the target
+                        // page belongs to this thread.
                         unsafe { store.load(frames, &handle, page) }.unwrap();
                         let there = super::read(frames, page);
                         assert!(there == super::any_page(seed));
-                        // SAFETY: 1. stored above, and taken off the list. 2. loaded before.
+                        // SAFETY: 1. the page was stored above and is removed from the list. 2. The
+                        // load has finished.
                         unsafe { store.free(frames, handle) };
                         CPU.set(Cpu(thread));
                     }

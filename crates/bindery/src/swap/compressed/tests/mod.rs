@@ -63,7 +63,7 @@ fn sparse(seed: u64) -> Page {
     page
 }
 
-/// Pages from easy to impossible.
+/// Pages from easy to impossible to compress.
 fn any_page(seed: u64) -> Page {
     match seed % 6 {
         0 => text(seed),
@@ -90,7 +90,7 @@ fn read(frames: &Frames<Machine>, frame: Frame) -> Page {
 
 /// Frees a page of the caller.
 fn free(frames: &Frames<Machine>, page: Frame) {
-    // SAFETY: 1. and 2. the page is the caller's, which does not use it any more.
+    // SAFETY: 1. and 2. the page belongs to the caller, which no longer uses it.
     unsafe { frames.free(page, Order::PAGE) };
 }
 
@@ -112,20 +112,21 @@ impl Fixture {
 
     fn store(&self, content: &Page) -> Result<Handle, StoreError> {
         write(&self.frames, self.page, 0, content);
-        // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
+        // SAFETY: 1. and 2. the page belongs to the fixture, and this is the only thread.
         unsafe { self.store.store(&self.frames, self.page) }
     }
 
     fn load(&self, handle: &Handle) -> Result<Page, Corrupt> {
         write(&self.frames, self.page, 0, &[0x5a; PAGE]);
-        // SAFETY: 1. this is the only thread, so the stored bytes stay. 2. the page is ours.
+        // SAFETY: 1. this is the only thread, so the stored bytes stay. 2. the page belongs to the
+        // fixture.
         unsafe { self.store.load(&self.frames, handle, self.page) }?;
         Ok(read(&self.frames, self.page))
     }
 
     fn free(&self, handle: Handle) {
-        // SAFETY: 1. and 2. this thread is the only one; where it frees twice, nothing was stored
-        // since.
+        // SAFETY: 1. and 2. this is the only thread; where a test frees twice, nothing was stored
+        // in between.
         unsafe { self.store.free(&self.frames, handle) };
     }
 
@@ -237,7 +238,7 @@ fn the_limit_is_reached_and_never_passed() {
     handles.drain(..19).for_each(|handle| fixture.free(handle));
     assert_eq!(fixture.store.usage().frames_used, 2);
     handles.push(fixture.store(&page_of(16, 0)).unwrap());
-    // A frame that is taken already has room.
+    // A frame that is already allocated has room.
     handles.push(fixture.store(&page_of(2_000, 1)).unwrap());
     assert_eq!(raw(24), Err(StoreError::Limit));
     handles.into_iter().for_each(|handle| fixture.free(handle));
@@ -323,13 +324,13 @@ fn without_memory_for_a_compressor_nothing_is_stored() {
     let store = CompressedStore::new(8);
     frames.inject.fail_after(Some(0));
     assert_eq!(store.prepare(&frames), Err(NoMemory));
-    // SAFETY: 1. and 2. the page is ours, and this thread is the only one.
+    // SAFETY: 1. and 2. the page belongs to this test, and this is the only thread.
     let stored = || unsafe { store.store(&frames, page) };
     assert_eq!(stored(), Err(StoreError::NoMemory));
     frames.inject.fail_after(None);
     let handle = stored().unwrap();
     assert_eq!(store.frames_held(), store.usage().frames_used + WORKSPACE_FRAMES);
-    // SAFETY: 1. stored above. 2. this thread is the only one.
+    // SAFETY: 1. the page was stored above. 2. This is the only thread.
     unsafe { store.free(&frames, handle) };
     store.release(&frames);
     free(&frames, page);
@@ -396,7 +397,7 @@ fn threads_use_the_store_within_the_limit() {
                 for _ in 0..1_500 {
                     let seed = numbers.next();
                     write(frames, page, 0, &any_page(seed));
-                    // SAFETY: 1. and 2. the page is this thread's.
+                    // SAFETY: 1. and 2. the page belongs to this thread.
                     match unsafe { store.store(frames, page) } {
                         Ok(handle) => live.push((handle, seed)),
                         Err(error) => assert_eq!(error, StoreError::Limit),
@@ -404,10 +405,11 @@ fn threads_use_the_store_within_the_limit() {
                     assert!(store.usage().frames_used <= LIMIT);
                     if live.len() > 30 || numbers.below(3) == 0 && !live.is_empty() {
                         let (handle, seed) = live.swap_remove(numbers.below(live.len()));
-                        // SAFETY: 1. stored above, and freed below. 2. as above.
+                        // SAFETY: 1. the page was stored above and is freed below. 2. As above.
                         unsafe { store.load(frames, &handle, page) }.unwrap();
                         assert!(read(frames, page) == any_page(seed));
-                        // SAFETY: 1. stored above, and taken off the list. 2. loaded before.
+                        // SAFETY: 1. the page was stored above and is removed from the list. 2. The
+                        // load has finished.
                         unsafe { store.free(frames, handle) };
                     }
                 }
